@@ -1,0 +1,2 @@
+//! The `emberflow` program.
+fn main() {}
