@@ -1,0 +1,110 @@
+//! The one interface through which a checkpoint is read, whatever its format.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::config::ModelConfig;
+use crate::error::Error;
+use crate::names::TensorId;
+use crate::{gguf, hf};
+
+/// One tensor of a checkpoint, as it is presented.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Which tensor of the decoder it is.
+    pub id: TensorId,
+    /// Its name in the checkpoint, for messages.
+    pub source_name: String,
+    /// Rows; 1 for a vector.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Element type in the checkpoint: `F32`, `F16`, `BF16`, `Q4_0` …
+    pub source_dtype: String,
+}
+
+/// What the checkpoint's authors recommend for sampling; `None` where they
+/// say nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SamplingDefaults {
+    /// Divisor of the logits; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Number of candidates kept; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Probability mass kept, in (0, 1].
+    pub top_p: Option<f32>,
+}
+
+/// A checkpoint whose header has been read and checked in full.
+///
+/// Opening proves that every tensor the configuration needs is there, with the
+/// right shape, a readable type and its bytes inside the file, and that none
+/// is left over. Weights are read later, row by row.
+pub trait Checkpoint: Send {
+    /// The folder or file it was opened from.
+    fn path(&self) -> &Path;
+
+    /// The normalised, validated configuration.
+    fn config(&self) -> &ModelConfig;
+
+    /// The tokenizer as the text of a `tokenizer.json` (converted, where the
+    /// checkpoint carries its vocabulary in another form).
+    fn tokenizer_json(&self) -> &str;
+
+    /// The chat template in Jinja, if the checkpoint has one.
+    fn chat_template(&self) -> Option<&str>;
+
+    /// Recommended sampling parameters.
+    fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// All tensors: those that [`crate::names::required`] lists, in that order,
+    /// then the predictors if there are any.
+    fn tensors(&self) -> &[TensorInfo];
+
+    /// Reads rows `[first, first + count)` as f32 into `out`, which holds
+    /// `count · cols` numbers.
+    ///
+    /// Memory beyond `out` is a small bounded buffer; only `Down`, where the
+    /// file stores it untransposed, costs one matrix, which stays cached until
+    /// another layer's is asked for.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`] and [`Error::RowRange`] for wrong arguments,
+    /// [`Error::NotFinite`] for a weight that is NaN or infinite,
+    /// [`Error::Io`] where the file cannot be read.
+    fn read_rows(&self, id: TensorId, first: usize, count: usize, out: &mut [f32]) -> Result<(), Error>;
+
+    /// Fingerprint of the source: the tensor table, the configuration, the
+    /// tokenizer, and for each file its length and its first and last MiB. Equal
+    /// for equal checkpoints wherever they lie.
+    fn fingerprint(&self) -> u64;
+}
+
+/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside
+/// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included).
+///
+/// # Errors
+/// One variant for each way the files can be wrong; see [`Error`].
+pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
+    let io = |op| move |source| Error::Io { path: path.to_owned(), op, source };
+    let meta = std::fs::metadata(path).map_err(io("open"))?;
+    if meta.is_dir() {
+        return hf::open_folder(path);
+    }
+    if !meta.is_file() {
+        return Err(Error::NotACheckpoint { path: path.to_owned(), found: "neither a file nor a folder".into() });
+    }
+    let mut magic = [0u8; 4];
+    if meta.len() >= 4 {
+        File::open(path).map_err(io("open"))?.read_exact_at(&mut magic, 0).map_err(io("read"))?;
+    }
+    if gguf::is_magic(magic) {
+        gguf::open_file(path)
+    } else if path.extension().is_some_and(|e| e == "safetensors") {
+        hf::open_single(path)
+    } else {
+        let found = format!("a file of {} bytes that starts with {:?}", meta.len(), magic.escape_ascii().to_string());
+        Err(Error::NotACheckpoint { path: path.to_owned(), found })
+    }
+}
