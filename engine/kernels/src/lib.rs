@@ -1,1 +1,62 @@
-//! Emberflow.
+//! The numeric kernels of Emberflow: block formats, dot products, element-wise
+//! functions, quantisation, and the worker pool that runs them.
+//!
+//! # One answer on every machine
+//!
+//! Every kernel returns the same bits on every instruction set, so a logits hash
+//! taken on a scalar build equals one taken with AVX2, AVX-512 or NEON. Three rules
+//! make that hold:
+//!
+//! 1. A reduction runs over [`LANES`] virtual lanes. Element `i` belongs to lane
+//!    `i % 64` and is added with one fused multiply-add. A short last chunk behaves as
+//!    if it were padded with zeros. At the end lane `j` absorbs lane `j + 32`, then
+//!    `j + 16`, `+ 8`, `+ 4`, `+ 2`, `+ 1`. AVX-512 holds the lanes in 4 registers,
+//!    AVX2 in 8, NEON in 16, the scalar code in an array.
+//! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an
+//!    11-bit f16 scale. Where the conversion happens can therefore not change a bit.
+//! 3. Transcendental functions are polynomials with one written operation order
+//!    ([`math`]) or come from the `libm` crate, never from the platform.
+//!
+//! NaN is the one exception: the result is NaN everywhere, but its sign and payload
+//! are left to the hardware.
+//!
+//! # Where to look
+//!
+//! | file | what |
+//! |---|---|
+//! | `dtype.rs`, `row.rs` | block formats and a checked view of one row |
+//! | `cpu.rs` | the [`Cpu`] token: which instruction set runs |
+//! | `ops.rs` | every kernel as a method of [`Cpu`], with its length checks |
+//! | `reference.rs` | the naive scalar kernels: the oracle, and the scalar path |
+//! | `simd/` | one generic kernel per operation, and the registers of each ISA |
+//! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
+//! | `quantize.rs` | f32 to blocks, with the bound on the error |
+//! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes by column blocks |
+
+#[cfg(not(target_endian = "little"))]
+compile_error!(
+    "rows are little-endian and are read in place: big-endian targets are not supported"
+);
+
+mod columns;
+mod cpu;
+mod dtype;
+mod elementwise;
+pub mod math;
+mod ops;
+mod quantize;
+mod reference;
+mod row;
+mod simd;
+mod workers;
+
+pub use columns::Columns;
+pub use cpu::{Cpu, Isa};
+pub use dtype::{DType, GROUP};
+pub use math::argmax;
+pub use quantize::{QuantizeError, error_bound, quantize_row};
+pub use row::Row;
+pub use workers::Workers;
+
+/// Number of virtual lanes a reduction runs over, on every instruction set.
+pub const LANES: usize = 64;

@@ -1,0 +1,141 @@
+//! Which instruction set the kernels use.
+
+/// Hands the feature list of one instruction set to another macro. This is the only
+/// place where the lists are written down: detection and `#[target_feature]` both
+/// expand from here and cannot drift apart.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_features {
+    (avx2, $then:ident $(, $($rest:tt)*)?) => {
+        $then! { ["avx2" "fma" "f16c"] $($($rest)*)? }
+    };
+    (avx512, $then:ident $(, $($rest:tt)*)?) => {
+        $then! {
+            ["avx512f" "avx512bw" "avx512vl" "avx512dq" "avx2" "fma" "f16c"] $($($rest)*)?
+        }
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! with_features {
+    (neon, $then:ident $(, $($rest:tt)*)?) => {
+        $then! { ["neon"] $($($rest)*)? }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use with_features;
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! detected {
+    ([$($feature:tt)+]) => { true $(&& std::arch::is_x86_feature_detected!($feature))+ };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! detected {
+    ([$($feature:tt)+]) => { true $(&& std::arch::is_aarch64_feature_detected!($feature))+ };
+}
+
+/// Environment variable that overrides the choice of [`Cpu::detect`].
+const OVERRIDE: &str = "EMBERFLOW_ISA";
+
+/// An instruction set that the kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Plain Rust, no vector instructions asked for.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and DQ, and all of [`Isa::Avx2`].
+    Avx512,
+    /// 64-bit Arm with Advanced SIMD.
+    Neon,
+}
+
+impl Isa {
+    /// Every instruction set, best last.
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+
+    /// The name used in `EMBERFLOW_ISA` and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => with_features!(avx2, detected),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => with_features!(avx512, detected),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => with_features!(neon, detected),
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+}
+
+/// Proof that this machine has an instruction set, and the handle all kernels hang on.
+/// Made once at start and copied around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    // Private: a value can only come from a constructor that has looked at the machine.
+    isa: Isa,
+}
+
+impl Cpu {
+    /// The best instruction set of this machine, or the one that the environment
+    /// variable `EMBERFLOW_ISA` names (`scalar`, `avx2`, `avx512`, `neon`). An unknown or
+    /// unavailable value is ignored; [`name`](Cpu::name) tells what was chosen.
+    pub fn detect() -> Cpu {
+        let wanted = std::env::var(OVERRIDE).ok();
+        let best_first = || Isa::ALL.into_iter().rev().filter_map(Cpu::with_isa);
+        best_first()
+            .find(|cpu| wanted.as_deref() == Some(cpu.name()))
+            .or_else(|| best_first().next())
+            .unwrap_or(Cpu { isa: Isa::Scalar })
+    }
+
+    /// The token for one instruction set, `None` if this machine lacks it.
+    pub fn with_isa(isa: Isa) -> Option<Cpu> {
+        isa.is_available().then_some(Cpu { isa })
+    }
+
+    /// Every instruction set this machine has, best last; never empty. For tests that
+    /// compare them.
+    pub fn all() -> Vec<Cpu> {
+        Isa::ALL.into_iter().filter_map(Cpu::with_isa).collect()
+    }
+
+    /// The instruction set.
+    #[inline]
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// The name of the instruction set.
+    pub fn name(self) -> &'static str {
+        self.isa.name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_there_and_detect_picks_an_available_one() {
+        assert_eq!(Cpu::all()[0].isa(), Isa::Scalar);
+        assert!(Cpu::all().contains(&Cpu::detect()));
+    }
+
+    #[test]
+    fn foreign_instruction_sets_are_refused() {
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!(Cpu::with_isa(Isa::Neon), None);
+        #[cfg(target_arch = "aarch64")]
+        assert_eq!(Cpu::with_isa(Isa::Avx2), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! The number formats weights are stored in.
+//!
+//! ```text
+//! ROW OF n ELEMENTS (little-endian, any alignment, structure of arrays)
+//!
+//! f32          n × 4 bytes
+//! f16, bf16    n × 2 bytes
+//!
+//! q8, q4       groups = ceil(n / 32)
+//!   quants     q8: groups × 32 bytes, byte i = element i as i8
+//!              q4: groups × 16 bytes, byte j of a group holds element j in its
+//!                  low nibble and element j + 16 in its high nibble
+//!   scales     groups × 2 bytes, one f16 per group
+//!
+//! value        q8: q × scale           q4: (nibble − 8) × scale
+//! ```
+//!
+//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8) and
+//! are ignored when a row is read.
+
+/// Elements that share one scale in the block formats.
+pub const GROUP: usize = 32;
+
+const Q4_GROUP_BYTES: usize = GROUP / 2;
+const SCALE_BYTES: usize = 2;
+
+// The kernels take two groups per step of the lane rule, and codes are stored in files.
+const _: () = assert!(crate::LANES == 2 * GROUP);
+const _: () = assert!(DType::F32.code() == 0 && DType::F16.code() == 1);
+const _: () = assert!(DType::BF16.code() == 2 && DType::Q8.code() == 3);
+const _: () = assert!(DType::Q4.code() == 4);
+const _: () = assert!(DType::Q4.row_bytes(64) == 36 && DType::Q8.row_bytes(64) == 68);
+const _: () = assert!(DType::Q4.row_bytes(33) == 36 && DType::Q8.row_bytes(33) == 68);
+const _: () = assert!(DType::F32.row_bytes(3) == 12 && DType::BF16.row_bytes(3) == 6);
+const _: () = assert!(DType::F16.row_bytes(0) == 0 && DType::Q4.row_bytes(0) == 0);
+
+/// A storage format of weights or of the KV cache. The discriminants are stored in
+/// containers and never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum DType {
+    /// 32-bit IEEE float.
+    F32 = 0,
+    /// 16-bit IEEE float.
+    F16 = 1,
+    /// The upper half of a 32-bit IEEE float.
+    BF16 = 2,
+    /// Signed 8-bit integers, one f16 scale per 32 elements.
+    Q8 = 3,
+    /// 4-bit integers, one f16 scale per 32 elements.
+    Q4 = 4,
+}
+
+impl DType {
+    /// Every format, in order of its code.
+    pub const ALL: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::Q8, DType::Q4];
+
+    /// The name used on command lines and in metadata.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::Q8 => "q8",
+            DType::Q4 => "q4",
+        }
+    }
+
+    /// The format with this [`name`](DType::name), `None` if there is none.
+    pub fn parse(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// The number stored in files.
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The format with this [`code`](DType::code), `None` if there is none.
+    pub fn from_code(code: u32) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// Whether elements come in groups of [`GROUP`] that share a scale.
+    pub const fn is_grouped(self) -> bool {
+        matches!(self, DType::Q8 | DType::Q4)
+    }
+
+    /// Bytes of the elements of a row of `n`, without scales. Saturates at
+    /// `usize::MAX`, a length that no slice can have, so an absurd `n` fails the length
+    /// check of whoever uses the result.
+    pub const fn quants_bytes(self, n: usize) -> usize {
+        let groups = n.div_ceil(GROUP);
+        match self {
+            DType::F32 => n.saturating_mul(4),
+            DType::F16 | DType::BF16 => n.saturating_mul(2),
+            DType::Q8 => groups.saturating_mul(GROUP),
+            DType::Q4 => groups.saturating_mul(Q4_GROUP_BYTES),
+        }
+    }
+
+    /// Bytes of the scales of a row of `n`; zero for the float formats.
+    pub const fn scales_bytes(self, n: usize) -> usize {
+        if self.is_grouped() {
+            n.div_ceil(GROUP).saturating_mul(SCALE_BYTES)
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of a whole row of `n`: [`quants_bytes`](DType::quants_bytes) plus
+    /// [`scales_bytes`](DType::scales_bytes), saturating.
+    pub const fn row_bytes(self, n: usize) -> usize {
+        self.quants_bytes(n).saturating_add(self.scales_bytes(n))
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_codes_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::parse(dtype.name()), Some(dtype));
+            assert_eq!(DType::from_code(dtype.code()), Some(dtype));
+        }
+        assert_eq!(DType::parse("Q4"), None);
+        assert_eq!(DType::from_code(5), None);
+    }
+
+    #[test]
+    fn absurd_lengths_saturate() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            assert_eq!(dtype.row_bytes(usize::MAX), usize::MAX);
+        }
+        assert_eq!(DType::Q8.row_bytes(usize::MAX), usize::MAX);
+        assert!(DType::Q4.row_bytes(usize::MAX) > usize::MAX / 2);
+    }
+}

@@ -1,0 +1,110 @@
+//! Norms, softmax, activations and rotary embedding on f32 slices.
+//!
+//! Written once in safe code without intrinsics. Each function is inlined into an entry
+//! point per instruction set and vectorised there; the compiler neither reorders nor
+//! fuses floating-point operations, so all of them return the bits of the scalar one.
+
+use crate::{LANES, math, reference};
+
+/// Folds `x` into 64 lanes: lane `i % 64` takes `add(lane, x[i])`.
+#[inline(always)]
+fn lane_sum(x: &[f32], squares: bool) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let mut chunks = x.chunks_exact(LANES);
+    for chunk in chunks.by_ref() {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if squares {
+                value.mul_add(value, *lane)
+            } else {
+                *lane + value
+            };
+        }
+    }
+    // Padding adds +0.0, which changes no lane: sums that start at +0.0 and take
+    // squares or exponentials are never -0.0.
+    for (lane, &value) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane = if squares {
+            value.mul_add(value, *lane)
+        } else {
+            *lane + value
+        };
+    }
+    reference::reduce(lanes)
+}
+
+#[inline(always)]
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    let mean = lane_sum(x, true) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+#[inline(always)]
+pub(crate) fn rmsnorm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = inverse_rms(x, eps);
+    for ((out, &x), &w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * scale * w;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = inverse_rms(x, eps);
+    for (x, &w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn softmax(x: &mut [f32]) {
+    // A maximum is the same in any order, up to the sign of zero, which the
+    // subtraction below does not see.
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = x.chunks_exact(LANES);
+    for chunk in chunks.by_ref() {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    let mut max = f32::NEG_INFINITY;
+    for &value in lanes.iter().chain(chunks.remainder()) {
+        max = if value > max { value } else { max };
+    }
+    for value in x.iter_mut() {
+        *value = math::exp(*value - max);
+    }
+    let scale = 1.0 / lane_sum(x, false);
+    for value in x.iter_mut() {
+        *value *= scale;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn silu(x: &mut [f32]) {
+    for value in x {
+        *value = math::silu(*value);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn gelu(x: &mut [f32]) {
+    for value in x {
+        *value = math::gelu(*value);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn gelu_tanh(x: &mut [f32]) {
+    for value in x {
+        *value = math::gelu_tanh(*value);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = x.split_at_mut(cos.len());
+    for (((a, b), &c), &s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        let (x, y) = (*a, *b);
+        *a = x.mul_add(c, -(y * s));
+        *b = y.mul_add(c, x * s);
+    }
+}

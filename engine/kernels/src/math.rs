@@ -1,0 +1,84 @@
+//! Scalar functions with one written operation order, the same on every machine.
+//!
+//! The slice kernels apply exactly these functions, so a value computed alone has the
+//! same bits as one computed in a slice.
+
+use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
+
+/// Adding this to a small f32 leaves its nearest integer in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
+
+// ln 2 in two parts, so that x − n·ln 2 keeps its low bits.
+const LN2_HIGH: f32 = std::f32::consts::LN_2;
+const LN2_LOW: f32 = (std::f64::consts::LN_2 - LN2_HIGH as f64) as f32;
+
+// Outside this range the true result rounds to 0 or to infinity, and so does ours.
+const EXP_MIN: f32 = -104.0;
+const EXP_MAX: f32 = 89.0;
+
+/// `e^x`, within 2 units in the last place; subnormal results included, NaN stays NaN.
+///
+/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7,
+/// whose remainder there is below a tenth of a unit in the last place.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Comparisons that are false for NaN, so that NaN passes through.
+    let x = if x < EXP_MIN { EXP_MIN } else { x };
+    let x = if x > EXP_MAX { EXP_MAX } else { x };
+    let shifted = x.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    let p = 1.0 / 5040.0;
+    let p = r.mul_add(p, 1.0 / 720.0);
+    let p = r.mul_add(p, 1.0 / 120.0);
+    let p = r.mul_add(p, 1.0 / 24.0);
+    let p = r.mul_add(p, 1.0 / 6.0);
+    let p = r.mul_add(p, 0.5);
+    let p = r.mul_add(p, 1.0);
+    let p = r.mul_add(p, 1.0);
+    // 2^n in two normal factors: the second multiplication rounds once, also where the
+    // result is subnormal or infinite.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n - half)
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// `x / (1 + e^−x)`.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// `x · Φ(x)` with the error function: Hugging Face's `gelu`.
+#[inline(always)]
+pub fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + libm::erff(x * FRAC_1_SQRT_2))
+}
+
+/// The tanh form of GELU: Hugging Face's `gelu_pytorch_tanh`.
+///
+/// `0.5·x·(1 + tanh u)` equals `x / (1 + e^−2u)`, which needs one exponential and loses
+/// nothing where `tanh u` is near −1.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_8_OVER_PI: f32 = 1.595_769_1; // 2 · sqrt(2 / π)
+    let cubic = (0.044715 * x * x).mul_add(x, x);
+    x / (1.0 + exp(-SQRT_8_OVER_PI * cubic))
+}
+
+/// Index of the largest value, the first one if several are equal; NaN is skipped.
+/// `None` if there is no value but NaN.
+pub fn argmax(x: &[f32]) -> Option<usize> {
+    let mut best: Option<(usize, f32)> = None;
+    for (i, &value) in x.iter().enumerate() {
+        if !value.is_nan() && best.is_none_or(|(_, largest)| value > largest) {
+            best = Some((i, value));
+        }
+    }
+    best.map(|(i, _)| i)
+}

@@ -1,0 +1,219 @@
+//! f32 rows to stored rows, and how far a stored value may lie from its source.
+//!
+//! Scalar on purpose: it runs when a model is packed, and decides which bytes are in
+//! the file. Rounding is half away from zero (`f32::round`).
+
+use half::{bf16, f16};
+
+use crate::dtype::{DType, GROUP};
+
+/// Why a row cannot be stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QuantizeError {
+    /// An element is NaN or infinite.
+    NotFinite {
+        /// Index in the row.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
+    /// An element is finite but its f16 form, or the f16 scale it asks for, is infinite.
+    OutOfRange {
+        /// Index in the row.
+        index: usize,
+        /// The element.
+        value: f32,
+        /// The format that cannot hold it.
+        dtype: DType,
+    },
+}
+
+impl std::fmt::Display for QuantizeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            QuantizeError::NotFinite { index, value } => {
+                write!(f, "element {index} is {value}, expected a finite number")
+            }
+            QuantizeError::OutOfRange {
+                index,
+                value,
+                dtype,
+            } => {
+                write!(f, "element {index} is {value}, beyond the range of {dtype}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for QuantizeError {}
+
+/// Stores a row of `src.len()` elements as `dtype`.
+///
+/// - q8: scale = f16(max |w| / 127), q = round(w / scale) in −127..=127
+/// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
+///   nibble = round(w / scale) + 8 in 0..=15
+///
+/// Both divide by the scale as rounded to f16. A group whose scale rounds to zero is all
+/// zero. Elements that pad the last group are zero.
+///
+/// # Errors
+/// An element that is not finite or beyond the format's range; the contents of `quants`
+/// and `scales` are then unspecified.
+///
+/// # Panics
+/// If `quants` or `scales` is not of the length that `dtype` gives for the row.
+pub fn quantize_row(
+    dtype: DType,
+    src: &[f32],
+    quants: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), QuantizeError> {
+    let n = src.len();
+    assert!(
+        quants.len() == dtype.quants_bytes(n) && scales.len() == dtype.scales_bytes(n),
+        "a {dtype} row of {n} elements takes {} + {} bytes, got {} + {}",
+        dtype.quants_bytes(n),
+        dtype.scales_bytes(n),
+        quants.len(),
+        scales.len()
+    );
+    if let Some(index) = src.iter().position(|value| !value.is_finite()) {
+        return Err(QuantizeError::NotFinite {
+            index,
+            value: src[index],
+        });
+    }
+    match dtype {
+        DType::F32 => {
+            for (value, bytes) in src.iter().zip(quants.chunks_exact_mut(4)) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        DType::F16 => {
+            for (index, (value, bytes)) in src.iter().zip(quants.chunks_exact_mut(2)).enumerate() {
+                let half = finite(f16::from_f32(*value), dtype, index, *value)?;
+                bytes.copy_from_slice(&half.to_le_bytes());
+            }
+        }
+        DType::BF16 => {
+            for (index, (value, bytes)) in src.iter().zip(quants.chunks_exact_mut(2)).enumerate() {
+                let half = bf16::from_f32(*value);
+                if !half.is_finite() {
+                    return Err(QuantizeError::OutOfRange {
+                        index,
+                        value: *value,
+                        dtype,
+                    });
+                }
+                bytes.copy_from_slice(&half.to_le_bytes());
+            }
+        }
+        DType::Q8 | DType::Q4 => {
+            let group_bytes = dtype.quants_bytes(GROUP);
+            let groups = src.chunks(GROUP).zip(quants.chunks_exact_mut(group_bytes));
+            for (g, ((group, quants), scale)) in groups.zip(scales.chunks_exact_mut(2)).enumerate()
+            {
+                let largest = index_of_largest(group);
+                let value = group[largest];
+                let wanted = if dtype == DType::Q8 {
+                    value.abs() / 127.0
+                } else {
+                    value / -8.0
+                };
+                let half = finite(f16::from_f32(wanted), dtype, g * GROUP + largest, value)?;
+                scale.copy_from_slice(&half.to_le_bytes());
+                if dtype == DType::Q8 {
+                    quantize_q8(group, half.to_f32(), quants);
+                } else {
+                    quantize_q4(group, half.to_f32(), quants);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn finite(half: f16, dtype: DType, index: usize, value: f32) -> Result<f16, QuantizeError> {
+    if half.is_finite() {
+        Ok(half)
+    } else {
+        Err(QuantizeError::OutOfRange {
+            index,
+            value,
+            dtype,
+        })
+    }
+}
+
+/// The first element of largest magnitude; `group` is not empty.
+fn index_of_largest(group: &[f32]) -> usize {
+    let mut largest = 0;
+    for (i, value) in group.iter().enumerate() {
+        if value.abs() > group[largest].abs() {
+            largest = i;
+        }
+    }
+    largest
+}
+
+/// `round(value / scale)`, 0 for a zero scale, clamped to `low..=high`.
+fn steps(value: f32, scale: f32, low: f32, high: f32) -> i8 {
+    if scale == 0.0 {
+        0
+    } else {
+        (value / scale).round().clamp(low, high) as i8
+    }
+}
+
+fn quantize_q8(group: &[f32], scale: f32, quants: &mut [u8]) {
+    quants.fill(0);
+    for (value, quant) in group.iter().zip(quants) {
+        *quant = steps(*value, scale, -127.0, 127.0) as u8;
+    }
+}
+
+fn quantize_q4(group: &[f32], scale: f32, quants: &mut [u8]) {
+    let nibble = |i: usize| {
+        let value = group.get(i).copied().unwrap_or(0.0);
+        (steps(value, scale, -8.0, 7.0) + 8) as u8
+    };
+    for (j, byte) in quants.iter_mut().enumerate() {
+        *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
+    }
+}
+
+/// Relative error of rounding to f16, and half of its smallest step.
+const F16_ROUNDING: f32 = 1.0 / 2048.0;
+const F16_HALF_STEP: f32 = 1.0 / 33_554_432.0; // 2^-25
+/// Relative error of rounding to bf16.
+const BF16_ROUNDING: f32 = 1.0 / 256.0;
+/// Allowance for the f32 arithmetic in quantising and in this bound itself.
+const SLACK: f32 = 1.0 + 1.0 / 8192.0;
+
+/// An upper bound of `|w − w'|`, where `w'` is what is read back after storing `w`, for
+/// every `w` of a group (or of a row: the bound grows with `max_abs`) whose largest
+/// magnitude is `max_abs`.
+///
+/// - f16, bf16: half a step at `max_abs`
+/// - q8: half a scale, plus what rounding the scale down to f16 cuts off at ±127 steps
+/// - q4: one scale, because the end opposite to the largest element is clamped at 7 of 8
+///   steps, plus what rounding the scale cuts off
+pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
+    let max_abs = max_abs.abs();
+    let bound = match dtype {
+        DType::F32 => return 0.0,
+        DType::F16 => max_abs * F16_ROUNDING + F16_HALF_STEP,
+        DType::BF16 => max_abs * BF16_ROUNDING + f32::MIN_POSITIVE / 256.0,
+        DType::Q8 => {
+            let scale = max_abs / 127.0 * (1.0 + F16_ROUNDING) + F16_HALF_STEP;
+            let cut_off = 127.0 * F16_HALF_STEP;
+            SLACK * (0.5 * scale) + cut_off
+        }
+        DType::Q4 => {
+            let cut_off = 7.0 * (max_abs / 8.0 * F16_ROUNDING + F16_HALF_STEP);
+            SLACK * (max_abs / 8.0 + cut_off)
+        }
+    };
+    // Zero is always representable, so no error exceeds the value itself.
+    bound.min(max_abs)
+}

@@ -1,0 +1,114 @@
+//! A checked view of one stored row.
+
+use crate::dtype::{DType, GROUP};
+
+/// One row of `n` elements in its stored form. The lengths were checked when it was
+/// made, which is what lets the SIMD kernels read it without further checks.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    dtype: DType,
+    n: usize,
+    quants: &'a [u8],
+    scales: &'a [u8],
+}
+
+impl<'a> Row<'a> {
+    /// A row whose scales follow its elements directly: `bytes` is quants ‖ scales.
+    ///
+    /// # Panics
+    /// If `bytes.len()` is not `dtype.row_bytes(n)`. Sizes that come from a file have to
+    /// be checked before this is called.
+    #[inline]
+    pub fn inline(dtype: DType, n: usize, bytes: &'a [u8]) -> Row<'a> {
+        assert!(
+            bytes.len() == dtype.row_bytes(n),
+            "a {dtype} row of {n} elements takes {} bytes, got {}",
+            dtype.row_bytes(n),
+            bytes.len()
+        );
+        let (quants, scales) = bytes.split_at(dtype.quants_bytes(n));
+        Row {
+            dtype,
+            n,
+            quants,
+            scales,
+        }
+    }
+
+    /// A row whose scales are kept elsewhere, for example in RAM while the elements are
+    /// on flash. `scales` is empty for the float formats.
+    ///
+    /// # Panics
+    /// If the lengths are not `dtype.quants_bytes(n)` and `dtype.scales_bytes(n)`. Sizes
+    /// that come from a file have to be checked before this is called.
+    #[inline]
+    pub fn split(dtype: DType, n: usize, quants: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        assert!(
+            quants.len() == dtype.quants_bytes(n) && scales.len() == dtype.scales_bytes(n),
+            "a {dtype} row of {n} elements takes {} + {} bytes, got {} + {}",
+            dtype.quants_bytes(n),
+            dtype.scales_bytes(n),
+            quants.len(),
+            scales.len()
+        );
+        Row {
+            dtype,
+            n,
+            quants,
+            scales,
+        }
+    }
+
+    /// An f32 slice as a row, without a copy.
+    #[inline]
+    pub fn f32(values: &'a [f32]) -> Row<'a> {
+        Row::split(
+            DType::F32,
+            values.len(),
+            crate::simd::f32_bytes(values),
+            &[],
+        )
+    }
+
+    /// The storage format.
+    #[inline]
+    pub fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    #[inline]
+    pub fn len(self) -> usize {
+        self.n
+    }
+
+    /// Whether the row has no elements.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.n == 0
+    }
+
+    /// The stored elements.
+    #[inline]
+    pub fn quants(self) -> &'a [u8] {
+        self.quants
+    }
+
+    /// The f16 scales; empty for the float formats.
+    #[inline]
+    pub fn scales(self) -> &'a [u8] {
+        self.scales
+    }
+
+    /// The row without its first `groups` groups of 32 elements.
+    #[inline]
+    pub(crate) fn skip_groups(self, groups: usize) -> Row<'a> {
+        let skipped = groups * GROUP;
+        Row {
+            dtype: self.dtype,
+            n: self.n - skipped,
+            quants: &self.quants[self.dtype.quants_bytes(skipped)..],
+            scales: &self.scales[self.dtype.scales_bytes(skipped)..],
+        }
+    }
+}

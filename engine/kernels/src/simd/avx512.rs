@@ -1,0 +1,153 @@
+//! AVX-512: 32 lanes in two registers of sixteen.
+
+use std::arch::x86_64::*;
+
+use super::{
+    avx2::{load_16, reduce_8},
+    lanes::Lanes,
+};
+use crate::cpu::with_features;
+
+with_features!(avx512, entry_points, Avx512);
+
+/// 32 f32 lanes; register `k` holds lanes `16k..16k + 16`.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512([__m512; 2]);
+
+impl Lanes for Avx512 {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { Avx512([_mm512_setzero_ps(); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { Avx512([_mm512_set1_ps(value); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(from: *const u8) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 128 readable bytes.
+        unsafe {
+            Avx512([
+                _mm512_loadu_ps(from.cast()),
+                _mm512_loadu_ps(from.add(64).cast()),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 64 readable bytes.
+        unsafe {
+            Avx512([
+                _mm512_cvtph_ps(load_32(from)),
+                _mm512_cvtph_ps(load_32(from.add(32))),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 64 readable bytes.
+        unsafe { Avx512([widen_bf16(load_32(from)), widen_bf16(load_32(from.add(32)))]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_q8(from: *const u8, scale: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 32 readable bytes.
+        unsafe {
+            let scale = _mm512_set1_ps(scale);
+            let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(from)));
+            let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(from.add(16))));
+            Avx512([_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_q4(from: *const u8, scale: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 16 readable bytes.
+        unsafe {
+            // A nibble has 16 values and a register 16 lanes: scale the table of values
+            // once, then look both halves up in it. The lookup ignores index bits above
+            // the lowest four, so the low nibbles need no mask.
+            let centred = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, //
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+            );
+            let table = _mm512_mul_ps(centred, _mm512_set1_ps(scale));
+            let bytes = _mm512_cvtepu8_epi32(load_16(from));
+            Avx512([
+                _mm512_permutexvar_ps(bytes, table),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_scales(from: *const u8) -> [f32; 16] {
+        let mut scales = [0.0; 16];
+        // SAFETY: the caller guarantees AVX-512 and 32 readable bytes; the store fills
+        // the array exactly.
+        unsafe { _mm512_storeu_ps(scales.as_mut_ptr(), _mm512_cvtph_ps(load_32(from))) };
+        scales
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(self, to: *mut u8) {
+        // SAFETY: the caller guarantees AVX-512 and 128 writable bytes.
+        unsafe {
+            _mm512_storeu_ps(to.cast(), self.0[0]);
+            _mm512_storeu_ps(to.add(64).cast(), self.0[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u8) {
+        // SAFETY: the caller guarantees AVX-512 and 64 writable bytes.
+        unsafe {
+            const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+            _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(self.0[0]));
+            _mm256_storeu_si256(to.add(32).cast(), _mm512_cvtps_ph::<NEAREST>(self.0[1]));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe {
+            Avx512([
+                _mm512_fmadd_ps(self.0[0], b.0[0], c.0[0]),
+                _mm512_fmadd_ps(self.0[1], b.0[1], c.0[1]),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce(low: Self, high: Self) -> f32 {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe {
+            let (a, b) = (
+                _mm512_add_ps(low.0[0], high.0[0]),
+                _mm512_add_ps(low.0[1], high.0[1]),
+            ); // j + 32
+            let c = _mm512_add_ps(a, b); // + 16
+            let upper = _mm512_extractf32x8_ps::<1>(c);
+            reduce_8(_mm256_add_ps(_mm512_castps512_ps256(c), upper)) // + 8 and down
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_32(from: *const u8) -> __m256i {
+    // SAFETY: the caller guarantees 32 readable bytes.
+    unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+#[inline(always)]
+unsafe fn widen_bf16(halves: __m256i) -> __m512 {
+    // SAFETY: the caller guarantees AVX-512.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))) }
+}

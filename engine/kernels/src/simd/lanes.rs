@@ -1,0 +1,47 @@
+//! What a vector unit has to offer: 32 f32 lanes, one quantisation group wide.
+
+/// 32 f32 lanes, held in as many registers as the instruction set needs.
+///
+/// Two values make up the 64 lanes of the reduction rule. All methods are inlined into
+/// a function that enables the instruction set.
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set of the implementing type.
+/// Pointers need no alignment and must be valid for the bytes that the method names.
+pub(crate) trait Lanes: Copy {
+    /// All lanes zero.
+    unsafe fn zero() -> Self;
+
+    /// All lanes `value`.
+    unsafe fn splat(value: f32) -> Self;
+
+    /// 32 f32 values: reads 128 bytes.
+    unsafe fn load_f32(from: *const u8) -> Self;
+
+    /// 32 f16 values: reads 64 bytes.
+    unsafe fn load_f16(from: *const u8) -> Self;
+
+    /// 32 bf16 values: reads 64 bytes.
+    unsafe fn load_bf16(from: *const u8) -> Self;
+
+    /// 32 signed bytes times `scale`: reads 32 bytes.
+    unsafe fn load_q8(from: *const u8, scale: f32) -> Self;
+
+    /// 32 nibbles minus 8, times `scale`: reads 16 bytes; low nibbles come first.
+    unsafe fn load_q4(from: *const u8, scale: f32) -> Self;
+
+    /// 16 f16 scales as f32: reads 32 bytes.
+    unsafe fn load_scales(from: *const u8) -> [f32; 16];
+
+    /// Writes 32 f32 values, 128 bytes.
+    unsafe fn store_f32(self, to: *mut u8);
+
+    /// Writes 32 values rounded to nearest even f16, 64 bytes.
+    unsafe fn store_f16(self, to: *mut u8);
+
+    /// `self * b + c`, rounded once.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+
+    /// Folds 64 lanes (`low` holds 0..32, `high` 32..64) by the fixed binary tree.
+    unsafe fn reduce(low: Self, high: Self) -> f32;
+}

@@ -1,0 +1,180 @@
+//! Vector kernels: generic bodies in `walk`, registers in one file per instruction set,
+//! and the choice between them here.
+//!
+//! The functions of this module are safe because a [`Cpu`] exists only for an
+//! instruction set that was detected, and because they check the lengths that the
+//! vector code relies on.
+
+#![allow(unsafe_code)]
+
+/// The kernels of one instruction set: each enables its features and inlines the
+/// generic body.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! entry_points {
+    ([$($feature:tt)+] $lanes:ty) => {
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn dot(row: $crate::Row<'_>, x: &[f32]) -> f32 {
+            // SAFETY: the features are enabled here; the dispatcher checked the length.
+            unsafe { super::walk::dot::<$lanes>(row, x) }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn axpy(a: f32, row: $crate::Row<'_>, y: &mut [f32]) {
+            // SAFETY: as in `dot`.
+            unsafe { super::walk::axpy::<$lanes>(a, row, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn dequantize(row: $crate::Row<'_>, out: &mut [f32]) {
+            // SAFETY: as in `dot`.
+            unsafe { super::walk::dequantize::<$lanes>(row, out) }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn f32_to_f16_bytes(src: &[f32], dst: &mut [u8]) {
+            // SAFETY: as in `dot`.
+            unsafe { super::walk::f32_to_f16_bytes::<$lanes>(src, dst) }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn rmsnorm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+            $crate::elementwise::rmsnorm(x, weight, eps, out);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
+            $crate::elementwise::rmsnorm_inplace(x, weight, eps);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn softmax(x: &mut [f32]) {
+            $crate::elementwise::softmax(x);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn silu(x: &mut [f32]) {
+            $crate::elementwise::silu(x);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn gelu(x: &mut [f32]) {
+            $crate::elementwise::gelu(x);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn gelu_tanh(x: &mut [f32]) {
+            $crate::elementwise::gelu_tanh(x);
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+            $crate::elementwise::rope_rotate_half(x, cos, sin);
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod lanes;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod walk;
+
+use crate::{
+    cpu::{Cpu, Isa},
+    elementwise, reference,
+    row::Row,
+};
+
+/// Calls the kernel of the token's instruction set; the scalar one comes from `$scalar`.
+macro_rules! dispatch {
+    ($cpu:expr, $scalar:ident :: $kernel:ident ( $($arg:expr),* )) => {
+        match $cpu.isa() {
+            // SAFETY: a token with this ISA exists only where its features were detected.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::$kernel($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::$kernel($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::$kernel($($arg),*) },
+            // No token exists for the instruction sets of other architectures.
+            _ => $scalar::$kernel($($arg),*),
+        }
+    };
+}
+
+/// The bytes of an f32 slice, in place.
+pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: f32 has no padding, u8 needs no alignment, and the length is that of the
+    // same memory in bytes.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn check_len(what: &str, len: usize, expected: usize) {
+    assert!(
+        len == expected,
+        "{what} has {len} elements, expected {expected}"
+    );
+}
+
+pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: &[f32]) -> f32 {
+    check_len("x", x.len(), row.len());
+    dispatch!(cpu, reference::dot(row, x))
+}
+
+pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
+    check_len("y", y.len(), row.len());
+    dispatch!(cpu, reference::axpy(a, row, y))
+}
+
+pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
+    check_len("out", out.len(), row.len());
+    dispatch!(cpu, reference::dequantize(row, out))
+}
+
+pub(crate) fn f32_to_f16_bytes(cpu: Cpu, src: &[f32], dst: &mut [u8]) {
+    check_len("dst", dst.len(), src.len().saturating_mul(2));
+    dispatch!(cpu, reference::f32_to_f16_bytes(src, dst))
+}
+
+pub(crate) fn rmsnorm(cpu: Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    check_len("weight", weight.len(), x.len());
+    check_len("out", out.len(), x.len());
+    dispatch!(cpu, elementwise::rmsnorm(x, weight, eps, out))
+}
+
+pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
+    check_len("weight", weight.len(), x.len());
+    dispatch!(cpu, elementwise::rmsnorm_inplace(x, weight, eps))
+}
+
+pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
+    dispatch!(cpu, elementwise::softmax(x))
+}
+
+pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {
+    dispatch!(cpu, elementwise::silu(x))
+}
+
+pub(crate) fn gelu(cpu: Cpu, x: &mut [f32]) {
+    dispatch!(cpu, elementwise::gelu(x))
+}
+
+pub(crate) fn gelu_tanh(cpu: Cpu, x: &mut [f32]) {
+    dispatch!(cpu, elementwise::gelu_tanh(x))
+}
+
+pub(crate) fn rope_rotate_half(cpu: Cpu, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    check_len("sin", sin.len(), cos.len());
+    assert!(
+        cos.len() <= x.len() / 2,
+        "rope rotates {} pairs of {}",
+        cos.len(),
+        x.len()
+    );
+    dispatch!(cpu, elementwise::rope_rotate_half(x, cos, sin))
+}

@@ -1,0 +1,305 @@
+//! The row kernels, written once over [`Lanes`]: a walk over the groups of a stored row,
+//! and a visitor for each operation.
+//!
+//! Everything here is inlined into the entry point of an instruction set. Visitors are
+//! types rather than closures because only a named function can demand to be inlined,
+//! and a body left outside would be compiled without the instruction set.
+
+use super::lanes::Lanes;
+use crate::{
+    LANES,
+    dtype::{DType, GROUP},
+    row::Row,
+};
+
+/// Groups whose scales are converted to f32 at once.
+const BLOCK: usize = 16;
+
+/// What to do with each dequantised group.
+trait Visitor<L> {
+    /// Receives the 32 weights of group `group`; `HALF` is `group % 2`, a constant so
+    /// that the accumulators stay in registers.
+    unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L);
+}
+
+/// How 32 stored elements become lanes.
+trait Format {
+    /// Stored bytes of a group, without its scale.
+    const BYTES: usize;
+    /// Whether groups have a scale.
+    const SCALED: bool;
+    unsafe fn load<L: Lanes>(from: *const u8, scale: f32) -> L;
+}
+
+macro_rules! format {
+    ($name:ident, $dtype:expr, |$from:ident, $scale:pat_param| $load:expr) => {
+        struct $name;
+        impl Format for $name {
+            const BYTES: usize = $dtype.quants_bytes(GROUP);
+            const SCALED: bool = $dtype.is_grouped();
+            #[inline(always)]
+            unsafe fn load<L: Lanes>($from: *const u8, $scale: f32) -> L {
+                // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
+                unsafe { $load }
+            }
+        }
+    };
+}
+format!(F32, DType::F32, |from, _| L::load_f32(from));
+format!(F16, DType::F16, |from, _| L::load_f16(from));
+format!(BF16, DType::BF16, |from, _| L::load_bf16(from));
+format!(Q8, DType::Q8, |from, scale| L::load_q8(from, scale));
+format!(Q4, DType::Q4, |from, scale| L::load_q4(from, scale));
+
+/// Visits the first `groups` groups of a row, all of which must be full.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `groups * 32 <= row.len()`.
+#[inline(always)]
+unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor<L>) {
+    debug_assert!(groups * GROUP <= row.len());
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match row.dtype() {
+            DType::F32 => walk_as::<L, F32>(row, groups, visitor),
+            DType::F16 => walk_as::<L, F16>(row, groups, visitor),
+            DType::BF16 => walk_as::<L, BF16>(row, groups, visitor),
+            DType::Q8 => walk_as::<L, Q8>(row, groups, visitor),
+            DType::Q4 => walk_as::<L, Q4>(row, groups, visitor),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor<L>) {
+    let quants = row.quants().as_ptr();
+    let mut done = 0;
+    while done < groups {
+        let block = BLOCK.min(groups - done);
+        // SAFETY: `Row` holds `groups * BYTES` bytes of quants and one scale per group,
+        // and every index below is under `groups`. The caller guarantees the ISA.
+        unsafe {
+            let scales = if F::SCALED {
+                scales::<L>(row, done, block)
+            } else {
+                [1.0; BLOCK]
+            };
+            let load = |k: usize| quants.add((done + k) * F::BYTES);
+            let mut k = 0;
+            while k + 1 < block {
+                visitor.group::<0>(done + k, F::load(load(k), *scales.get_unchecked(k)));
+                let next = *scales.get_unchecked(k + 1);
+                visitor.group::<1>(done + k + 1, F::load(load(k + 1), next));
+                k += 2;
+            }
+            if k < block {
+                visitor.group::<0>(done + k, F::load(load(k), *scales.get_unchecked(k)));
+            }
+        }
+        done += block;
+    }
+}
+
+/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
+#[inline(always)]
+unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; BLOCK] {
+    let bytes = &row.scales()[2 * first..2 * (first + count)];
+    // SAFETY: 32 bytes are readable in both cases; the caller guarantees the ISA.
+    unsafe {
+        if count == BLOCK {
+            return L::load_scales(bytes.as_ptr());
+        }
+        let mut padded = [0u8; 2 * BLOCK];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        L::load_scales(padded.as_ptr())
+    }
+}
+
+/// The last `row.len() % 32` weights of a row, then zeros, whatever the padding of the
+/// stored group holds.
+#[inline(always)]
+unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
+    let rest = row.skip_groups(row.len() / GROUP);
+    let mut quants = [0u8; 4 * GROUP];
+    quants[..rest.quants().len()].copy_from_slice(rest.quants());
+    let mut weights = [0.0f32; GROUP];
+    // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
+    // caller guarantees the ISA.
+    unsafe {
+        let from = quants.as_ptr();
+        let scale = if rest.dtype().is_grouped() {
+            scales::<L>(rest, 0, 1)[0]
+        } else {
+            1.0
+        };
+        let lanes = match rest.dtype() {
+            DType::F32 => L::load_f32(from),
+            DType::F16 => L::load_f16(from),
+            DType::BF16 => L::load_bf16(from),
+            DType::Q8 => L::load_q8(from, scale),
+            DType::Q4 => L::load_q4(from, scale),
+        };
+        lanes.store_f32(weights.as_mut_ptr().cast());
+    }
+    weights[rest.len()..].fill(0.0);
+    weights
+}
+
+struct Dot<L> {
+    lanes: [L; 2],
+    x: *const f32,
+}
+
+impl<L: Lanes> Visitor<L> for Dot<L> {
+    #[inline(always)]
+    unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L) {
+        // SAFETY: `x` is as long as the row, so group `group` of it is readable.
+        unsafe {
+            let x = L::load_f32(self.x.add(group * GROUP).cast());
+            self.lanes[HALF] = weights.mul_add(x, self.lanes[HALF]);
+        }
+    }
+}
+
+/// Sum of `row[i] * x[i]` by the lane rule.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `x.len() == row.len()`.
+#[inline(always)]
+pub(super) unsafe fn dot<L: Lanes>(row: Row<'_>, x: &[f32]) -> f32 {
+    debug_assert_eq!(row.len(), x.len());
+    let full = x.len() / GROUP;
+    // SAFETY: `full` groups of the row and of `x` exist; the padded copies hold a group.
+    unsafe {
+        let mut visitor = Dot {
+            lanes: [L::zero(); 2],
+            x: x.as_ptr(),
+        };
+        walk(row, full, &mut visitor);
+        let mut lanes = visitor.lanes;
+        if !x.len().is_multiple_of(LANES) {
+            // The padded half-chunks are computed too: fma(0, 0, -0.0) is +0.0, and the
+            // result must not depend on who skips that step.
+            let mut tail = [L::zero(); 2];
+            let mut tail_x = [L::zero(); 2];
+            if !x.len().is_multiple_of(GROUP) {
+                let weights = last_group::<L>(row);
+                let mut padded = [0.0f32; GROUP];
+                padded[..x.len() % GROUP].copy_from_slice(&x[full * GROUP..]);
+                tail[full % 2] = L::load_f32(weights.as_ptr().cast());
+                tail_x[full % 2] = L::load_f32(padded.as_ptr().cast());
+            }
+            if full.is_multiple_of(2) {
+                lanes[0] = tail[0].mul_add(tail_x[0], lanes[0]);
+            }
+            lanes[1] = tail[1].mul_add(tail_x[1], lanes[1]);
+        }
+        L::reduce(lanes[0], lanes[1])
+    }
+}
+
+struct Axpy<L> {
+    a: L,
+    y: *mut f32,
+}
+
+impl<L: Lanes> Visitor<L> for Axpy<L> {
+    #[inline(always)]
+    unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L) {
+        // SAFETY: `y` is as long as the row, so group `group` of it is accessible.
+        unsafe {
+            let y = self.y.add(group * GROUP).cast::<u8>();
+            self.a.mul_add(weights, L::load_f32(y)).store_f32(y);
+        }
+    }
+}
+
+/// `y[i] = fma(a, row[i], y[i])`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `y.len() == row.len()`.
+#[inline(always)]
+pub(super) unsafe fn axpy<L: Lanes>(a: f32, row: Row<'_>, y: &mut [f32]) {
+    debug_assert_eq!(row.len(), y.len());
+    let full = y.len() / GROUP;
+    // SAFETY: `full` groups of the row and of `y` exist.
+    unsafe {
+        walk(
+            row,
+            full,
+            &mut Axpy {
+                a: L::splat(a),
+                y: y.as_mut_ptr(),
+            },
+        );
+        if !y.len().is_multiple_of(GROUP) {
+            let weights = last_group::<L>(row);
+            for (y, w) in y[full * GROUP..].iter_mut().zip(weights) {
+                *y = a.mul_add(w, *y);
+            }
+        }
+    }
+}
+
+struct Dequantize {
+    out: *mut f32,
+}
+
+impl<L: Lanes> Visitor<L> for Dequantize {
+    #[inline(always)]
+    unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L) {
+        // SAFETY: `out` is as long as the row, so group `group` of it is writable.
+        unsafe { weights.store_f32(self.out.add(group * GROUP).cast()) }
+    }
+}
+
+/// `out[i] = row[i]`, exact.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `out.len() == row.len()`.
+#[inline(always)]
+pub(super) unsafe fn dequantize<L: Lanes>(row: Row<'_>, out: &mut [f32]) {
+    debug_assert_eq!(row.len(), out.len());
+    let full = out.len() / GROUP;
+    // SAFETY: `full` groups of the row and of `out` exist.
+    unsafe {
+        walk::<L>(
+            row,
+            full,
+            &mut Dequantize {
+                out: out.as_mut_ptr(),
+            },
+        );
+        if !out.len().is_multiple_of(GROUP) {
+            let weights = last_group::<L>(row);
+            let rest = &mut out[full * GROUP..];
+            rest.copy_from_slice(&weights[..rest.len()]);
+        }
+    }
+}
+
+/// Writes `src` as f16, rounded to nearest even.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `dst.len() == 2 * src.len()`.
+#[inline(always)]
+pub(super) unsafe fn f32_to_f16_bytes<L: Lanes>(src: &[f32], dst: &mut [u8]) {
+    debug_assert_eq!(2 * src.len(), dst.len());
+    let mut values = src.chunks_exact(GROUP);
+    let mut halves = dst.chunks_exact_mut(2 * GROUP);
+    for (value, half) in values.by_ref().zip(halves.by_ref()) {
+        // SAFETY: the chunks are one group long; the caller guarantees the ISA.
+        unsafe { L::load_f32(value.as_ptr().cast()).store_f16(half.as_mut_ptr()) }
+    }
+    let rest = values.remainder();
+    if !rest.is_empty() {
+        let mut padded = [0.0f32; GROUP];
+        padded[..rest.len()].copy_from_slice(rest);
+        let mut bytes = [0u8; 2 * GROUP];
+        // SAFETY: both buffers are one group long; the caller guarantees the ISA.
+        unsafe { L::load_f32(padded.as_ptr().cast()).store_f16(bytes.as_mut_ptr()) }
+        halves
+            .into_remainder()
+            .copy_from_slice(&bytes[..2 * rest.len()]);
+    }
+}

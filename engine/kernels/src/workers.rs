@@ -1,0 +1,384 @@
+//! A pool of threads that all run the same function at once.
+//!
+//! A forward pass hands out work thousands of times per second, so a run allocates
+//! nothing, and idle threads spin for a few microseconds before they sleep. A sleeping
+//! pool uses no CPU.
+
+#![allow(unsafe_code)]
+
+use std::{
+    any::Any,
+    cell::{Cell, UnsafeCell},
+    hint::spin_loop,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    ptr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle, Thread},
+};
+
+use crate::columns::Columns;
+
+/// Kernels need little stack, and a budget counts every thread's.
+const STACK_BYTES: usize = 512 * 1024;
+
+/// Spins before a waiting thread sleeps: some tens of microseconds, about what waking a
+/// thread costs.
+const SPINS: u32 = 1000;
+
+type Job<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// What the caller shows the workers for one run.
+struct Task {
+    // Lifetime erased: valid until `pending` has reached zero.
+    job: *const Job<'static>,
+    caller: Thread,
+}
+
+struct Shared {
+    /// Number of the run; a change tells the workers that `task` is new.
+    epoch: AtomicUsize,
+    /// Written by the caller before it raises `epoch`, read by workers after they see it.
+    task: UnsafeCell<Option<Task>>,
+    /// Workers that have not finished the current run.
+    pending: AtomicUsize,
+    stop: AtomicBool,
+    /// The first panic of the current run.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    pinned: AtomicUsize,
+    spins: u32,
+}
+
+// SAFETY: `task` is the only field that cannot be shared by itself. The caller writes it
+// only while `pending` is zero, when no worker reads it, and publishes it by the release
+// of `epoch`. The job behind the pointer is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer is used only while the caller keeps the job alive.
+unsafe impl Send for Shared {}
+
+thread_local! {
+    /// The pool whose run this thread is inside of, to refuse a nested run, which would
+    /// wait for itself.
+    static INSIDE: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
+
+/// A fixed set of threads, the caller's among them.
+///
+/// Which thread does what is not determined; callers write their results so that it does
+/// not matter.
+pub struct Workers {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    /// Held during a run, so that runs of several callers follow each other.
+    turn: Mutex<()>,
+}
+
+impl Workers {
+    /// A pool of `threads` threads, counting the one that calls [`run`](Workers::run):
+    /// `threads − 1` are started, none if `threads` is 0 or 1.
+    ///
+    /// With `cores`, thread `i` is pinned to core `cores[i % cores.len()]`. Thread 0 is
+    /// the caller's own and is left alone. Pinning is best effort, see
+    /// [`pinned`](Workers::pinned). If the system refuses a thread the pool is smaller,
+    /// see [`threads`](Workers::threads).
+    pub fn new(threads: usize, cores: Option<&[usize]>) -> Workers {
+        let available = thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            task: UnsafeCell::new(None),
+            pending: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+            pinned: AtomicUsize::new(0),
+            // With more threads than cores a spinning thread keeps a working one away.
+            spins: if threads > available { 0 } else { SPINS },
+        });
+        let mut handles = Vec::new();
+        for index in 1..threads {
+            let core = cores
+                .filter(|list| !list.is_empty())
+                .map(|list| list[index % list.len()]);
+            let shared = Arc::clone(&shared);
+            let spawned = thread::Builder::new()
+                .name(format!("ember-worker-{index}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    if let Some(id) = core
+                        && core_affinity::set_for_current(core_affinity::CoreId { id })
+                    {
+                        shared.pinned.fetch_add(1, Ordering::Relaxed);
+                    }
+                    work(&shared, index);
+                });
+            match spawned {
+                Ok(handle) => handles.push(handle),
+                Err(_) => break,
+            }
+        }
+        let workers = Workers {
+            shared,
+            handles,
+            turn: Mutex::new(()),
+        };
+        // After an empty run every thread has started and has tried to pin itself.
+        workers.run(&|_| {});
+        workers
+    }
+
+    /// Number of threads that take part in a run, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.handles.len() + 1
+    }
+
+    /// How many of the started threads were pinned to their core.
+    pub fn pinned(&self) -> usize {
+        self.shared.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Calls `f(i)` once for every thread `i` in `0..threads()`, `f(0)` on the calling
+    /// thread, and returns when all calls have returned. Allocates nothing.
+    ///
+    /// Calls from several threads follow each other.
+    ///
+    /// # Panics
+    /// If `f` panics on any thread: with the first payload, after all threads have
+    /// finished; the pool stays usable. Also if called from inside a run of the same pool.
+    pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+        let outer = INSIDE.get();
+        assert!(
+            !ptr::eq(outer, Arc::as_ptr(&self.shared)),
+            "a worker pool was asked to run from inside its own run"
+        );
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        INSIDE.set(Arc::as_ptr(&self.shared));
+        self.start(f);
+        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        self.wait();
+        INSIDE.set(outer);
+        let theirs = self
+            .shared
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(turn);
+        if let Some(payload) = own.err().or(theirs) {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Shows `f` to the workers. [`wait`](Workers::wait) must follow before `f` ends.
+    fn start(&self, f: &Job<'_>) {
+        if self.handles.is_empty() {
+            return;
+        }
+        // SAFETY: only the lifetime changes. `run` does not return or unwind before
+        // `wait` has seen every worker finish with the job.
+        let job = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(f) };
+        let task = Task {
+            job,
+            caller: thread::current(),
+        };
+        // SAFETY: the caller holds `turn` and `pending` is zero, so nobody else uses it.
+        unsafe { *self.shared.task.get() = Some(task) };
+        self.shared
+            .pending
+            .store(self.handles.len(), Ordering::Relaxed);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        for handle in &self.handles {
+            // One atomic swap unless the thread sleeps.
+            handle.thread().unpark();
+        }
+    }
+
+    fn wait(&self) {
+        let mut spins = self.shared.spins;
+        while self.shared.pending.load(Ordering::Acquire) != 0 {
+            spin_then_park(&mut spins);
+        }
+    }
+
+    /// Calls `f(thread, item)` once for every item in `0..items`. Items are handed out in
+    /// order to whichever thread is free.
+    ///
+    /// # Panics
+    /// As [`run`](Workers::run). After a panic the other threads still do their items.
+    pub fn for_each_chunk(&self, items: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        let next = AtomicUsize::new(0);
+        self.run(&|thread| {
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    break;
+                }
+                f(thread, item);
+            }
+        });
+    }
+
+    /// Calls `f(thread, index, chunk)` once for every chunk of `data`; chunk `index` starts
+    /// at `index * chunk_len`, and the last one may be shorter.
+    ///
+    /// # Panics
+    /// As [`for_each_chunk`](Workers::for_each_chunk), and if `chunk_len` is 0.
+    pub fn for_each_chunk_mut<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk_len: usize,
+        f: &(dyn Fn(usize, usize, &mut [T]) + Sync),
+    ) {
+        assert!(
+            chunk_len > 0,
+            "a slice cannot be cut into chunks of no elements"
+        );
+        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
+        self.for_each_chunk(len.div_ceil(chunk_len), &|thread, index| {
+            let start = index * chunk_len;
+            // SAFETY: each index is handed out once, so no two chunks overlap, and
+            // `start < len`. `data` is borrowed until the run is over.
+            let chunk = unsafe {
+                std::slice::from_raw_parts_mut(base.get().add(start), chunk_len.min(len - start))
+            };
+            f(thread, index, chunk);
+        });
+    }
+
+    /// Calls `f(state, item)` once for every item in `0..items`, with `states[i]` going to
+    /// thread `i`: scratch memory or a partial sum of its own for every thread.
+    ///
+    /// # Panics
+    /// As [`for_each_chunk`](Workers::for_each_chunk), and if there are fewer states than
+    /// threads.
+    pub fn for_each_chunk_with<S: Send>(
+        &self,
+        states: &mut [S],
+        items: usize,
+        f: &(dyn Fn(&mut S, usize) + Sync),
+    ) {
+        let threads = self.threads();
+        assert!(
+            states.len() >= threads,
+            "{} states for {threads} threads",
+            states.len()
+        );
+        let (next, base) = (AtomicUsize::new(0), Shareable(states.as_mut_ptr()));
+        self.run(&|thread| {
+            // SAFETY: `thread < threads <= states.len()`, and each thread number is used
+            // by one call of this closure. `states` is borrowed until the run is over.
+            let state = unsafe { &mut *base.get().add(thread) };
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    break;
+                }
+                f(state, item);
+            }
+        });
+    }
+
+    /// Cuts a matrix into blocks of `width` columns and calls `f(state, first, block)` once
+    /// for every block, `first` being its first column. `states[i]` goes to thread `i`.
+    ///
+    /// This is how the rows of a weight matrix are shared among threads when several
+    /// tokens are computed at once: every thread writes its outputs of all tokens.
+    ///
+    /// # Panics
+    /// As [`for_each_chunk_with`](Workers::for_each_chunk_with), and if `width` is 0.
+    pub fn for_each_column_block<T: Send, S: Send>(
+        &self,
+        matrix: Columns<'_, T>,
+        width: usize,
+        states: &mut [S],
+        f: &(dyn Fn(&mut S, usize, Columns<'_, T>) + Sync),
+    ) {
+        assert!(
+            width > 0,
+            "a matrix cannot be cut into blocks of no columns"
+        );
+        let columns = matrix.width();
+        self.for_each_chunk_with(states, columns.div_ceil(width), &|state, index| {
+            let first = index * width;
+            // SAFETY: each index is handed out once, so no two blocks share a column.
+            // `matrix` outlives the run.
+            let block = unsafe { matrix.block(first, width.min(columns - first)) };
+            f(state, first, block);
+        });
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake();
+        for handle in self.handles.drain(..) {
+            // A worker catches the panics of its jobs and has none of its own.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// The life of a started thread.
+fn work(shared: &Shared, index: usize) {
+    INSIDE.set(shared);
+    let mut seen = 0usize;
+    loop {
+        let mut spins = shared.spins;
+        while shared.epoch.load(Ordering::Acquire) == seen {
+            spin_then_park(&mut spins);
+        }
+        // The caller waits for all workers before the next run: none is ever skipped.
+        seen = seen.wrapping_add(1);
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the acquire above makes the caller's write of the task visible, and the
+        // caller leaves it alone until `pending` is zero.
+        let Some(task) = (unsafe { &*shared.task.get() }) else {
+            continue;
+        };
+        // Cloned while the task is still ours; after the decrement it is not.
+        let caller = task.caller.clone();
+        // SAFETY: the caller keeps the job alive until `pending` is zero.
+        let job = unsafe { &*task.job };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index))) {
+            let mut first = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            if first.is_none() {
+                *first = Some(payload);
+            } else {
+                // Dropping a foreign payload may panic again; leaking it cannot.
+                std::mem::forget(payload);
+            }
+        }
+        if shared.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            caller.unpark();
+        }
+    }
+}
+
+fn spin_then_park(spins: &mut u32) {
+    if *spins > 0 {
+        *spins -= 1;
+        spin_loop();
+    } else {
+        thread::park();
+    }
+}
+
+/// A pointer that several threads may hold; each use says why it is exclusive.
+struct Shareable<T>(*mut T);
+
+impl<T> Shareable<T> {
+    // A method, so that closures capture the wrapper and not the bare pointer.
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+// SAFETY: the elements it leads to are used by one thread at a time and may move there.
+unsafe impl<T: Send> Sync for Shareable<T> {}

@@ -1,0 +1,281 @@
+//! Every instruction set of this machine returns the bits of the scalar kernels, for
+//! every format, odd lengths, odd strides and every alignment.
+
+use emberflow_kernels::{Cpu, DType, Isa, Row};
+use proptest::prelude::*;
+
+fn scalar() -> Cpu {
+    Cpu::with_isa(Isa::Scalar).unwrap()
+}
+
+/// The vector units of this machine. A machine without any proves nothing here.
+fn vector_units() -> Vec<Cpu> {
+    let units: Vec<Cpu> = Cpu::all()
+        .into_iter()
+        .filter(|cpu| *cpu != scalar())
+        .collect();
+    if units.is_empty() {
+        println!("SKIPPED: no vector unit on this machine");
+    }
+    units
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    // Any NaN equals any NaN: sign and payload are left to the hardware.
+    values
+        .iter()
+        .map(|v| {
+            if v.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                v.to_bits()
+            }
+        })
+        .collect()
+}
+
+fn dtype() -> impl Strategy<Value = DType> {
+    prop::sample::select(DType::ALL.to_vec())
+}
+
+/// Lengths around the group, lane and scale-block borders, and arbitrary ones.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..200, 480usize..550, 1020usize..1100]
+}
+
+/// Activations: ordinary values, exact zeros of both signs, tiny and huge ones.
+fn activation() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        6 => -4.0f32..4.0,
+        1 => Just(0.0f32),
+        1 => Just(-0.0f32),
+        1 => -1e-30f32..1e-30,
+        1 => -1e30f32..1e30,
+    ]
+}
+
+/// Bytes of `rows` rows with `gap` bytes between them, after `shift` bytes. The contents
+/// are arbitrary: any stored nibble, signed scales, subnormals, padding that is not zero.
+#[derive(Clone, Debug)]
+struct Rows {
+    dtype: DType,
+    n: usize,
+    shift: usize,
+    stride: usize,
+    bytes: Vec<u8>,
+    finite: bool,
+}
+
+impl Rows {
+    fn row(&self, r: usize) -> Row<'_> {
+        let start = self.shift + r * self.stride;
+        Row::inline(
+            self.dtype,
+            self.n,
+            &self.bytes[start..start + self.dtype.row_bytes(self.n)],
+        )
+    }
+}
+
+fn rows(count: usize) -> impl Strategy<Value = Rows> {
+    (
+        dtype(),
+        length(),
+        0usize..67,
+        0usize..9,
+        any::<u64>(),
+        prop::bool::weighted(0.9),
+    )
+        .prop_map(move |(dtype, n, shift, gap, seed, finite)| {
+            let stride = dtype.row_bytes(n) + gap;
+            let mut state = seed | 1;
+            let mut bytes: Vec<u8> = (0..shift + count * stride)
+                .map(|_| {
+                    state = state
+                        .wrapping_mul(6364136223846793005)
+                        .wrapping_add(1442695040888963407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            if finite {
+                for r in 0..count {
+                    let start = shift + r * stride;
+                    let row = &mut bytes[start..start + dtype.row_bytes(n)];
+                    let (quants, scales) = row.split_at_mut(dtype.quants_bytes(n));
+                    // Clear the top exponent bit: no infinities, no NaN.
+                    let (floats, width) = match dtype {
+                        DType::F32 => (quants, 4),
+                        DType::F16 | DType::BF16 => (quants, 2),
+                        DType::Q8 | DType::Q4 => (scales, 2),
+                    };
+                    floats
+                        .chunks_exact_mut(width)
+                        .for_each(|f| f[width - 1] &= 0xbf);
+                }
+            }
+            Rows {
+                dtype,
+                n,
+                shift,
+                stride,
+                bytes,
+                finite,
+            }
+        })
+}
+
+fn activations(max: usize) -> impl Strategy<Value = Vec<f32>> {
+    prop::collection::vec(activation(), max)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn row_kernels(rows in rows(1), xs in activations(1110), a in activation(), shift in 0usize..7) {
+        let row = rows.row(0);
+        let x = &xs[shift..shift + rows.n];
+        let mut expected_out = vec![0.0; rows.n];
+        scalar().dequantize(row, &mut expected_out);
+        let mut expected_y = x.to_vec();
+        scalar().axpy(a, row, &mut expected_y);
+        let expected_dot = scalar().dot(row, x);
+        prop_assert!(!rows.finite || expected_out.iter().all(|w| w.is_finite()));
+
+        for cpu in vector_units() {
+            let mut out = vec![0.0; shift + rows.n];
+            cpu.dequantize(row, &mut out[shift..]);
+            prop_assert_eq!(bits(&out[shift..]), bits(&expected_out), "dequantize {}", cpu.name());
+            let mut y = xs.clone();
+            cpu.axpy(a, row, &mut y[shift..shift + rows.n]);
+            prop_assert_eq!(bits(&y[shift..shift + rows.n]), bits(&expected_y), "axpy {}", cpu.name());
+            prop_assert_eq!(bits(&y[shift + rows.n..]), bits(&xs[shift + rows.n..]));
+            let dot = cpu.dot(row, x);
+            prop_assert_eq!(bits(&[dot]), bits(&[expected_dot]), "dot {}", cpu.name());
+        }
+    }
+
+    #[test]
+    fn split_scales_equal_inline_scales(rows in rows(1), xs in activations(1110)) {
+        let (inline, x) = (rows.row(0), &xs[..rows.n]);
+        let (quants, scales) = (inline.quants().to_vec(), inline.scales().to_vec());
+        let split = Row::split(rows.dtype, rows.n, &quants, &scales);
+        for cpu in Cpu::all() {
+            prop_assert_eq!(bits(&[cpu.dot(split, x)]), bits(&[cpu.dot(inline, x)]));
+        }
+    }
+
+    #[test]
+    fn matrices(
+        (rows, tokens, xs) in (rows(7), 0usize..12).prop_flat_map(|(rows, tokens)| {
+            let n = rows.n;
+            (Just(rows), Just(tokens), activations(tokens * n))
+        }),
+        used in 0usize..8,
+        y_gap in 0usize..3,
+        extra_scratch in 0usize..5000,
+    ) {
+        let (dtype, n, stride) = (rows.dtype, rows.n, rows.stride);
+        let bytes = &rows.bytes[rows.shift..];
+        let y_stride = used + y_gap;
+        let len = if tokens == 0 { 0 } else { (tokens - 1) * y_stride + used };
+        let mut expected = vec![7.0; len];
+        for t in 0..tokens {
+            for r in 0..used {
+                expected[t * y_stride + r] = scalar().dot(rows.row(r.min(6)), &xs[t * n..][..n]);
+            }
+        }
+        let used_rows = used.min(7);
+        prop_assume!(used == used_rows);
+        for cpu in Cpu::all() {
+            let mut y = vec![7.0; len];
+            let mut scratch = vec![0.0; n + extra_scratch];
+            cpu.matmul(dtype, bytes, stride, n, &xs, tokens, &mut y, y_stride, &mut scratch);
+            prop_assert_eq!(bits(&y), bits(&expected), "matmul {}", cpu.name());
+            for t in 0..tokens {
+                let mut y = vec![0.0; used];
+                cpu.matvec(dtype, bytes, stride, n, &xs[t * n..][..n], &mut y);
+                prop_assert_eq!(bits(&y), bits(&expected[t * y_stride..][..used]), "matvec {}", cpu.name());
+            }
+        }
+    }
+
+    #[test]
+    fn elementwise(x in length().prop_flat_map(activations), eps in 1e-6f32..1e-5) {
+        let n = x.len();
+        let weight: Vec<f32> = (0..n).map(|i| 0.5 + (i % 13) as f32 * 0.1).collect();
+        let angles: Vec<f32> = (0..n / 2).map(|i| i as f32 * 0.37).collect();
+        let turn = &angles[..(n / 2).min(n % 41)];
+        let cos: Vec<f32> = turn.iter().map(|&a| libm::cosf(a)).collect();
+        let sin: Vec<f32> = turn.iter().map(|&a| libm::sinf(a)).collect();
+
+        let run = |cpu: Cpu| {
+            let mut results = Vec::new();
+            let mut each = |name, f: &dyn Fn(&mut [f32])| {
+                let mut y = x.clone();
+                f(&mut y);
+                results.push((name, bits(&y)));
+            };
+            each("rmsnorm", &|y| cpu.rmsnorm(&x, &weight, eps, y));
+            each("rmsnorm_inplace", &|y| cpu.rmsnorm_inplace(y, &weight, eps));
+            each("softmax", &|y| cpu.softmax(y));
+            each("silu", &|y| cpu.silu(y));
+            each("gelu", &|y| cpu.gelu(y));
+            each("gelu_tanh", &|y| cpu.gelu_tanh(y));
+            each("rope", &|y| cpu.rope_rotate_half(y, &cos, &sin));
+            let mut halves = vec![0u8; 2 * n];
+            cpu.f32_to_f16_bytes(&x, &mut halves);
+            results.push(("f16", halves.iter().map(|&b| u32::from(b)).collect()));
+            results
+        };
+        let expected = run(scalar());
+        prop_assert_eq!(&expected[0].1, &expected[1].1, "rmsnorm in place");
+        for cpu in vector_units() {
+            for (got, expected) in run(cpu).iter().zip(&expected) {
+                prop_assert_eq!(got, expected, "{}", cpu.name());
+            }
+        }
+    }
+}
+
+/// Sums of products that underflow to −0.0: a kernel that skips the padded part of the
+/// last chunk would return −0.0 lanes where another returns +0.0.
+#[test]
+fn signed_zeros_survive_padding_alike() {
+    for n in 1..200 {
+        let w = vec![-1e-30f32; n];
+        let x = vec![1e-30f32; n];
+        let expected = scalar().dot_f32(&w, &x);
+        for cpu in vector_units() {
+            assert_eq!(
+                cpu.dot_f32(&w, &x).to_bits(),
+                expected.to_bits(),
+                "{} n {n}",
+                cpu.name()
+            );
+        }
+    }
+}
+
+/// Conversions have only 65,536 inputs: all of them, on every unit.
+#[test]
+fn all_halves_convert_alike() {
+    let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for dtype in [DType::F16, DType::BF16] {
+        let row = Row::inline(dtype, 65_536, &bytes);
+        let mut expected = vec![0.0; 65_536];
+        scalar().dequantize(row, &mut expected);
+        for cpu in vector_units() {
+            let mut out = vec![0.0; 65_536];
+            cpu.dequantize(row, &mut out);
+            assert_eq!(bits(&out), bits(&expected), "{} {dtype}", cpu.name());
+            if dtype == DType::F16 {
+                let mut back = vec![0u8; bytes.len()];
+                cpu.f32_to_f16_bytes(&out, &mut back);
+                for (i, value) in out.iter().enumerate().filter(|(_, v)| !v.is_nan()) {
+                    assert_eq!(back[2 * i..2 * i + 2], bytes[2 * i..2 * i + 2], "{value}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The pool calls everyone once, hands out each item once, and survives panics.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use emberflow_kernels::{Columns, Workers};
+
+#[test]
+fn every_thread_runs_once_per_call() {
+    for threads in [0, 1, 2, 3, 8] {
+        let workers = Workers::new(threads, None);
+        assert_eq!(workers.threads(), threads.max(1));
+        let calls: Vec<AtomicUsize> = (0..workers.threads())
+            .map(|_| AtomicUsize::new(0))
+            .collect();
+        for _ in 0..2000 {
+            workers.run(&|i| {
+                calls[i].fetch_add(1, Relaxed);
+            });
+        }
+        assert!(calls.iter().all(|c| c.load(Relaxed) == 2000), "{threads}");
+    }
+}
+
+#[test]
+fn chunks_cover_the_slice_once() {
+    let workers = Workers::new(3, None);
+    for len in [0, 1, 7, 64, 1000] {
+        for chunk_len in [1, 3, 64, 5000] {
+            let mut data = vec![0u32; len];
+            workers.for_each_chunk_mut(&mut data, chunk_len, &|_, index, chunk| {
+                for (i, value) in chunk.iter_mut().enumerate() {
+                    *value += (index * chunk_len + i) as u32 + 1;
+                }
+            });
+            assert!(
+                data.iter().enumerate().all(|(i, v)| *v == i as u32 + 1),
+                "{len} {chunk_len}"
+            );
+        }
+    }
+}
+
+#[test]
+fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
+    let workers = Workers::new(3, None);
+    for (rows, width, stride) in [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)] {
+        let len = if rows == 0 {
+            0
+        } else {
+            (rows - 1) * stride + width
+        };
+        let mut data = vec![0usize; len];
+        let mut states = vec![0usize; 3];
+        let matrix = Columns::new(&mut data, rows, stride, width);
+        workers.for_each_column_block(matrix, 3, &mut states, &|seen, first, mut block| {
+            *seen += block.width();
+            for r in 0..block.rows() {
+                for (c, value) in block.row_mut(r).iter_mut().enumerate() {
+                    *value += 1 + r * stride + first + c;
+                }
+            }
+        });
+        assert_eq!(states.iter().sum::<usize>(), width);
+        for (i, value) in data.iter().enumerate() {
+            let expected = if i % stride < width { i + 1 } else { 0 };
+            assert_eq!(*value, expected, "{rows} {width} {stride}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "do not fit")]
+fn a_matrix_must_fit_its_slice() {
+    Columns::new(&mut [0.0f32; 11], 3, 5, 2);
+}
+
+#[test]
+#[should_panic(expected = "overlap")]
+fn rows_must_not_overlap() {
+    Columns::new(&mut [0.0f32; 100], 3, 5, 6);
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    let workers = Workers::new(4, None);
+    for round in 0..200 {
+        let culprit = round % 5; // 4 = nobody
+        let finished = AtomicUsize::new(0);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            workers.run(&|i| {
+                if i == culprit {
+                    panic!("thread {i}");
+                }
+                finished.fetch_add(1, Relaxed);
+            });
+        }));
+        if culprit == 4 {
+            assert!(result.is_ok());
+            assert_eq!(finished.load(Relaxed), 4);
+        } else {
+            let payload = result.unwrap_err();
+            assert_eq!(
+                payload.downcast_ref::<String>().unwrap(),
+                &format!("thread {culprit}")
+            );
+            assert_eq!(finished.load(Relaxed), 3, "all others finish first");
+        }
+    }
+}
+
+#[test]
+fn everyone_may_panic_at_once() {
+    let workers = Workers::new(4, None);
+    assert!(catch_unwind(AssertUnwindSafe(|| workers.run(&|_| panic!("all")))).is_err());
+    workers.run(&|_| {});
+}
+
+#[test]
+fn a_panicking_item_does_not_stop_the_others() {
+    let workers = Workers::new(2, None);
+    let done = AtomicUsize::new(0);
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        workers.for_each_chunk(100, &|_, item| {
+            assert_ne!(item, 0, "first item");
+            done.fetch_add(1, Relaxed);
+        });
+    }));
+    assert!(result.is_err());
+    assert_eq!(done.load(Relaxed), 99);
+}
+
+#[test]
+fn a_nested_run_is_refused_and_does_not_hang() {
+    for threads in [1, 3] {
+        let workers = Workers::new(threads, None);
+        let nested = catch_unwind(AssertUnwindSafe(|| workers.run(&|_| workers.run(&|_| {}))));
+        assert!(nested.is_err());
+        workers.run(&|_| {});
+        // Another pool may be used inside.
+        let inner = Workers::new(2, None);
+        let calls = AtomicUsize::new(0);
+        workers.run(&|_| {
+            inner.run(&|_| {
+                calls.fetch_add(1, Relaxed);
+            });
+        });
+        assert_eq!(calls.load(Relaxed), 2 * threads);
+    }
+}
+
+#[test]
+fn several_callers_take_turns() {
+    let workers = Workers::new(3, None);
+    let total = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    workers.run(&|_| {
+                        total.fetch_add(1, Relaxed);
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(total.load(Relaxed), 4 * 300 * 3);
+}
+
+#[test]
+fn sleeping_workers_wake_up_again() {
+    let workers = Workers::new(2, None);
+    for _ in 0..20 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let calls = AtomicUsize::new(0);
+        workers.run(&|_| {
+            calls.fetch_add(1, Relaxed);
+        });
+        assert_eq!(calls.load(Relaxed), 2);
+    }
+}
+
+#[test]
+fn pools_come_and_go() {
+    for _ in 0..100 {
+        let workers = Workers::new(3, Some(&[0]));
+        assert!(workers.pinned() <= 2);
+    }
+}
