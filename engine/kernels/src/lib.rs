@@ -24,7 +24,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `dtype.rs`, `row.rs` | block formats and a checked view of one row |
+//! | `dtype.rs`, `row.rs`, `matrix.rs` | block formats, checked views of a row and of rows |
 //! | `cpu.rs` | the [`Cpu`] token: which instruction set runs |
 //! | `ops.rs` | every kernel as a method of [`Cpu`], with its length checks |
 //! | `reference.rs` | the naive scalar kernels: the oracle, and the scalar path |
@@ -43,6 +43,7 @@ mod cpu;
 mod dtype;
 mod elementwise;
 pub mod math;
+mod matrix;
 mod ops;
 mod quantize;
 mod reference;
@@ -54,6 +55,7 @@ pub use columns::Columns;
 pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP};
 pub use math::argmax;
+pub use ops::matmul_scratch;
 pub use quantize::{QuantizeError, error_bound, quantize_row};
 pub use row::Row;
 pub use workers::Workers;

@@ -3,7 +3,7 @@
 //! Lengths that do not fit together are programmer errors and panic with a message;
 //! sizes from files have to be checked before they get here. Nothing allocates.
 
-use crate::{cpu::Cpu, dtype::DType, row::Row, simd};
+use crate::{columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix, row::Row, simd};
 
 impl Cpu {
     /// Sum of `row[i] * x[i]` by the lane rule (see the crate documentation).
@@ -59,10 +59,7 @@ impl Cpu {
         x: &[f32],
         y: &mut [f32],
     ) {
-        check_rows(dtype, bytes, stride, n, y.len());
-        for (r, y) in y.iter_mut().enumerate() {
-            *y = self.dot(row_at(dtype, bytes, stride, n, r), x);
-        }
+        simd::matvec(self, Matrix::new(dtype, bytes, stride, n, y.len()), x, y);
     }
 
     /// `y[t * y_stride + r] = row r · token t` for `tokens` tokens; bit-equal to
@@ -70,8 +67,8 @@ impl Cpu {
     ///
     /// `xs` is `tokens × n`. `y` ends with the last row of the last token, so the number
     /// of rows is `y.len() - (tokens - 1) * y_stride`: pass all of a `tokens × y_stride`
-    /// matrix to fill it. Each row is dequantised once, into `scratch`, which needs at
-    /// least `n` elements.
+    /// matrix to fill it. Rows are dequantised once, into `scratch`, which needs at least
+    /// `n` elements; [`matmul_scratch`] gives the length that runs fastest.
     ///
     /// # Panics
     /// If the lengths do not fit together as described, or if the rows do not fit in
@@ -89,36 +86,47 @@ impl Cpu {
         y_stride: usize,
         scratch: &mut [f32],
     ) {
-        assert!(
-            tokens.checked_mul(n) == Some(xs.len()),
-            "xs has {} elements, expected {tokens} tokens of {n}",
-            xs.len()
-        );
-        assert!(
-            scratch.len() >= n,
-            "scratch has {} elements, needs {n}",
-            scratch.len()
-        );
         let Some(last) = tokens.checked_sub(1) else {
             return;
         };
         let rows = last
             .checked_mul(y_stride)
             .and_then(|before| y.len().checked_sub(before));
-        let Some(rows) = rows.filter(|&rows| rows <= y_stride) else {
+        let Some(rows) = rows.filter(|&rows| tokens == 1 || rows <= y_stride) else {
             panic!(
                 "y has {} elements, not {tokens} tokens with stride {y_stride}",
                 y.len()
             );
         };
-        check_rows(dtype, bytes, stride, n, rows);
-        let scratch = &mut scratch[..n];
-        for r in 0..rows {
-            self.dequantize(row_at(dtype, bytes, stride, n, r), scratch);
-            for t in 0..tokens {
-                y[t * y_stride + r] = self.dot_f32(scratch, &xs[t * n..(t + 1) * n]);
-            }
-        }
+        let mut y = Columns::new(y, tokens, y_stride, rows);
+        self.matmul_columns(dtype, bytes, stride, n, xs, &mut y, scratch);
+    }
+
+    /// [`matmul`](Cpu::matmul) into a block of columns: row `t` of `y` is token `t`, its
+    /// width is the number of weight rows. With
+    /// [`Workers::for_each_column_block`](crate::Workers::for_each_column_block) several
+    /// threads share one product: block `first` takes the weight rows from `first` on.
+    ///
+    /// # Panics
+    /// As [`matmul`](Cpu::matmul).
+    #[allow(clippy::too_many_arguments)]
+    pub fn matmul_columns(
+        self,
+        dtype: DType,
+        bytes: &[u8],
+        stride: usize,
+        n: usize,
+        xs: &[f32],
+        y: &mut Columns<'_, f32>,
+        scratch: &mut [f32],
+    ) {
+        simd::matmul(
+            self,
+            Matrix::new(dtype, bytes, stride, n, y.width()),
+            xs,
+            y,
+            scratch,
+        );
     }
 
     /// `out[i] = (x[i] * s) * weight[i]` with `s = 1 / sqrt(mean(x²) + eps)`; the squares
@@ -191,22 +199,8 @@ impl Cpu {
     }
 }
 
-fn check_rows(dtype: DType, bytes: &[u8], stride: usize, n: usize, rows: usize) {
-    let row = dtype.row_bytes(n);
-    assert!(
-        stride >= row,
-        "stride {stride} is shorter than a {dtype} row of {row} bytes"
-    );
-    let end = rows
-        .checked_sub(1)
-        .map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(row));
-    assert!(
-        end.is_some_and(|end| end <= bytes.len()),
-        "{rows} rows with stride {stride} do not fit in {} bytes",
-        bytes.len()
-    );
-}
-
-fn row_at(dtype: DType, bytes: &[u8], stride: usize, n: usize, r: usize) -> Row<'_> {
-    Row::inline(dtype, n, &bytes[r * stride..][..dtype.row_bytes(n)])
+/// Elements of scratch with which [`Cpu::matmul`] of rows of `n` elements runs fastest on
+/// every instruction set.
+pub const fn matmul_scratch(n: usize) -> usize {
+    n.saturating_mul(4)
 }

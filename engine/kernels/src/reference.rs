@@ -6,7 +6,9 @@ use half::{bf16, f16};
 
 use crate::{
     LANES,
+    columns::Columns,
     dtype::{DType, GROUP},
+    matrix::Matrix,
     row::Row,
 };
 
@@ -74,6 +76,23 @@ pub(crate) fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
 pub(crate) fn dequantize(row: Row<'_>, out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate() {
         *out = value(row, i);
+    }
+}
+
+pub(crate) fn matvec(m: Matrix<'_>, x: &[f32], y: &mut [f32]) {
+    for (r, y) in y.iter_mut().enumerate() {
+        *y = dot(m.row(r), x);
+    }
+}
+
+pub(crate) fn matmul(m: Matrix<'_>, xs: &[f32], y: &mut Columns<'_, f32>, scratch: &mut [f32]) {
+    let n = m.n();
+    let weights = &mut scratch[..n];
+    for r in 0..m.rows() {
+        dequantize(m.row(r), weights);
+        for t in 0..y.rows() {
+            y.row_mut(t)[r] = dot(Row::f32(weights), &xs[t * n..(t + 1) * n]);
+        }
     }
 }
 

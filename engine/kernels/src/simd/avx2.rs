@@ -2,16 +2,19 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Register};
 use crate::cpu::with_features;
 
-with_features!(avx2, entry_points, Avx2);
+// 3 × 4 sums, 3 weights and 1 input fill the 16 registers.
+with_features!(avx2, entry_points, Avx2, 3, 4);
 
 /// 32 f32 lanes; register `k` holds lanes `8k..8k + 8`.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2([__m256; 4]);
 
 impl Lanes for Avx2 {
+    type Register = __m256;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller guarantees AVX2.
@@ -156,6 +159,34 @@ impl Lanes for Avx2 {
             let (ac, bd) = (_mm256_add_ps(a, c), _mm256_add_ps(b, d)); // + 16
             reduce_8(_mm256_add_ps(ac, bd)) // + 8 and down
         }
+    }
+}
+
+impl Register for __m256 {
+    const WIDTH: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller guarantees AVX2 and FMA.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller guarantees AVX2 and FMA and 8 readable values.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller guarantees AVX2 and FMA and 8 writable values.
+        unsafe { _mm256_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: the caller guarantees AVX2 and FMA.
+        unsafe { _mm256_fmadd_ps(self, b, c) }
     }
 }
 

@@ -4,17 +4,19 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{load_16, reduce_8},
-    lanes::Lanes,
+    lanes::{Lanes, Register},
 };
 use crate::cpu::with_features;
 
-with_features!(avx512, entry_points, Avx512);
+with_features!(avx512, entry_points, Avx512, 4, 4);
 
 /// 32 f32 lanes; register `k` holds lanes `16k..16k + 16`.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512([__m512; 2]);
 
 impl Lanes for Avx512 {
+    type Register = __m512;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller guarantees AVX-512.
@@ -137,6 +139,34 @@ impl Lanes for Avx512 {
             let upper = _mm512_extractf32x8_ps::<1>(c);
             reduce_8(_mm256_add_ps(_mm512_castps512_ps256(c), upper)) // + 8 and down
         }
+    }
+}
+
+impl Register for __m512 {
+    const WIDTH: usize = 16;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 16 readable values.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller guarantees AVX-512 and 16 writable values.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_fmadd_ps(self, b, c) }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What a vector unit has to offer: 32 f32 lanes, one quantisation group wide.
+//! What a vector unit has to offer: 32 f32 lanes, one quantisation group wide, and the
+//! single register they are made of.
 
 /// 32 f32 lanes, held in as many registers as the instruction set needs.
 ///
@@ -9,6 +10,9 @@
 /// Every method requires that the CPU has the instruction set of the implementing type.
 /// Pointers need no alignment and must be valid for the bytes that the method names.
 pub(crate) trait Lanes: Copy {
+    /// One register of the instruction set.
+    type Register: Register;
+
     /// All lanes zero.
     unsafe fn zero() -> Self;
 
@@ -44,4 +48,25 @@ pub(crate) trait Lanes: Copy {
 
     /// Folds 64 lanes (`low` holds 0..32, `high` 32..64) by the fixed binary tree.
     unsafe fn reduce(low: Self, high: Self) -> f32;
+}
+
+/// One register of f32 lanes, for tiles that keep many sums at once.
+///
+/// # Safety
+/// As for [`Lanes`].
+pub(crate) trait Register: Copy {
+    /// Number of lanes.
+    const WIDTH: usize;
+
+    /// All lanes zero.
+    unsafe fn zero() -> Self;
+
+    /// Reads `WIDTH` values.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// Writes `WIDTH` values.
+    unsafe fn store(self, to: *mut f32);
+
+    /// `self * b + c`, rounded once.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
 }

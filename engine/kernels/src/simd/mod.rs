@@ -8,10 +8,10 @@
 #![allow(unsafe_code)]
 
 /// The kernels of one instruction set: each enables its features and inlines the
-/// generic body.
+/// generic body. `$rows × $tokens` is the tile of a matrix product.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! entry_points {
-    ([$($feature:tt)+] $lanes:ty) => {
+    ([$($feature:tt)+] $lanes:ty, $rows:literal, $tokens:literal) => {
         $(#[target_feature(enable = $feature)])+
         pub(super) fn dot(row: $crate::Row<'_>, x: &[f32]) -> f32 {
             // SAFETY: the features are enabled here; the dispatcher checked the length.
@@ -28,6 +28,25 @@ macro_rules! entry_points {
         pub(super) fn dequantize(row: $crate::Row<'_>, out: &mut [f32]) {
             // SAFETY: as in `dot`.
             unsafe { super::walk::dequantize::<$lanes>(row, out) }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn matvec(m: $crate::matrix::Matrix<'_>, x: &[f32], y: &mut [f32]) {
+            for (r, y) in y.iter_mut().enumerate() {
+                // SAFETY: as in `dot`.
+                *y = unsafe { super::walk::dot::<$lanes>(m.row(r), x) };
+            }
+        }
+
+        $(#[target_feature(enable = $feature)])+
+        pub(super) fn matmul(
+            m: $crate::matrix::Matrix<'_>,
+            xs: &[f32],
+            y: &mut $crate::Columns<'_, f32>,
+            scratch: &mut [f32],
+        ) {
+            // SAFETY: as in `dot`.
+            unsafe { super::matmul::matmul::<$lanes, $rows, $tokens>(m, xs, y, scratch) }
         }
 
         $(#[target_feature(enable = $feature)])+
@@ -80,11 +99,16 @@ mod avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod matmul;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod walk;
 
 use crate::{
+    columns::Columns,
     cpu::{Cpu, Isa},
-    elementwise, reference,
+    elementwise,
+    matrix::Matrix,
+    reference,
     row::Row,
 };
 
@@ -134,6 +158,30 @@ pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
     check_len("out", out.len(), row.len());
     dispatch!(cpu, reference::dequantize(row, out))
+}
+
+pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: &[f32], y: &mut [f32]) {
+    check_len("x", x.len(), m.n());
+    check_len("y", y.len(), m.rows());
+    dispatch!(cpu, reference::matvec(m, x, y))
+}
+
+pub(crate) fn matmul(
+    cpu: Cpu,
+    m: Matrix<'_>,
+    xs: &[f32],
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    check_len("xs", xs.len(), y.rows().saturating_mul(m.n()));
+    check_len("a row of y", y.width(), m.rows());
+    assert!(
+        scratch.len() >= m.n(),
+        "scratch has {} elements, needs {}",
+        scratch.len(),
+        m.n()
+    );
+    dispatch!(cpu, reference::matmul(m, xs, y, scratch))
 }
 
 pub(crate) fn f32_to_f16_bytes(cpu: Cpu, src: &[f32], dst: &mut [u8]) {

@@ -1,0 +1,72 @@
+//! A checked view of the rows of a weight matrix.
+
+use crate::{dtype::DType, row::Row};
+
+/// Rows of equal length, `stride` bytes apart, scales inline. All of them are in bounds.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    stride: usize,
+    n: usize,
+    rows: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// # Panics
+    /// If the stride is shorter than a row or the last row ends beyond `bytes`.
+    pub(crate) fn new(
+        dtype: DType,
+        bytes: &'a [u8],
+        stride: usize,
+        n: usize,
+        rows: usize,
+    ) -> Matrix<'a> {
+        let row = dtype.row_bytes(n);
+        assert!(
+            stride >= row,
+            "stride {stride} is shorter than a {dtype} row of {row} bytes"
+        );
+        let end = match rows.checked_sub(1) {
+            Some(last) => last
+                .checked_mul(stride)
+                .and_then(|start| start.checked_add(row)),
+            None => Some(0),
+        };
+        assert!(
+            end.is_some_and(|end| end <= bytes.len()),
+            "{rows} rows with stride {stride} do not fit in {} bytes",
+            bytes.len()
+        );
+        Matrix {
+            dtype,
+            bytes,
+            stride,
+            n,
+            rows,
+        }
+    }
+
+    /// Elements per row.
+    #[inline]
+    pub(crate) fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Number of rows.
+    #[inline]
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Row `r`.
+    #[inline(always)]
+    pub(crate) fn row(&self, r: usize) -> Row<'a> {
+        let start = r * self.stride;
+        Row::inline(
+            self.dtype,
+            self.n,
+            &self.bytes[start..start + self.dtype.row_bytes(self.n)],
+        )
+    }
+}
