@@ -218,6 +218,7 @@ def main():
                "parameters": sum(p.numel() for p in model.parameters())}
 
     def report(name, nats, count):
+        nats = float(nats)
         results[name] = {"perplexity": round(math.exp(nats / count), 3),
                          "loss": round(nats / count, 4),
                          "bits_per_byte": round(nats / math.log(2) / size, 4)}

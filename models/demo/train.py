@@ -64,7 +64,11 @@ def make_tokenizer(args):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B",
+                                      special_tokens=[(END_OF_TEXT, 0)]),
+    ])
     trainer = trainers.BpeTrainer(
         vocab_size=demo.V, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -92,7 +96,7 @@ def make_tokenizer(args):
 def encode(tokenizer, documents, path):
     """Every document starts with the end-of-text token, which is also the model's bos."""
     ids = []
-    for encoding in tokenizer.encode_batch(documents):
+    for encoding in tokenizer.encode_batch(documents, add_special_tokens=False):
         ids.append(0)
         ids.extend(encoding.ids)
     np.save(path, np.array(ids, dtype=np.uint16))
