@@ -73,7 +73,13 @@ pub trait Checkpoint: Send {
     /// [`Error::NoSuchTensor`] and [`Error::RowRange`] for wrong arguments,
     /// [`Error::NotFinite`] for a weight that is NaN or infinite,
     /// [`Error::Io`] where the file cannot be read.
-    fn read_rows(&self, id: TensorId, first: usize, count: usize, out: &mut [f32]) -> Result<(), Error>;
+    fn read_rows(
+        &self,
+        id: TensorId,
+        first: usize,
+        count: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error>;
 
     /// Fingerprint of the source: the tensor table, the configuration, the
     /// tokenizer, and for each file its length and its first and last MiB. Equal
@@ -87,24 +93,43 @@ pub trait Checkpoint: Send {
 /// # Errors
 /// One variant for each way the files can be wrong; see [`Error`].
 pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    let io = |op| move |source| Error::Io { path: path.to_owned(), op, source };
+    let io = |op| {
+        move |source| Error::Io {
+            path: path.to_owned(),
+            op,
+            source,
+        }
+    };
     let meta = std::fs::metadata(path).map_err(io("open"))?;
     if meta.is_dir() {
         return hf::open_folder(path);
     }
     if !meta.is_file() {
-        return Err(Error::NotACheckpoint { path: path.to_owned(), found: "neither a file nor a folder".into() });
+        return Err(Error::NotACheckpoint {
+            path: path.to_owned(),
+            found: "neither a file nor a folder".into(),
+        });
     }
     let mut magic = [0u8; 4];
     if meta.len() >= 4 {
-        File::open(path).map_err(io("open"))?.read_exact_at(&mut magic, 0).map_err(io("read"))?;
+        File::open(path)
+            .map_err(io("open"))?
+            .read_exact_at(&mut magic, 0)
+            .map_err(io("read"))?;
     }
     if gguf::is_magic(magic) {
         gguf::open_file(path)
     } else if path.extension().is_some_and(|e| e == "safetensors") {
         hf::open_single(path)
     } else {
-        let found = format!("a file of {} bytes that starts with {:?}", meta.len(), magic.escape_ascii().to_string());
-        Err(Error::NotACheckpoint { path: path.to_owned(), found })
+        let found = format!(
+            "a file of {} bytes that starts with {:?}",
+            meta.len(),
+            magic.escape_ascii().to_string()
+        );
+        Err(Error::NotACheckpoint {
+            path: path.to_owned(),
+            found,
+        })
     }
 }

@@ -1,12 +1,16 @@
 //! The normalised model configuration: the only description of a decoder that
 //! the rest of the program sees.
 //!
-//! Readers ([`crate::hf`], [`crate::gguf`]) translate a checkpoint's own keys
+//! The readers translate a checkpoint's own keys
 //! into [`ModelConfig`]; the packer stores it as JSON in the container; the
 //! engine builds its geometry from it. There are no per-family branches after
 //! this point: a family is nothing but values of these fields.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
 
 /// Gate non-linearity of one FFN.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -71,6 +75,29 @@ pub enum RopeScaling {
     },
 }
 
+impl RopeScaling {
+    /// Factors that give finite, positive frequencies.
+    fn is_sound(self) -> bool {
+        let positive = |x: f32| x.is_finite() && x > 0.0;
+        match self {
+            Self::None => true,
+            Self::Linear { factor } => positive(factor),
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                positive(factor)
+                    && positive(low_freq_factor)
+                    && positive(high_freq_factor)
+                    && low_freq_factor < high_freq_factor
+                    && original_context > 0
+            }
+        }
+    }
+}
+
 /// Rotary position embedding, rotate-half convention (readers un-permute
 /// checkpoints that store the interleaved one).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -129,6 +156,125 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Whether the tokenizer puts `bos` in front by default.
     pub add_bos: bool,
-    /// Tokens that end a generation.
+    /// Tokens that end a generation. The first is the tokenizer's own
+    /// end-of-text token where it names one.
     pub eos: Vec<u32>,
+    /// Score below which an imported predictor leaves a neuron out
+    /// (PowerInfer's `sparse_threshold`); `None` without one.
+    #[serde(default)]
+    pub predictor_threshold: Option<f32>,
+}
+
+/// Largest width of the residual stream, of an FFN or of a projection.
+const MAX_WIDTH: u32 = 1 << 22;
+/// Largest vocabulary.
+const MAX_VOCAB: u32 = 1 << 24;
+/// Most layers, experts per layer, and heads.
+pub(crate) const MAX_COUNT: u32 = 1 << 12;
+/// Largest head.
+const MAX_HEAD_DIM: u32 = 1 << 12;
+
+impl ModelConfig {
+    /// Checks every field's range and how the fields fit together. What passes
+    /// can be turned into sizes without overflow in 64 bits. `path` names the
+    /// file in errors.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`] with the name of the offending field.
+    pub fn validate(&self, path: &Path) -> Result<(), Error> {
+        let bad = |key: &str, found: &dyn std::fmt::Debug, expected: String| {
+            let (key, found) = (key.to_owned(), format!("{found:?}"));
+            Err(Error::BadKey {
+                path: path.to_owned(),
+                key,
+                found,
+                expected,
+            })
+        };
+        let bounded = [
+            ("vocab", self.vocab, MAX_VOCAB),
+            ("d_model", self.d_model, MAX_WIDTH),
+            ("layers", self.layers, MAX_COUNT),
+            ("heads", self.heads, MAX_COUNT),
+            ("kv_heads", self.kv_heads, MAX_COUNT),
+            ("head_dim", self.head_dim, MAX_HEAD_DIM),
+            ("ffn", self.ffn, MAX_WIDTH),
+            ("experts", self.experts, MAX_COUNT),
+            ("max_context", self.max_context, u32::MAX),
+        ];
+        for (key, value, limit) in bounded {
+            if value == 0 || value > limit {
+                return bad(key, &value, format!("1 to {limit}"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return bad(
+                "kv_heads",
+                &self.kv_heads,
+                format!("a divisor of heads = {}", self.heads),
+            );
+        }
+        if self.rope.dims == 0
+            || !self.rope.dims.is_multiple_of(2)
+            || self.rope.dims > self.head_dim
+        {
+            return bad(
+                "rope.dims",
+                &self.rope.dims,
+                format!("even, 2 to head_dim = {}", self.head_dim),
+            );
+        }
+        if !(self.rope.theta.is_finite() && self.rope.theta > 1.0) {
+            return bad(
+                "rope.theta",
+                &self.rope.theta,
+                "a finite number above 1".into(),
+            );
+        }
+        if !self.rope.scaling.is_sound() {
+            let expected = "positive finite factors, low_freq_factor below high_freq_factor";
+            return bad("rope.scaling", &self.rope.scaling, expected.into());
+        }
+        if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 1.0) {
+            return bad("rms_eps", &self.rms_eps, "above 0 and below 1".into());
+        }
+        if let Activation::FatRelu { threshold } = self.ffn_kind.activation
+            && !(threshold.is_finite() && threshold >= 0.0)
+        {
+            return bad(
+                "fatrelu threshold",
+                &threshold,
+                "a finite number, 0 or more".into(),
+            );
+        }
+        if self.window.len() != self.layers as usize {
+            let expected = format!("one for each of {} layers", self.layers);
+            return bad(
+                "window",
+                &format!("{} entries", self.window.len()),
+                expected,
+            );
+        }
+        if self.add_bos && self.bos.is_none() {
+            return bad("add_bos", &true, "a bos token to add".into());
+        }
+        if let Some(&token) = self
+            .bos
+            .iter()
+            .chain(&self.eos)
+            .find(|token| **token >= self.vocab)
+        {
+            return bad(
+                "bos or eos token",
+                &token,
+                format!("below the vocabulary's {}", self.vocab),
+            );
+        }
+        match self.predictor_threshold {
+            Some(value) if !value.is_finite() => {
+                bad("predictor_threshold", &value, "a finite number".into())
+            }
+            _ => Ok(()),
+        }
+    }
 }

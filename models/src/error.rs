@@ -53,6 +53,14 @@ pub enum Error {
         /// The bound.
         limit: u64,
     },
+    /// Text that is not UTF-8.
+    #[error("{path}: not valid utf-8 at byte {offset}", path = path.display())]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// Where, in bytes from the start of the file.
+        offset: u64,
+    },
     /// A JSON file does not parse.
     #[error("{path}: not valid json: {reason}", path = path.display())]
     Json {
@@ -156,6 +164,14 @@ pub enum Error {
         tensor: String,
         /// The shard's name as written.
         shard: String,
+    },
+    /// A sharded index puts a tensor into a file that does not hold it.
+    #[error("{path}: the index places tensor {tensor} in this file, which does not hold it", path = path.display())]
+    NotInShard {
+        /// The shard.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
     },
     /// A tensor lies about where its bytes are.
     #[error("{path}: tensor {tensor}: data is {found}; expected {expected}", path = path.display())]
@@ -266,6 +282,14 @@ pub enum Error {
         found: String,
         /// What should be there.
         expected: String,
+    },
+    /// The bundled model cannot be found in the running program's file.
+    #[error(
+        "the bundled model cannot be read from this program's own file: {reason}; give a MODEL file instead"
+    )]
+    Demo {
+        /// What is missing.
+        reason: String,
     },
     /// The chat template does not compile or fails on these messages.
     #[error("chat template: {reason}")]

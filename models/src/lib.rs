@@ -10,12 +10,20 @@
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod demo;
+mod dtype;
 mod error;
-pub mod gguf;
+mod file;
+mod gguf;
 pub mod gguf_vocab;
-pub mod hf;
+mod hf;
 pub mod names;
+mod special;
+mod store;
 pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo, open};
 pub use error::Error;
+
+#[cfg(test)]
+mod testing;

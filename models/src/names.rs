@@ -102,18 +102,30 @@ pub struct TensorId {
 impl TensorId {
     /// A tensor outside the layers.
     pub fn global(role: Role) -> Self {
-        Self { role, layer: 0, expert: 0 }
+        Self {
+            role,
+            layer: 0,
+            expert: 0,
+        }
     }
 
     /// A tensor of a layer (of its expert 0 where the role belongs to the FFN).
     pub fn layer(role: Role, layer: u32) -> Self {
-        Self { role, layer, expert: 0 }
+        Self {
+            role,
+            layer,
+            expert: 0,
+        }
     }
 }
 
 impl fmt::Display for TensorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { role, layer, expert } = *self;
+        let Self {
+            role,
+            layer,
+            expert,
+        } = *self;
         for (candidate, place, name) in &ROLES {
             if *candidate == role {
                 return match place {
@@ -142,7 +154,10 @@ impl FromStr for TensorId {
 
 fn parse_id(text: &str) -> Option<TensorId> {
     let find = |spelling: &str, wanted: fn(&Place) -> bool| {
-        ROLES.iter().find(|(_, place, name)| wanted(place) && *name == spelling).map(|r| r.0)
+        ROLES
+            .iter()
+            .find(|(_, place, name)| wanted(place) && *name == spelling)
+            .map(|r| r.0)
     };
     let Some(rest) = text.strip_prefix("layers.") else {
         return find(text, |p| matches!(p, Place::Global)).map(TensorId::global);
@@ -153,7 +168,11 @@ fn parse_id(text: &str) -> Option<TensorId> {
     }
     let (expert, rest) = split_index(rest.strip_prefix("ffn.")?)?;
     let role = find(rest, |p| matches!(p, Place::Expert))?;
-    Some(TensorId { role, layer, expert })
+    Some(TensorId {
+        role,
+        layer,
+        expert,
+    })
 }
 
 /// Splits `12.rest` into 12 and `rest`. Only the canonical spelling of a number
@@ -162,6 +181,45 @@ pub(crate) fn split_index(text: &str) -> Option<(u32, &str)> {
     let (number, rest) = text.split_once('.')?;
     let value: u32 = number.parse().ok()?;
     (value.to_string() == number).then_some((value, rest))
+}
+
+/// The names of one checkpoint format: how layers are numbered, and what each
+/// role is called.
+pub(crate) struct NameTable {
+    /// What precedes the layer's number: `model.layers.`.
+    pub(crate) layer_prefix: &'static str,
+    /// Roles outside the layers.
+    pub(crate) globals: &'static [(Role, &'static str)],
+    /// Roles inside a layer.
+    pub(crate) layers: &'static [(Role, &'static str)],
+}
+
+impl NameTable {
+    /// The tensor that `name` denotes.
+    pub(crate) fn parse(&self, name: &str) -> Option<TensorId> {
+        let find = |table: &[(Role, &str)], name: &str| {
+            table
+                .iter()
+                .find(|(_, spelling)| *spelling == name)
+                .map(|entry| entry.0)
+        };
+        if let Some(role) = find(self.globals, name) {
+            return Some(TensorId::global(role));
+        }
+        let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
+        find(self.layers, rest).map(|role| TensorId::layer(role, layer))
+    }
+
+    /// What the format calls `id`; the canonical name where it has no word for it.
+    pub(crate) fn spell(&self, id: TensorId) -> String {
+        if let Some((_, name)) = self.globals.iter().find(|entry| entry.0 == id.role) {
+            return (*name).to_owned();
+        }
+        match self.layers.iter().find(|entry| entry.0 == id.role) {
+            Some((_, name)) => format!("{}{}.{name}", self.layer_prefix, id.layer),
+            None => id.to_string(),
+        }
+    }
 }
 
 /// A tensor that a configuration demands, with the shape it is presented in.
@@ -211,7 +269,15 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         push(at(Role::FfnNorm), 1, d);
         for expert in 0..config.experts {
             for role in [Role::Gate, Role::Up, Role::Down] {
-                push(TensorId { role, layer, expert }, ffn, d);
+                push(
+                    TensorId {
+                        role,
+                        layer,
+                        expert,
+                    },
+                    ffn,
+                    d,
+                );
             }
         }
     }
@@ -233,7 +299,11 @@ mod tests {
             let id = match ROLES[index].1 {
                 Place::Global => TensorId::global(*role),
                 Place::Layer => TensorId::layer(*role, 17),
-                Place::Expert => TensorId { role: *role, layer: 17, expert: 5 },
+                Place::Expert => TensorId {
+                    role: *role,
+                    layer: 17,
+                    expert: 5,
+                },
             };
             assert_eq!(id.to_string().parse(), Ok(id));
         }
@@ -243,13 +313,26 @@ mod tests {
     fn names_are_the_documented_ones() {
         assert_eq!(TensorId::global(Role::FinalNorm).to_string(), "final_norm");
         assert_eq!(TensorId::layer(Role::Q, 3).to_string(), "layers.3.attn.q");
-        let gate = TensorId { role: Role::Gate, layer: 3, expert: 2 };
+        let gate = TensorId {
+            role: Role::Gate,
+            layer: 3,
+            expert: 2,
+        };
         assert_eq!(gate.to_string(), "layers.3.ffn.2.gate");
     }
 
     #[test]
     fn other_spellings_are_refused() {
-        for text in ["", "layers.", "layers.03.attn.q", "layers.+3.attn.q", "layers.3.gate", "attn.q", "layers.3.embed", "layers.4294967296.attn.q"] {
+        for text in [
+            "",
+            "layers.",
+            "layers.03.attn.q",
+            "layers.+3.attn.q",
+            "layers.3.gate",
+            "attn.q",
+            "layers.3.embed",
+            "layers.4294967296.attn.q",
+        ] {
             assert!(text.parse::<TensorId>().is_err(), "{text}");
         }
     }

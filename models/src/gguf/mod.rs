@@ -1,5 +1,7 @@
 //! GGUF files, PowerInfer's among them.
 
+pub(crate) mod dequant;
+
 use std::path::Path;
 
 use crate::checkpoint::Checkpoint;
@@ -12,5 +14,8 @@ pub(crate) fn is_magic(first: [u8; 4]) -> bool {
 
 /// Opens a GGUF file.
 pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    Err(Error::NotACheckpoint { path: path.to_owned(), found: "a gguf file".into() })
+    Err(Error::NotACheckpoint {
+        path: path.to_owned(),
+        found: "a gguf file".into(),
+    })
 }

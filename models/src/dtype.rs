@@ -1,0 +1,116 @@
+//! Element types of stored tensors and their decoding to f32.
+
+use half::{bf16, f16};
+
+use crate::gguf::dequant;
+
+/// How the numbers of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum DType {
+    F32,
+    F16,
+    Bf16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+impl DType {
+    /// The name used in messages and in [`crate::TensorInfo::source_dtype`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+
+    /// Elements and bytes of one block. A row is a whole number of blocks.
+    pub(crate) fn block(self) -> (usize, usize) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q4_0 => (32, dequant::Q4_0_BYTES),
+            Self::Q4_1 => (32, dequant::Q4_1_BYTES),
+            Self::Q5_0 => (32, dequant::Q5_0_BYTES),
+            Self::Q8_0 => (32, dequant::Q8_0_BYTES),
+            Self::Q4K => (256, dequant::Q4_K_BYTES),
+            Self::Q5K => (256, dequant::Q5_K_BYTES),
+            Self::Q6K => (256, dequant::Q6_K_BYTES),
+        }
+    }
+
+    /// Bytes of a row of `cols` elements; `None` where `cols` is no whole number
+    /// of blocks, or the size overflows.
+    pub(crate) fn row_bytes(self, cols: usize) -> Option<usize> {
+        let (elements, bytes) = self.block();
+        cols.is_multiple_of(elements)
+            .then_some(cols / elements)?
+            .checked_mul(bytes)
+    }
+
+    /// Bytes of `rows` such rows.
+    pub(crate) fn bytes(self, rows: usize, cols: usize) -> Option<u64> {
+        let row = u64::try_from(self.row_bytes(cols)?).ok()?;
+        row.checked_mul(u64::try_from(rows).ok()?)
+    }
+
+    /// Decodes whole blocks: `raw` holds exactly as many blocks as `out` needs.
+    pub(crate) fn decode(self, raw: &[u8], out: &mut [f32]) {
+        debug_assert_eq!(self.row_bytes(out.len()), Some(raw.len()));
+        match self {
+            Self::F32 => decode_scalars(raw, out, f32::from_le_bytes),
+            Self::F16 => decode_scalars(raw, out, |b| f16::from_le_bytes(b).to_f32()),
+            Self::Bf16 => decode_scalars(raw, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Self::Q4_0 => dequant::blocks(raw, out, dequant::q4_0),
+            Self::Q4_1 => dequant::blocks(raw, out, dequant::q4_1),
+            Self::Q5_0 => dequant::blocks(raw, out, dequant::q5_0),
+            Self::Q8_0 => dequant::blocks(raw, out, dequant::q8_0),
+            Self::Q4K => dequant::blocks(raw, out, dequant::q4_k),
+            Self::Q5K => dequant::blocks(raw, out, dequant::q5_k),
+            Self::Q6K => dequant::blocks(raw, out, dequant::q6_k),
+        }
+    }
+}
+
+fn decode_scalars<const N: usize>(raw: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
+    let (elements, _) = raw.as_chunks::<N>();
+    for (value, bytes) in out.iter_mut().zip(elements) {
+        *value = decode(*bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalars_decode_little_endian() {
+        let mut out = [0.0; 2];
+        DType::F32.decode(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0], &mut out);
+        assert_eq!(out, [1.0, -2.0]);
+        DType::F16.decode(&[0x00, 0x3c, 0x00, 0xc0], &mut out);
+        assert_eq!(out, [1.0, -2.0]);
+        DType::Bf16.decode(&[0x80, 0x3f, 0x00, 0xc0], &mut out);
+        assert_eq!(out, [1.0, -2.0]);
+    }
+
+    #[test]
+    fn rows_are_whole_blocks() {
+        assert_eq!(DType::Q4_0.row_bytes(64), Some(36));
+        assert_eq!(DType::Q4_0.row_bytes(48), None);
+        assert_eq!(DType::Q6K.bytes(3, 512), Some(3 * 2 * 210));
+        assert_eq!(DType::F32.row_bytes(usize::MAX), None);
+    }
+}

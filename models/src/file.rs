@@ -1,0 +1,101 @@
+//! Files, read by position and with the file's name in every error.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// An open file whose length was taken when it was opened.
+#[derive(Debug)]
+pub(crate) struct DataFile {
+    pub(crate) path: PathBuf,
+    pub(crate) len: u64,
+    file: File,
+}
+
+impl DataFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let io = |op| {
+            move |source| Error::Io {
+                path: path.to_owned(),
+                op,
+                source,
+            }
+        };
+        let file = File::open(path).map_err(io("open"))?;
+        let meta = file.metadata().map_err(io("open"))?;
+        if !meta.is_file() {
+            return Err(Error::NotACheckpoint {
+                path: path.to_owned(),
+                found: "not a regular file".into(),
+            });
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            len: meta.len(),
+            file,
+        })
+    }
+
+    /// Fills `out` from byte `offset`; `what` names the bytes in errors.
+    pub(crate) fn read_at(
+        &self,
+        out: &mut [u8],
+        offset: u64,
+        what: &dyn Fn() -> String,
+    ) -> Result<(), Error> {
+        self.file
+            .read_exact_at(out, offset)
+            .map_err(|source| match source.kind() {
+                ErrorKind::UnexpectedEof => Error::Truncated {
+                    path: self.path.clone(),
+                    what: what(),
+                    needed: offset.saturating_add(out.len() as u64),
+                    len: self.file.metadata().map_or(self.len, |meta| meta.len()),
+                },
+                _ => Error::Io {
+                    path: self.path.clone(),
+                    op: "read",
+                    source,
+                },
+            })
+    }
+}
+
+/// Reads a whole text file of at most `limit` bytes; `None` where it does not exist.
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
+    let io = |op| {
+        move |source| Error::Io {
+            path: path.to_owned(),
+            op,
+            source,
+        }
+    };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io("open")(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(io("read"))?;
+    let found = bytes.len() as u64;
+    if found > limit {
+        return Err(Error::TooLarge {
+            path: path.to_owned(),
+            what: "the file".into(),
+            found,
+            limit,
+        });
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => Err(Error::NotUtf8 {
+            path: path.to_owned(),
+            offset: error.utf8_error().valid_up_to() as u64,
+        }),
+    }
+}

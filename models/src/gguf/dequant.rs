@@ -1,0 +1,151 @@
+//! Decoders of the ggml block formats, one block at a time.
+//!
+//! A simple block is 32 weights behind one f16 scale (`d`), with an f16 offset
+//! (`m`) in the `_1` formats. A K block is 256 weights behind one or two f16
+//! super-scales and small integer scales for each group of 32 (16 in Q6_K).
+
+use half::f16;
+
+/// Bytes of a 32-weight block: scale, 16 pairs of nibbles.
+pub(crate) const Q4_0_BYTES: usize = 2 + 16;
+/// Scale, offset, 16 pairs of nibbles.
+pub(crate) const Q4_1_BYTES: usize = 2 + 2 + 16;
+/// Scale, 32 fifth bits, 16 pairs of nibbles.
+pub(crate) const Q5_0_BYTES: usize = 2 + 4 + 16;
+/// Scale, 32 signed bytes.
+pub(crate) const Q8_0_BYTES: usize = 2 + 32;
+/// Bytes of a 256-weight block: two super-scales, packed 6-bit scales, nibbles.
+pub(crate) const Q4_K_BYTES: usize = 2 + 2 + 12 + 128;
+/// Two super-scales, packed 6-bit scales, fifth bits, nibbles.
+pub(crate) const Q5_K_BYTES: usize = 2 + 2 + 12 + 32 + 128;
+/// Low nibbles, high bit pairs, 16 signed scales, super-scale.
+pub(crate) const Q6_K_BYTES: usize = 128 + 64 + 16 + 2;
+
+/// Decodes consecutive blocks of `B` bytes into `N` weights each.
+pub(crate) fn blocks<const B: usize, const N: usize>(
+    raw: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; B], &mut [f32; N]),
+) {
+    let (packed, _) = raw.as_chunks::<B>();
+    let (weights, _) = out.as_chunks_mut::<N>();
+    for (block, out) in packed.iter().zip(weights) {
+        decode(block, out);
+    }
+}
+
+/// The f16 at byte `at`.
+fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// `d · (q − 8)`; byte j holds weights j (low nibble) and j + 16.
+pub(crate) fn q4_0(block: &[u8; Q4_0_BYTES], out: &mut [f32; 32]) {
+    let d = half_at(block, 0);
+    for (j, &byte) in block[2..].iter().enumerate() {
+        out[j] = d * (f32::from(byte & 15) - 8.0);
+        out[j + 16] = d * (f32::from(byte >> 4) - 8.0);
+    }
+}
+
+/// `d · q + m`.
+pub(crate) fn q4_1(block: &[u8; Q4_1_BYTES], out: &mut [f32; 32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    for (j, &byte) in block[4..].iter().enumerate() {
+        out[j] = d * f32::from(byte & 15) + m;
+        out[j + 16] = d * f32::from(byte >> 4) + m;
+    }
+}
+
+/// `d · (q − 16)`; bit j of the 32-bit word is weight j's fifth bit.
+pub(crate) fn q5_0(block: &[u8; Q5_0_BYTES], out: &mut [f32; 32]) {
+    let d = half_at(block, 0);
+    let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+    let fifth = |j: usize| ((high >> j & 1) << 4) as u8;
+    for (j, &byte) in block[6..].iter().enumerate() {
+        out[j] = d * (f32::from(byte & 15 | fifth(j)) - 16.0);
+        out[j + 16] = d * (f32::from(byte >> 4 | fifth(j + 16)) - 16.0);
+    }
+}
+
+/// `d · q`.
+pub(crate) fn q8_0(block: &[u8; Q8_0_BYTES], out: &mut [f32; 32]) {
+    let d = half_at(block, 0);
+    for (value, &byte) in out.iter_mut().zip(&block[2..]) {
+        *value = d * f32::from(byte.cast_signed());
+    }
+}
+
+/// The 6-bit scale and minimum of group `j` of 8, packed in 12 bytes: the first
+/// four groups lie plainly in bytes 0–7, the others share bytes 8–11 and the
+/// top bits of the first eight.
+fn scale_min(packed: &[u8; 12], j: usize) -> (f32, f32) {
+    let (scale, min) = if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        let low = packed[j + 4];
+        (
+            low & 15 | packed[j - 4] >> 6 << 4,
+            low >> 4 | packed[j] >> 6 << 4,
+        )
+    };
+    (f32::from(scale), f32::from(min))
+}
+
+/// The packed scales that follow the two super-scales of Q4_K and Q5_K.
+fn packed_scales<const B: usize>(block: &[u8; B]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    packed.copy_from_slice(&block[4..16]);
+    packed
+}
+
+/// `d·scale·q − dmin·min`; each run of 32 bytes holds two groups, low nibbles
+/// first.
+pub(crate) fn q4_k(block: &[u8; Q4_K_BYTES], out: &mut [f32; 256]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let packed = packed_scales(block);
+    for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (scale, min) = scale_min(&packed, group);
+        let (scale, min) = (d * scale, dmin * min);
+        let bytes = &block[16 + group / 2 * 32..][..32];
+        for (value, &byte) in out.iter_mut().zip(bytes) {
+            let q = if group % 2 == 0 { byte & 15 } else { byte >> 4 };
+            *value = scale * f32::from(q) - min;
+        }
+    }
+}
+
+/// As Q4_K; bit `group` of byte j of the high bits is the fifth bit of the
+/// group's weight j.
+pub(crate) fn q5_k(block: &[u8; Q5_K_BYTES], out: &mut [f32; 256]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let packed = packed_scales(block);
+    let high = &block[16..48];
+    for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (scale, min) = scale_min(&packed, group);
+        let (scale, min) = (d * scale, dmin * min);
+        let bytes = &block[48 + group / 2 * 32..][..32];
+        for ((value, &byte), &high) in out.iter_mut().zip(bytes).zip(high) {
+            let low = if group % 2 == 0 { byte & 15 } else { byte >> 4 };
+            *value = scale * f32::from(low | (high >> group & 1) << 4) - min;
+        }
+    }
+}
+
+/// `d·scale·(q − 32)`. Each half of 128 weights has 64 bytes of low nibbles and
+/// 32 bytes of high pairs: run r of 32 takes nibble r/2 of bytes `32·(r%2)..`
+/// and bit pair r.
+pub(crate) fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut [f32; 256]) {
+    let d = half_at(block, 208);
+    for (run, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, r) = (run / 4, run % 4);
+        let low = &block[half * 64 + r % 2 * 32..][..32];
+        let high = &block[128 + half * 32..][..32];
+        for (j, value) in out.iter_mut().enumerate() {
+            let nibble = if r < 2 { low[j] & 15 } else { low[j] >> 4 };
+            let q = nibble | (high[j] >> (2 * r) & 3) << 4;
+            let scale = f32::from(block[192 + run * 2 + j / 16].cast_signed());
+            *value = d * scale * (f32::from(q) - 32.0);
+        }
+    }
+}

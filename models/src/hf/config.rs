@@ -1,0 +1,328 @@
+//! `config.json` → [`ModelConfig`].
+//!
+//! A key that is absent takes the value that the family's configuration class
+//! gives it, where every release agrees on one. A value that would change the
+//! output and is not implemented is an error.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::json::Keys;
+use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::error::Error;
+
+/// Base of the rotary frequencies where neither form of the key is present.
+const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// What distinguishes the families from one another.
+struct Family {
+    name: &'static str,
+    /// Q, K and V always carry a bias.
+    qkv_bias: bool,
+    /// `attention_bias` puts a bias on Q, K, V and O.
+    optional_bias: bool,
+    /// RMSNorm on each head of Q and K.
+    qk_norm: bool,
+    /// ReLU on the up projection as well.
+    relu_on_up: bool,
+    /// `num_key_value_heads` may be absent and then equals the query heads.
+    kv_heads_default: bool,
+    windows: Windows,
+}
+
+/// Which layers a `sliding_window` applies to.
+enum Windows {
+    /// None; the key is not the family's.
+    Never,
+    /// All.
+    Every,
+    /// Those that `layer_types` names, or else those from `max_window_layers`
+    /// on where `use_sliding_window` is set.
+    ByLayer,
+}
+
+const PLAIN: Family = Family {
+    name: "",
+    qkv_bias: false,
+    optional_bias: false,
+    qk_norm: false,
+    relu_on_up: false,
+    kv_heads_default: false,
+    windows: Windows::Never,
+};
+
+const FAMILIES: [Family; 5] = [
+    Family {
+        name: "llama",
+        optional_bias: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "mistral",
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "qwen2",
+        qkv_bias: true,
+        windows: Windows::ByLayer,
+        ..PLAIN
+    },
+    Family {
+        name: "qwen3",
+        optional_bias: true,
+        qk_norm: true,
+        windows: Windows::ByLayer,
+        ..PLAIN
+    },
+    Family {
+        name: "bamboo",
+        relu_on_up: true,
+        windows: Windows::Every,
+        ..PLAIN
+    },
+];
+
+/// Translates a parsed `config.json`. The tokens are those it names itself;
+/// `name` is the model's.
+pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<ModelConfig, Error> {
+    let keys = Keys::new(path, value)?;
+    let model_type = keys.need_str("model_type")?;
+    let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) else {
+        return Err(Error::UnknownFamily {
+            path: path.to_owned(),
+            found: format!("{model_type:?}"),
+            supported: FAMILIES.map(|family| family.name).join(", "),
+        });
+    };
+    refuse_unsupported(&keys, family)?;
+
+    let d_model = keys.need_u32("hidden_size")?;
+    let layers = keys.need_u32("num_hidden_layers")?;
+    if layers > MAX_COUNT {
+        return Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}")));
+    }
+    let heads = keys.need_u32("num_attention_heads")?;
+    let kv_heads = match keys.u32("num_key_value_heads")? {
+        Some(kv_heads) => kv_heads,
+        None if family.kv_heads_default => heads,
+        None => return Err(keys.missing("num_key_value_heads", "an integer")),
+    };
+    let head_dim = head_dim(&keys, family, d_model, heads)?;
+    let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
+    Ok(ModelConfig {
+        family: family.name.to_owned(),
+        name,
+        vocab: keys.need_u32("vocab_size")?,
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: keys.need_u32("intermediate_size")?,
+        experts: 1,
+        ffn_kind: ffn_kind(path, &keys, family)?,
+        rms_eps: keys.need_f32("rms_norm_eps")?,
+        rope: rope(&keys, head_dim)?,
+        window: windows(&keys, family, layers)?,
+        qkv_bias: family.qkv_bias || attention_bias,
+        o_bias: attention_bias,
+        qk_norm: family.qk_norm,
+        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(false),
+        max_context: keys.need_u32("max_position_embeddings")?,
+        bos: keys.u32("bos_token_id")?,
+        add_bos: false,
+        eos: keys.tokens("eos_token_id")?,
+        predictor_threshold: None,
+    })
+}
+
+fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
+    for key in ["quantization_config", "compression_config"] {
+        if keys.get(key).is_some() {
+            return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
+        }
+    }
+    if keys.bool("mlp_bias")? == Some(true) {
+        return Err(keys.unsupported(
+            "mlp_bias",
+            "ffn projections with a bias are not implemented",
+        ));
+    }
+    if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
+        return Err(keys.unsupported("attention_bias", "this family has no such option"));
+    }
+    Ok(())
+}
+
+fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
+    match keys.u32("head_dim")? {
+        Some(head_dim) => Ok(head_dim),
+        None if family.qk_norm => Err(keys.missing("head_dim", "an integer")),
+        None if heads > 0 && d_model.is_multiple_of(heads) => Ok(d_model / heads),
+        None => Err(keys.bad(
+            "num_attention_heads",
+            &format!("a divisor of hidden_size = {d_model}, or head_dim"),
+        )),
+    }
+}
+
+/// An unknown activation is refused: a wrong one would give plausible nonsense.
+fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
+    let found = keys.need_str("hidden_act")?;
+    let activation = match found {
+        "relu" => Activation::Relu,
+        "fatrelu" => Activation::FatRelu {
+            threshold: keys.need_f32("hidden_act_param")?,
+        },
+        "relu2" => Activation::Relu2,
+        "silu" | "swish" => Activation::Silu,
+        "gelu" => Activation::Gelu,
+        "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+        _ => {
+            return Err(Error::UnknownActivation {
+                path: path.to_owned(),
+                key: "hidden_act".into(),
+                found: format!("{found:?}"),
+                supported:
+                    "relu, fatrelu (with hidden_act_param), relu2, silu, gelu, gelu_pytorch_tanh"
+                        .into(),
+            });
+        }
+    };
+    if family.relu_on_up && activation != Activation::Relu {
+        return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
+    }
+    Ok(FfnKind {
+        activation,
+        relu_on_up: family.relu_on_up,
+    })
+}
+
+/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling`
+/// and `rope_theta` (before it). Values inside the object win over those beside it.
+fn rope(keys: &Keys, head_dim: u32) -> Result<Rope, Error> {
+    let modern = keys.object("rope_parameters", "rope_parameters.")?;
+    let old = keys.object("rope_scaling", "rope_scaling.")?;
+    let mut theta = keys.f32("rope_theta")?;
+    let mut scaling = None;
+    for object in [keys].into_iter().chain(&old).chain(&modern) {
+        if object
+            .f32("partial_rotary_factor")?
+            .is_some_and(|factor| factor != 1.0)
+        {
+            return Err(object.unsupported(
+                "partial_rotary_factor",
+                "only 1 is implemented for this family",
+            ));
+        }
+    }
+    for object in old.iter().chain(&modern) {
+        let parsed = rope_scaling(keys, object)?;
+        if scaling.is_some_and(|earlier| earlier != parsed) {
+            return Err(keys.bad(
+                "rope_scaling",
+                "the same as rope_parameters where both are given",
+            ));
+        }
+        scaling = Some(parsed);
+        theta = object.f32("rope_theta")?.or(theta);
+    }
+    Ok(Rope {
+        theta: theta.unwrap_or(DEFAULT_ROPE_THETA),
+        dims: head_dim,
+        scaling: scaling.unwrap_or(RopeScaling::None),
+    })
+}
+
+fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
+        return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
+    }
+    let key = if object.get("rope_type").is_some() {
+        "rope_type"
+    } else {
+        "type"
+    };
+    match object.str(key)? {
+        None | Some("default") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear {
+            factor: object.need_f32("factor")?,
+        }),
+        Some("llama3") => {
+            let original = "original_max_position_embeddings";
+            let original_context = match object.u32(original)? {
+                Some(context) => context,
+                None => top
+                    .u32(original)?
+                    .ok_or_else(|| object.missing(original, "an integer"))?,
+            };
+            Ok(RopeScaling::Llama3 {
+                factor: object.need_f32("factor")?,
+                low_freq_factor: object.need_f32("low_freq_factor")?,
+                high_freq_factor: object.need_f32("high_freq_factor")?,
+                original_context,
+            })
+        }
+        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3")),
+    }
+}
+
+/// One window per layer, 0 for full attention.
+fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error> {
+    let full = vec![0; layers as usize];
+    let window = || -> Result<Option<u32>, Error> {
+        match keys.u32("sliding_window")? {
+            Some(0) => Err(keys.bad("sliding_window", "null, or 1 and more")),
+            window => Ok(window),
+        }
+    };
+    match family.windows {
+        Windows::Never => Ok(full),
+        Windows::Every => Ok(vec![window()?.unwrap_or(0); layers as usize]),
+        Windows::ByLayer => {
+            let window = match keys.bool("use_sliding_window")? {
+                Some(true) => window()?,
+                _ => None,
+            };
+            if let Some(kinds) = keys.read("layer_types", "a list", Value::as_array)? {
+                return by_layer_types(keys, kinds, window, layers);
+            }
+            let Some(window) = window else {
+                return Ok(full);
+            };
+            let first = keys.need_u32("max_window_layers")?;
+            Ok((0..layers)
+                .map(|layer| if layer >= first { window } else { 0 })
+                .collect())
+        }
+    }
+}
+
+fn by_layer_types(
+    keys: &Keys,
+    kinds: &[Value],
+    window: Option<u32>,
+    layers: u32,
+) -> Result<Vec<u32>, Error> {
+    if kinds.len() != layers as usize {
+        return Err(keys.bad(
+            "layer_types",
+            &format!("one entry for each of {layers} layers"),
+        ));
+    }
+    kinds
+        .iter()
+        .map(|kind| match (kind.as_str(), window) {
+            (Some("full_attention"), _) => Ok(0),
+            (Some("sliding_attention"), Some(window)) => Ok(window),
+            (Some("sliding_attention"), None) => Err(keys.bad(
+                "layer_types",
+                "no sliding_attention, for use_sliding_window and sliding_window are not set",
+            )),
+            _ => Err(keys.bad("layer_types", "full_attention or sliding_attention")),
+        })
+        .collect()
+}

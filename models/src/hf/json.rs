@@ -1,0 +1,173 @@
+//! Typed access to the keys of a JSON object, with errors that name them.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+/// A JSON object and where it came from.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    path: &'a Path,
+    /// Name of the enclosing key, with its dot; empty at the top.
+    prefix: &'static str,
+    map: &'a Map<String, Value>,
+}
+
+/// Parses a file's text.
+pub(super) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text).map_err(|error| json_error(path, &error))
+}
+
+pub(super) fn json_error(path: &Path, error: &serde_json::Error) -> Error {
+    Error::Json {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(path: &'a Path, value: &'a Value) -> Result<Self, Error> {
+        match value.as_object() {
+            Some(map) => Ok(Self {
+                path,
+                prefix: "",
+                map,
+            }),
+            None => Err(Error::Json {
+                path: path.to_owned(),
+                reason: "the top is not an object".into(),
+            }),
+        }
+    }
+
+    /// The key's value; null counts as absent.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The whole object.
+    pub(super) fn map(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
+    /// The object under `key`. `prefix` is the key with a dot.
+    pub(super) fn object(
+        &self,
+        key: &str,
+        prefix: &'static str,
+    ) -> Result<Option<Keys<'a>>, Error> {
+        self.read(key, "an object", |value| {
+            value.as_object().map(|map| Keys {
+                path: self.path,
+                prefix,
+                map,
+            })
+        })
+    }
+
+    /// The value under `key`, converted; an error where it is there and does not convert.
+    pub(super) fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        self.get(key)
+            .map(|value| convert(value).ok_or_else(|| self.bad(key, expected)))
+            .transpose()
+    }
+
+    pub(super) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        self.read(key, "an integer, 0 to 4294967295", as_u32)
+    }
+
+    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        self.read(key, "a finite number", |value| {
+            value
+                .as_f64()
+                .map(|number| number as f32)
+                .filter(|number| number.is_finite())
+        })
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>, Error> {
+        self.read(key, "a string", Value::as_str)
+    }
+
+    pub(super) fn need_u32(&self, key: &str) -> Result<u32, Error> {
+        self.u32(key)?
+            .ok_or_else(|| self.missing(key, "an integer"))
+    }
+
+    pub(super) fn need_f32(&self, key: &str) -> Result<f32, Error> {
+        self.f32(key)?.ok_or_else(|| self.missing(key, "a number"))
+    }
+
+    pub(super) fn need_str(&self, key: &str) -> Result<&'a str, Error> {
+        self.str(key)?.ok_or_else(|| self.missing(key, "a string"))
+    }
+
+    /// A token id or a list of them; empty where the key is absent.
+    pub(super) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
+        let convert = |value: &Value| match value {
+            Value::Array(list) => list.iter().map(as_u32).collect(),
+            single => as_u32(single).map(|token| vec![token]),
+        };
+        Ok(self
+            .read(key, "a token id or a list of them", convert)?
+            .unwrap_or_default())
+    }
+
+    pub(super) fn missing(&self, key: &str, expected: &str) -> Error {
+        Error::MissingKey {
+            path: self.path.to_owned(),
+            key: self.name(key),
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn bad(&self, key: &str, expected: &str) -> Error {
+        Error::BadKey {
+            path: self.path.to_owned(),
+            key: self.name(key),
+            found: self.found(key),
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn unsupported(&self, key: &str, why: &str) -> Error {
+        Error::Unsupported {
+            path: self.path.to_owned(),
+            key: self.name(key),
+            found: self.found(key),
+            why: why.into(),
+        }
+    }
+
+    fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// The value as text, cut where it is long.
+    fn found(&self, key: &str) -> String {
+        const SHOWN: usize = 80;
+        let text = self
+            .map
+            .get(key)
+            .map_or_else(|| "absent".into(), Value::to_string);
+        match text.char_indices().nth(SHOWN) {
+            Some((end, _)) => format!("{}…", &text[..end]),
+            None => text,
+        }
+    }
+}
+
+fn as_u32(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|number| u32::try_from(number).ok())
+}

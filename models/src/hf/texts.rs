@@ -1,0 +1,140 @@
+//! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and
+//! `chat_template.jinja`.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::json::{self, Keys};
+use super::{MAX_CONFIG, need_text};
+use crate::checkpoint::SamplingDefaults;
+use crate::config::ModelConfig;
+use crate::error::Error;
+use crate::file::read_text;
+use crate::special::SpecialTokens;
+
+/// Longest `tokenizer.json`.
+const MAX_TOKENIZER: u64 = 256 << 20;
+
+/// What the files say, besides what went into the configuration.
+pub(super) struct Texts {
+    pub(super) tokenizer_json: String,
+    pub(super) chat_template: Option<String>,
+    pub(super) sampling: SamplingDefaults,
+}
+
+/// The part of `tokenizer_config.json` that matters here.
+#[derive(Default)]
+struct TokenizerConfig {
+    chat_template: Option<String>,
+    bos: Option<String>,
+    eos: Option<String>,
+    add_bos: Option<bool>,
+}
+
+/// Reads the files and completes `config`'s special tokens.
+pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Error> {
+    let path = folder.join("tokenizer.json");
+    let why = "it holds the tokenizer; save the fast tokenizer, which writes it, into the folder";
+    let tokenizer_json = need_text(&path, MAX_TOKENIZER, why)?;
+    let special = SpecialTokens::parse(&path, &tokenizer_json)?;
+    let tokenizer = read_tokenizer_config(&folder.join("tokenizer_config.json"))?;
+    let (sampling, generation_eos) =
+        read_generation_config(&folder.join("generation_config.json"))?;
+    let template_file = read_text(&folder.join("chat_template.jinja"), MAX_CONFIG)?;
+
+    let token = |name: &Option<String>| name.as_deref().and_then(|name| special.id(name));
+    // Any token that one of the files calls an end is one; the tokenizer's own first.
+    let declared = std::mem::take(&mut config.eos);
+    for id in token(&tokenizer.eos)
+        .into_iter()
+        .chain(generation_eos)
+        .chain(declared)
+    {
+        if !config.eos.contains(&id) {
+            config.eos.push(id);
+        }
+    }
+    let bos = token(&tokenizer.bos).or(config.bos);
+    (config.bos, config.add_bos) = match (tokenizer.add_bos, special.leading) {
+        (Some(false), _) => (bos, false),
+        (_, Some(leading)) => (Some(leading), true),
+        (Some(true), None) => (bos, bos.is_some()),
+        (None, None) => (bos, false),
+    };
+    Ok(Texts {
+        tokenizer_json,
+        chat_template: template_file.or(tokenizer.chat_template),
+        sampling,
+    })
+}
+
+fn read_tokenizer_config(path: &Path) -> Result<TokenizerConfig, Error> {
+    let Some(text) = read_text(path, MAX_CONFIG)? else {
+        return Ok(TokenizerConfig::default());
+    };
+    let value = json::parse(path, &text)?;
+    let keys = Keys::new(path, &value)?;
+    Ok(TokenizerConfig {
+        chat_template: chat_template(&keys)?,
+        bos: token_text(&keys, "bos_token")?,
+        eos: token_text(&keys, "eos_token")?,
+        add_bos: keys.bool("add_bos_token")?,
+    })
+}
+
+/// A special token: a string, or an object with its `content`.
+fn token_text(keys: &Keys, key: &str) -> Result<Option<String>, Error> {
+    keys.read(key, "a string or an object with content", |value| {
+        value
+            .as_str()
+            .or_else(|| value.get("content")?.as_str())
+            .map(str::to_owned)
+    })
+}
+
+/// One template, or a list of named ones of which `default` is taken.
+fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
+    let expected = "a string, or a list of {name, template} with one named default";
+    keys.read("chat_template", expected, |value| match value {
+        Value::String(template) => Some(template.clone()),
+        Value::Array(list) => {
+            let default = list
+                .iter()
+                .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))?;
+            default.get("template")?.as_str().map(str::to_owned)
+        }
+        _ => None,
+    })
+}
+
+/// Sampling parameters count only where `do_sample` is set, as they do in
+/// transformers.
+fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), Error> {
+    let Some(text) = read_text(path, MAX_CONFIG)? else {
+        return Ok(Default::default());
+    };
+    let value = json::parse(path, &text)?;
+    let keys = Keys::new(path, &value)?;
+    let eos = keys.tokens("eos_token_id")?;
+    let sampling = SamplingDefaults {
+        temperature: keys.f32("temperature")?,
+        top_k: keys.u32("top_k")?,
+        top_p: keys.f32("top_p")?,
+    };
+    if sampling.temperature.is_some_and(|t| t < 0.0) {
+        return Err(keys.bad("temperature", "0 or more"));
+    }
+    if sampling.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
+        return Err(keys.bad("top_p", "above 0, at most 1"));
+    }
+    let sampled = keys.bool("do_sample")? == Some(true);
+    Ok((
+        if sampled {
+            sampling
+        } else {
+            SamplingDefaults::default()
+        },
+        eos,
+    ))
+}

@@ -1,0 +1,493 @@
+//! The one [`Checkpoint`]: tensors lying in files, whatever described them.
+//!
+//! A reader parses its format's headers into [`Found`] tensors; [`Store::new`]
+//! holds them against the configuration; rows are then read by position.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
+use crate::config::ModelConfig;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::file::DataFile;
+use crate::names::{Required, Role, TensorId, required};
+
+/// Bytes read from a file at a time.
+const READ_BYTES: usize = 1 << 20;
+/// Bytes at each end of a file that enter the fingerprint.
+const FINGERPRINT_BYTES: u64 = 1 << 20;
+
+/// How the stored matrix relates to the presented one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// They are the same.
+    AsIs,
+    /// Stored `[cols × rows]`.
+    Transposed,
+    /// The rows of each head are stored in interleaved rotary order: pair i at
+    /// rows 2i and 2i+1, where rotate-half has it at i and i + head_dim/2.
+    Interleaved {
+        /// Rows per head (columns per head, for a bias).
+        head_dim: usize,
+    },
+}
+
+/// A tensor found in a file, under its canonical id.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) id: TensorId,
+    pub(crate) name: String,
+    /// Outermost dimension first, as stored.
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) layout: Layout,
+    /// Index into the files.
+    pub(crate) file: usize,
+    /// Byte position of the first element.
+    pub(crate) offset: u64,
+}
+
+/// Everything about a checkpoint that is not a tensor.
+pub(crate) struct About {
+    pub(crate) path: PathBuf,
+    /// The file that holds the configuration, for errors about it.
+    pub(crate) config_path: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer_json: String,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) sampling: SamplingDefaults,
+}
+
+/// An opened, checked checkpoint.
+pub(crate) struct Store {
+    about: About,
+    files: Vec<DataFile>,
+    infos: Vec<TensorInfo>,
+    places: Vec<Place>,
+    index: HashMap<TensorId, usize>,
+    fingerprint: u64,
+    /// The matrix transposed last, by its position in `infos`.
+    transposed: RefCell<Option<(usize, Vec<f32>)>>,
+    raw: RefCell<Vec<u8>>,
+}
+
+/// Where a tensor lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    file: usize,
+    offset: u64,
+    dtype: DType,
+    layout: Layout,
+    /// Columns of the stored matrix.
+    cols: usize,
+    /// Bytes of a stored row.
+    row_bytes: usize,
+}
+
+impl Store {
+    /// Checks `found` against the configuration. `spell` says what the format
+    /// calls a tensor, for errors about one that is missing.
+    pub(crate) fn new(
+        about: About,
+        files: Vec<DataFile>,
+        found: Vec<Found>,
+        spell: &dyn Fn(TensorId) -> String,
+    ) -> Result<Self, Error> {
+        about.config.validate(&about.config_path)?;
+        let mut by_id = HashMap::with_capacity(found.len());
+        for tensor in found {
+            let path = files[tensor.file].path.clone();
+            if let Some(other) = by_id.insert(tensor.id, tensor) {
+                return Err(Error::Duplicate {
+                    path,
+                    what: "tensor",
+                    name: other.name,
+                });
+            }
+        }
+        let mut store = Self {
+            infos: Vec::new(),
+            places: Vec::new(),
+            index: HashMap::new(),
+            fingerprint: 0,
+            transposed: RefCell::new(None),
+            raw: RefCell::new(Vec::new()),
+            about,
+            files,
+        };
+        for wanted in required(&store.about.config) {
+            store.take(&mut by_id, wanted, spell)?;
+        }
+        store.take_predictors(&mut by_id, spell)?;
+        if let Some(tensor) = by_id.into_values().min_by_key(|tensor| tensor.id) {
+            return Err(Error::UnexpectedTensor {
+                path: store.files[tensor.file].path.clone(),
+                tensor: tensor.name,
+                family: store.about.config.family,
+            });
+        }
+        store.fingerprint = store.compute_fingerprint()?;
+        Ok(store)
+    }
+
+    /// Moves one required tensor from `by_id` into the table.
+    fn take(
+        &mut self,
+        by_id: &mut HashMap<TensorId, Found>,
+        wanted: Required,
+        spell: &dyn Fn(TensorId) -> String,
+    ) -> Result<(), Error> {
+        let Required { id, rows, cols } = wanted;
+        let Some(tensor) = by_id.remove(&id) else {
+            let expected = if rows == 1 {
+                vec![cols]
+            } else {
+                vec![rows, cols]
+            };
+            return Err(Error::MissingTensor {
+                path: self.about.path.clone(),
+                tensor: spell(id),
+                expected: shape_text(&expected),
+            });
+        };
+        let is_vector = rows == 1 && tensor.layout != Layout::Transposed && !is_matrix(id.role);
+        let stored = match tensor.layout {
+            Layout::Transposed => vec![cols, rows],
+            _ if is_vector => vec![cols],
+            _ => vec![rows, cols],
+        };
+        let path = &self.files[tensor.file].path;
+        if tensor.shape != stored {
+            return Err(Error::WrongShape {
+                path: path.clone(),
+                tensor: tensor.name,
+                found: shape_text(&tensor.shape),
+                expected: shape_text(&stored),
+            });
+        }
+        let (stored_rows, stored_cols) = if is_vector {
+            (1, cols)
+        } else {
+            (stored[0], stored[1])
+        };
+        let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
+        self.index.insert(id, self.infos.len());
+        self.places.push(Place {
+            file: tensor.file,
+            offset: tensor.offset,
+            dtype: tensor.dtype,
+            layout: tensor.layout,
+            cols: stored_cols,
+            row_bytes,
+        });
+        self.infos.push(TensorInfo {
+            id,
+            source_name: tensor.name,
+            rows,
+            cols,
+            source_dtype: tensor.dtype.name().to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Predictors are optional, each with a rank of its own; half of one is an error.
+    fn take_predictors(
+        &mut self,
+        by_id: &mut HashMap<TensorId, Found>,
+        spell: &dyn Fn(TensorId) -> String,
+    ) -> Result<(), Error> {
+        let (d, ffn) = (
+            self.about.config.d_model as usize,
+            self.about.config.ffn as usize,
+        );
+        for layer in 0..self.about.config.layers {
+            let fc1 = TensorId::layer(Role::PredictorFc1, layer);
+            let fc2 = TensorId::layer(Role::PredictorFc2, layer);
+            let rank = match (by_id.get(&fc1), by_id.get(&fc2)) {
+                (None, None) => continue,
+                (Some(first), _) => first.shape.first(),
+                (None, Some(second)) => second.shape.last(),
+            };
+            // A rank of 0 or none at all fails the shape check.
+            let rank = rank.copied().unwrap_or(0).max(1);
+            self.take(
+                by_id,
+                Required {
+                    id: fc1,
+                    rows: rank,
+                    cols: d,
+                },
+                spell,
+            )?;
+            self.take(
+                by_id,
+                Required {
+                    id: fc2,
+                    rows: ffn,
+                    cols: rank,
+                },
+                spell,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn compute_fingerprint(&self) -> Result<u64, Error> {
+        let mut hash = Xxh3::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        for (info, place) in self.infos.iter().zip(&self.places) {
+            part(info.id.to_string().as_bytes());
+            part(info.source_name.as_bytes());
+            part(info.source_dtype.as_bytes());
+            for number in [
+                info.rows as u64,
+                info.cols as u64,
+                place.file as u64,
+                place.offset,
+            ] {
+                part(&number.to_le_bytes());
+            }
+        }
+        // The name may come from the folder's; the content is the same wherever it lies.
+        let config = ModelConfig {
+            name: String::new(),
+            ..self.about.config.clone()
+        };
+        part(format!("{config:?}").as_bytes());
+        part(self.about.tokenizer_json.as_bytes());
+        part(self.about.chat_template.as_deref().unwrap_or("").as_bytes());
+        for file in &self.files {
+            part(&file.len.to_le_bytes());
+            let size = file.len.min(FINGERPRINT_BYTES);
+            let mut bytes = vec![0; size as usize];
+            for offset in [0, file.len - size] {
+                file.read_at(&mut bytes, offset, &|| "the fingerprint".into())?;
+                part(&bytes);
+            }
+        }
+        Ok(hash.digest())
+    }
+
+    /// Reads stored rows `[first, first + out.len()/cols)` in bounded pieces.
+    fn read_stored(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
+        let place = &self.places[at];
+        let file = &self.files[place.file];
+        let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
+        let mut raw = self.raw.borrow_mut();
+        let mut row = first;
+        for piece in out.chunks_mut(rows_at_once * place.cols) {
+            let count = piece.len() / place.cols;
+            raw.resize(count * place.row_bytes, 0);
+            let offset = place.offset + row as u64 * place.row_bytes as u64;
+            file.read_at(&mut raw, offset, &|| {
+                format!("tensor {}", self.infos[at].source_name)
+            })?;
+            place.dtype.decode(&raw, piece);
+            row += count;
+        }
+        Ok(())
+    }
+
+    /// Undoes the interleaved rotary order, of rows or (for a bias) of columns.
+    fn read_interleaved(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        head_dim: usize,
+    ) -> Result<(), Error> {
+        let info = &self.infos[at];
+        if info.rows == 1 {
+            let mut stored = vec![0.0; info.cols];
+            self.read_stored(at, 0, &mut stored)?;
+            for (col, value) in out.iter_mut().enumerate() {
+                *value = stored[interleaved(col, head_dim)];
+            }
+            return Ok(());
+        }
+        for (k, row) in out.chunks_mut(info.cols).enumerate() {
+            self.read_stored(at, interleaved(first + k, head_dim), row)?;
+        }
+        Ok(())
+    }
+
+    /// Copies rows out of the transposed matrix, transposing it first unless it
+    /// is the one at hand.
+    fn read_transposed(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
+        let info = &self.infos[at];
+        let (rows, cols) = (info.rows, info.cols);
+        let mut cache = self.transposed.borrow_mut();
+        if cache.as_ref().is_none_or(|(cached, _)| *cached != at) {
+            let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
+            matrix.resize(rows * cols, 0.0);
+            // A strip of 16 stored rows becomes 64-byte runs in every presented row.
+            const STRIP: usize = 16;
+            let mut strip = vec![0.0; STRIP * rows];
+            for start in (0..cols).step_by(STRIP) {
+                let width = STRIP.min(cols - start);
+                let strip = &mut strip[..width * rows];
+                self.read_stored(at, start, strip)?;
+                for row in 0..rows {
+                    let run = &mut matrix[row * cols + start..][..width];
+                    for (k, value) in run.iter_mut().enumerate() {
+                        *value = strip[k * rows + row];
+                    }
+                }
+            }
+            *cache = Some((at, matrix));
+        }
+        if let Some((_, matrix)) = cache.as_ref() {
+            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
+        }
+        Ok(())
+    }
+}
+
+impl Checkpoint for Store {
+    fn path(&self) -> &Path {
+        &self.about.path
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.about.config
+    }
+
+    fn tokenizer_json(&self) -> &str {
+        &self.about.tokenizer_json
+    }
+
+    fn chat_template(&self) -> Option<&str> {
+        self.about.chat_template.as_deref()
+    }
+
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        self.about.sampling
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.infos
+    }
+
+    fn read_rows(
+        &self,
+        id: TensorId,
+        first: usize,
+        count: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let Some(&at) = self.index.get(&id) else {
+            return Err(Error::NoSuchTensor {
+                path: self.about.path.clone(),
+                id,
+            });
+        };
+        let (rows, cols) = (self.infos[at].rows, self.infos[at].cols);
+        let in_range = first.checked_add(count).is_some_and(|end| end <= rows);
+        if !in_range || count.checked_mul(cols) != Some(out.len()) {
+            return Err(Error::RowRange {
+                path: self.about.path.clone(),
+                id,
+                found: format!("{count} rows from row {first} into {} numbers", out.len()),
+                expected: format!("rows below {rows}, {cols} numbers each"),
+            });
+        }
+        match self.places[at].layout {
+            Layout::AsIs => self.read_stored(at, first, out)?,
+            Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
+            Layout::Transposed => self.read_transposed(at, first, out)?,
+        }
+        match out.iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(index) => Err(Error::NotFinite {
+                path: self.files[self.places[at].file].path.clone(),
+                tensor: self.infos[at].source_name.clone(),
+                row: first + index / cols,
+                col: index % cols,
+                found: out[index],
+            }),
+        }
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}
+
+/// Stored position of rotate-half position `row` in interleaved order.
+fn interleaved(row: usize, head_dim: usize) -> usize {
+    let (head, inside) = (row / head_dim, row % head_dim);
+    let half = head_dim / 2;
+    head * head_dim + 2 * (inside % half) + inside / half
+}
+
+/// Whether a role is a matrix even where it has one row.
+fn is_matrix(role: Role) -> bool {
+    use Role::*;
+    matches!(
+        role,
+        Embed | Head | Q | K | V | O | Gate | Up | Down | PredictorFc1 | PredictorFc2
+    )
+}
+
+/// Proves that a tensor's rows are whole blocks inside its file; returns the
+/// bytes of a row.
+fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Result<usize, Error> {
+    let (Some(row_bytes), Some(bytes)) =
+        (tensor.dtype.row_bytes(cols), tensor.dtype.bytes(rows, cols))
+    else {
+        return Err(Error::WrongShape {
+            path: file.path.clone(),
+            tensor: tensor.name.clone(),
+            found: shape_text(&tensor.shape),
+            expected: format!(
+                "rows of a multiple of {} for {}",
+                tensor.dtype.block().0,
+                tensor.dtype.name()
+            ),
+        });
+    };
+    match tensor.offset.checked_add(bytes) {
+        Some(end) if end <= file.len => Ok(row_bytes),
+        end => Err(Error::Truncated {
+            path: file.path.clone(),
+            what: format!("tensor {}", tensor.name),
+            needed: end.unwrap_or(u64::MAX),
+            len: file.len,
+        }),
+    }
+}
+
+/// `[2, 3]`.
+pub(crate) fn shape_text(shape: &[usize]) -> String {
+    format!("{shape:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_order_is_the_inverse_of_the_converters_permutation() {
+        // The converter's reshape(heads, 2, half).swapaxes(1, 2), written out.
+        let (heads, head_dim) = (3, 8);
+        let half = head_dim / 2;
+        let mut stored = Vec::new();
+        for head in 0..heads {
+            for pair in 0..half {
+                for part in 0..2 {
+                    stored.push(head * head_dim + part * half + pair);
+                }
+            }
+        }
+        for row in 0..heads * head_dim {
+            assert_eq!(stored[interleaved(row, head_dim)], row);
+        }
+    }
+}

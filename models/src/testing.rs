@@ -1,0 +1,203 @@
+//! Tiny checkpoints for the unit tests, written by other code than the readers
+//! use, so that a misunderstanding cannot cancel itself out.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use crate::names::TensorId;
+
+/// Sizes of the tiny decoder: all different, so that no two can be confused.
+pub(crate) const D: usize = 24;
+pub(crate) const FFN: usize = 40;
+pub(crate) const LAYERS: usize = 2;
+pub(crate) const HEADS: usize = 4;
+pub(crate) const KV_HEADS: usize = 2;
+pub(crate) const HEAD_DIM: usize = 8;
+pub(crate) const VOCAB: usize = 11;
+
+/// A weight that depends on the tensor's name and the position, and that f16
+/// and bf16 hold exactly.
+pub(crate) fn weight(name: &str, index: usize) -> f32 {
+    let seed = name.bytes().fold(7u32, |hash, byte| {
+        hash.wrapping_mul(31).wrapping_add(u32::from(byte))
+    });
+    let mixed = seed.wrapping_add(index as u32).wrapping_mul(0x9E37_79B1) >> 16;
+    (mixed % 61) as f32 / 16.0 - 2.0
+}
+
+pub(crate) const TOKENIZER: &str = r#"{"added_tokens":[{"id":1,"content":"<s>"},{"id":2,"content":"</s>"}],
+    "post_processor":null,"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
+
+/// One tensor of a folder under construction.
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Tensor {
+    /// The standard weights of `name`.
+    pub(crate) fn new(name: &str, shape: &[usize], dtype: Dtype) -> Self {
+        let mut bytes = Vec::new();
+        for index in 0..shape.iter().product() {
+            let value = weight(name, index);
+            match dtype {
+                Dtype::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+                Dtype::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+                _ => bytes.extend(value.to_le_bytes()),
+            }
+        }
+        Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes,
+        }
+    }
+}
+
+/// A Hugging Face folder under construction: change it, then open it.
+pub(crate) struct Folder {
+    dir: TempDir,
+    pub(crate) config: Value,
+    pub(crate) tensors: BTreeMap<String, Tensor>,
+    pub(crate) texts: BTreeMap<&'static str, String>,
+}
+
+impl Folder {
+    /// A complete folder of a family.
+    pub(crate) fn new(family: &str) -> Self {
+        let mut config = json!({
+            "model_type": family,
+            "hidden_size": D,
+            "intermediate_size": FFN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "vocab_size": VOCAB,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000.0,
+            "hidden_act": "silu",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        });
+        if family == "bamboo" {
+            config["hidden_act"] = "relu".into();
+        }
+        let mut folder = Self {
+            dir: TempDir::new().unwrap(),
+            config,
+            tensors: BTreeMap::new(),
+            texts: BTreeMap::from([("tokenizer.json", TOKENIZER.to_owned())]),
+        };
+        folder.add("model.embed_tokens.weight", &[VOCAB, D]);
+        folder.add("model.norm.weight", &[D]);
+        folder.add("lm_head.weight", &[VOCAB, D]);
+        for layer in 0..LAYERS {
+            let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+            let mut add = |name: &str, shape: &[usize]| {
+                folder.add(&format!("model.layers.{layer}.{name}"), shape)
+            };
+            add("input_layernorm.weight", &[D]);
+            add("post_attention_layernorm.weight", &[D]);
+            add("self_attn.q_proj.weight", &[q, D]);
+            add("self_attn.k_proj.weight", &[kv, D]);
+            add("self_attn.v_proj.weight", &[kv, D]);
+            add("self_attn.o_proj.weight", &[D, q]);
+            add("mlp.gate_proj.weight", &[FFN, D]);
+            add("mlp.up_proj.weight", &[FFN, D]);
+            add("mlp.down_proj.weight", &[D, FFN]);
+            if family == "qwen2" {
+                add("self_attn.q_proj.bias", &[q]);
+                add("self_attn.k_proj.bias", &[kv]);
+                add("self_attn.v_proj.bias", &[kv]);
+            }
+            if family == "qwen3" {
+                add("self_attn.q_norm.weight", &[HEAD_DIM]);
+                add("self_attn.k_norm.weight", &[HEAD_DIM]);
+            }
+        }
+        folder
+    }
+
+    /// Adds (or replaces) a tensor; matrices are BF16, vectors F32.
+    pub(crate) fn add(&mut self, name: &str, shape: &[usize]) {
+        let dtype = if shape.len() == 1 {
+            Dtype::F32
+        } else {
+            Dtype::BF16
+        };
+        self.tensors
+            .insert(name.to_owned(), Tensor::new(name, shape, dtype));
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes the tensors that `take` accepts into one safetensors file.
+    pub(crate) fn write_tensors(&self, name: &str, take: impl Fn(&str) -> bool) {
+        let views = self
+            .tensors
+            .iter()
+            .filter(|(name, _)| take(name))
+            .map(|(name, tensor)| {
+                (
+                    name.clone(),
+                    TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes).unwrap(),
+                )
+            });
+        safetensors::serialize_to_file(views, None, &self.file(name)).unwrap();
+    }
+
+    pub(crate) fn write_texts(&self) {
+        std::fs::write(self.file("config.json"), self.config.to_string()).unwrap();
+        for (name, text) in &self.texts {
+            std::fs::write(self.file(name), text).unwrap();
+        }
+    }
+
+    /// Writes everything, one file for all tensors.
+    pub(crate) fn write(&self) {
+        self.write_texts();
+        self.write_tensors("model.safetensors", |_| true);
+    }
+
+    pub(crate) fn open(&self) -> Result<Box<dyn Checkpoint>, Error> {
+        self.write();
+        crate::open(self.path())
+    }
+
+    /// The error that opening gives.
+    pub(crate) fn refused(&self) -> Error {
+        match self.open() {
+            Err(error) => error,
+            Ok(_) => panic!("a bad checkpoint was accepted"),
+        }
+    }
+}
+
+/// All rows of a tensor.
+pub(crate) fn read_all(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<f32> {
+    let info = checkpoint
+        .tensors()
+        .iter()
+        .find(|info| info.id == id)
+        .unwrap();
+    let mut out = vec![f32::NAN; info.rows * info.cols];
+    checkpoint.read_rows(id, 0, info.rows, &mut out).unwrap();
+    out
+}
