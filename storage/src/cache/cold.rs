@@ -1,0 +1,481 @@
+//! The cold region: a fixed number of slots, least recently used neurons leave first.
+
+use super::policy::{Links, List};
+use super::table::{Key, Table};
+use crate::arena::{Arena, SharedSlot, Slot};
+
+/// A resident unit. Stays valid while the unit is pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(u32);
+
+impl SlotId {
+    /// Index of the slot in the arena.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Lookups that found their unit resident.
+    pub hits: u64,
+    /// Lookups that did not; a unit that is still loading is a miss.
+    pub misses: u64,
+    /// Units that left for others or for a smaller size.
+    pub evictions: u64,
+}
+
+/// What is known of one slot.
+#[derive(Debug)]
+enum State {
+    /// In the arena.
+    Home,
+    /// Handed out to be filled.
+    Loading,
+    /// Filled.
+    Resident(SharedSlot),
+}
+
+/// Cache of units of one size (bundles, or parts of them), least recently used first out.
+///
+/// Life of a slot: home -> [`reserve`](Self::reserve) -> loading -> [`admit`](Self::admit) ->
+/// resident and pinned -> unpinned -> evicted -> loading for somebody else.
+///
+/// Recency is the time of release: an unpinned unit is the newest of the evictable ones.
+/// [`unpin_all`](Self::unpin_all) releases in the order of last use.
+///
+/// Invariants, checked by [`check_invariants`](Self::check_invariants):
+/// 1. The table names slot `s` for key `k` if and only if slot `s` is loading or resident with
+///    key `k`.
+/// 2. A resident slot is in exactly one list: `pinned` if its pin count is above zero, else `lru`.
+///    Other slots are in no list and have pin count zero.
+/// 3. The list lengths add up to the number of resident slots.
+/// 4. Every slot is home, loading or resident; the arena agrees on who is home.
+/// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
+///    the limit.
+#[derive(Debug)]
+pub struct ColdCache {
+    arena: Arena,
+    table: Table,
+    /// All of the following have one entry per slot of the arena.
+    state: Box<[State]>,
+    key: Box<[u32]>,
+    pins: Box<[u32]>,
+    links: Links,
+    /// Evictable units.
+    lru: List,
+    /// Units in use, in the order of last use.
+    pinned: List,
+    loading: u32,
+    stats: CacheStats,
+}
+
+impl ColdCache {
+    /// An empty cache over all slots of `arena` for banks of the given neuron counts. `None` when
+    /// the neurons of all banks cannot be numbered with 32 bits.
+    #[must_use]
+    pub fn new(arena: Arena, banks: &[u32]) -> Option<Self> {
+        let n = arena.capacity();
+        Some(Self {
+            table: Table::new(banks)?,
+            state: (0..n).map(|_| State::Home).collect(),
+            key: vec![0; n as usize].into_boxed_slice(),
+            pins: vec![0; n as usize].into_boxed_slice(),
+            links: Links::new(n),
+            lru: List::default(),
+            pinned: List::default(),
+            loading: 0,
+            stats: CacheStats::default(),
+            arena,
+        })
+    }
+
+    /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside its
+    /// arena, for the budget.
+    #[must_use]
+    pub fn overhead(slots: u32, neurons: u64) -> u64 {
+        // State, key, pins, two links, the share counter, and the free list with its marks.
+        let per_slot = size_of::<State>() as u64 + 5 * 4 + 5;
+        Table::bytes_for(neurons).saturating_add(u64::from(slots) * per_slot)
+    }
+
+    /// Looks a unit up, makes it the most recently used and pins it. The caller unpins it.
+    ///
+    /// # Panics
+    /// When the key names no neuron.
+    #[inline]
+    pub fn get_pin(&mut self, key: Key) -> Option<SlotId> {
+        let flat = self.table.flat(key);
+        match self.table.get(flat) {
+            Some(slot) if self.is_resident(slot) => {
+                self.stats.hits += 1;
+                let i = slot as usize;
+                let list = if self.pins[i] == 0 {
+                    &mut self.lru
+                } else {
+                    &mut self.pinned
+                };
+                list.remove(&mut self.links, slot);
+                self.pinned.push(&mut self.links, slot);
+                self.pins[i] += 1;
+                Some(SlotId(slot))
+            }
+            _ => {
+                self.stats.misses += 1;
+                None
+            }
+        }
+    }
+
+    /// Whether a unit is resident. Does not count as a use.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, key: Key) -> bool {
+        let slot = self.table.get(self.table.flat(key));
+        slot.is_some_and(|slot| self.is_resident(slot))
+    }
+
+    /// Whether a unit is being loaded.
+    #[inline]
+    #[must_use]
+    pub fn is_loading(&self, key: Key) -> bool {
+        let slot = self.table.get(self.table.flat(key));
+        slot.is_some_and(|slot| matches!(self.state[slot as usize], State::Loading))
+    }
+
+    /// A slot to load `key` into: a free one, or that of the least recently used unpinned unit.
+    /// `None` when everything is pinned or loading, or `key` is resident or loading already.
+    ///
+    /// The caller ends it with [`admit`](Self::admit) or [`abandon`](Self::abandon).
+    pub fn reserve(&mut self, key: Key) -> Option<Slot> {
+        let flat = self.table.flat(key);
+        if self.table.get(flat).is_some() {
+            return None;
+        }
+        while self.is_full() {
+            self.evict_oldest()?;
+        }
+        self.hand_out(flat)
+    }
+
+    /// Like [`reserve`](Self::reserve), but never evicts: for prefetches that are not worth
+    /// somebody else's place.
+    pub fn reserve_if_free(&mut self, key: Key) -> Option<Slot> {
+        let flat = self.table.flat(key);
+        if self.table.get(flat).is_some() || self.is_full() {
+            return None;
+        }
+        self.hand_out(flat)
+    }
+
+    /// Slots beyond the limit that are still in use count, so the limit holds while they linger.
+    fn is_full(&self) -> bool {
+        self.resident() + self.loading >= self.arena.limit()
+    }
+
+    fn hand_out(&mut self, flat: u32) -> Option<Slot> {
+        let slot = self.arena.take()?;
+        self.table.set(flat, Some(slot.index()));
+        self.state[slot.index() as usize] = State::Loading;
+        self.key[slot.index() as usize] = flat;
+        self.loading += 1;
+        Some(slot)
+    }
+
+    /// Makes a loaded unit resident, as the most recently used one, and pins it.
+    ///
+    /// # Panics
+    /// When the slot was not reserved for `key`.
+    pub fn admit(&mut self, key: Key, slot: Slot) -> SlotId {
+        let index = self.loading_slot(key, &slot);
+        self.loading -= 1;
+        self.state[index as usize] = State::Resident(slot.share());
+        self.pins[index as usize] = 1;
+        self.pinned.push(&mut self.links, index);
+        SlotId(index)
+    }
+
+    /// Takes a slot back whose load failed or was not needed.
+    ///
+    /// # Panics
+    /// When the slot was not reserved for `key`.
+    pub fn abandon(&mut self, key: Key, slot: Slot) {
+        let index = self.loading_slot(key, &slot);
+        self.loading -= 1;
+        self.table.set(self.key[index as usize], None);
+        self.state[index as usize] = State::Home;
+        self.arena.put(slot);
+    }
+
+    fn loading_slot(&self, key: Key, slot: &Slot) -> u32 {
+        let index = slot.index();
+        let loading = matches!(self.state.get(index as usize), Some(State::Loading));
+        assert!(
+            loading && self.table.get(self.table.flat(key)) == Some(index),
+            "slot {index} was not reserved for neuron {} of bank {}",
+            key.neuron,
+            key.bank
+        );
+        index
+    }
+
+    /// Releases one pin. With the last one the unit becomes the most recently used.
+    ///
+    /// # Panics
+    /// When the unit is not pinned.
+    pub fn unpin(&mut self, id: SlotId) {
+        if self.drop_pin(id) {
+            self.lru.push(&mut self.links, id.0);
+        }
+    }
+
+    /// Releases one pin. With the last one the unit becomes the next to be evicted: for units that
+    /// are known not to be wanted before everything else is, as in a scan larger than the cache.
+    ///
+    /// # Panics
+    /// When the unit is not pinned.
+    pub fn unpin_first_victim(&mut self, id: SlotId) {
+        if self.drop_pin(id) {
+            self.lru.push_oldest(&mut self.links, id.0);
+        }
+    }
+
+    /// True when that was the last pin; the unit is then in no list.
+    fn drop_pin(&mut self, id: SlotId) -> bool {
+        let pins = &mut self.pins[id.index()];
+        assert!(*pins > 0, "slot {} is not pinned", id.0);
+        *pins -= 1;
+        let last = *pins == 0;
+        if last {
+            self.pinned.remove(&mut self.links, id.0);
+        }
+        last
+    }
+
+    /// Releases all pins of all units: the end of a wave.
+    pub fn unpin_all(&mut self) {
+        for slot in self.pinned.iter(&self.links) {
+            self.pins[slot as usize] = 0;
+        }
+        self.lru.append(&mut self.links, &mut self.pinned);
+    }
+
+    /// The bytes of a pinned unit.
+    ///
+    /// # Panics
+    /// When the unit is not resident any more, which a pin prevents.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self, id: SlotId) -> &[u8] {
+        match &self.state[id.index()] {
+            State::Resident(slot) => slot.as_slice(),
+            _ => panic!("slot {} is not resident; it was used without a pin", id.0),
+        }
+    }
+
+    /// A handle to the bytes of a unit that does not borrow the cache, so that threads can compute
+    /// on it while the cache goes on. It keeps the unit from being evicted, like a pin.
+    ///
+    /// # Panics
+    /// As [`bytes`](Self::bytes).
+    #[inline]
+    #[must_use]
+    pub fn share(&self, id: SlotId) -> SharedSlot {
+        match &self.state[id.index()] {
+            State::Resident(slot) => slot.clone(),
+            _ => panic!("slot {} is not resident; it was used without a pin", id.0),
+        }
+    }
+
+    /// Units resident now.
+    #[must_use]
+    pub fn resident(&self) -> u32 {
+        self.lru.len() + self.pinned.len()
+    }
+
+    /// Slots handed out and not yet admitted or abandoned.
+    #[must_use]
+    pub fn loading(&self) -> u32 {
+        self.loading
+    }
+
+    /// Slots that may be used.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.arena.limit()
+    }
+
+    /// Bytes per slot.
+    #[must_use]
+    pub fn slot_len(&self) -> usize {
+        self.arena.slot_len()
+    }
+
+    /// Counters so far.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        self.stats
+    }
+
+    /// Sets the counters to zero, for a new measurement.
+    pub fn reset_stats(&mut self) {
+        self.stats = CacheStats::default();
+    }
+
+    /// Changes how many slots may be used, at most the arena's capacity. Memory beyond is given
+    /// back to the operating system. Least recently used units leave; the others are moved below
+    /// the new end if need be.
+    ///
+    /// Returns how many slots beyond the new end are still pinned or loading. Their memory goes
+    /// when they are evicted; call again after unpinning to have it at once.
+    pub fn resize(&mut self, slots: u32) -> u32 {
+        let slots = slots.min(self.arena.capacity());
+        while self.resident() + self.loading > slots && self.evict_oldest().is_some() {}
+        self.arena.set_limit(slots);
+        let mut stuck = 0;
+        for index in slots..self.arena.capacity() {
+            match self.state[index as usize] {
+                State::Home => {}
+                State::Resident(_) if self.pins[index as usize] == 0 => {
+                    if !self.move_down(index) {
+                        stuck += 1;
+                    }
+                }
+                _ => stuck += 1,
+            }
+        }
+        stuck
+    }
+
+    /// Moves an unpinned unit to a free slot, or evicts it when there is none. `false` when
+    /// somebody holds a handle to it.
+    fn move_down(&mut self, from: u32) -> bool {
+        let Some(old) = self.make_exclusive(from) else {
+            return false;
+        };
+        let Some(mut new) = self.arena.take() else {
+            self.lru.remove(&mut self.links, from);
+            self.retire(from, old);
+            self.stats.evictions += 1;
+            return true;
+        };
+        new.as_mut_slice().copy_from_slice(old.as_slice());
+        let to = new.index();
+        self.lru.replace(&mut self.links, from, to);
+        self.key[to as usize] = self.key[from as usize];
+        self.table.set(self.key[from as usize], Some(to));
+        self.state[to as usize] = State::Resident(new.share());
+        self.arena.put(old);
+        true
+    }
+
+    /// Evicts the oldest evictable unit; its slot goes home. `None` when there is none.
+    fn evict_oldest(&mut self) -> Option<()> {
+        // A unit with a shared handle is in use; it gets another round.
+        for _ in 0..self.lru.len() {
+            let slot = self.lru.oldest()?;
+            self.lru.remove(&mut self.links, slot);
+            if let Some(exclusive) = self.make_exclusive(slot) {
+                self.retire(slot, exclusive);
+                self.stats.evictions += 1;
+                return Some(());
+            }
+            self.lru.push(&mut self.links, slot);
+        }
+        None
+    }
+
+    /// Takes the slot of a resident unit out of its state, unless handles to it are alive.
+    fn make_exclusive(&mut self, slot: u32) -> Option<Slot> {
+        let state = &mut self.state[slot as usize];
+        match std::mem::replace(state, State::Home) {
+            State::Resident(shared) => match shared.try_unshare() {
+                Ok(exclusive) => Some(exclusive),
+                Err(shared) => {
+                    *state = State::Resident(shared);
+                    None
+                }
+            },
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    fn retire(&mut self, index: u32, slot: Slot) {
+        self.table.set(self.key[index as usize], None);
+        self.arena.put(slot);
+    }
+
+    #[inline]
+    fn is_resident(&self, slot: u32) -> bool {
+        matches!(self.state[slot as usize], State::Resident(_))
+    }
+
+    /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
+    #[must_use]
+    pub fn dump(&self) -> Vec<u32> {
+        let slots = self.lru.iter(&self.links);
+        slots.map(|s| self.key[s as usize]).collect()
+    }
+
+    /// Checks the numbered invariants; for tests.
+    ///
+    /// # Panics
+    /// When one does not hold, naming it.
+    pub fn check_invariants(&self) {
+        let mut listed = vec![0u32; self.state.len()];
+        for slot in self.lru.iter(&self.links) {
+            listed[slot as usize] += 1;
+            assert_eq!(
+                self.pins[slot as usize], 0,
+                "2: slot {slot} in lru is pinned"
+            );
+        }
+        for slot in self.pinned.iter(&self.links) {
+            listed[slot as usize] += 1;
+            assert!(self.pins[slot as usize] > 0, "2: slot {slot} is not pinned");
+        }
+        let (mut home, mut loading, mut resident) = (0, 0, 0);
+        for (slot, state) in self.state.iter().enumerate() {
+            let named = self.table.get(self.key[slot]) == Some(slot as u32);
+            match state {
+                State::Home => {
+                    home += u32::from((slot as u32) < self.arena.limit());
+                    assert!(!named, "1: home slot {slot} is in the table");
+                }
+                State::Loading => loading += 1,
+                State::Resident(shared) => {
+                    resident += 1;
+                    assert_eq!(shared.index() as usize, slot, "4: slot {slot} is misplaced");
+                }
+            }
+            let is_resident = matches!(state, State::Resident(_));
+            assert!(
+                matches!(state, State::Home) || named,
+                "1: slot {slot} has no entry"
+            );
+            assert_eq!(
+                listed[slot],
+                u32::from(is_resident),
+                "2: lists of slot {slot}"
+            );
+            assert!(
+                is_resident || self.pins[slot] == 0,
+                "2: pins of slot {slot}"
+            );
+        }
+        let entries = self.table.present().count() as u32;
+        assert_eq!(entries, loading + resident, "1: stray table entries");
+        assert_eq!(self.resident(), resident, "3: list lengths");
+        assert_eq!(self.loading, loading, "4: loading count");
+        assert_eq!(
+            self.arena.free() as u32,
+            home,
+            "4: home slots against the arena"
+        );
+    }
+}

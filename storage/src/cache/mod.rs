@@ -1,0 +1,12 @@
+//! Cached bundles: which neurons are in memory, and whose place the next one takes.
+//!
+//! The cache never does I/O. A miss hands out a slot, the caller moves it into a read, and the
+//! completion is admitted. One direction, no callbacks.
+
+mod cold;
+mod policy;
+mod table;
+
+pub use cold::{CacheStats, ColdCache, SlotId};
+pub use policy::{Links, List};
+pub use table::{Key, Table};

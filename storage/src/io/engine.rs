@@ -1,0 +1,588 @@
+//! The engine: turns reads into device commands and outcomes into completions.
+//!
+//! It owns every slot from `submit` until its completion, and the memory that describes commands
+//! to the kernel. Short reads, interruptions, cutting, merging and failures are handled here once,
+//! so all devices behave the same.
+//!
+//! A short read is a state, not an error. Example: 12288 bytes are asked for, 5000 arrive. The
+//! command goes back to the device for bytes 5000.. of its pieces. That offset is not aligned, so
+//! this round takes the buffered descriptor; the remaining 7288 bytes complete it. Zero bytes
+//! would mean that the file ends here.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::device::{Device, Reaped, Waker};
+use super::error::IoError;
+use super::source::FileSource;
+use super::sys::{Command, Piece};
+use super::{Completion, Priority, Read};
+use crate::limits::Limits;
+
+/// Counters of one engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Reads that delivered all their bytes.
+    pub reads: u64,
+    /// Bytes delivered by them.
+    pub bytes: u64,
+    /// Commands given to the device. Fewer than reads when neighbours were merged, more when
+    /// reads were cut or continued.
+    pub commands: u64,
+    /// Commands that went through the page cache.
+    pub buffered: u64,
+    /// Commands repeated after an interruption.
+    pub retries: u64,
+}
+
+/// A read waiting for its turn.
+struct Queued {
+    read: Read,
+    /// Absolute file offset.
+    at: u64,
+    /// Batch number: earlier batches go first.
+    batch: u64,
+    /// Set after a merged command failed, so that the failure can be told from its neighbours.
+    alone: bool,
+}
+
+impl Queued {
+    fn order(&self) -> (Priority, u64, u64) {
+        (self.read.priority, self.batch, self.at)
+    }
+}
+
+/// A read of which at least one part was given to the device.
+struct Active {
+    read: Read,
+    at: u64,
+    batch: u64,
+    /// Commands in flight for it.
+    parts: u32,
+    failed: Option<IoError>,
+}
+
+/// One command of the device and the reads it serves.
+struct Slip {
+    /// Fixed place in memory: the kernel reads it while the command is in flight.
+    pieces: Box<[Piece]>,
+    count: usize,
+    /// Pieces before this one are full.
+    first: usize,
+    /// Indices into `Engine::active`.
+    owners: Vec<u32>,
+    start: u64,
+    len: u64,
+    filled: u64,
+    retries: u32,
+}
+
+/// One read in the middle of being cut into commands.
+struct Cutting {
+    active: u32,
+    done: u32,
+}
+
+/// Reads from one file through one device. Lives on one thread; [`super::IoThread`] is the usual
+/// way to use it.
+pub struct Engine {
+    source: FileSource,
+    limits: Limits,
+    /// Next read last.
+    queue: Vec<Queued>,
+    batch: u64,
+    cutting: Option<Cutting>,
+    active: Vec<Option<Active>>,
+    free_active: Vec<u32>,
+    slips: Box<[Slip]>,
+    free_slips: Vec<u32>,
+    /// Completions that needed no device.
+    ready: Vec<Completion>,
+    reaped: Vec<Reaped>,
+    counters: EngineStats,
+    // Last, and dropped only after `drop` below has drained it.
+    device: Box<dyn Device>,
+}
+
+impl Engine {
+    pub(crate) fn new(source: FileSource, device: Box<dyn Device>, limits: Limits) -> Self {
+        let depth = device.capacity().min(limits.depth).max(1);
+        let pieces = limits.pieces.max(1);
+        let slips = (0..depth)
+            .map(|_| Slip {
+                pieces: vec![Piece::EMPTY; pieces].into_boxed_slice(),
+                count: 0,
+                first: 0,
+                owners: Vec::with_capacity(pieces),
+                start: 0,
+                len: 0,
+                filled: 0,
+                retries: 0,
+            })
+            .collect();
+        // Every slip may serve a full set of reads, plus the one being cut.
+        let most = depth as usize * pieces + 1;
+        Self {
+            source,
+            limits,
+            queue: Vec::with_capacity(limits.queued),
+            batch: 0,
+            cutting: None,
+            active: (0..most).map(|_| None).collect(),
+            free_active: (0..most as u32).rev().collect(),
+            slips,
+            free_slips: (0..depth).rev().collect(),
+            ready: Vec::new(),
+            reaped: Vec::with_capacity(depth as usize),
+            counters: EngineStats::default(),
+            device,
+        }
+    }
+
+    /// Name of the device: `uring`, `pread` or `sim`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.device.name()
+    }
+
+    /// The file that is read.
+    #[must_use]
+    pub fn source(&self) -> &FileSource {
+        &self.source
+    }
+
+    /// Reads accepted and not yet given to the device.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Commands on the device.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.slips.len() - self.free_slips.len()
+    }
+
+    /// Whether every read has been completed and every completion taken.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+            && self.cutting.is_none()
+            && self.in_flight() == 0
+            && self.ready.is_empty()
+    }
+
+    /// The counters so far.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        self.counters
+    }
+
+    /// Reads to accept at most before some have been started.
+    pub(crate) fn queue_limit(&self) -> usize {
+        self.limits.queued
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.device.waker()
+    }
+
+    /// Takes all reads out of `batch`, which keeps its capacity. Urgent reads go before
+    /// prefetches, earlier batches before later ones; inside a batch the order is by offset.
+    pub fn submit(&mut self, batch: &mut Vec<Read>) {
+        self.batch += 1;
+        for read in batch.drain(..) {
+            self.accept(read);
+        }
+        self.queue
+            .sort_unstable_by_key(|q| std::cmp::Reverse(q.order()));
+    }
+
+    fn accept(&mut self, mut read: Read) {
+        let at = self.source.base().checked_add(read.offset);
+        let end = at.and_then(|at| at.checked_add(u64::from(read.len)));
+        let in_slot = read.slot.range(read.slot_offset, read.len).is_some();
+        match (at, end) {
+            (Some(_), Some(_)) if in_slot && read.len == 0 => {
+                self.ready.push(complete(read, Ok(())));
+            }
+            (Some(at), Some(end)) if in_slot && end <= i64::MAX as u64 => {
+                self.queue.push(Queued {
+                    read,
+                    at,
+                    batch: self.batch,
+                    alone: false,
+                });
+            }
+            _ => {
+                let error = IoError::BadRequest {
+                    file: Arc::clone(self.source.label()),
+                    offset: read.offset,
+                    len: u64::from(read.len),
+                    slot_offset: read.slot_offset,
+                    slot_len: read.slot.len(),
+                };
+                self.ready.push(complete(read, Err(error)));
+            }
+        }
+    }
+
+    /// Starts what fits on the device, then appends completions to `out`. With `wait` it blocks
+    /// until there is at least one, the waker was used, or nothing is left to wait for.
+    ///
+    /// # Errors
+    /// Only when the device is broken; reads in flight are then lost and so are their slots.
+    pub fn wait(&mut self, out: &mut Vec<Completion>, wait: bool) -> Result<(), IoError> {
+        self.pump();
+        let before = out.len();
+        out.append(&mut self.ready);
+        if self.in_flight() == 0 {
+            return Ok(());
+        }
+        let mut reaped = std::mem::take(&mut self.reaped);
+        let block = wait && out.len() == before;
+        let result = self.device.reap(block, &mut reaped);
+        for one in reaped.drain(..) {
+            self.finish(one, out);
+        }
+        self.reaped = reaped;
+        result.map_err(|e| self.broken(&e))?;
+        // Keep the device busy while the caller looks at the completions.
+        self.pump();
+        out.append(&mut self.ready);
+        Ok(())
+    }
+
+    /// Completes every read that was not yet given to the device with what `reason` returns.
+    pub(crate) fn purge(&mut self, mut reason: impl FnMut() -> IoError) {
+        while let Some(q) = self.queue.pop() {
+            self.ready.push(complete(q.read, Err(reason())));
+        }
+        if let Some(cut) = &self.cutting {
+            let index = cut.active;
+            self.stop_cutting(index, reason());
+        }
+    }
+
+    /// Completes queued prefetches as cancelled.
+    pub(crate) fn cancel_prefetches(&mut self) {
+        // Prefetches sort behind everything urgent, so they lie at the front of the reversed queue.
+        let n = self
+            .queue
+            .partition_point(|q| q.read.priority == Priority::Prefetch);
+        for q in self.queue.drain(..n) {
+            self.ready.push(complete(q.read, Err(IoError::Cancelled)));
+        }
+    }
+
+    /// Fills the device from the queue.
+    fn pump(&mut self) {
+        while !self.free_slips.is_empty() {
+            if self.cutting.is_some() {
+                self.cut_next();
+                continue;
+            }
+            let Some(next) = self.queue.pop() else {
+                return;
+            };
+            if next.read.len > self.limits.block {
+                let active = self.activate(next);
+                self.cutting = Some(Cutting { active, done: 0 });
+            } else {
+                self.start_whole(next);
+            }
+        }
+    }
+
+    /// Starts the next part of the read that is being cut.
+    fn cut_next(&mut self) {
+        let Some(cut) = &mut self.cutting else {
+            return;
+        };
+        let index = cut.active;
+        let Some(active) = &mut self.active[index as usize] else {
+            self.cutting = None;
+            return;
+        };
+        let len = (active.read.len - cut.done).min(self.limits.block);
+        let slot_offset = active.read.slot_offset + cut.done;
+        let at = active.at + u64::from(cut.done);
+        cut.done += len;
+        if cut.done == active.read.len {
+            self.cutting = None;
+        }
+        active.parts += 1;
+        let Some(to) = active.read.slot.range(slot_offset, len) else {
+            return; // unreachable: checked when accepted
+        };
+        let slip = self.open_slip(at);
+        self.add_piece(slip, index, to, len);
+        self.launch(slip);
+    }
+
+    /// Starts a read that fits one command, together with neighbours that directly follow it.
+    fn start_whole(&mut self, first: Queued) {
+        let slip = self.open_slip(first.at);
+        let alone = first.alone;
+        self.add_whole(slip, first);
+        if !alone {
+            while let Some(next) = self.take_neighbour(slip) {
+                self.add_whole(slip, next);
+            }
+        }
+        self.launch(slip);
+    }
+
+    /// The next queued read, if it directly follows what the slip reads and fits in.
+    fn take_neighbour(&mut self, slip: u32) -> Option<Queued> {
+        let s = &self.slips[slip as usize];
+        let room = u64::from(self.limits.block) - s.len;
+        let fits =
+            |q: &Queued| !q.alone && q.at == s.start + s.len && u64::from(q.read.len) <= room;
+        if s.count == s.pieces.len() || !self.queue.last().is_some_and(fits) {
+            return None;
+        }
+        self.queue.pop()
+    }
+
+    fn add_whole(&mut self, slip: u32, q: Queued) {
+        let (len, slot_offset) = (q.read.len, q.read.slot_offset);
+        let index = self.activate(q);
+        if let Some(active) = &mut self.active[index as usize] {
+            active.parts += 1;
+            if let Some(to) = active.read.slot.range(slot_offset, len) {
+                self.add_piece(slip, index, to, len);
+            }
+        }
+    }
+
+    fn activate(&mut self, q: Queued) -> u32 {
+        let active = Some(Active {
+            read: q.read,
+            at: q.at,
+            batch: q.batch,
+            parts: 0,
+            failed: None,
+        });
+        // There is always a free place: every active read holds a piece of a slip or is being cut.
+        match self.free_active.pop() {
+            Some(index) => {
+                self.active[index as usize] = active;
+                index
+            }
+            None => {
+                self.active.push(active);
+                self.active.len() as u32 - 1
+            }
+        }
+    }
+
+    /// An empty slip for a command at file offset `at`. Callers have checked that one is free.
+    fn open_slip(&mut self, at: u64) -> u32 {
+        let index = self.free_slips.pop().unwrap_or(0);
+        let slip = &mut self.slips[index as usize];
+        slip.count = 0;
+        slip.first = 0;
+        slip.owners.clear();
+        slip.start = at;
+        slip.len = 0;
+        slip.filled = 0;
+        slip.retries = 0;
+        index
+    }
+
+    fn add_piece(&mut self, slip: u32, owner: u32, to: *mut u8, len: u32) {
+        let slip = &mut self.slips[slip as usize];
+        slip.pieces[slip.count] = Piece::new(to, len as usize);
+        slip.count += 1;
+        slip.owners.push(owner);
+        slip.len += u64::from(len);
+    }
+
+    /// Gives what is left of a slip to the device.
+    fn launch(&mut self, index: u32) {
+        let slip = &self.slips[index as usize];
+        let offset = slip.start + slip.filled;
+        let pieces = &slip.pieces[slip.first..slip.count];
+        let (fd, direct) = self.source.pick(offset, pieces);
+        self.counters.commands += 1;
+        if !direct {
+            self.counters.buffered += 1;
+        }
+        let command = Command {
+            id: index,
+            fd,
+            direct,
+            offset,
+            pieces: pieces.as_ptr(),
+            count: pieces.len() as u32,
+        };
+        // SAFETY: the pieces are in a box that is not touched while the slip is in flight. They
+        // name ranges of slots this engine owns until the outcome, and nobody reads or writes a
+        // slot it does not own. `drop` drains, or leaks both.
+        unsafe { self.device.start(command) };
+    }
+
+    /// Books the outcome of one command: done, to be continued, or failed.
+    fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
+        let slip = &mut self.slips[one.id as usize];
+        if let Ok(n @ 1..) = u64::try_from(one.result) {
+            slip.retries = 0;
+            slip.filled += n;
+            let mut n = n as usize;
+            while slip.first < slip.count {
+                let piece = &mut slip.pieces[slip.first];
+                let taken = n.min(piece.len());
+                piece.advance(taken);
+                n -= taken;
+                if piece.len() > 0 {
+                    return self.launch(one.id);
+                }
+                slip.first += 1;
+            }
+            self.close(one.id, None, out);
+            return;
+        }
+        if one.result == 0 {
+            let error = IoError::Eof {
+                file: Arc::clone(self.source.label()),
+                offset: slip.start,
+                len: slip.len,
+                end: slip.start + slip.filled,
+            };
+            self.close(one.id, Some(error), out);
+            return;
+        }
+        let errno = one.result.saturating_neg();
+        if matches!(errno, libc::EINTR | libc::EAGAIN) && slip.retries < self.limits.retries {
+            slip.retries += 1;
+            self.counters.retries += 1;
+            return self.launch(one.id);
+        }
+        // Aligned as the file system asked, and still refused: not worth losing the run.
+        if errno == libc::EINVAL && self.source.refuse_direct() {
+            tracing::warn!(
+                file = %self.source.label(), offset = slip.start, len = slip.len,
+                "direct read refused as invalid; reading through the page cache from now on"
+            );
+            return self.launch(one.id);
+        }
+        let error = IoError::Os {
+            file: Arc::clone(self.source.label()),
+            offset: slip.start,
+            len: slip.len,
+            errno,
+        };
+        self.close(one.id, Some(error), out);
+    }
+
+    /// Frees a slip and tells its reads. Merged reads that failed go back to be read alone, so
+    /// that only the one at fault fails and its error names its own range.
+    fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
+        let mut owners = std::mem::take(&mut self.slips[index as usize].owners);
+        self.free_slips.push(index);
+        let merged = owners.len() > 1;
+        for owner in owners.drain(..) {
+            let place = &mut self.active[owner as usize];
+            let Some(active) = place else { continue };
+            active.parts -= 1;
+            if merged && error.is_some() {
+                if let Some(active) = place.take() {
+                    self.free_active.push(owner);
+                    self.queue.push(Queued {
+                        read: active.read,
+                        at: active.at,
+                        batch: active.batch,
+                        alone: true,
+                    });
+                }
+                continue;
+            }
+            if let Some(error) = &error {
+                active.failed.get_or_insert_with(|| error.clone());
+                if let Some(cut) = &self.cutting
+                    && cut.active == owner
+                {
+                    self.cutting = None;
+                }
+            }
+            self.settle(owner, out);
+        }
+        self.slips[index as usize].owners = owners;
+        if merged && error.is_some() {
+            self.queue
+                .sort_unstable_by_key(|q| std::cmp::Reverse(q.order()));
+        }
+    }
+
+    /// Completes an active read whose last part is done.
+    fn settle(&mut self, index: u32, out: &mut Vec<Completion>) {
+        let place = &mut self.active[index as usize];
+        let being_cut = self.cutting.as_ref().is_some_and(|c| c.active == index);
+        if being_cut || place.as_ref().is_none_or(|a| a.parts > 0) {
+            return;
+        }
+        if let Some(active) = place.take() {
+            self.free_active.push(index);
+            let result = match active.failed {
+                Some(error) => Err(error),
+                None => {
+                    self.counters.reads += 1;
+                    self.counters.bytes += u64::from(active.read.len);
+                    Ok(())
+                }
+            };
+            out.push(complete(active.read, result));
+        }
+    }
+
+    /// Ends the cutting of a read without starting its remaining parts.
+    fn stop_cutting(&mut self, index: u32, reason: IoError) {
+        self.cutting = None;
+        if let Some(active) = &mut self.active[index as usize] {
+            active.failed.get_or_insert(reason);
+        }
+        let mut out = std::mem::take(&mut self.ready);
+        self.settle(index, &mut out);
+        self.ready = out;
+    }
+
+    fn broken(&self, error: &std::io::Error) -> IoError {
+        IoError::Engine {
+            engine: self.device.name(),
+            reason: format!("reading {}: {error}", self.source.label()),
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Waits for commands in flight, as the kernel writes into their slots until they end. Where
+    /// that cannot be had, the memory is leaked on purpose: a leak is harmless, a stray write is
+    /// not.
+    fn drop(&mut self) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        while self.in_flight() > 0 {
+            reaped.clear();
+            if let Err(reason) = self.device.reap(true, &mut reaped) {
+                tracing::error!(
+                    commands = self.in_flight(), %reason,
+                    "reads in flight cannot be awaited; their memory is leaked"
+                );
+                std::mem::forget(std::mem::take(&mut self.active));
+                std::mem::forget(std::mem::take(&mut self.slips));
+                return;
+            }
+            for one in &reaped {
+                self.free_slips.push(one.id);
+            }
+        }
+    }
+}
+
+fn complete(read: Read, result: Result<(), IoError>) -> Completion {
+    Completion {
+        tag: read.tag,
+        slot: read.slot,
+        result,
+    }
+}

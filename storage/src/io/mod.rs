@@ -1,0 +1,135 @@
+//! Reading: one trait of devices, one engine over them, one thread that runs it.
+//!
+//! ```text
+//! caller            I/O thread                       kernel
+//! Read{slot} -----> queue: priority, batch, offset
+//!                   cut at `block`, merge neighbours
+//!                   command -----------------------> O_DIRECT into the slot
+//!                   short? interrupted? again        |
+//! Completion{slot} <-------------------- outcome <---'
+//! ```
+//!
+//! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so nobody can look at
+//! bytes that are still being written. Reads come back in any order.
+
+mod device;
+mod engine;
+mod error;
+mod pread;
+mod source;
+mod sys;
+mod thread;
+
+use crate::arena::Slot;
+use crate::limits::Limits;
+
+pub use engine::{Engine, EngineStats};
+pub use error::IoError;
+pub use source::{FileSource, aligned_cover};
+pub use sys::DioAlign;
+pub use thread::{IoOptions, IoStats, IoThread};
+
+/// When a read is wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Somebody waits for it.
+    #[default]
+    Now,
+    /// May be wanted soon; goes after everything that is wanted now, and can be cancelled.
+    Prefetch,
+}
+
+/// A request: `len` bytes at `offset` of the source into the slot.
+///
+/// Direct I/O is used where offset, length and memory address meet [`FileSource::dio_align`];
+/// slots and container sections do. Anything else works too, more slowly.
+#[derive(Debug)]
+pub struct Read {
+    /// Comes back in the completion; free for the caller to use.
+    pub tag: u64,
+    /// Bytes from the base of the source.
+    pub offset: u64,
+    /// Bytes to read.
+    pub len: u32,
+    /// Where they go.
+    pub slot: Slot,
+    /// First byte inside the slot.
+    pub slot_offset: u32,
+    /// When it is wanted.
+    pub priority: Priority,
+}
+
+impl Read {
+    /// A read that somebody waits for, to the start of `slot`.
+    #[must_use]
+    pub fn new(tag: u64, offset: u64, len: u32, slot: Slot) -> Self {
+        Self {
+            tag,
+            offset,
+            len,
+            slot,
+            slot_offset: 0,
+            priority: Priority::Now,
+        }
+    }
+
+    /// The same read to `slot_offset` bytes into the slot.
+    #[must_use]
+    pub fn at(mut self, slot_offset: u32) -> Self {
+        self.slot_offset = slot_offset;
+        self
+    }
+
+    /// The same read as a prefetch.
+    #[must_use]
+    pub fn prefetch(mut self) -> Self {
+        self.priority = Priority::Prefetch;
+        self
+    }
+}
+
+/// The end of a read: its slot comes back, filled or not.
+#[derive(Debug)]
+pub struct Completion {
+    /// Tag of the read.
+    pub tag: u64,
+    /// Slot of the read. Its bytes are undefined if the result is an error.
+    pub slot: Slot,
+    /// Whether all bytes arrived.
+    pub result: Result<(), IoError>,
+}
+
+/// Which device carries reads out.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum EngineChoice {
+    /// The best that works here, by probing.
+    #[default]
+    Auto,
+    /// A pool of threads with blocking reads.
+    Pread,
+}
+
+impl Engine {
+    /// An engine for `source`. With [`EngineChoice::Auto`] the choice and its reason are logged.
+    ///
+    /// Must be called on the thread that will use the engine: ring devices are bound to it.
+    ///
+    /// # Errors
+    /// [`IoError::Engine`] when a forced device does not work here.
+    pub fn open(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<Self, IoError> {
+        match choice {
+            EngineChoice::Auto | EngineChoice::Pread => {
+                let device: Box<dyn device::Device> = if limits.lanes <= 1 {
+                    Box::new(pread::Inline::new(1))
+                } else {
+                    let pool = pread::Pool::new(limits.lanes).map_err(|e| IoError::Engine {
+                        engine: "pread",
+                        reason: format!("starting {} threads: {e}", limits.lanes),
+                    })?;
+                    Box::new(pool)
+                };
+                Ok(Self::new(source, device, limits))
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! System calls of this module that the standard library does not offer, each behind a function
+//! that states what it needs.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// One piece of memory a command reads into. Same layout as the kernel's `iovec`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Piece(libc::iovec);
+
+// SAFETY: a piece is an address and a length. Whoever reads into it must own that memory, which is
+// the contract of `Device::start`, whatever thread it runs on.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    pub(crate) const EMPTY: Self = Self::new(std::ptr::null_mut(), 0);
+
+    pub(crate) const fn new(at: *mut u8, len: usize) -> Self {
+        Self(libc::iovec {
+            iov_base: at.cast(),
+            iov_len: len,
+        })
+    }
+
+    pub(crate) fn addr(&self) -> usize {
+        self.0.iov_base as usize
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Takes `n` filled bytes off the front.
+    pub(crate) fn advance(&mut self, n: usize) {
+        let n = n.min(self.0.iov_len);
+        self.0.iov_base = self.ptr().wrapping_add(n).cast();
+        self.0.iov_len -= n;
+    }
+}
+
+/// What a device is asked to do: one file range into a list of pieces.
+#[derive(Clone, Copy)]
+pub(crate) struct Command {
+    /// Comes back with the result.
+    pub(crate) id: u32,
+    pub(crate) fd: RawFd,
+    /// Whether `fd` is the direct one; ring engines map this to a registered file.
+    pub(crate) direct: bool,
+    pub(crate) offset: u64,
+    pub(crate) pieces: *const Piece,
+    pub(crate) count: u32,
+}
+
+// SAFETY: the pieces stay in place and unused until the command is reported done; that is the
+// contract of `Device::start`, so a command may be carried out on another thread.
+unsafe impl Send for Command {}
+
+impl Command {
+    /// Reads once and returns the byte count or a negative error number, as the kernel would in a
+    /// completion.
+    ///
+    /// # Safety
+    /// The pieces and the memory they name must be valid and used by nobody else.
+    pub(crate) unsafe fn run(&self) -> i32 {
+        let Ok(offset) = libc::off64_t::try_from(self.offset) else {
+            return -libc::EINVAL;
+        };
+        // SAFETY: passed on from the caller; `Piece` is layout-compatible with `iovec`.
+        let n = unsafe {
+            libc::preadv64(
+                self.fd,
+                self.pieces.cast(),
+                self.count as libc::c_int,
+                offset,
+            )
+        };
+        if n < 0 {
+            return -io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO);
+        }
+        i32::try_from(n).unwrap_or(i32::MAX)
+    }
+}
+
+/// Alignments direct I/O needs on a file, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DioAlign {
+    /// Alignment of memory addresses.
+    pub mem: u32,
+    /// Alignment of file offsets and lengths.
+    pub offset: u32,
+}
+
+/// What the file system answers about direct I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DioAnswer {
+    /// Supported with these alignments.
+    Yes(DioAlign),
+    /// Asked and refused.
+    No,
+    /// This kernel or file system cannot be asked.
+    Unknown,
+}
+
+/// Asks the file system through `statx(STATX_DIOALIGN)`.
+pub(crate) fn dio_align(file: &File) -> DioAnswer {
+    // The structure is fixed at 256 bytes by the kernel's interface; the C library's version may
+    // lack the two fields, so they are taken by position.
+    const STATX_DIOALIGN: u32 = 0x2000;
+    const MEM_ALIGN: usize = 0x98 / 4;
+    const OFFSET_ALIGN: usize = 0x9c / 4;
+    let mut out = [0u32; 64];
+    // SAFETY: `out` has the size the kernel writes; an empty path with AT_EMPTY_PATH names the fd.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            STATX_DIOALIGN,
+            out.as_mut_ptr(),
+        )
+    };
+    if rc != 0 || out[0] & STATX_DIOALIGN == 0 {
+        return DioAnswer::Unknown;
+    }
+    let (mem, offset) = (out[MEM_ALIGN], out[OFFSET_ALIGN]);
+    if mem.is_power_of_two() && offset.is_power_of_two() {
+        DioAnswer::Yes(DioAlign { mem, offset })
+    } else {
+        DioAnswer::No
+    }
+}
+
+/// Tells the kernel that reads through the page cache are random, so that it does not read ahead
+/// megabytes around each neuron.
+pub(crate) fn advise_random(file: &File) {
+    // SAFETY: advice on a file descriptor we own; failure is harmless.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
+/// One aligned direct read of `align` bytes at the start of the file, to learn whether it works.
+/// An empty file reads as zero bytes, which is an answer too.
+pub(crate) fn probe_direct(file: &File, align: usize) -> io::Result<()> {
+    let mut memory = vec![0u8; align * 2];
+    let at = memory.as_mut_ptr();
+    let aligned = at.wrapping_add(at.align_offset(align));
+    let piece = Piece::new(aligned, align);
+    let command = Command {
+        id: 0,
+        fd: file.as_raw_fd(),
+        direct: true,
+        offset: 0,
+        pieces: &piece,
+        count: 1,
+    };
+    // SAFETY: the piece lies inside `memory`, which outlives this synchronous read.
+    match unsafe { command.run() } {
+        n if n >= 0 => Ok(()),
+        e => Err(io::Error::from_raw_os_error(-e)),
+    }
+}
+
+/// CPU time this thread has used so far, in nanoseconds.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `t` is a valid timespec to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    (t.tv_sec as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(t.tv_nsec as u64)
+}

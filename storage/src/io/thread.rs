@@ -1,0 +1,471 @@
+//! The one I/O thread. It owns the engine, sleeps when there is nothing to do, and never blocks on
+//! the threads that wait for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
+
+use super::device::Waker;
+use super::{Completion, DioAlign, Engine, EngineChoice, FileSource, IoError, Read, sys};
+use crate::limits::Limits;
+
+/// How the I/O thread is set up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IoOptions {
+    /// Core to pin the thread to.
+    pub core: Option<usize>,
+    /// Bounds; `limits.depth` and `limits.lanes` are the knobs a device profile turns.
+    pub limits: Limits,
+}
+
+/// A snapshot of the counters of an I/O thread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IoStats {
+    /// Reads that delivered all their bytes.
+    pub reads: u64,
+    /// Bytes delivered by them.
+    pub bytes: u64,
+    /// Commands given to the device. Fewer than reads when neighbours were merged, more when
+    /// reads were cut or continued.
+    pub commands: u64,
+    /// Commands that went through the page cache.
+    pub buffered: u64,
+    /// Commands repeated after an interruption.
+    pub retries: u64,
+    /// Batches submitted.
+    pub batches: u64,
+    /// Time with at least one command on the device, in nanoseconds.
+    pub busy_ns: u64,
+    /// CPU time of the I/O thread, in nanoseconds. Lanes of the `pread` device are not in it.
+    pub cpu_ns: u64,
+    /// Time callers spent blocked in [`IoThread::wait`], in nanoseconds.
+    pub wait_ns: u64,
+}
+
+#[derive(Default)]
+struct SharedStats {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    commands: AtomicU64,
+    buffered: AtomicU64,
+    retries: AtomicU64,
+    batches: AtomicU64,
+    busy_ns: AtomicU64,
+    cpu_ns: AtomicU64,
+    wait_ns: AtomicU64,
+}
+
+enum Message {
+    Batch(Vec<Read>),
+    CancelPrefetches,
+}
+
+/// What the thread has for its callers.
+#[derive(Default)]
+struct Mailbox {
+    done: Vec<Completion>,
+    first_error: Option<Arc<IoError>>,
+    /// The thread has ended; nothing more will come.
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    mailbox: Mutex<Mailbox>,
+    news: Condvar,
+    stats: SharedStats,
+    /// The thread may be blocked inside the device, where the channel cannot wake it.
+    in_device: AtomicBool,
+}
+
+impl Shared {
+    /// The mailbox holds no invariant that a panic could break half-way, so poison is ignored.
+    fn lock(&self) -> MutexGuard<'_, Mailbox> {
+        self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Handle of the I/O thread. Several threads may use it; completions go to whoever waits, so they
+/// should share one consumer or tell them apart by tag.
+///
+/// Dropping it drops reads that were not started, waits for those in flight, and joins.
+pub struct IoThread {
+    requests: Option<Sender<Message>>,
+    /// Emptied request batches on their way back to be used again.
+    spare: Receiver<Vec<Read>>,
+    shared: Arc<Shared>,
+    waker: Waker,
+    outstanding: AtomicUsize,
+    thread: Option<JoinHandle<()>>,
+    engine: &'static str,
+    dio: Option<DioAlign>,
+    label: Arc<str>,
+}
+
+impl IoThread {
+    /// Starts the thread on `source`.
+    ///
+    /// # Errors
+    /// [`IoError::Engine`] when the thread cannot be started or a forced device does not work.
+    pub fn spawn(
+        source: FileSource,
+        choice: EngineChoice,
+        options: IoOptions,
+    ) -> Result<Self, IoError> {
+        let limits = options.limits;
+        let label = Arc::clone(source.label());
+        let dio = source.dio_align();
+        let (requests, inbox) = bounded(limits.batches.max(1));
+        let (give_back, spare) = bounded(limits.batches.max(1) + 2);
+        let (ready, started) = bounded(1);
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("ember-io".into())
+            .spawn(move || {
+                // The device first: its helper threads must not inherit the pinning.
+                let engine = match Engine::open(source, choice, limits) {
+                    Ok(engine) => engine,
+                    Err(e) => return drop(ready.send(Err(e))),
+                };
+                pin(options.core);
+                let hello = Ok((engine.name(), engine.waker()));
+                if ready.send(hello).is_ok() {
+                    let ender = Ender(&theirs);
+                    Worker::new(engine, &inbox, &give_back, &theirs).run();
+                    drop(ender);
+                }
+            })
+            .map_err(|e| IoError::Engine {
+                engine: "thread",
+                reason: e.to_string(),
+            })?;
+        let (engine, waker) = started.recv().unwrap_or_else(|_| {
+            Err(IoError::Engine {
+                engine: "thread",
+                reason: "ended while starting".into(),
+            })
+        })?;
+        Ok(Self {
+            requests: Some(requests),
+            spare,
+            shared,
+            waker,
+            outstanding: AtomicUsize::new(0),
+            thread: Some(thread),
+            engine,
+            dio,
+            label,
+        })
+    }
+
+    /// Name of the device in use.
+    #[must_use]
+    pub fn engine(&self) -> &'static str {
+        self.engine
+    }
+
+    /// Alignments of direct I/O on the source, or `None` when reads are buffered.
+    #[must_use]
+    pub fn dio_align(&self) -> Option<DioAlign> {
+        self.dio
+    }
+
+    /// Name of the file in messages.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Reads submitted whose completions were not yet taken.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Hands over all reads in `batch`, which is empty afterwards and keeps its capacity. Blocks
+    /// while too many batches are waiting.
+    ///
+    /// # Errors
+    /// [`IoError::Engine`] when the thread has ended; the reads and their slots are then lost. A
+    /// failed read is no error here: reads after it complete as [`IoError::Stopped`].
+    pub fn submit(&self, batch: &mut Vec<Read>) -> Result<(), IoError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut carrier = self.spare.try_recv().unwrap_or_default();
+        carrier.append(batch);
+        let n = carrier.len();
+        self.outstanding.fetch_add(n, Ordering::Relaxed);
+        let sent = self.send(Message::Batch(carrier));
+        if sent.is_err() {
+            self.outstanding.fetch_sub(n, Ordering::Relaxed);
+        }
+        self.shared.stats.batches.fetch_add(1, Ordering::Relaxed);
+        sent
+    }
+
+    /// Completes prefetches that were not yet started as [`IoError::Cancelled`].
+    ///
+    /// # Errors
+    /// [`IoError::Engine`] when the thread has ended.
+    pub fn cancel_prefetches(&self) -> Result<(), IoError> {
+        self.send(Message::CancelPrefetches)
+    }
+
+    fn send(&self, message: Message) -> Result<(), IoError> {
+        let sent = self.requests.as_ref().map(|r| r.send(message));
+        if !matches!(sent, Some(Ok(()))) {
+            return Err(self.ended());
+        }
+        // Pairs with the fence in `Worker::run`: either the thread sees the message before it
+        // blocks in the device, or we see that it is about to.
+        fence(Ordering::SeqCst);
+        if self.shared.in_device.load(Ordering::Relaxed) {
+            (self.waker)();
+        }
+        Ok(())
+    }
+
+    /// Appends completions to `out`, blocking until at least `min` were appended or nothing is
+    /// outstanding. Returns how many were appended.
+    ///
+    /// # Errors
+    /// [`IoError::Engine`] when the thread has ended with reads outstanding.
+    pub fn wait(&self, out: &mut Vec<Completion>, min: usize) -> Result<usize, IoError> {
+        let mut taken = 0;
+        let mut blocked: Option<Instant> = None;
+        let mut mailbox = self.shared.lock();
+        let result = loop {
+            let n = mailbox.done.len();
+            if n > 0 {
+                out.append(&mut mailbox.done);
+                taken += n;
+                if self.outstanding.fetch_sub(n, Ordering::Relaxed) == n {
+                    // Other waiters have nothing left to wait for.
+                    self.shared.news.notify_all();
+                }
+            }
+            if taken >= min || self.outstanding() == 0 {
+                break Ok(taken);
+            }
+            if mailbox.ended {
+                break Err(self.ended());
+            }
+            blocked.get_or_insert_with(Instant::now);
+            mailbox = self
+                .shared
+                .news
+                .wait(mailbox)
+                .unwrap_or_else(|e| e.into_inner());
+        };
+        drop(mailbox);
+        if let Some(since) = blocked {
+            let ns = since.elapsed().as_nanos() as u64;
+            self.shared.stats.wait_ns.fetch_add(ns, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Appends the completions that are there, without blocking. Returns how many.
+    ///
+    /// # Errors
+    /// As [`IoThread::wait`].
+    pub fn try_drain(&self, out: &mut Vec<Completion>) -> Result<usize, IoError> {
+        self.wait(out, 0)
+    }
+
+    /// The first failure, which stopped the thread.
+    #[must_use]
+    pub fn first_error(&self) -> Option<IoError> {
+        let first = self.shared.lock().first_error.clone();
+        first.map(|e| (*e).clone())
+    }
+
+    /// The counters so far.
+    #[must_use]
+    pub fn stats(&self) -> IoStats {
+        let s = &self.shared.stats;
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        IoStats {
+            reads: get(&s.reads),
+            bytes: get(&s.bytes),
+            commands: get(&s.commands),
+            buffered: get(&s.buffered),
+            retries: get(&s.retries),
+            batches: get(&s.batches),
+            busy_ns: get(&s.busy_ns),
+            cpu_ns: get(&s.cpu_ns),
+            wait_ns: get(&s.wait_ns),
+        }
+    }
+
+    fn ended(&self) -> IoError {
+        self.first_error().unwrap_or(IoError::Engine {
+            engine: self.engine,
+            reason: "the i/o thread has ended".into(),
+        })
+    }
+}
+
+impl Drop for IoThread {
+    fn drop(&mut self) {
+        self.requests = None;
+        fence(Ordering::SeqCst);
+        (self.waker)();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(file = %self.label, "the i/o thread panicked");
+        }
+    }
+}
+
+/// Tells waiters that nothing more will come, however the thread ends.
+struct Ender<'a>(&'a Shared);
+
+impl Drop for Ender<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.news.notify_all();
+    }
+}
+
+fn pin(core: Option<usize>) {
+    let Some(id) = core else { return };
+    if !core_affinity::set_for_current(core_affinity::CoreId { id }) {
+        tracing::warn!(core = id, "the i/o thread could not be pinned to its core");
+    }
+}
+
+/// The thread's side.
+struct Worker<'a> {
+    engine: Engine,
+    inbox: &'a Receiver<Message>,
+    give_back: &'a Sender<Vec<Read>>,
+    shared: &'a Shared,
+    queue_limit: usize,
+    out: Vec<Completion>,
+    first_error: Option<Arc<IoError>>,
+    busy_since: Option<Instant>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(
+        engine: Engine,
+        inbox: &'a Receiver<Message>,
+        give_back: &'a Sender<Vec<Read>>,
+        shared: &'a Shared,
+    ) -> Self {
+        Self {
+            queue_limit: engine.queue_limit(),
+            engine,
+            inbox,
+            give_back,
+            shared,
+            out: Vec::new(),
+            first_error: None,
+            busy_since: None,
+        }
+    }
+
+    fn run(mut self) {
+        loop {
+            if self.engine.is_idle() {
+                self.publish();
+                match self.inbox.recv() {
+                    Ok(message) => self.accept(message),
+                    Err(_) => return,
+                }
+            }
+            // From here on senders wake us through the device. Look at the inbox after saying so,
+            // or a message sent just before would wait for the next completion.
+            self.shared.in_device.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let mut news = false;
+            while self.engine.queued() < self.queue_limit {
+                match self.inbox.try_recv() {
+                    Ok(message) => {
+                        self.accept(message);
+                        news = true;
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            let result = self.engine.wait(&mut self.out, !news);
+            self.shared.in_device.store(false, Ordering::Relaxed);
+            if let Err(error) = result {
+                self.latch(error);
+                self.deliver();
+                return;
+            }
+            self.deliver();
+        }
+    }
+
+    fn accept(&mut self, message: Message) {
+        self.busy_since.get_or_insert_with(Instant::now);
+        match message {
+            Message::Batch(mut batch) => {
+                self.engine.submit(&mut batch);
+                // Full means enough are in circulation.
+                drop(self.give_back.try_send(batch));
+                if let Some(first) = &self.first_error {
+                    self.engine.purge(|| IoError::Stopped {
+                        first: Arc::clone(first),
+                    });
+                }
+            }
+            Message::CancelPrefetches => self.engine.cancel_prefetches(),
+        }
+    }
+
+    /// Puts completions into the mailbox; the first failure stops everything not yet started.
+    fn deliver(&mut self) {
+        let fatal = |c: &Completion| c.result.as_ref().err().filter(|e| e.is_fatal()).cloned();
+        if let Some(error) = self.out.iter().find_map(fatal) {
+            self.latch(error);
+        }
+        if self.out.is_empty() {
+            return;
+        }
+        self.publish();
+        self.shared.lock().done.append(&mut self.out);
+        self.shared.news.notify_all();
+    }
+
+    fn latch(&mut self, error: IoError) {
+        if self.first_error.is_some() {
+            return;
+        }
+        tracing::error!(%error, "reading stops");
+        let first = Arc::new(error);
+        self.shared.lock().first_error = Some(Arc::clone(&first));
+        self.engine.purge(|| IoError::Stopped {
+            first: Arc::clone(&first),
+        });
+        self.first_error = Some(first);
+    }
+
+    /// Copies the engine's counters to where callers can see them.
+    fn publish(&mut self) {
+        let (s, c) = (&self.shared.stats, self.engine.stats());
+        let put = |to: &AtomicU64, n| to.store(n, Ordering::Relaxed);
+        put(&s.reads, c.reads);
+        put(&s.bytes, c.bytes);
+        put(&s.commands, c.commands);
+        put(&s.buffered, c.buffered);
+        put(&s.retries, c.retries);
+        if self.engine.is_idle()
+            && let Some(since) = self.busy_since.take()
+        {
+            let ns = since.elapsed().as_nanos() as u64;
+            s.busy_ns.fetch_add(ns, Ordering::Relaxed);
+            put(&s.cpu_ns, sys::thread_cpu_ns());
+        }
+    }
+}

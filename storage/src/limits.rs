@@ -1,0 +1,70 @@
+//! Every bound of the run-time storage part, with its reason. Nothing grows beyond these after
+//! start; tests use [`Limits::TINY`] so that full queues and wrap-around happen in every run.
+
+/// Bounds of the I/O thread and its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Commands in flight on the device. Random reads gain up to about 32 on NVMe-like disks and
+    /// almost nothing beyond; UFS saturates far earlier.
+    pub depth: u32,
+    /// Threads of the `pread` engine. Each carries one command, so this is its depth.
+    pub lanes: u32,
+    /// Batches that may wait in the request channel before `submit` blocks. Two would do for
+    /// double buffering; a few more let the planner run ahead over layer borders.
+    pub batches: usize,
+    /// Reads the I/O thread accepts beyond those in flight. When it is reached the thread stops
+    /// taking batches, so memory stays bounded and the submitter feels it.
+    pub queued: usize,
+    /// Bytes of one device command; longer reads are cut. Flash is at full speed from 256 KiB to
+    /// 512 KiB, and cutting lets one large read use the device's parallelism.
+    pub block: u32,
+    /// Memory pieces of one command, hence reads that can be merged. 16 neighbours of 4 KiB make
+    /// 64 KiB, where bandwidth instead of the command rate limits.
+    pub pieces: usize,
+    /// Unwanted bytes between two reads that may be read along to save a command.
+    pub gap: u32,
+    /// Interrupted or refused (EINTR, EAGAIN) attempts of one command in a row before it fails.
+    pub retries: u32,
+}
+
+impl Limits {
+    /// The values used outside tests.
+    pub const PRODUCTION: Self = Self {
+        depth: 64,
+        lanes: 16,
+        batches: 16,
+        queued: 8192,
+        block: 512 << 10,
+        pieces: 16,
+        gap: 0,
+        retries: 100,
+    };
+
+    /// Small enough that every bound is hit within a few operations.
+    pub const TINY: Self = Self {
+        depth: 3,
+        lanes: 2,
+        batches: 1,
+        queued: 4,
+        block: 8 << 10,
+        pieces: 3,
+        gap: 0,
+        retries: 3,
+    };
+}
+
+const _: () = {
+    let (p, t) = (Limits::PRODUCTION, Limits::TINY);
+    // A command must hold at least one piece, and the queue a full device, or the device idles.
+    assert!(p.pieces >= 1 && t.pieces >= 1);
+    assert!(p.queued >= p.depth as usize && t.queued >= t.depth as usize);
+    assert!(p.lanes <= p.depth && t.lanes <= t.depth);
+    // Cuts must fall on every direct-I/O alignment in use.
+    assert!(p.block.is_multiple_of(4096) && t.block.is_multiple_of(4096));
+};
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::PRODUCTION
+    }
+}

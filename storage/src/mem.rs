@@ -1,0 +1,399 @@
+//! What the operating system says about memory: this process, the machine, the control groups.
+//!
+//! Everything is text under `/proc` and `/sys`, parsed with the assumption that any line may be
+//! missing or strange. [`Mem`] takes the root of that tree, so tests use made-up ones.
+
+use std::path::{Path, PathBuf};
+
+/// Share of the available memory that [`Mem::auto_budget`] takes.
+///
+/// The rest is for the page cache, other processes' growth and reporting that is too hopeful
+/// (MemAvailable counts mapped file pages on phones).
+const AUTO_PERCENT: u64 = 75;
+
+/// Left untouched by [`Mem::auto_budget`] whatever the share says: a machine with less to spare
+/// starts to reclaim and the budget would buy stalls instead of hits.
+const AUTO_RESERVE: u64 = 128 << 20;
+
+/// Limits from here on mean "no limit": control groups write a huge page-rounded number.
+const UNLIMITED: u64 = 1 << 60;
+
+/// Reader of memory facts under one root directory.
+#[derive(Debug, Clone)]
+pub struct Mem {
+    root: PathBuf,
+}
+
+impl Default for Mem {
+    fn default() -> Self {
+        Self::system()
+    }
+}
+
+impl Mem {
+    /// The running system.
+    #[must_use]
+    pub fn system() -> Self {
+        Self::at("/")
+    }
+
+    /// A tree with `proc` and `sys` below `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        let bytes = std::fs::read(self.root.join(path.trim_start_matches('/'))).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Bytes of this process that are resident now.
+    #[must_use]
+    pub fn rss(&self) -> Option<u64> {
+        kib_field(&self.text("proc/self/status")?, "VmRSS")
+    }
+
+    /// Most bytes of this process that ever were resident at once (`VmHWM`).
+    #[must_use]
+    pub fn peak_rss(&self) -> Option<u64> {
+        kib_field(&self.text("proc/self/status")?, "VmHWM")
+    }
+
+    /// Bytes the machine could give without swapping, by the kernel's estimate.
+    #[must_use]
+    pub fn mem_available(&self) -> Option<u64> {
+        kib_field(&self.text("proc/meminfo")?, "MemAvailable")
+    }
+
+    /// Bytes of memory in the machine.
+    #[must_use]
+    pub fn mem_total(&self) -> Option<u64> {
+        kib_field(&self.text("proc/meminfo")?, "MemTotal")
+    }
+
+    /// The tightest control-group limit on this process in bytes (v1 and v2, all ancestors), or
+    /// `None` when nothing limits it.
+    #[must_use]
+    pub fn cgroup_limit(&self) -> Option<u64> {
+        self.groups().into_iter().map(|g| g.limit).min()
+    }
+
+    /// Bytes this process can still take before its tightest control group is full, counting
+    /// reclaimable file pages as free. `None` when nothing limits it.
+    #[must_use]
+    pub fn cgroup_available(&self) -> Option<u64> {
+        self.groups().into_iter().map(|g| g.available).min()
+    }
+
+    /// A budget that is safe for the whole process: three quarters of what it holds plus what it
+    /// could still get, and at least 128 MiB less than that. `None` when the kernel tells nothing.
+    #[must_use]
+    pub fn auto_budget(&self) -> Option<u64> {
+        let free = match (self.mem_available(), self.cgroup_available()) {
+            (Some(a), Some(b)) => a.min(b),
+            (one, other) => one.or(other)?,
+        };
+        let reach = free.saturating_add(self.rss().unwrap_or(0));
+        let share = reach / 100 * AUTO_PERCENT;
+        Some(share.min(reach.saturating_sub(AUTO_RESERVE)))
+    }
+
+    /// Every control group with a memory limit that this process is in.
+    fn groups(&self) -> Vec<Group> {
+        let mut found = Vec::new();
+        let Some(mounts) = self.text("proc/self/mountinfo") else {
+            return found;
+        };
+        let Some(member) = self.text("proc/self/cgroup") else {
+            return found;
+        };
+        for line in member.lines() {
+            // "4:memory:/path" in v1, "0::/path" in v2.
+            let mut parts = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) =
+                (parts.next(), parts.next(), parts.next())
+            else {
+                continue;
+            };
+            let version = if controllers.is_empty() {
+                &V2
+            } else if controllers.split(',').any(|c| c == "memory") {
+                &V1
+            } else {
+                continue;
+            };
+            for (mount, inner) in mounts.lines().filter_map(|l| mount_of(l, version, path)) {
+                self.walk_up(&mount, &inner, version, &mut found);
+            }
+        }
+        found
+    }
+
+    /// Collects the limits of `mount/inner` and of every directory above it up to the mount.
+    fn walk_up(&self, mount: &str, inner: &str, version: &Version, found: &mut Vec<Group>) {
+        let top = self.root.join(mount.trim_start_matches('/'));
+        let inner = Path::new(inner.trim_matches('/'));
+        if inner
+            .components()
+            .any(|c| !matches!(c, std::path::Component::Normal(_)))
+        {
+            return;
+        }
+        for dir in inner.ancestors() {
+            if let Some(group) = version.read(&top.join(dir)) {
+                found.push(group);
+            }
+        }
+    }
+}
+
+struct Group {
+    limit: u64,
+    available: u64,
+}
+
+/// Names of the same facts in the two control-group interfaces.
+struct Version {
+    fstype: &'static str,
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Key in `memory.stat` of file pages that can be dropped.
+    reclaimable: &'static str,
+}
+
+const V1: Version = Version {
+    fstype: "cgroup",
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file",
+};
+
+const V2: Version = Version {
+    fstype: "cgroup2",
+    // Above `high` a group is throttled and reclaimed, which for us is as bad as full.
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: "inactive_file",
+};
+
+impl Version {
+    fn read(&self, dir: &Path) -> Option<Group> {
+        let number = |name: &str| -> Option<u64> {
+            std::fs::read_to_string(dir.join(name))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        let limit = self
+            .limits
+            .iter()
+            .filter_map(|name| number(name))
+            .filter(|&n| n < UNLIMITED)
+            .min()?;
+        let usage = number(self.usage).unwrap_or(0);
+        let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let droppable = stat
+            .lines()
+            .filter_map(|l| l.split_once(' '))
+            .find(|(key, _)| *key == self.reclaimable)
+            .and_then(|(_, n)| n.trim().parse().ok())
+            .unwrap_or(0);
+        Some(Group {
+            limit,
+            available: limit.saturating_sub(usage.saturating_sub(droppable)),
+        })
+    }
+}
+
+/// If `line` of mountinfo mounts the wanted hierarchy: the mount point and the path of `member`
+/// below it. A container sees its group as the mount's root, so that prefix is taken off.
+fn mount_of(line: &str, version: &Version, member: &str) -> Option<(String, String)> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut front = front.split(' ').skip(3);
+    let (root, mount) = (front.next()?, front.next()?);
+    let mut back = back.split(' ');
+    let (fstype, _, options) = (back.next()?, back.next()?, back.next().unwrap_or(""));
+    if fstype != version.fstype {
+        return None;
+    }
+    if version.fstype == V1.fstype && !options.split(',').any(|o| o == "memory") {
+        return None;
+    }
+    let inner = match member.strip_prefix(root.trim_end_matches('/')) {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
+        // Our group lies outside what is mounted; its top is the best there is.
+        _ => "",
+    };
+    Some((mount.to_owned(), inner.to_owned()))
+}
+
+/// Value in bytes of a line like `VmRSS:    1234 kB`.
+fn kib_field(text: &str, key: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .filter_map(|l| l.strip_prefix(key))
+        .find_map(|l| l.strip_prefix(':'))?;
+    let number: u64 = line.split_whitespace().next()?.parse().ok()?;
+    number.checked_mul(1024)
+}
+
+/// Bytes of this process that are resident now, on the running system.
+#[must_use]
+pub fn rss() -> Option<u64> {
+    Mem::system().rss()
+}
+
+/// Peak resident bytes of this process (`VmHWM`), on the running system.
+#[must_use]
+pub fn peak_rss() -> Option<u64> {
+    Mem::system().peak_rss()
+}
+
+/// Bytes the machine could give without swapping, on the running system.
+#[must_use]
+pub fn mem_available() -> Option<u64> {
+    Mem::system().mem_available()
+}
+
+/// The tightest control-group limit on this process in bytes, on the running system.
+#[must_use]
+pub fn cgroup_limit() -> Option<u64> {
+    Mem::system().cgroup_limit()
+}
+
+/// A budget in bytes that is safe for the whole process, on the running system.
+#[must_use]
+pub fn auto_budget() -> Option<u64> {
+    Mem::system().auto_budget()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Mem) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let mem = Mem::at(dir.path());
+        (dir, mem)
+    }
+
+    const STATUS: &str = "Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n";
+    const V1_MOUNT: &str = "30 20 0:25 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+        31 20 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+    const V2_MOUNT: &str = "31 20 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn process_numbers_come_from_status() {
+        let (_d, mem) = tree(&[("proc/self/status", STATUS)]);
+        assert_eq!(mem.rss(), Some(MIB));
+        assert_eq!(mem.peak_rss(), Some(2 * MIB));
+    }
+
+    #[test]
+    fn missing_and_strange_text_gives_nothing() {
+        let (_d, mem) = tree(&[
+            (
+                "proc/self/status",
+                "VmRSS\nVmRSS: x kB\nVmHWM: 99999999999999999999 kB\n",
+            ),
+            ("proc/meminfo", "MemAvailable: 18446744073709551615 kB\n"),
+            (
+                "proc/self/cgroup",
+                "nonsense\n0:\n::\n4:memory:/../../etc\n",
+            ),
+            (
+                "proc/self/mountinfo",
+                "short\n1 2 - \na b c d e - cgroup x memory\n",
+            ),
+        ]);
+        assert_eq!(mem.rss(), None);
+        assert_eq!(mem.peak_rss(), None);
+        assert_eq!(mem.mem_available(), None);
+        assert_eq!(mem.cgroup_limit(), None);
+        assert_eq!(mem.auto_budget(), None);
+        assert_eq!(Mem::at("/does/not/exist").auto_budget(), None);
+    }
+
+    #[test]
+    fn v1_limit_is_found_on_an_ancestor() {
+        let (_d, mem) = tree(&[
+            ("proc/self/cgroup", "5:cpu:/z\n4:memory:/a/b\n"),
+            ("proc/self/mountinfo", V1_MOUNT),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
+            ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "700\n"),
+            (
+                "sys/fs/cgroup/memory/a/memory.stat",
+                "cache 1\ntotal_inactive_file 300\n",
+            ),
+            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "5000\n"),
+        ]);
+        assert_eq!(mem.cgroup_limit(), Some(1000));
+        assert_eq!(mem.cgroup_available(), Some(600));
+    }
+
+    #[test]
+    fn v2_takes_the_tighter_of_max_and_high() {
+        let (_d, mem) = tree(&[
+            ("proc/self/cgroup", "0::/user/app\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/user/memory.max", "max\n"),
+            ("sys/fs/cgroup/user/app/memory.max", "4000\n"),
+            ("sys/fs/cgroup/user/app/memory.high", "3000\n"),
+            ("sys/fs/cgroup/user/app/memory.current", "2500\n"),
+        ]);
+        assert_eq!(mem.cgroup_limit(), Some(3000));
+        assert_eq!(mem.cgroup_available(), Some(500));
+    }
+
+    #[test]
+    fn a_containers_mount_root_is_taken_off() {
+        let (_d, mem) = tree(&[
+            ("proc/self/cgroup", "0::/docker/abc/inner\n"),
+            (
+                "proc/self/mountinfo",
+                "31 20 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+            ),
+            ("sys/fs/cgroup/memory.max", "8000\n"),
+            ("sys/fs/cgroup/inner/memory.max", "7000\n"),
+        ]);
+        assert_eq!(mem.cgroup_limit(), Some(7000));
+    }
+
+    #[test]
+    fn auto_budget_respects_the_tighter_side() {
+        let meminfo = format!("MemTotal: 1 kB\nMemAvailable: {} kB\n", 4096 * 1024);
+        let base = [
+            ("proc/self/status", STATUS),
+            ("proc/meminfo", meminfo.as_str()),
+        ];
+        let (_d, mem) = tree(&base);
+        assert_eq!(mem.auto_budget(), Some(4097 * MIB / 100 * 75));
+        let limit = (300 * MIB).to_string();
+        let mut capped = base.to_vec();
+        capped.push(("proc/self/cgroup", "0::/\n"));
+        capped.push(("proc/self/mountinfo", V2_MOUNT));
+        capped.push(("sys/fs/cgroup/memory.max", &limit));
+        let (_d, mem) = tree(&capped);
+        // 301 MiB in reach: the fixed reserve binds before the share does.
+        assert_eq!(mem.auto_budget(), Some(301 * MIB - 128 * MIB));
+    }
+
+    #[test]
+    fn the_running_system_answers() {
+        assert!(rss().unwrap() > 0);
+        assert!(peak_rss().unwrap() >= rss().unwrap() / 2);
+        assert!(auto_budget().unwrap() > 0);
+    }
+}

@@ -1,0 +1,272 @@
+//! The cold cache against a plain model: maps and queues, no slots, no links.
+
+use std::collections::{HashMap, VecDeque};
+
+use emberflow_storage::arena::{Arena, ArenaOptions, SharedSlot, Slot};
+use emberflow_storage::cache::{CacheStats, ColdCache, Key, SlotId};
+use proptest::prelude::*;
+
+const LEN: usize = 512;
+const BANKS: [u32; 3] = [5, 1, 6];
+
+const CAPACITY: u32 = 7;
+
+fn cache(slots: u32) -> ColdCache {
+    let arena = Arena::new(CAPACITY, LEN, 512, ArenaOptions::default()).unwrap();
+    let mut cache = ColdCache::new(arena, &BANKS).unwrap();
+    assert_eq!(cache.resize(slots), 0);
+    cache
+}
+
+fn key(n: u32) -> Key {
+    let n = n % BANKS.iter().sum::<u32>();
+    match n {
+        0..5 => Key::new(0, n),
+        5 => Key::new(1, 0),
+        _ => Key::new(2, n - 6),
+    }
+}
+
+fn mark(slot: &mut Slot, key: Key) {
+    slot.as_mut_slice().fill((key.bank * 16 + key.neuron) as u8);
+}
+
+fn is_marked(bytes: &[u8], key: Key) -> bool {
+    bytes.len() == LEN
+        && bytes
+            .iter()
+            .all(|&b| u32::from(b) == key.bank * 16 + key.neuron)
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Get(u32),
+    Reserve(u32),
+    ReserveIfFree(u32),
+    Admit(u32),
+    Abandon(u32),
+    Unpin(u32),
+    UnpinAll,
+    Resize(u32),
+    Share(u32),
+    DropShare,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let n = 0..12u32;
+    prop_oneof![
+        6 => n.clone().prop_map(Op::Get),
+        6 => n.clone().prop_map(Op::Reserve),
+        1 => n.clone().prop_map(Op::ReserveIfFree),
+        6 => n.clone().prop_map(Op::Admit),
+        1 => n.clone().prop_map(Op::Abandon),
+        6 => n.clone().prop_map(Op::Unpin),
+        1 => Just(Op::UnpinAll),
+        1 => (0..=CAPACITY).prop_map(Op::Resize),
+        1 => n.prop_map(Op::Share),
+        2 => Just(Op::DropShare),
+    ]
+}
+
+/// What the cache should do, said in the simplest way.
+#[derive(Default)]
+struct Model {
+    limit: usize,
+    /// Evictable, oldest first.
+    lru: VecDeque<Key>,
+    /// In use, in the order of last use.
+    pinned: Vec<Key>,
+    pins: HashMap<Key, u32>,
+    loading: Vec<Key>,
+    stats: CacheStats,
+}
+
+impl Model {
+    fn resident(&self, k: Key) -> bool {
+        self.lru.contains(&k) || self.pinned.contains(&k)
+    }
+
+    fn used(&self) -> usize {
+        self.lru.len() + self.pinned.len() + self.loading.len()
+    }
+
+    /// Evicts the oldest that nobody holds; those held are passed over to the new end.
+    fn evict(&mut self, held: &dyn Fn(Key) -> bool) -> bool {
+        for _ in 0..self.lru.len() {
+            let Some(k) = self.lru.pop_front() else { break };
+            if !held(k) {
+                self.stats.evictions += 1;
+                return true;
+            }
+            self.lru.push_back(k);
+        }
+        false
+    }
+}
+
+struct World {
+    cache: ColdCache,
+    model: Model,
+    slots: HashMap<Key, Slot>,
+    ids: HashMap<Key, SlotId>,
+    shares: Vec<(Key, SharedSlot)>,
+}
+
+impl World {
+    fn new(slots: u32) -> Self {
+        let model = Model {
+            limit: slots as usize,
+            ..Model::default()
+        };
+        Self {
+            cache: cache(slots),
+            model,
+            slots: HashMap::new(),
+            ids: HashMap::new(),
+            shares: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        match *op {
+            Op::Get(n) => {
+                let k = key(n);
+                let got = self.cache.get_pin(k);
+                assert_eq!(got.is_some(), self.model.resident(k), "get {k:?}");
+                let m = &mut self.model;
+                if let Some(id) = got {
+                    m.stats.hits += 1;
+                    m.lru.retain(|&x| x != k);
+                    m.pinned.retain(|&x| x != k);
+                    m.pinned.push(k);
+                    *m.pins.entry(k).or_default() += 1;
+                    self.ids.insert(k, id);
+                    assert!(is_marked(self.cache.bytes(id), k));
+                } else {
+                    m.stats.misses += 1;
+                }
+            }
+            Op::Reserve(n) | Op::ReserveIfFree(n) => {
+                let k = key(n);
+                let shares = &self.shares;
+                let held = |k: Key| shares.iter().any(|(x, _)| *x == k);
+                let m = &mut self.model;
+                let known = m.resident(k) || m.loading.contains(&k);
+                let evict = matches!(op, Op::Reserve(_));
+                let mut room = !known;
+                while room && m.used() >= m.limit {
+                    room = evict && m.evict(&held);
+                }
+                let got = if evict {
+                    self.cache.reserve(k)
+                } else {
+                    self.cache.reserve_if_free(k)
+                };
+                assert_eq!(got.is_some(), room, "{op:?} {k:?}");
+                if let Some(mut slot) = got {
+                    mark(&mut slot, k);
+                    m.loading.push(k);
+                    self.slots.insert(k, slot);
+                }
+            }
+            Op::Admit(n) => {
+                let k = key(n);
+                if let Some(slot) = self.slots.remove(&k) {
+                    let id = self.cache.admit(k, slot);
+                    assert!(is_marked(self.cache.bytes(id), k));
+                    self.model.loading.retain(|&x| x != k);
+                    self.model.pinned.push(k);
+                    self.model.pins.insert(k, 1);
+                    self.ids.insert(k, id);
+                }
+            }
+            Op::Abandon(n) => {
+                let k = key(n);
+                if let Some(slot) = self.slots.remove(&k) {
+                    self.cache.abandon(k, slot);
+                    self.model.loading.retain(|&x| x != k);
+                }
+            }
+            Op::Unpin(n) => {
+                let k = key(n);
+                if let Some(pins) = self.model.pins.get_mut(&k) {
+                    self.cache.unpin(self.ids[&k]);
+                    *pins -= 1;
+                    if *pins == 0 {
+                        self.model.pins.remove(&k);
+                        self.model.pinned.retain(|&x| x != k);
+                        self.model.lru.push_back(k);
+                    }
+                }
+            }
+            Op::UnpinAll => {
+                self.cache.unpin_all();
+                self.model.pins.clear();
+                self.model.lru.extend(self.model.pinned.drain(..));
+            }
+            Op::Resize(slots) => self.resize(slots),
+            Op::Share(n) => {
+                let k = key(n);
+                if self.model.pinned.contains(&k) {
+                    let share = self.cache.share(self.ids[&k]);
+                    assert!(is_marked(share.as_slice(), k));
+                    self.shares.push((k, share));
+                }
+            }
+            Op::DropShare => {
+                if !self.shares.is_empty() {
+                    let (k, share) = self.shares.remove(0);
+                    assert!(
+                        is_marked(share.as_slice(), k),
+                        "bytes changed under a handle"
+                    );
+                }
+            }
+        }
+        self.check();
+    }
+
+    fn resize(&mut self, slots: u32) {
+        let shares = &self.shares;
+        let held = |k: Key| shares.iter().any(|(x, _)| *x == k);
+        let m = &mut self.model;
+        m.limit = slots as usize;
+        while m.used() > m.limit && m.evict(&held) {}
+        let stuck = self.cache.resize(slots);
+        // Stuck slots are those in use; with nothing in use there are none.
+        let in_use = m.pinned.len() + m.loading.len() + shares.len();
+        assert!(stuck as usize <= in_use, "{stuck} stuck, {in_use} in use");
+        assert_eq!(self.cache.slots(), slots);
+    }
+
+    fn check(&self) {
+        self.cache.check_invariants();
+        let m = &self.model;
+        assert_eq!(self.cache.resident() as usize, m.lru.len() + m.pinned.len());
+        assert_eq!(self.cache.loading() as usize, m.loading.len());
+        assert_eq!(self.cache.stats(), m.stats);
+        for n in 0..12 {
+            let k = key(n);
+            assert_eq!(self.cache.contains(k), m.resident(k), "contains {k:?}");
+            assert_eq!(self.cache.is_loading(k), m.loading.contains(&k));
+        }
+        let flat = |k: &Key| [0, 5, 6][k.bank as usize] + k.neuron;
+        let want: Vec<u32> = m.lru.iter().map(flat).collect();
+        assert_eq!(self.cache.dump(), want, "order of eviction");
+        for k in &m.pinned {
+            assert!(is_marked(self.cache.bytes(self.ids[k]), *k), "{k:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn behaves_like_the_model(slots in 1..7u32, ops in prop::collection::vec(op(), 1..120)) {
+        let mut world = World::new(slots);
+        for op in &ops {
+            world.step(op);
+        }
+    }
+}
