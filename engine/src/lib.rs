@@ -1,1 +1,42 @@
-//! Emberflow.
+//! The forward pass of a decoder over a container, under a memory budget.
+//!
+//! ```text
+//! token → embedding → [ norm → attention → + → norm → sparse FFN → + ] × layers → norm → head → sampler
+//!                                                     │
+//!                     resident gates → active set ∩ cache → reads → clusters → partial sums
+//! ```
+//!
+//! [`Engine::open`] divides the budget ([`memory`]), loads what stays resident
+//! and fills the cold region; [`Engine::forward`] runs a chunk of tokens;
+//! [`Engine::generate`] adds the sampler and the clock; [`Report`] is what a run
+//! says about itself.
+#![forbid(unsafe_code)]
+
+mod attention;
+pub mod bundle;
+mod engine;
+mod error;
+mod ffn;
+mod forward;
+mod generate;
+mod kv_cache;
+pub mod memory;
+pub mod meta;
+mod options;
+mod report;
+mod rope;
+pub mod sampler;
+mod scratch;
+mod sequence;
+mod weights;
+
+pub use engine::Engine;
+pub use error::Error;
+pub use ffn::{ActiveCounters, CLUSTER, MAX_CHUNK};
+pub use forward::Logits;
+pub use generate::{Generation, Request, Stop};
+pub use kv_cache::KvCache;
+pub use options::{Budget, Options, Sparsity};
+pub use report::Report;
+pub use sampler::{Sampler, Sampling};
+pub use sequence::Sequence;

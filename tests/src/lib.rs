@@ -1,1 +1,89 @@
-//! Emberflow.
+//! What the integration tests share: fixtures, packing, opening.
+#![forbid(unsafe_code)]
+#![expect(clippy::expect_used, reason = "test support: a failure here is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use emberflow::pack::{self, PackOptions};
+use emberflow_engine::{Budget, Engine, Logits, Options};
+use emberflow_kernels::DType;
+use emberflow_storage::container::Container;
+
+/// The folder of committed fixtures.
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+/// A fixture's golden numbers, from Hugging Face transformers.
+#[derive(Debug, serde::Deserialize)]
+pub struct Golden {
+    /// The prompt's tokens.
+    pub tokens: Vec<u32>,
+    /// File with the logits, f32 little endian.
+    pub logits: String,
+    /// `[positions, vocab]`.
+    pub shape: [usize; 2],
+    /// The greedy continuation of the prompt.
+    pub greedy: Vec<u32>,
+}
+
+impl Golden {
+    /// Reads `name` (such as `golden.json`) of the fixture folder `case`.
+    pub fn load(case: &Path, name: &str) -> Self {
+        let text = std::fs::read_to_string(case.join(name)).expect("golden json");
+        serde_json::from_str(&text).expect("golden json")
+    }
+
+    /// The logits, `[positions × vocab]`.
+    pub fn logits(&self, case: &Path) -> Vec<f32> {
+        let bytes = std::fs::read(case.join(&self.logits)).expect("golden logits");
+        let values: Vec<f32> = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        assert_eq!(values.len(), self.shape[0] * self.shape[1]);
+        values
+    }
+}
+
+/// Packs a checkpoint into `dir` and returns the container's path.
+pub fn packed(checkpoint: &Path, dir: &Path, quant: DType) -> PathBuf {
+    let stem = checkpoint.file_name().expect("a name").to_string_lossy();
+    let output = dir.join(format!("{stem}.{}.ember", quant.name()));
+    pack::pack(checkpoint, &output, &PackOptions::new(quant), &mut |_, _| {}).expect("pack");
+    output
+}
+
+/// Options for comparisons: f32 keys and values, no budget worth speaking of.
+pub fn roomy(context: usize) -> Options {
+    Options {
+        budget: Budget::Bytes(1 << 40),
+        threads: 2,
+        context,
+        kv: DType::F32,
+        ..Options::default()
+    }
+}
+
+/// Opens a container file.
+pub fn open(path: &Path, options: Options) -> Engine {
+    Engine::open(Container::open(path).expect("container"), options).expect("engine")
+}
+
+/// Logits of every position, `[tokens × vocab]`, computed in chunks of `chunk`.
+pub fn all_logits(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Vec<f32> {
+    let mut sequence = engine.new_sequence();
+    let mut out = Vec::new();
+    for part in tokens.chunks(chunk) {
+        let mut sink = |_: usize, logits: &[f32]| out.extend_from_slice(logits);
+        engine
+            .forward(&mut sequence, part, Logits::Each(&mut sink))
+            .expect("forward");
+    }
+    out
+}
+
+/// The bits of every value, for comparisons that must be exact.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}

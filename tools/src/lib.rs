@@ -1,1 +1,100 @@
-//! Emberflow.
+//! The `emberflow` program's commands as functions.
+//!
+//! Each command is one file: it takes its arguments from [`cli`], does its work
+//! through the library crates and writes its result to standard output.
+//! Progress and warnings go to standard error.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod export;
+pub mod inspect;
+pub mod model;
+pub mod pack;
+pub mod perplexity;
+pub mod progress;
+pub mod run;
+pub mod size;
+pub mod verify;
+
+use std::process::ExitCode;
+
+/// How a command can fail.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] emberflow_engine::Error),
+    /// A container.
+    #[error(transparent)]
+    Storage(#[from] emberflow_storage::Error),
+    /// A checkpoint.
+    #[error(transparent)]
+    Model(#[from] emberflow_models::Error),
+    /// Statistics.
+    #[error(transparent)]
+    Stats(#[from] emberflow_predictor::stats::StatsError),
+    /// A file of the command line.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+    /// A check found a fault.
+    #[error("{0}")]
+    Fault(String),
+    /// Arguments that do not make sense together.
+    #[error("{0}")]
+    Usage(String),
+    /// Stopped by Ctrl-C.
+    #[error("stopped")]
+    Interrupted,
+}
+
+impl Failure {
+    /// A usage error from any message.
+    pub fn usage(message: impl ToString) -> Self {
+        Self::Usage(message.to_string())
+    }
+
+    /// Wraps an I/O error with the file it belongs to.
+    pub fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::File { path, source }
+    }
+
+    /// The process's exit code (listed in `emberflow --help`).
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) => ExitCode::from(2),
+            Self::Fault(_) => ExitCode::from(3),
+            Self::Interrupted => ExitCode::from(130),
+            _ => ExitCode::from(1),
+        }
+    }
+}
+
+/// Runs one command.
+pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
+    match command {
+        cli::Command::Run(args) => run::run(&args),
+        cli::Command::Pack(args) => pack::command(&args),
+        cli::Command::Inspect(args) => inspect::command(&args),
+        cli::Command::Verify(args) => verify::command(&args),
+        cli::Command::Perplexity(args) => perplexity::command(&args),
+        cli::Command::Export(args) => export::command(&args),
+    }
+}
+
+/// Prints a value as one line of JSON.
+pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, value).map_err(std::io::Error::from)?;
+    writeln!(out)?;
+    Ok(())
+}

@@ -1,2 +1,33 @@
 //! The `emberflow` program.
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use emberflow::{Failure, cli::Cli, dispatch};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = match cli.verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("EMBERFLOW_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        // the reader of our output has gone away: nobody is left to tell
+        Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("emberflow: {failure}");
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the bytes of a neuron bundle mean: which part is Gate, Up and Down.
+//!
+//! ```text
+//! scales inline     [ gate quants | gate scales ]  pad  [ up quants | up scales | down quants | down scales ]  pad
+//! scales resident   [ gate quants ]                pad  [ up quants | down quants ]                            pad
+//!                   and, in the SCALES section:         [ gate scales | up scales | down scales ] per neuron
+//! ```
+//!
+//! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can
+//! read it alone. Offsets and padding belong to `storage`; this file is the one
+//! place that gives them a meaning, for the packer and the engine alike.
+
+use emberflow_kernels::{DType, Row};
+
+/// Format of the three vectors of a neuron.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeuronFormat {
+    /// Block format.
+    pub dtype: DType,
+    /// Elements per vector (`d_model`).
+    pub d: usize,
+    /// Scales lie in the bundle rather than in the resident SCALES section.
+    pub inline_scales: bool,
+}
+
+impl NeuronFormat {
+    /// Bytes of one vector's payload without scales.
+    pub fn quants(self) -> usize {
+        self.dtype.quants_bytes(self.d)
+    }
+
+    /// Bytes of one vector's scales.
+    pub fn scales(self) -> usize {
+        self.dtype.scales_bytes(self.d)
+    }
+
+    fn vector(self) -> usize {
+        self.quants() + if self.inline_scales { self.scales() } else { 0 }
+    }
+
+    /// Payload bytes of the Gate part.
+    pub fn gate_len(self) -> usize {
+        self.vector()
+    }
+
+    /// Payload bytes of the Up and Down part.
+    pub fn rest_len(self) -> usize {
+        2 * self.vector()
+    }
+
+    /// Bytes per neuron in the resident SCALES section.
+    pub fn resident_scales(self) -> usize {
+        if self.inline_scales {
+            0
+        } else {
+            3 * self.scales()
+        }
+    }
+
+    fn row<'a>(self, payload: &'a [u8], place: usize, scales: &'a [u8], part: usize) -> Row<'a> {
+        let bytes = &payload[place * self.vector()..(place + 1) * self.vector()];
+        if self.inline_scales {
+            Row::inline(self.dtype, self.d, bytes)
+        } else {
+            let s = self.scales();
+            Row::split(self.dtype, self.d, bytes, &scales[part * s..(part + 1) * s])
+        }
+    }
+
+    /// Gate row from the Gate part; `scales` = the neuron's resident scales
+    /// (empty when inline).
+    pub fn gate<'a>(self, gate_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        self.row(gate_part, 0, scales, 0)
+    }
+
+    /// Up row from the Up/Down part.
+    pub fn up<'a>(self, rest_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        self.row(rest_part, 0, scales, 1)
+    }
+
+    /// Down column from the Up/Down part.
+    pub fn down<'a>(self, rest_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        self.row(rest_part, 1, scales, 2)
+    }
+}

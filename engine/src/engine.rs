@@ -1,0 +1,323 @@
+//! Opening a container under a budget, and the numbers of a run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use emberflow_kernels::{Cpu, DType, Workers};
+use emberflow_models::ModelConfig;
+use emberflow_models::chat::ChatTemplate;
+use emberflow_models::tokenizer::Tokenizer;
+use emberflow_storage::container::Container;
+use emberflow_storage::mem;
+
+use crate::bundle::NeuronFormat;
+use crate::ffn::{Ffn, FfnShape, MAX_CHUNK, NeuronStore, Prepared};
+use crate::forward::Decoder;
+use crate::kv_cache::KvCache;
+use crate::memory::{MemoryPlan, Needs, Residency};
+use crate::meta::ContainerMeta;
+use crate::options::{Budget, Options, Sparsity};
+use crate::rope::RopeTable;
+use crate::scratch::Scratch;
+use crate::sequence::Sequence;
+use crate::weights::Weights;
+use crate::{Error, Logits};
+
+/// A model that is open and ready to run.
+pub struct Engine {
+    decoder: Decoder,
+    meta: ContainerMeta,
+    tokenizer: Tokenizer,
+    options: Options,
+    needs: Needs,
+    plan: MemoryPlan,
+    sparsity: Sparsity,
+    stop: Arc<AtomicBool>,
+}
+
+impl Engine {
+    /// Opens `container`: divides the budget, loads what is resident, fills the
+    /// cold region with the hottest neurons.
+    ///
+    /// # Errors
+    /// A container that does not fit its own metadata, a failed read or
+    /// checksum, or a budget below the smallest that works (the error names it).
+    pub fn open(container: Container, options: Options) -> Result<Self, Error> {
+        let meta = ContainerMeta::parse(container.meta(), container.path())?;
+        let tokenizer = Tokenizer::from_json(&meta.tokenizer)?;
+        let c = meta.config.clone();
+        let (options, sparsity) = check_options(options, &c)?;
+        let shape = FfnShape {
+            format: neuron_format(&container, &meta)?,
+            neurons: c.ffn as usize,
+            kind: c.ffn_kind,
+            dense: sparsity == Sparsity::Dense,
+        };
+        let prepared = Prepared::new(container, &c, &shape)?;
+        let needs = Needs {
+            process: mem::rss().unwrap_or(0),
+            process_peak: mem::peak_rss().unwrap_or(0),
+            fixed: Weights::bytes_for(&prepared.container) + prepared.resident_scales(),
+            kv: kv_bytes(&options, &c),
+            scratch: Scratch::bytes_for(&c, options.chunk, options.threads, options.context)
+                + Ffn::bytes_for(&shape, options.chunk)
+                + prepared.io_bytes()
+                + 12 * u64::from(c.vocab),
+            gates: prepared.gate_bytes(),
+            whole_slot: prepared.slot_len(Residency::Bundles),
+            rest_slot: prepared.slot_len(Residency::GatesResident),
+            neurons: prepared.neurons(),
+            min_slots: prepared.min_slots(),
+            gates_help: sparsity == Sparsity::Exact,
+        };
+        let budget = match options.budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Auto => mem::auto_budget()
+                .map_or(needs.full_budget(), |safe| safe.min(needs.full_budget())),
+            Budget::FfnShare(share) => needs.budget_for_share(share),
+        };
+        let plan = needs.plan(budget)?;
+        tracing::info!(?plan, ?needs, "memory plan");
+
+        let weights = Weights::load(&prepared.container, &c)?;
+        let workers = Workers::new(options.threads, None);
+        let store = NeuronStore::open(prepared, &plan, options.io)?;
+        Ok(Self {
+            decoder: Decoder {
+                cpu: Cpu::detect(),
+                workers,
+                rope: RopeTable::new(&c.rope, options.chunk),
+                scratch: Scratch::new(&c, options.chunk),
+                ffn: Ffn::new(shape, store, options.chunk),
+                weights,
+                config: c,
+            },
+            meta,
+            tokenizer,
+            options,
+            needs,
+            plan,
+            sparsity,
+            stop: Arc::new(AtomicBool::new(false)),
+        })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.decoder.config
+    }
+
+    /// The container's metadata.
+    pub fn meta(&self) -> &ContainerMeta {
+        &self.meta
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template, if the model has one.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
+        let name = |id: Option<u32>| {
+            id.and_then(|id| self.tokenizer.id_to_token(id))
+                .unwrap_or_default()
+        };
+        let bos = name(self.config().bos);
+        let eos = name(self.config().eos.first().copied());
+        self.meta
+            .chat_template
+            .as_deref()
+            .map(|t| ChatTemplate::new(t, &bos, &eos).map_err(Error::from))
+            .transpose()
+    }
+
+    /// Tokens of a text, with the model's own start token where it wants one.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.tokenizer.encode(text, false)?;
+        if let (true, Some(bos)) = (self.config().add_bos, self.config().bos)
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// An empty sequence with room for the options' context.
+    pub fn new_sequence(&self) -> Sequence {
+        let c = self.config();
+        Sequence::new(KvCache::new(
+            self.options.kv,
+            c.layers as usize,
+            c.kv_heads as usize,
+            c.head_dim as usize,
+            self.options.context,
+        ))
+    }
+
+    /// Longest chunk that [`Engine::forward`] accepts.
+    pub fn chunk(&self) -> usize {
+        self.options.chunk
+    }
+
+    /// Runs up to [`Engine::chunk`] tokens at the end of `sequence`.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, no room left, or a failed read; after an
+    /// error the sequence is as before.
+    pub fn forward(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+    ) -> Result<(), Error> {
+        let vocab = self.config().vocab;
+        if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
+            return Err(Error::Token { token, vocab });
+        }
+        if tokens.len() > sequence.room() {
+            return Err(Error::ContextFull {
+                capacity: sequence.len() + sequence.room(),
+                needed: sequence.len() + tokens.len(),
+            });
+        }
+        if tokens.is_empty() || tokens.len() > self.options.chunk {
+            return Err(Error::Option(format!(
+                "a chunk of {} tokens, expected 1 to {}",
+                tokens.len(),
+                self.options.chunk
+            )));
+        }
+        self.decoder.forward(sequence, tokens, wanted)
+    }
+
+    /// Logits of the last position of the last pass, `[vocab]`.
+    pub fn logits(&self) -> &[f32] {
+        self.decoder.logits()
+    }
+
+    /// A flag that ends the running generation at the next token when set.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// How the budget is divided.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// What the plan was made from.
+    pub fn needs(&self) -> &Needs {
+        &self.needs
+    }
+
+    /// The sparsity mode in use (never `Auto`).
+    pub fn sparsity(&self) -> Sparsity {
+        self.sparsity
+    }
+
+    /// Compute threads.
+    pub fn threads(&self) -> usize {
+        self.options.threads
+    }
+
+    /// The instruction set of the kernels.
+    pub fn cpu(&self) -> Cpu {
+        self.decoder.cpu
+    }
+
+    /// Share of (neuron, token) pairs whose gate fired so far.
+    pub fn active_share(&self) -> f64 {
+        let a = self.decoder.ffn.active_counters;
+        a.fired as f64 / a.possible.max(1) as f64
+    }
+
+    pub(crate) fn ffn(&self) -> &Ffn {
+        &self.decoder.ffn
+    }
+}
+
+/// Resolves defaults and refuses what has no meaning.
+fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity), Error> {
+    if o.threads == 0 {
+        o.threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    }
+    if o.threads > 256 {
+        return Err(Error::Option(format!(
+            "{} threads, expected at most 256",
+            o.threads
+        )));
+    }
+    if o.context == 0 || o.context > c.max_context as usize {
+        return Err(Error::Option(format!(
+            "a context of {} tokens, expected 1 to {} (what the model was made for)",
+            o.context, c.max_context
+        )));
+    }
+    if o.chunk == 0 || o.chunk > MAX_CHUNK {
+        return Err(Error::Option(format!(
+            "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
+            o.chunk
+        )));
+    }
+    if !matches!(o.kv, DType::F16 | DType::F32) {
+        return Err(Error::Option(format!(
+            "key/value format {}, expected f16 or f32",
+            o.kv.name()
+        )));
+    }
+    let sparse = c.ffn_kind.activation.is_sparse();
+    let sparsity = match o.sparsity {
+        Sparsity::Auto if sparse => Sparsity::Exact,
+        Sparsity::Auto => Sparsity::Dense,
+        Sparsity::Exact if !sparse => {
+            return Err(Error::Option(format!(
+                "--sparsity exact needs an activation with exact zeros; this model uses {:?}: \
+                 use --sparsity dense",
+                c.ffn_kind.activation
+            )));
+        }
+        given => given,
+    };
+    Ok((o, sparsity))
+}
+
+fn kv_bytes(o: &Options, c: &ModelConfig) -> u64 {
+    KvCache::bytes_for(
+        o.kv,
+        c.layers as usize,
+        c.kv_heads as usize,
+        c.head_dim as usize,
+        o.context,
+    ) as u64
+}
+
+/// The bundles' format, checked against the container's byte prepared.
+fn neuron_format(container: &Container, meta: &ContainerMeta) -> Result<NeuronFormat, Error> {
+    let g = container.geometry();
+    let format = NeuronFormat {
+        dtype: DType::parse(&meta.quant.ffn).ok_or_else(|| Error::Metadata {
+            path: container.path().to_path_buf(),
+            reason: format!("unknown ffn format {:?}", meta.quant.ffn),
+        })?,
+        d: meta.config.d_model as usize,
+        inline_scales: g.inline_scales(),
+    };
+    let stored = (g.gate_len as usize, g.rest_len as usize, g.scales_per_neuron as usize);
+    let expected = (format.gate_len(), format.rest_len(), format.resident_scales());
+    if stored != expected {
+        return Err(Error::Bundles {
+            path: container.path().to_path_buf(),
+            reason: format!(
+                "(gate, up+down, resident scale) bytes are {stored:?}, \
+                 expected {expected:?} for d_model {} in {}",
+                format.d, meta.quant.ffn
+            ),
+        });
+    }
+    Ok(format)
+}

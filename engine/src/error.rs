@@ -1,0 +1,84 @@
+//! What can go wrong in the engine, and what to do about it.
+
+use std::path::PathBuf;
+
+/// Errors of opening a model and of generating.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The container or its device.
+    #[error(transparent)]
+    Storage(#[from] emberflow_storage::Error),
+    /// The model's configuration, tokenizer or chat template.
+    #[error(transparent)]
+    Model(#[from] emberflow_models::Error),
+    /// The metadata section does not make sense.
+    #[error("{}: metadata: {reason}", path.display())]
+    Metadata {
+        /// The container.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A tensor of the container is missing or has the wrong shape.
+    #[error("{}: tensor {name} {reason}; pack the checkpoint again", path.display())]
+    Tensor {
+        /// The container.
+        path: PathBuf,
+        /// Container name of the tensor.
+        name: String,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// Bundles do not fit the configuration.
+    #[error("{}: neuron bundles: {reason}; pack the checkpoint again", path.display())]
+    Bundles {
+        /// The container.
+        path: PathBuf,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// The budget cannot hold what must be resident.
+    #[error(
+        "a budget of {} is too small for this model; the smallest that works is {} (--memory {}), \
+         and {} keeps everything in memory",
+        mib(*budget), mib(*smallest), suggestion(*smallest), mib(*full)
+    )]
+    BudgetTooSmall {
+        /// Bytes asked for.
+        budget: u64,
+        /// Bytes that would do.
+        smallest: u64,
+        /// Bytes that hold the whole model.
+        full: u64,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: u32,
+    },
+    /// More tokens than the sequence has room for.
+    #[error(
+        "the context holds {capacity} tokens and {needed} are needed; raise --context or shorten the prompt"
+    )]
+    ContextFull {
+        /// Positions the KV cache holds.
+        capacity: usize,
+        /// Positions asked for.
+        needed: usize,
+    },
+    /// An option that has no meaning for this model.
+    #[error("{0}")]
+    Option(String),
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+/// The budget rounded up to whole MiB, as it can be typed.
+fn suggestion(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(1 << 20))
+}

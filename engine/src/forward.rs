@@ -1,0 +1,110 @@
+//! The forward pass, top to bottom.
+
+use emberflow_kernels::{Cpu, Workers};
+use emberflow_models::ModelConfig;
+
+use crate::attention::attention;
+use crate::ffn::Ffn;
+use crate::rope::RopeTable;
+use crate::scratch::Scratch;
+use crate::sequence::Sequence;
+use crate::weights::Weights;
+use crate::Error;
+
+/// Which positions' logits the caller wants.
+pub enum Logits<'a> {
+    /// The last position's; left in [`Decoder::logits`].
+    Last,
+    /// Every position's, passed to the function as `(index in chunk, logits)`.
+    Each(&'a mut dyn FnMut(usize, &[f32])),
+}
+
+/// The model and its working memory: everything a forward pass touches except
+/// the sequence.
+pub(crate) struct Decoder {
+    pub cpu: Cpu,
+    pub workers: Workers,
+    pub config: ModelConfig,
+    pub weights: Weights,
+    pub ffn: Ffn,
+    pub rope: RopeTable,
+    pub scratch: Scratch,
+}
+
+impl Decoder {
+    /// Logits of the last position of the last pass, `[vocab]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.scratch.logits
+    }
+
+    /// Runs one chunk of tokens, all of them valid and within the sequence's
+    /// room, and advances the sequence.
+    pub fn forward(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+    ) -> Result<(), Error> {
+        let Self {
+            cpu,
+            workers,
+            config: c,
+            weights,
+            ffn,
+            rope,
+            scratch: s,
+        } = self;
+        let (cpu, workers) = (*cpu, &*workers);
+        let d = c.d_model as usize;
+        let n = tokens.len();
+        let first = sequence.len();
+
+        // x [n × d]
+        for (&token, x) in tokens.iter().zip(s.x.chunks_exact_mut(d)) {
+            cpu.dequantize(weights.embed.row(token as usize), x);
+        }
+        rope.fill(first, n);
+        for (l, layer) in weights.layers.iter().enumerate() {
+            rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
+            attention(cpu, workers, c, layer, l, rope, &mut sequence.kv, first, n, s);
+            add_rows(&mut s.x, &s.out, n * d);
+
+            rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
+            ffn.layer(cpu, workers, l as u32, &s.normed, n, &mut s.out)?;
+            add_rows(&mut s.x, &s.out, n * d);
+        }
+
+        let mut head = |t: usize, s: &mut Scratch| {
+            let x = &s.x[t * d..(t + 1) * d];
+            cpu.rmsnorm(x, &weights.final_norm, c.rms_eps, &mut s.normed[..d]);
+            let (x, logits) = (&s.normed[..d], &mut s.logits);
+            weights.head().matmul(cpu, workers, x, 1, &mut [], logits);
+        };
+        match wanted {
+            Logits::Last => head(n - 1, s),
+            Logits::Each(sink) => {
+                for t in 0..n {
+                    head(t, s);
+                    sink(t, &s.logits);
+                }
+            }
+        }
+        sequence.advance(tokens);
+        Ok(())
+    }
+}
+
+/// `out[t] = rmsnorm(x[t])` for `n` rows.
+fn rmsnorm_rows(cpu: Cpu, x: &[f32], weight: &[f32], eps: f32, n: usize, out: &mut [f32]) {
+    let d = weight.len();
+    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)).take(n) {
+        cpu.rmsnorm(x, weight, eps, out);
+    }
+}
+
+/// `x += y` over the first `len` elements.
+fn add_rows(x: &mut [f32], y: &[f32], len: usize) {
+    for (x, y) in x[..len].iter_mut().zip(y) {
+        *x += y;
+    }
+}

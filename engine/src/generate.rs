@@ -1,0 +1,129 @@
+//! Prompt in, tokens out, with the clock running.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::sampler::{Sampler, Sampling};
+use crate::sequence::Sequence;
+use crate::{Engine, Error, Logits};
+
+/// What to generate.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// How to choose them.
+    pub sampling: Sampling,
+    /// Go on after an end-of-text token.
+    pub ignore_eos: bool,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// The model said so.
+    Eos,
+    /// `max_tokens` were generated.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller's callback asked for it.
+    Caller,
+}
+
+/// The outcome and its timings.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Generated tokens, an end-of-text token included.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Time to compute the prompt.
+    pub prefill: Duration,
+    /// Time from the start to the first generated token.
+    pub first_token: Duration,
+    /// Time of each further token.
+    pub latencies: Vec<Duration>,
+    /// Hash over the logits of every generated token, in order.
+    pub logits_hash: u64,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+impl Engine {
+    /// Runs `prompt` (not empty) after what `sequence` already holds and
+    /// generates. `on_token` sees each token as it is chosen and may stop the
+    /// generation. The last generated token is not yet part of the sequence.
+    pub fn generate(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        request: &Request,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generation, Error> {
+        request.sampling.validate().map_err(Error::Option)?;
+        if prompt.is_empty() {
+            return Err(Error::Option(
+                "the prompt is empty; give at least one token of text".into(),
+            ));
+        }
+        let start = Instant::now();
+        let mut sampler = Sampler::new(request.sampling, self.config().vocab as usize);
+        let mut hash = Xxh3::new();
+        let mut latencies = Vec::with_capacity(request.max_tokens);
+        let mut tokens = Vec::with_capacity(request.max_tokens);
+
+        let mut interrupted = false;
+        for chunk in prompt.chunks(self.chunk()) {
+            self.forward(sequence, chunk, Logits::Last)?;
+            if self.interrupted() {
+                interrupted = true;
+                break;
+            }
+        }
+        let prefill = start.elapsed();
+        let mut first_token = prefill;
+        let mut last = Instant::now();
+        let stop = loop {
+            if interrupted {
+                break Stop::Caller;
+            }
+            if tokens.len() == request.max_tokens {
+                break Stop::Length;
+            }
+            hash.update(bytemuck::cast_slice(self.logits()));
+            let token = sampler.sample(self.logits(), sequence.tokens());
+            tokens.push(token);
+            if tokens.len() == 1 {
+                first_token = start.elapsed();
+            } else {
+                latencies.push(last.elapsed());
+            }
+            last = Instant::now();
+            if self.config().eos.contains(&token) && !request.ignore_eos {
+                break Stop::Eos;
+            }
+            if on_token(token).is_break() {
+                break Stop::Caller;
+            }
+            if tokens.len() == request.max_tokens {
+                break Stop::Length;
+            }
+            if sequence.room() == 0 {
+                break Stop::Context;
+            }
+            self.forward(sequence, &[token], Logits::Last)?;
+        };
+        Ok(Generation {
+            tokens,
+            prompt_tokens: prompt.len(),
+            prefill,
+            first_token,
+            latencies,
+            logits_hash: hash.digest(),
+            stop,
+        })
+    }
+}

@@ -1,0 +1,222 @@
+//! The memory plan: how one budget is divided, or the smallest budget that works.
+//!
+//! Pure arithmetic. Everything that the process will hold is an input; the
+//! result says how many neuron slots the cold region gets and whether the Gate
+//! rows stay resident (DESIGN: in exact mode a third of the FFN buys exact text
+//! at a predictable number of reads).
+
+use crate::Error;
+
+/// Sizes that do not depend on the plan, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// Resident set of the process before anything below is allocated
+    /// (program, tokenizer, tables).
+    pub process: u64,
+    /// Highest resident set so far; a budget below it is already broken.
+    pub process_peak: u64,
+    /// Attention, norms, embedding, head, resident scales.
+    pub fixed: u64,
+    /// Keys and values at full context.
+    pub kv: u64,
+    /// Activations, partial sums, logits, I/O and sampling buffers.
+    pub scratch: u64,
+    /// All Gate rows of all layers.
+    pub gates: u64,
+    /// Bytes of one cache slot that holds a whole bundle.
+    pub whole_slot: u64,
+    /// Bytes of one cache slot that holds only Up and Down.
+    pub rest_slot: u64,
+    /// Neurons of the model.
+    pub neurons: u64,
+    /// Slots below which a layer cannot be worked on.
+    pub min_slots: u64,
+    /// Whether resident Gate rows help: true for `exact` on a sparse activation.
+    pub gates_help: bool,
+}
+
+/// Pages the process touches later that no ledger line names: thread stacks,
+/// code pages, allocator slack. Checked by the peak-RSS tests.
+pub const RUNTIME_MARGIN: u64 = 4 << 20;
+
+/// What a cache slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residency {
+    /// Gate rows are resident, slots hold Up and Down.
+    GatesResident,
+    /// Slots hold whole bundles.
+    Bundles,
+}
+
+/// The division of one budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The budget, bytes.
+    pub budget: u64,
+    /// What a slot holds.
+    pub residency: Residency,
+    /// Neurons the cold region holds at once.
+    pub slots: u64,
+    /// Bytes of the cold region.
+    pub cold: u64,
+    /// Bytes of resident Gate rows (0 without).
+    pub gates: u64,
+}
+
+impl MemoryPlan {
+    /// Share of the FFN's bytes that stay in memory, 0 to 1.
+    pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
+        let (slot, gates) = match self.residency {
+            Residency::GatesResident => (needs.rest_slot, needs.gates),
+            Residency::Bundles => (needs.whole_slot, 0),
+        };
+        let total = needs.neurons * slot + gates;
+        if total == 0 {
+            1.0
+        } else {
+            (self.slots.min(needs.neurons) * slot + gates) as f64 / total as f64
+        }
+    }
+}
+
+impl Needs {
+    fn base(&self) -> u64 {
+        self.process + self.fixed + self.kv + self.scratch + RUNTIME_MARGIN
+    }
+
+    /// The smallest budget that works.
+    pub fn smallest_budget(&self) -> u64 {
+        let streaming = self.base() + self.min_slots * self.whole_slot;
+        let gates = self.base() + self.gates + self.min_slots * self.rest_slot;
+        let least = if self.gates_help {
+            streaming.min(gates)
+        } else {
+            streaming
+        };
+        least.max(self.process_peak + RUNTIME_MARGIN)
+    }
+
+    /// The budget that holds the whole model.
+    pub fn full_budget(&self) -> u64 {
+        let ffn = if self.gates_help {
+            self.gates + self.neurons * self.rest_slot
+        } else {
+            self.neurons * self.whole_slot
+        };
+        (self.base() + ffn).max(self.smallest_budget())
+    }
+
+    /// The budget that keeps about `share` (0 to 1) of the FFN's bytes in memory.
+    pub fn budget_for_share(&self, share: f64) -> u64 {
+        let slot = if self.gates_help {
+            self.rest_slot
+        } else {
+            self.whole_slot
+        };
+        let gates = if self.gates_help { self.gates } else { 0 };
+        let ffn = (share * (gates + self.neurons * slot) as f64) as u64;
+        (self.base() + ffn).max(self.smallest_budget())
+    }
+
+    /// Divides `budget`, or says which one is the smallest that works.
+    pub fn plan(&self, budget: u64) -> Result<MemoryPlan, Error> {
+        let smallest = self.smallest_budget();
+        if budget < smallest {
+            return Err(Error::BudgetTooSmall {
+                budget,
+                smallest,
+                full: self.full_budget(),
+            });
+        }
+        let left = budget - self.base();
+        let slots_in = |left: u64, slot: u64| (left / slot.max(1)).min(self.neurons);
+        if self.gates_help && left >= self.gates {
+            let slots = slots_in(left - self.gates, self.rest_slot);
+            if slots >= self.min_slots.min(self.neurons) {
+                return Ok(MemoryPlan {
+                    budget,
+                    residency: Residency::GatesResident,
+                    slots,
+                    cold: slots * self.rest_slot,
+                    gates: self.gates,
+                });
+            }
+        }
+        let slots = slots_in(left, self.whole_slot);
+        Ok(MemoryPlan {
+            budget,
+            residency: Residency::Bundles,
+            slots,
+            cold: slots * self.whole_slot,
+            gates: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn needs() -> Needs {
+        Needs {
+            process: 10 << 20,
+            process_peak: 11 << 20,
+            fixed: 4 << 20,
+            kv: 1 << 20,
+            scratch: 1 << 20,
+            gates: 3 << 20,
+            whole_slot: 1024,
+            rest_slot: 680,
+            neurons: 8000,
+            min_slots: 128,
+            gates_help: true,
+        }
+    }
+
+    #[test]
+    fn gates_come_first_when_they_fit() {
+        let n = needs();
+        let smallest = n.smallest_budget();
+        let plan = n.plan(smallest).unwrap();
+        assert_eq!((plan.residency, plan.slots), (Residency::Bundles, 128));
+        let plan = n.plan(smallest + n.gates).unwrap();
+        assert_eq!(plan.residency, Residency::GatesResident);
+        let all = n.plan(n.full_budget()).unwrap();
+        assert_eq!((all.slots, all.residency), (8000, Residency::GatesResident));
+        assert_eq!(all.ffn_resident_share(&n), 1.0);
+    }
+
+    #[test]
+    fn too_small_names_the_smallest_that_works() {
+        let n = needs();
+        let smallest = n.smallest_budget();
+        match n.plan(smallest - 1) {
+            Err(Error::BudgetTooSmall { smallest: s, .. }) => assert_eq!(s, smallest),
+            other => panic!("{other:?}"),
+        }
+        assert!(n.plan(smallest).is_ok());
+    }
+
+    #[test]
+    fn a_peak_already_reached_counts() {
+        let n = Needs {
+            process_peak: 100 << 20,
+            ..needs()
+        };
+        assert!(n.smallest_budget() > 100 << 20);
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool) {
+            let n = Needs { gates_help, ..needs() };
+            let plan = n.plan(n.smallest_budget() + extra).unwrap();
+            prop_assert!(n.base() + plan.cold + plan.gates <= plan.budget);
+            prop_assert!(plan.slots >= n.min_slots);
+            let more = n.plan(n.smallest_budget() + extra + (1 << 20)).unwrap();
+            prop_assert!(more.ffn_resident_share(&n) >= plan.ffn_resident_share(&n)
+                || more.residency != plan.residency);
+        }
+    }
+}

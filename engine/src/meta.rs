@@ -1,0 +1,116 @@
+//! The JSON metadata section of a container: what the packer knows and the
+//! engine needs. The container itself (crate `storage`) treats it as opaque bytes.
+
+use emberflow_kernels::DType;
+use emberflow_models::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// The only accepted value of [`ContainerMeta::format`].
+pub const META_FORMAT: &str = "emberflow-meta-v1";
+
+/// Everything about a packed model that is not weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContainerMeta {
+    /// Format name and version of this JSON.
+    pub format: String,
+    /// The normalised model configuration.
+    pub config: ModelConfig,
+    /// Storage formats chosen by the packer.
+    pub quant: Quant,
+    /// How packed neuron ids were chosen.
+    pub order: Order,
+    /// Where the weights came from.
+    pub source: Source,
+    /// Summary of the activation statistics, when the pack had them.
+    pub stats: Option<StatsSummary>,
+    /// Sampling settings the checkpoint recommends.
+    pub sampling: SamplingDefaults,
+    /// Chat template (Jinja), if the checkpoint has one.
+    pub chat_template: Option<String>,
+    /// The tokenizer in `tokenizer.json` form.
+    pub tokenizer: String,
+}
+
+/// Block formats by weight class, as [`DType::name`] spells them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Quant {
+    /// Neuron bundles.
+    pub ffn: String,
+    /// Attention projections.
+    pub attention: String,
+    /// Embedding and head.
+    pub embedding: String,
+}
+
+/// How neurons are ordered inside a bank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Packed id = the checkpoint's id.
+    Original,
+    /// Hottest neuron first.
+    Temperature,
+}
+
+/// The checkpoint a container was packed from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// File or folder name, without its directory (so that a pack is the same
+    /// wherever the checkpoint lies).
+    pub name: String,
+    /// Fingerprint of its contents, hexadecimal.
+    pub fingerprint: String,
+}
+
+/// Summary of the activation statistics.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StatsSummary {
+    /// Tokens profiled.
+    pub tokens: u64,
+    /// Mean share of neurons that fire, per layer.
+    pub active_share: Vec<f64>,
+}
+
+/// Sampling settings recommended by a checkpoint; absent = greedy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SamplingDefaults {
+    /// Softmax temperature.
+    pub temperature: Option<f32>,
+    /// Keep the `k` likeliest tokens.
+    pub top_k: Option<u32>,
+    /// Keep the smallest set of tokens with at least this probability mass.
+    pub top_p: Option<f32>,
+}
+
+impl ContainerMeta {
+    /// Parses the metadata section of the container at `path` (for messages)
+    /// and checks its format name.
+    pub fn parse(bytes: &[u8], path: &std::path::Path) -> Result<Self, Error> {
+        let bad = |reason: String| Error::Metadata {
+            path: path.to_path_buf(),
+            reason,
+        };
+        let meta: Self = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        if meta.format != META_FORMAT {
+            return Err(bad(format!(
+                "format is {:?}, this program reads {META_FORMAT:?}; pack the checkpoint again",
+                meta.format
+            )));
+        }
+        for (what, name) in [
+            ("ffn", &meta.quant.ffn),
+            ("attention", &meta.quant.attention),
+            ("embedding", &meta.quant.embedding),
+        ] {
+            if DType::parse(name).is_none() {
+                return Err(bad(format!("unknown {what} format {name:?}")));
+            }
+        }
+        meta.config
+            .validate()
+            .map_err(|e| bad(format!("model configuration: {e}")))?;
+        Ok(meta)
+    }
+}

@@ -1,0 +1,60 @@
+//! What the caller of [`crate::Engine::open`] chooses.
+
+use emberflow_kernels::DType;
+
+/// Which neurons are computed (DESIGN §6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sparsity {
+    /// `exact` where the activation makes it equal to dense, else `dense`.
+    #[default]
+    Auto,
+    /// Every neuron.
+    Dense,
+    /// Gate first, then Up and Down only of neurons that fire.
+    Exact,
+}
+
+/// How the FFN's weights get into memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// As much as the machine can safely give.
+    Auto,
+    /// At most this many bytes of resident memory for the whole process.
+    Bytes(u64),
+    /// What it takes to keep this share (0 to 1) of the FFN's bytes in memory;
+    /// never below the smallest budget that works.
+    FfnShare(f64),
+}
+
+/// Options of [`crate::Engine::open`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Memory for the whole process.
+    pub budget: Budget,
+    /// Compute threads, the caller's included; 0 = one per core.
+    pub threads: usize,
+    /// Which neurons are computed.
+    pub sparsity: Sparsity,
+    /// I/O engine.
+    pub io: emberflow_storage::io::EngineChoice,
+    /// Positions to make room for: prompt plus generated tokens.
+    pub context: usize,
+    /// Longest chunk of prompt tokens computed at once.
+    pub chunk: usize,
+    /// Storage format of keys and values: f16 or f32.
+    pub kv: DType,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            budget: Budget::Auto,
+            threads: 0,
+            sparsity: Sparsity::Auto,
+            io: Default::default(),
+            context: 1024,
+            chunk: 16,
+            kv: DType::F16,
+        }
+    }
+}

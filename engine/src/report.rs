@@ -1,0 +1,246 @@
+//! What a run says about itself: the JSON of `run --json` and the summary line.
+
+use emberflow_storage::mem;
+use serde::Serialize;
+
+use crate::memory::Residency;
+use crate::{Engine, Generation, Sparsity};
+
+/// Numbers of one run. Keys are a contract: add, never rename.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Name of the model.
+    pub model: String,
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Number of generated tokens.
+    pub generated_tokens: usize,
+    /// Prompt tokens per second.
+    pub prefill_tokens_per_s: f64,
+    /// Generated tokens per second, the first one not counted.
+    pub decode_tokens_per_s: f64,
+    /// Time to the first token.
+    pub ttft_ms: f64,
+    /// Time per generated token, the first one not counted.
+    pub latency_ms: Latency,
+    /// Where the memory went.
+    pub memory: Memory,
+    /// Reads of neuron bundles after the start-up fill.
+    pub io: Io,
+    /// Cache behaviour after the start-up fill.
+    pub cache: Cache,
+    /// Which neurons were computed.
+    pub sparsity: SparsityReport,
+    /// Hash over the logits of every generated token.
+    pub logits_hash: String,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: String,
+    /// Mechanisms in use.
+    pub policy: &'static str,
+    /// Why the generation ended: `eos`, `length`, `context` or `caller`.
+    pub stop: &'static str,
+}
+
+/// Milliseconds per token.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Latency {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+}
+
+/// Bytes by purpose.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Memory {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Highest resident set of the process (VmHWM).
+    pub peak_rss_bytes: u64,
+    /// Resident weights: attention, norms, embedding, head, tables.
+    pub fixed: u64,
+    /// Gate rows that stay resident.
+    pub hot: u64,
+    /// Cache slots for neurons.
+    pub cold: u64,
+    /// Keys and values.
+    pub kv: u64,
+    /// Predictor weights.
+    pub predictor: u64,
+    /// Activations and buffers.
+    pub scratch: u64,
+    /// Share of the FFN's bytes that is resident, 0 to 1.
+    pub ffn_resident_share: f64,
+}
+
+/// Reads during the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Io {
+    /// Engine that did the reads.
+    pub engine: String,
+    /// Bytes read from flash.
+    pub bytes_read: u64,
+    /// Read requests.
+    pub reads: u64,
+    /// Time the computation waited for reads.
+    pub wait_ms: f64,
+    /// That time as a share of the run.
+    pub wait_share: f64,
+}
+
+/// Hits among neurons asked for.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Cache {
+    /// Share of neuron vectors found in memory.
+    pub hit_rate: f64,
+    /// Share of resident Gate rows among Gate rows asked for.
+    pub hot_hit_rate: f64,
+    /// Share of cold-region look-ups that hit.
+    pub cold_hit_rate: f64,
+    /// Neurons evicted.
+    pub evictions: u64,
+}
+
+/// Which neurons were computed.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct SparsityReport {
+    /// `dense` or `exact`.
+    pub mode: &'static str,
+    /// Share of (neuron, token) pairs whose gate fired.
+    pub active_share: f64,
+    /// Recall of the predictor; `null` without one.
+    pub predictor_recall: Option<f64>,
+}
+
+impl Report {
+    /// Collects the numbers of `generation` from `engine`, which has run nothing
+    /// else since it was opened. `text` is the decoded output.
+    pub fn new(engine: &Engine, generation: &Generation, text: String) -> Self {
+        let mut ms: Vec<f64> = generation
+            .latencies
+            .iter()
+            .map(|l| l.as_secs_f64() * 1e3)
+            .collect();
+        let total_decode_ms: f64 = ms.iter().sum();
+        ms.sort_by(f64::total_cmp);
+        let needs = engine.needs();
+        let plan = engine.plan();
+        let store = engine.ffn().store.counters();
+        let active = engine.ffn().active_counters;
+        let lookups = store.hits + store.misses;
+        let run_ms = generation.first_token.as_secs_f64() * 1e3 + total_decode_ms;
+        let wait_ms = store.wait.as_secs_f64() * 1e3;
+        let gates_resident = plan.residency == Residency::GatesResident;
+        let gate_rows = if gates_resident { active.possible } else { 0 };
+        Self {
+            model: engine.config().name.clone(),
+            text,
+            tokens: generation.tokens.clone(),
+            prompt_tokens: generation.prompt_tokens,
+            generated_tokens: generation.tokens.len(),
+            prefill_tokens_per_s: ratio(
+                generation.prompt_tokens as f64,
+                generation.prefill.as_secs_f64(),
+            ),
+            decode_tokens_per_s: ratio(ms.len() as f64, total_decode_ms / 1e3),
+            ttft_ms: generation.first_token.as_secs_f64() * 1e3,
+            latency_ms: Latency {
+                mean: ratio(total_decode_ms, ms.len() as f64),
+                p50: percentile(&ms, 0.50),
+                p90: percentile(&ms, 0.90),
+                p99: percentile(&ms, 0.99),
+            },
+            memory: Memory {
+                budget_bytes: plan.budget,
+                peak_rss_bytes: mem::peak_rss().unwrap_or(0),
+                fixed: needs.fixed,
+                hot: plan.gates,
+                cold: plan.cold,
+                kv: needs.kv,
+                predictor: 0,
+                scratch: needs.scratch,
+                ffn_resident_share: plan.ffn_resident_share(needs),
+            },
+            io: Io {
+                engine: engine.ffn().store.io_name().to_string(),
+                bytes_read: store.bytes_read,
+                reads: store.reads,
+                wait_ms,
+                wait_share: ratio(wait_ms, run_ms),
+            },
+            cache: Cache {
+                hit_rate: ratio(
+                    (gate_rows + 2 * store.hits) as f64,
+                    (gate_rows + 2 * lookups) as f64,
+                ),
+                hot_hit_rate: if gates_resident { 1.0 } else { 0.0 },
+                cold_hit_rate: ratio(store.hits as f64, lookups as f64),
+                evictions: store.evictions,
+            },
+            sparsity: SparsityReport {
+                mode: match engine.sparsity() {
+                    Sparsity::Exact => "exact",
+                    _ => "dense",
+                },
+                active_share: ratio(active.fired as f64, active.possible as f64),
+                predictor_recall: None,
+            },
+            logits_hash: format!("{:016x}", generation.logits_hash),
+            threads: engine.threads(),
+            isa: engine.cpu().name().to_string(),
+            policy: "full",
+            stop: match generation.stop {
+                crate::Stop::Eos => "eos",
+                crate::Stop::Length => "length",
+                crate::Stop::Context => "context",
+                crate::Stop::Caller => "caller",
+            },
+        }
+    }
+
+    /// One line for people.
+    pub fn summary(&self) -> String {
+        let tokens = (self.prompt_tokens + self.generated_tokens).max(1) as f64;
+        let seconds = self.io.wait_ms.max(1e-9) / 1e3;
+        let mib = |b: u64| b as f64 / f64::from(1 << 20);
+        format!(
+            "{:.1} tok/s ({:.2} ms/token), prompt {:.1} tok/s | {:.1} KiB read/token, \
+             waited {:.1} % at {:.2} GB/s | cache hits {:.1} %, {:.1} % of neurons fired | \
+             FFN {:.0} % resident | peak {:.1} of {:.1} MiB | {} {} | logits {}",
+            self.decode_tokens_per_s,
+            self.latency_ms.mean,
+            self.prefill_tokens_per_s,
+            self.io.bytes_read as f64 / 1024.0 / tokens,
+            100.0 * self.io.wait_share,
+            self.io.bytes_read as f64 / 1e9 / seconds,
+            100.0 * self.cache.cold_hit_rate,
+            100.0 * self.sparsity.active_share,
+            100.0 * self.memory.ffn_resident_share,
+            mib(self.memory.peak_rss_bytes),
+            mib(self.memory.budget_bytes),
+            self.isa,
+            self.io.engine,
+            self.logits_hash,
+        )
+    }
+}
+
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { 0.0 }
+}
+
+/// Nearest-rank percentile of an ascending list; 0 when empty.
+fn percentile(sorted: &[f64], p: f64) -> f64 {
+    let rank = (p * sorted.len() as f64).ceil() as usize;
+    sorted
+        .get(rank.saturating_sub(1))
+        .copied()
+        .unwrap_or_default()
+}

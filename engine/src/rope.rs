@@ -1,0 +1,80 @@
+//! Rotary position embedding: the angles.
+
+use emberflow_models::{Rope, RopeScaling};
+
+/// Inverse frequencies of one model, and the cosines and sines of a position.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    inv_freq: Vec<f32>,
+    /// Cosines of the positions of the current chunk, `[tokens × dims/2]`.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// A table for chunks of up to `tokens` positions.
+    pub fn new(rope: &Rope, tokens: usize) -> Self {
+        let inv_freq = inverse_frequencies(rope);
+        let n = inv_freq.len() * tokens;
+        Self {
+            cos: vec![0.0; n],
+            sin: vec![0.0; n],
+            inv_freq,
+        }
+    }
+
+    /// Fills the angles of positions `first .. first + tokens`.
+    pub fn fill(&mut self, first: usize, tokens: usize) {
+        let half = self.inv_freq.len();
+        for t in 0..tokens {
+            for (i, &f) in self.inv_freq.iter().enumerate() {
+                let angle = (first + t) as f32 * f;
+                self.cos[t * half + i] = libm::cosf(angle);
+                self.sin[t * half + i] = libm::sinf(angle);
+            }
+        }
+    }
+
+    /// Cosines and sines of the `t`-th position of the filled chunk, each
+    /// `dims/2` long.
+    pub fn at(&self, t: usize) -> (&[f32], &[f32]) {
+        let half = self.inv_freq.len();
+        let range = t * half..(t + 1) * half;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+fn inverse_frequencies(rope: &Rope) -> Vec<f32> {
+    (0..rope.dims / 2)
+        .map(|i| {
+            let plain =
+                1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
+            scaled(plain, i as usize, &rope.scaling)
+        })
+        .collect()
+}
+
+fn scaled(freq: f32, i: usize, scaling: &RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::None => freq,
+        RopeScaling::Linear { factor } => freq / factor,
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            let context = *original_context as f32;
+            let wavelength = 2.0 * std::f32::consts::PI / freq;
+            if wavelength < context / high_freq_factor {
+                freq
+            } else if wavelength > context / low_freq_factor {
+                freq / factor
+            } else {
+                let smooth = (context / wavelength - low_freq_factor)
+                    / (high_freq_factor - low_freq_factor);
+                (1.0 - smooth) * freq / factor + smooth * freq
+            }
+        }
+    }
+}

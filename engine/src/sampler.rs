@@ -1,0 +1,241 @@
+//! From logits to the next token: greedy, or temperature with top-k, top-p,
+//! min-p and a repetition penalty. Seeded: the same logits and seed always give
+//! the same token.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// How to choose the next token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// Softmax temperature; 0 = greedy.
+    pub temperature: f32,
+    /// Keep only the `k` likeliest tokens; 0 = all.
+    pub top_k: usize,
+    /// Keep the smallest set of likeliest tokens with at least this mass; 1 = all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    pub min_p: f32,
+    /// Divide positive (multiply negative) logits of tokens seen in the recent
+    /// window by this; 1 = off.
+    pub repetition_penalty: f32,
+    /// Seed of the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Greedy.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Refuses settings that have no meaning, naming the one at fault.
+    pub fn validate(&self) -> Result<(), String> {
+        let check = |ok: bool, what: &str, value: f32, range: &str| {
+            if ok {
+                Ok(())
+            } else {
+                Err(format!("{what} is {value}, expected {range}"))
+            }
+        };
+        let t = self.temperature;
+        check(t.is_finite() && t >= 0.0, "temperature", t, "0 or more")?;
+        let p = self.top_p;
+        check(p > 0.0 && p <= 1.0, "top-p", p, "above 0 and at most 1")?;
+        let m = self.min_p;
+        check((0.0..=1.0).contains(&m), "min-p", m, "between 0 and 1")?;
+        let r = self.repetition_penalty;
+        check(
+            r.is_finite() && r > 0.0,
+            "repetition penalty",
+            r,
+            "above 0 (1 = off)",
+        )
+    }
+}
+
+/// Tokens of the past that the repetition penalty looks at.
+const PENALTY_WINDOW: usize = 64;
+
+/// A seeded sampler. Allocates once, at its vocabulary's size.
+#[derive(Debug)]
+pub struct Sampler {
+    settings: Sampling,
+    rng: ChaCha8Rng,
+    candidates: Vec<(f32, u32)>,
+}
+
+impl Sampler {
+    /// A sampler over `vocab` tokens.
+    pub fn new(settings: Sampling, vocab: usize) -> Self {
+        Self {
+            settings,
+            rng: ChaCha8Rng::seed_from_u64(settings.seed),
+            candidates: Vec::with_capacity(vocab),
+        }
+    }
+
+    /// The next token. `history` is every token of the sequence so far. NaN
+    /// logits are never chosen; if all are NaN the answer is token 0.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
+        let s = self.settings;
+        let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
+        self.candidates.clear();
+        self.candidates
+            .extend(logits.iter().enumerate().filter_map(|(i, &l)| {
+                if l.is_nan() {
+                    return None;
+                }
+                let id = i as u32;
+                let penalised = s.repetition_penalty != 1.0 && recent.contains(&id);
+                Some((
+                    if penalised {
+                        penalise(l, s.repetition_penalty)
+                    } else {
+                        l
+                    },
+                    id,
+                ))
+            }));
+        if s.temperature == 0.0 {
+            // first of the largest, as argmax
+            return self
+                .candidates
+                .iter()
+                .fold(None, |best: Option<(f32, u32)>, &c| match best {
+                    Some(b) if b.0 >= c.0 => Some(b),
+                    _ => Some(c),
+                })
+                .map_or(0, |b| b.1);
+        }
+        self.keep_likeliest();
+        let Some(&(max, first)) = self.candidates.first() else {
+            return 0;
+        };
+        // Softmax over what is left, unnormalised, likeliest first.
+        let mut sum = 0.0f32;
+        for c in &mut self.candidates {
+            c.0 = libm::expf((c.0 - max) / s.temperature);
+            sum += c.0;
+        }
+        let mut kept = 0;
+        let mut mass = 0.0f32;
+        for c in &self.candidates {
+            if kept > 0 && (mass >= s.top_p * sum || c.0 < s.min_p) {
+                break;
+            }
+            mass += c.0;
+            kept += 1;
+        }
+        let u = (self.rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32;
+        let mut rest = u * mass;
+        for c in &self.candidates[..kept] {
+            if rest < c.0 {
+                return c.1;
+            }
+            rest -= c.0;
+        }
+        first
+    }
+
+    /// Sorts the candidates by falling logit, ties by id, and cuts to top-k.
+    fn keep_likeliest(&mut self) {
+        let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let k = self.settings.top_k;
+        if k > 0 && k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, order);
+            self.candidates.truncate(k);
+        }
+        self.candidates.sort_unstable_by(order);
+    }
+}
+
+fn penalise(logit: f32, penalty: f32) -> f32 {
+    if logit > 0.0 {
+        logit / penalty
+    } else {
+        logit * penalty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn with(f: impl FnOnce(&mut Sampling)) -> Sampling {
+        let mut s = Sampling {
+            temperature: 1.0,
+            ..Sampling::default()
+        };
+        f(&mut s);
+        s
+    }
+
+    #[test]
+    fn greedy_takes_the_first_maximum_and_ignores_nan() {
+        let mut s = Sampler::new(Sampling::default(), 4);
+        assert_eq!(s.sample(&[1.0, 3.0, 3.0, f32::NAN], &[]), 1);
+        assert_eq!(s.sample(&[f32::NAN; 4], &[]), 0);
+    }
+
+    #[test]
+    fn the_penalty_moves_greedy_off_a_repeated_token() {
+        let mut s = Sampler::new(
+            Sampling {
+                repetition_penalty: 2.0,
+                ..Sampling::default()
+            },
+            3,
+        );
+        assert_eq!(s.sample(&[1.0, 1.5, 0.0], &[1]), 0);
+        assert_eq!(s.sample(&[1.0, 1.5, 0.0], &[2]), 1);
+    }
+
+    #[test]
+    fn frequencies_follow_the_distribution() {
+        let logits = [0.0f32, libm::logf(3.0), f32::NEG_INFINITY];
+        let mut s = Sampler::new(with(|s| s.seed = 7), 3);
+        let mut counts = [0; 3];
+        for _ in 0..8000 {
+            counts[s.sample(&logits, &[]) as usize] += 1;
+        }
+        assert_eq!(counts[2], 0);
+        assert!((counts[1] as f64 / 8000.0 - 0.75).abs() < 0.02, "{counts:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn filters_bound_the_choice(
+            logits in prop::collection::vec(-5f32..5.0, 1..60),
+            k in 1usize..8, p in 0.05f32..1.0, m in 0.0f32..1.0, seed: u64,
+        ) {
+            let mut sorted: Vec<u32> = (0..logits.len() as u32).collect();
+            sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+            let exp = |i: u32| f64::from(logits[i as usize] - logits[sorted[0] as usize]).exp();
+
+            let top_k = Sampler::new(with(|s| { s.top_k = k; s.seed = seed }), 60).sample(&logits, &[]);
+            prop_assert!(sorted[..k.min(sorted.len())].contains(&top_k));
+
+            let min_p = Sampler::new(with(|s| { s.min_p = m; s.seed = seed }), 60).sample(&logits, &[]);
+            prop_assert!(min_p == sorted[0] || exp(min_p) >= f64::from(m) * 0.999);
+
+            let top_p = Sampler::new(with(|s| { s.top_p = p; s.seed = seed }), 60).sample(&logits, &[]);
+            let sum: f64 = sorted.iter().map(|&i| exp(i)).sum();
+            let before: f64 = sorted.iter().take_while(|&&i| i != top_p).map(|&i| exp(i)).sum();
+            prop_assert!(before <= f64::from(p) * sum * 1.001);
+
+            let again = Sampler::new(with(|s| { s.top_p = p; s.seed = seed }), 60).sample(&logits, &[]);
+            prop_assert_eq!(top_p, again);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Working memory of a forward pass, allocated once.
+
+use std::cell::RefCell;
+
+use emberflow_models::ModelConfig;
+
+thread_local! {
+    static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` with this thread's buffer of at least `len` floats. The buffer
+/// grows on first use and is kept, so the token path does not allocate.
+/// Contents are whatever the last use left.
+pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.resize(len, 0.0);
+        }
+        f(&mut buffer[..len])
+    })
+}
+
+/// Buffers for chunks of up to `chunk` tokens.
+#[derive(Debug)]
+pub struct Scratch {
+    /// Residual stream, `[chunk × d_model]`.
+    pub x: Vec<f32>,
+    /// Normalised input of a block, `[chunk × d_model]`.
+    pub normed: Vec<f32>,
+    /// Output of a block, `[chunk × d_model]`.
+    pub out: Vec<f32>,
+    /// Queries, `[chunk × heads·head_dim]`.
+    pub q: Vec<f32>,
+    /// Keys, `[chunk × kv_heads·head_dim]`.
+    pub k: Vec<f32>,
+    /// Values, `[chunk × kv_heads·head_dim]`.
+    pub v: Vec<f32>,
+    /// Attention output before the projection, `[chunk × heads·head_dim]`.
+    pub attended: Vec<f32>,
+    /// Staging of multi-token matrix products.
+    pub staging: Vec<f32>,
+    /// Logits of one token, `[vocab]`.
+    pub logits: Vec<f32>,
+}
+
+impl Scratch {
+    /// Allocates for a model and a chunk length.
+    pub fn new(c: &ModelConfig, chunk: usize) -> Self {
+        let [d, q, kv, vocab] = widths(c);
+        Self {
+            x: vec![0.0; chunk * d],
+            normed: vec![0.0; chunk * d],
+            out: vec![0.0; chunk * d],
+            q: vec![0.0; chunk * q],
+            k: vec![0.0; chunk * kv],
+            v: vec![0.0; chunk * kv],
+            attended: vec![0.0; chunk * q],
+            staging: vec![0.0; chunk * q.max(d).max(kv)],
+            logits: vec![0.0; vocab],
+        }
+    }
+
+    /// Bytes that [`Scratch::new`] allocates, and the per-thread buffers.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize, context: usize) -> u64 {
+        let [d, q, kv, vocab] = widths(c);
+        let shared = chunk * (3 * d + 2 * q + 2 * kv + q.max(d).max(kv)) + vocab;
+        let per_thread = context.max(4 * d).max(q);
+        4 * (shared + threads * per_thread) as u64
+    }
+}
+
+fn widths(c: &ModelConfig) -> [usize; 4] {
+    [
+        c.d_model as usize,
+        c.heads as usize * c.head_dim as usize,
+        c.kv_heads as usize * c.head_dim as usize,
+        c.vocab as usize,
+    ]
+}

@@ -1,0 +1,53 @@
+//! One sequence: its tokens and their keys and values.
+
+use crate::kv_cache::KvCache;
+
+/// The state of one conversation or completion.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(crate) kv: KvCache,
+    tokens: Vec<u32>,
+}
+
+impl Sequence {
+    pub(crate) fn new(kv: KvCache) -> Self {
+        Self {
+            tokens: Vec::with_capacity(kv.capacity()),
+            kv,
+        }
+    }
+
+    /// Tokens run so far.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// True before the first token.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Positions there is still room for.
+    pub fn room(&self) -> usize {
+        self.kv.capacity() - self.tokens.len()
+    }
+
+    /// The tokens run so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets everything; the memory is kept.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Forgets everything from position `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+    }
+
+    pub(crate) fn advance(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+    }
+}

@@ -1,0 +1,257 @@
+//! The resident weights: everything that is not FFN.
+
+use emberflow_kernels::{Cpu, DType, Row, Workers};
+use emberflow_models::ModelConfig;
+use emberflow_models::names::{Role, TensorId};
+use emberflow_storage::container::{Container, TensorEntry};
+
+use crate::Error;
+use crate::scratch::with_thread_buffer;
+
+/// A `[rows × cols]` matrix in one block format, row-major.
+#[derive(Debug)]
+pub struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: Vec<u8>,
+}
+
+/// Rows that one thread takes at a time.
+const ROWS_PER_CHUNK: usize = 16;
+
+impl Matrix {
+    /// Rows, i.e. outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn stride(&self) -> usize {
+        self.dtype.row_bytes(self.cols)
+    }
+
+    /// One row.
+    pub fn row(&self, r: usize) -> Row<'_> {
+        let s = self.stride();
+        Row::inline(self.dtype, self.cols, &self.bytes[r * s..(r + 1) * s])
+    }
+
+    /// `y[t] = self · x[t]` for `tokens` inputs `x [tokens × cols]`; `y` is
+    /// `[tokens × rows]`. `staging` holds at least `tokens × rows`. A token's
+    /// result does not depend on the other tokens or on the thread count.
+    pub fn matmul(
+        &self,
+        cpu: Cpu,
+        workers: &Workers,
+        x: &[f32],
+        tokens: usize,
+        staging: &mut [f32],
+        y: &mut [f32],
+    ) {
+        let (rows, cols, stride) = (self.rows, self.cols, self.stride());
+        let x = &x[..tokens * cols];
+        let bytes = &self.bytes;
+        let dtype = self.dtype;
+        if tokens == 1 {
+            workers.for_each_chunk_mut(&mut y[..rows], ROWS_PER_CHUNK, &|_, chunk, out| {
+                let first = chunk * ROWS_PER_CHUNK;
+                let part = &bytes[first * stride..(first + out.len()) * stride];
+                cpu.matvec(dtype, part, stride, cols, x, out);
+            });
+            return;
+        }
+        // Each chunk of rows writes its own [tokens × rows-of-chunk] block.
+        let staging = &mut staging[..tokens * rows];
+        workers.for_each_chunk_mut(staging, ROWS_PER_CHUNK * tokens, &|_, chunk, out| {
+            let first = chunk * ROWS_PER_CHUNK;
+            let here = out.len() / tokens;
+            let part = &bytes[first * stride..(first + here) * stride];
+            with_thread_buffer(cols, |buffer| {
+                cpu.matmul(dtype, part, stride, cols, x, tokens, out, here, buffer);
+            });
+        });
+        for (chunk, block) in staging.chunks(ROWS_PER_CHUNK * tokens).enumerate() {
+            let here = block.len() / tokens;
+            for (t, values) in block.chunks_exact(here).enumerate() {
+                let at = t * rows + chunk * ROWS_PER_CHUNK;
+                y[at..at + here].copy_from_slice(values);
+            }
+        }
+    }
+}
+
+/// Attention weights of one layer.
+#[derive(Debug)]
+pub struct Layer {
+    /// RMSNorm before attention.
+    pub attn_norm: Vec<f32>,
+    /// Query projection, `[heads·head_dim × d_model]`.
+    pub q: Matrix,
+    /// Key projection, `[kv_heads·head_dim × d_model]`.
+    pub k: Matrix,
+    /// Value projection, `[kv_heads·head_dim × d_model]`.
+    pub v: Matrix,
+    /// Output projection, `[d_model × heads·head_dim]`.
+    pub o: Matrix,
+    /// Biases of Q, K, V.
+    pub qkv_bias: Option<[Vec<f32>; 3]>,
+    /// Bias of O.
+    pub o_bias: Option<Vec<f32>>,
+    /// RMSNorm over each head of Q and of K.
+    pub qk_norm: Option<[Vec<f32>; 2]>,
+    /// RMSNorm before the FFN.
+    pub ffn_norm: Vec<f32>,
+}
+
+/// All resident weights.
+#[derive(Debug)]
+pub struct Weights {
+    /// Token embedding, `[vocab × d_model]`.
+    pub embed: Matrix,
+    /// Output head, `[vocab × d_model]`; `None` = the embedding.
+    pub head: Option<Matrix>,
+    /// RMSNorm before the head.
+    pub final_norm: Vec<f32>,
+    /// One entry per decoder layer.
+    pub layers: Vec<Layer>,
+}
+
+impl Weights {
+    /// Reads and checks them all.
+    pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
+        let src = Loader { container };
+        let d = c.d_model as usize;
+        let q_dim = c.heads as usize * c.head_dim as usize;
+        let kv_dim = c.kv_heads as usize * c.head_dim as usize;
+        let vocab = c.vocab as usize;
+        let layers = (0..c.layers)
+            .map(|l| {
+                Ok(Layer {
+                    attn_norm: src.vector(Role::AttnNorm, l, d)?,
+                    q: src.matrix(Role::Q, l, q_dim, d)?,
+                    k: src.matrix(Role::K, l, kv_dim, d)?,
+                    v: src.matrix(Role::V, l, kv_dim, d)?,
+                    o: src.matrix(Role::O, l, d, q_dim)?,
+                    qkv_bias: if c.qkv_bias {
+                        Some([
+                            src.vector(Role::QBias, l, q_dim)?,
+                            src.vector(Role::KBias, l, kv_dim)?,
+                            src.vector(Role::VBias, l, kv_dim)?,
+                        ])
+                    } else {
+                        None
+                    },
+                    o_bias: if c.o_bias {
+                        Some(src.vector(Role::OBias, l, d)?)
+                    } else {
+                        None
+                    },
+                    qk_norm: if c.qk_norm {
+                        Some([
+                            src.vector(Role::QNorm, l, c.head_dim as usize)?,
+                            src.vector(Role::KNorm, l, c.head_dim as usize)?,
+                        ])
+                    } else {
+                        None
+                    },
+                    ffn_norm: src.vector(Role::FfnNorm, l, d)?,
+                })
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(Self {
+            embed: src.matrix(Role::Embed, 0, vocab, d)?,
+            head: if c.tied_head {
+                None
+            } else {
+                Some(src.matrix(Role::Head, 0, vocab, d)?)
+            },
+            final_norm: src.vector(Role::FinalNorm, 0, d)?,
+            layers,
+        })
+    }
+
+    /// The head's matrix.
+    pub fn head(&self) -> &Matrix {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+
+    /// Bytes that [`Weights::load`] will hold, from the directory alone.
+    pub fn bytes_for(container: &Container) -> u64 {
+        container
+            .tensors()
+            .iter()
+            .filter(|t| !is_predictor(t.name()))
+            .map(|t| t.len)
+            .sum()
+    }
+}
+
+fn is_predictor(name: &str) -> bool {
+    name.contains(".predictor.")
+}
+
+struct Loader<'a> {
+    container: &'a Container,
+}
+
+impl Loader<'_> {
+    fn entry(
+        &self,
+        role: Role,
+        layer: u32,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(&TensorEntry, DType), Error> {
+        let name = TensorId {
+            role,
+            layer,
+            expert: 0,
+        }
+        .to_string();
+        let bad = |reason: String| Error::Tensor {
+            path: self.container.path().to_path_buf(),
+            name: name.clone(),
+            reason,
+        };
+        let entry = self
+            .container
+            .tensor(&name)
+            .ok_or_else(|| bad("is missing".into()))?;
+        if entry.dims() != [rows as u64, cols as u64] {
+            return Err(bad(format!(
+                "has shape {:?}, expected [{rows}, {cols}]",
+                entry.dims()
+            )));
+        }
+        let dtype = DType::from_code(entry.dtype)
+            .ok_or_else(|| bad(format!("has unknown block format {}", entry.dtype)))?;
+        let expected = (rows as u64).checked_mul(dtype.row_bytes(cols) as u64);
+        if expected != Some(entry.len) {
+            return Err(bad(format!(
+                "has {} bytes, expected {expected:?} for {rows} rows of {cols} {}",
+                entry.len,
+                dtype.name()
+            )));
+        }
+        Ok((entry, dtype))
+    }
+
+    fn matrix(&self, role: Role, layer: u32, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        let (entry, dtype) = self.entry(role, layer, rows, cols)?;
+        let mut bytes = vec![0u8; entry.len as usize];
+        self.container.read_tensor(entry, &mut bytes)?;
+        Ok(Matrix {
+            dtype,
+            rows,
+            cols,
+            bytes,
+        })
+    }
+
+    fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
+        let m = self.matrix(role, layer, 1, n)?;
+        let mut out = vec![0.0; n];
+        Cpu::detect().dequantize(m.row(0), &mut out);
+        Ok(out)
+    }
+}

@@ -1,0 +1,141 @@
+//! Logits against Hugging Face transformers, for every family and format.
+
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::{Budget, Options, Request, Sampling, Sparsity};
+use emberflow_kernels::DType;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
+use std::ops::ControlFlow;
+
+/// Largest difference allowed to the reference, at every position.
+const TOLERANCE: f32 = 1e-3;
+
+fn cases() -> Vec<PathBuf> {
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(fixtures().join("models"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.is_dir())
+        .collect();
+    cases.sort();
+    assert!(cases.len() >= 11, "fixtures are missing: {cases:?}");
+    cases
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Packs `checkpoint` in f32 and compares prefill and single steps with the
+/// golden logits. Returns the prefill's logits.
+fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32> {
+    let golden = Golden::load(case, golden);
+    let expected = golden.logits(case);
+    let container = packed(checkpoint, dir, DType::F32);
+    let mut engine = open(&container, roomy(golden.tokens.len() + golden.greedy.len()));
+    let prefill = all_logits(&mut engine, &golden.tokens, 16);
+    let steps = all_logits(&mut engine, &golden.tokens, 1);
+    assert!(bits(&prefill) == bits(&steps), "{checkpoint:?}: prefill differs from decode");
+    let difference = largest_difference(&prefill, &expected);
+    assert!(difference <= TOLERANCE, "{checkpoint:?}: logits differ by {difference}");
+
+    let mut sequence = engine.new_sequence();
+    let request = Request {
+        max_tokens: golden.greedy.len(),
+        sampling: Sampling::default(),
+        ignore_eos: true,
+    };
+    let generation = engine
+        .generate(&mut sequence, &golden.tokens, &request, &mut |_| ControlFlow::Continue(()))
+        .unwrap();
+    assert_eq!(generation.tokens, golden.greedy, "{checkpoint:?}: greedy continuation");
+    prefill
+}
+
+#[test]
+fn every_family_agrees_with_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    for case in cases() {
+        let from_safetensors = compare(&case, &case, "golden.json", dir.path());
+        let gguf = case.join("model.gguf");
+        if gguf.exists() {
+            let sub = dir.path().join(case.file_name().unwrap());
+            std::fs::create_dir(&sub).unwrap();
+            let from_gguf = compare(&gguf, &case, "golden.json", &sub);
+            let difference = largest_difference(&from_safetensors, &from_gguf);
+            assert!(difference <= 1e-5, "{case:?}: safetensors and GGUF differ by {difference}");
+        }
+    }
+}
+
+#[test]
+fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut seen = 0;
+    for case in cases() {
+        for kind in ["q8_0", "q4_0"] {
+            let gguf = case.join(format!("model-{kind}.gguf"));
+            if gguf.exists() {
+                seen += 1;
+                compare(&gguf, &case, &format!("golden-{kind}.json"), dir.path());
+            }
+        }
+    }
+    assert!(seen >= 2, "quantised fixtures are missing");
+}
+
+#[test]
+fn half_precision_keys_and_values_stay_close() {
+    let dir = tempfile::tempdir().unwrap();
+    for case in cases() {
+        let golden = Golden::load(&case, "golden.json");
+        let expected = golden.logits(&case);
+        let container = packed(&case, dir.path(), DType::F32);
+        let options = Options { kv: DType::F16, ..roomy(golden.tokens.len()) };
+        let logits = all_logits(&mut open(&container, options), &golden.tokens, 7);
+        let spread = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let difference = largest_difference(&logits, &expected);
+        assert!(difference <= 0.01 * spread, "{case:?}: {difference} of {spread}");
+    }
+}
+
+/// Proof of the engine's central promise on every family: sparsity mode, memory
+/// budget, thread count and chunk length change no bit.
+#[test]
+fn nothing_but_the_weights_decides_a_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for case in cases() {
+        let golden = Golden::load(&case, "golden.json");
+        for quant in [DType::F32, DType::Q8, DType::Q4] {
+            let container = packed(&case, dir.path(), quant);
+            let context = golden.tokens.len();
+            let dense = Options { sparsity: Sparsity::Dense, ..roomy(context) };
+            let expected = bits(&all_logits(&mut open(&container, dense.clone()), &golden.tokens, 16));
+            let sparse = open(&container, roomy(context)).sparsity() == Sparsity::Exact;
+            let modes: &[Sparsity] = if sparse {
+                &[Sparsity::Dense, Sparsity::Exact]
+            } else {
+                &[Sparsity::Dense]
+            };
+            for (&sparsity, share, threads, chunk) in modes
+                .iter()
+                .flat_map(|m| [0.0, 0.4, 1.0].map(|share| (m, share)))
+                .zip([(1, 16), (2, 5), (4, 1), (3, 64)].into_iter().cycle())
+                .map(|((m, share), (threads, chunk))| (m, share, threads, chunk))
+            {
+                let options = Options {
+                    sparsity,
+                    budget: Budget::FfnShare(share),
+                    threads,
+                    chunk,
+                    ..roomy(context)
+                };
+                let logits = all_logits(&mut open(&container, options), &golden.tokens, chunk);
+                assert!(
+                    bits(&logits) == expected,
+                    "{case:?} {quant:?}: {sparsity:?}, {share} resident, {threads} threads, chunks of {chunk}"
+                );
+            }
+        }
+    }
+}

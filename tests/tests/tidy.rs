@@ -1,0 +1,165 @@
+//! The house rules, checked: crate edges, unsafe rooms, file sizes, leftovers,
+//! documents that name real files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ lies in the workspace")
+        .to_path_buf()
+}
+
+/// Every `.rs` file of the workspace, relative to its root.
+fn sources() -> Vec<(String, String)> {
+    fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
+        let Ok(entries) = std::fs::read_dir(dir) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if path.is_dir() {
+                if name != "target" && !name.to_string_lossy().starts_with('.') {
+                    walk(&path, out);
+                }
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                out.push(path);
+            }
+        }
+    }
+    let root = root();
+    let mut paths = Vec::new();
+    walk(&root, &mut paths);
+    paths.sort();
+    assert!(paths.len() > 40, "the walk lost the sources");
+    paths
+        .into_iter()
+        .map(|p| {
+            let name = p.strip_prefix(&root).expect("below the root");
+            let text = std::fs::read_to_string(&p).expect("sources are UTF-8");
+            (name.to_string_lossy().into_owned(), text)
+        })
+        .collect()
+}
+
+/// Dependencies point down only (DESIGN: tools → engine → predictor, storage,
+/// models → kernels; storage and kernels do not know each other).
+#[test]
+fn crate_edges_point_down() {
+    let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("engine/kernels", &[][..]),
+        ("storage", &[]),
+        ("models", &["kernels"]),
+        ("predictor", &["kernels"]),
+        ("engine", &["kernels", "storage", "models", "predictor"]),
+        ("tools", &["kernels", "storage", "models", "predictor", "engine"]),
+        ("benches", &["kernels", "storage", "models", "predictor", "engine", "emberflow"]),
+        ("tests", &["kernels", "storage", "models", "predictor", "engine", "emberflow"]),
+    ]);
+    for (dir, allowed) in allowed {
+        let text = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect(dir);
+        for line in text.lines() {
+            let key = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let Some(rest) = key.strip_prefix("emberflow") else {
+                continue;
+            };
+            let name = rest.strip_prefix('-').unwrap_or("emberflow");
+            assert!(
+                allowed.contains(&name),
+                "{dir}/Cargo.toml: {dir} may not depend on {key}; allowed: {allowed:?}"
+            );
+        }
+    }
+}
+
+/// Rooms where `unsafe` may be written, as path prefixes.
+const UNSAFE_ROOMS: [&str; 4] = [
+    "engine/kernels/src/",
+    "storage/src/io/",
+    "storage/src/arena.rs",
+    "storage/fuzz/",
+];
+
+#[test]
+fn unsafe_lives_only_in_its_rooms() {
+    for (name, text) in sources() {
+        let test_allocator = name.starts_with("tests/") || name.starts_with("storage/tests/");
+        if UNSAFE_ROOMS.iter().any(|room| name.starts_with(room)) {
+            continue;
+        }
+        for (i, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let found = code.contains("unsafe {")
+                || code.contains("unsafe fn")
+                || code.contains("unsafe impl")
+                || code.contains("unsafe extern");
+            // a counting global allocator cannot be written without it
+            let excused = test_allocator && text.contains("GlobalAlloc");
+            assert!(
+                !found || excused || name == "tests/tests/tidy.rs",
+                "{name}:{}: unsafe outside {UNSAFE_ROOMS:?}",
+                i + 1
+            );
+        }
+    }
+}
+
+/// Longest file. A ratchet: lower it when the longest one shrinks.
+const MAX_LINES: usize = 620;
+
+#[test]
+fn files_stay_short() {
+    for (name, text) in sources() {
+        let lines = text.lines().count();
+        assert!(
+            lines <= MAX_LINES,
+            "{name} has {lines} lines, more than {MAX_LINES}: split it by reason"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_over() {
+    // spelled apart so that this file does not find itself
+    let leftovers = [
+        concat!("dbg", "!("),
+        concat!("todo", "!("),
+        concat!("unimplemented", "!("),
+        concat!("FIX", "ME"),
+        concat!("XX", "X"),
+    ];
+    for (name, text) in sources() {
+        for (i, line) in text.lines().enumerate() {
+            for left in leftovers {
+                assert!(!line.contains(left), "{name}:{}: {left}", i + 1);
+            }
+        }
+    }
+}
+
+/// Paths in backquotes in the documents must exist.
+#[test]
+fn documents_name_files_that_exist() {
+    for document in ["README.md", "ARCHITECTURE.md", "models/README.md"] {
+        let text = std::fs::read_to_string(root().join(document)).expect(document);
+        let mut checked = 0;
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let looks_like_path = quoted.contains('/')
+                && !quoted.contains([' ', '<', '*', '$', '~', '{'])
+                && !quoted.starts_with(['/', '-'])
+                && (quoted.ends_with(".rs") || quoted.ends_with(".py") || quoted.ends_with('/')
+                    || quoted.ends_with(".md") || quoted.ends_with(".svg"));
+            if looks_like_path {
+                checked += 1;
+                let beside = root().join(document).parent().map(|p| p.join(quoted));
+                assert!(
+                    root().join(quoted).exists() || beside.is_some_and(|p| p.exists()),
+                    "{document} names {quoted}, which does not exist"
+                );
+            }
+        }
+        assert!(checked > 0, "{document} names no file at all");
+    }
+}

@@ -1,0 +1,326 @@
+//! The command line: names and flags are a contract (add, do not rename).
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use emberflow_engine::{Budget, Sparsity};
+
+use crate::size;
+
+/// Run language models that are larger than memory.
+#[derive(Debug, Parser)]
+#[command(name = "emberflow", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// More detail on stderr: -v what was chosen and why, -vv everything.
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage; 3 a check found a fault (verify);
+130 stopped by Ctrl-C.
+
+Every MODEL defaults to the model bundled in the program.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Generate text.
+    Run(RunArgs),
+    /// Turn a checkpoint (Hugging Face folder, .safetensors, .gguf) into a container.
+    Pack(PackArgs),
+    /// Explain a container: configuration, sections, sizes, padding, temperature.
+    Inspect(InspectArgs),
+    /// Re-read a container against its checksums, and against its checkpoint.
+    Verify(VerifyArgs),
+    /// Perplexity of a model over a text file.
+    Perplexity(PerplexityArgs),
+    /// Write a container's weights as an ordinary Hugging Face folder.
+    Export(ExportArgs),
+}
+
+/// Which container.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArg {
+    /// A packed model (.ember); default: the bundled demo model.
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+}
+
+/// How to run it.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Memory for the whole process, such as 600MiB, or `auto`.
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
+          conflicts_with = "ffn_resident")]
+    pub memory: Budget,
+    /// Instead of --memory: the budget that keeps this share of the FFN in memory, 0 to 1.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub ffn_resident: Option<f64>,
+    /// Compute threads; default: one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Which neurons to compute.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub sparsity: SparsityArg,
+    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io: String,
+    /// Prompt tokens computed at once.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub chunk: u16,
+    /// Format of the key/value cache.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv: KvArg,
+}
+
+/// Sparsity modes.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SparsityArg {
+    /// `exact` where it equals dense, else `dense`.
+    Auto,
+    /// Every neuron.
+    Dense,
+    /// Gate first, then only neurons that fire; equals dense bit for bit.
+    Exact,
+}
+
+impl From<SparsityArg> for Sparsity {
+    fn from(arg: SparsityArg) -> Self {
+        match arg {
+            SparsityArg::Auto => Self::Auto,
+            SparsityArg::Dense => Self::Dense,
+            SparsityArg::Exact => Self::Exact,
+        }
+    }
+}
+
+/// Key/value formats.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum KvArg {
+    /// 2 bytes per element.
+    F16,
+    /// 4 bytes per element.
+    F32,
+}
+
+/// Block formats of weights.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum QuantArg {
+    /// 4 bits, one f16 scale per 32 weights.
+    Q4,
+    /// 8 bits, one f16 scale per 32 weights.
+    Q8,
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// `run`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow run -p \"A vector is\" -n 80
+  emberflow run --memory 24MiB                  bundled model, most of its FFN left on disk
+  emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
+  emberflow run model.ember --chat --memory 4GiB
+  emberflow run model.ember -p \"Hello\" --json")]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
+    pub prompt: Option<String>,
+    /// File with the text to continue; `-` for standard input.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
+    pub file: Option<PathBuf>,
+    /// Talk to the model with its chat template; with --json or a pipe, reads one message.
+    #[arg(long)]
+    pub chat: bool,
+    /// System message for --chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    pub tokens: u32,
+    /// Positions to make room for; default: prompt plus -n (for --chat: 2048 or the model's limit).
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Softmax temperature; 0 = greedy; default: what the checkpoint recommends, else 0.
+    #[arg(long, value_name = "T")]
+    pub temp: Option<f32>,
+    /// Keep the K likeliest tokens; 0 = all.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Keep the likeliest tokens with this probability mass.
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the likeliest.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f32,
+    /// Weaken tokens that were used recently; 1 = off.
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    pub repeat_penalty: f32,
+    /// Seed of the random choices.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Go on after an end-of-text token.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `pack`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow pack ~/models/ReluLLaMA-7B -o relullama.ember
+  emberflow pack bamboo-7b.powerinfer.gguf -o bamboo.ember --quant q4 --stats stats.json
+
+A killed pack goes on where it stopped when the same command is given again.")]
+pub struct PackArgs {
+    /// A Hugging Face folder, a .safetensors file beside its config.json, or a GGUF file.
+    #[arg(value_name = "CHECKPOINT")]
+    pub checkpoint: PathBuf,
+    /// The container to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Format of the neuron bundles and attention matrices.
+    #[arg(long, value_enum, default_value = "q4")]
+    pub quant: QuantArg,
+    /// Format of the attention matrices, if another one.
+    #[arg(long, value_enum, value_name = "QUANT")]
+    pub attention_quant: Option<QuantArg>,
+    /// Format of embedding and head; default: q8 for q4 and q8, else the same.
+    #[arg(long, value_enum, value_name = "QUANT")]
+    pub embedding_quant: Option<QuantArg>,
+    /// Activation statistics; sorts neurons by temperature.
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// Bundle alignment; default: what direct I/O on the output's file system needs.
+    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
+    pub sector: Option<u32>,
+    /// Where quantisation scales live.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub scales: ScalesArg,
+    /// Replace an existing output.
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object at the end.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Scale placement.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ScalesArg {
+    /// Whatever pads less.
+    Auto,
+    /// In the bundle.
+    Inline,
+    /// In memory, so that quantised rows fill whole sectors.
+    Resident,
+}
+
+/// `inspect`
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// List every tensor.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the temperature curve as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// `verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Also compare every weight with the checkpoint it was packed from.
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub source: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `perplexity`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow perplexity model.ember -f heldout.txt --window 512")]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// The text.
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens per window; each window starts afresh and its first token is not scored.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub window: u32,
+    /// Stop after this many tokens.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<u64>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `export`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4")]
+pub struct ExportArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Folder to create.
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+}
+
+fn parse_budget(text: &str) -> Result<Budget, String> {
+    if text == "auto" {
+        Ok(Budget::Auto)
+    } else {
+        size::parse(text).map(Budget::Bytes)
+    }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
+        _ => Err(format!("{text:?} is not a share between 0 and 1")),
+    }
+}
+
+fn parse_sector(text: &str) -> Result<u32, String> {
+    match size::parse(text)? {
+        n @ (512 | 1024 | 2048 | 4096) => Ok(n as u32),
+        n => Err(format!("a sector of {n} bytes, expected 512, 1024, 2048 or 4096")),
+    }
+}

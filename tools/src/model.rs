@@ -1,0 +1,50 @@
+//! From command-line arguments to an open engine.
+
+use std::path::Path;
+
+use emberflow_engine::{Budget, Engine, Options};
+use emberflow_kernels::DType;
+use emberflow_models::demo;
+use emberflow_storage::container::Container;
+
+use crate::Failure;
+use crate::cli::{EngineArgs, KvArg, ModelArg};
+
+/// Opens the container that `arg` names, or the bundled one.
+///
+/// The bundled container lies inside the program's own executable; it is read
+/// from that file like any other container, so its neurons stay on disk.
+pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
+    match &arg.model {
+        Some(path) => Ok(Container::open(path)?),
+        None => {
+            let place = demo::locate()?;
+            Ok(Container::open_at(
+                place.file,
+                Path::new("bundled model"),
+                place.offset,
+                place.len,
+            )?)
+        }
+    }
+}
+
+/// Opens an engine with room for `context` positions.
+pub fn open_engine(model: &ModelArg, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+    let mut options = Options {
+        budget: args.memory,
+        threads: args.threads.unwrap_or(0).into(),
+        sparsity: args.sparsity.into(),
+        io: args.io.parse().map_err(Failure::usage)?,
+        context,
+        chunk: args.chunk.into(),
+        kv: match args.kv {
+            KvArg::F16 => DType::F16,
+            KvArg::F32 => DType::F32,
+        },
+    };
+    if let Some(share) = args.ffn_resident {
+        options.budget = Budget::FfnShare(share);
+    }
+    Ok(Engine::open(open_container(model)?, options)?)
+}
