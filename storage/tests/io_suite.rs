@@ -8,17 +8,25 @@ use io_common::{Rng, arena, byte_at, expect_bytes, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
-/// Runs a test body for every engine and both sets of limits.
+/// Runs a test body for every engine and several sets of limits.
 fn each_engine(body: impl Fn(&dyn Fn(FileSource) -> Engine)) {
     let one_lane = Limits {
         lanes: 1,
         ..Limits::TINY
     };
-    let choices = [
+    let mut choices = vec![
         (EngineChoice::Pread, Limits::TINY),
         (EngineChoice::Pread, one_lane),
         (EngineChoice::Pread, Limits::PRODUCTION),
     ];
+    let probe = patterned(4096);
+    match Engine::open(source(&probe), EngineChoice::Uring, Limits::TINY) {
+        Ok(_) => {
+            choices.push((EngineChoice::Uring, Limits::TINY));
+            choices.push((EngineChoice::Uring, Limits::PRODUCTION));
+        }
+        Err(reason) => eprintln!("SKIPPED for uring: {reason}"),
+    }
     for (choice, limits) in choices {
         eprintln!("{choice:?}, depth {}, lanes {}", limits.depth, limits.lanes);
         body(&|source| Engine::open(source, choice, limits).unwrap());

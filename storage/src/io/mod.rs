@@ -19,9 +19,11 @@ mod pread;
 mod source;
 mod sys;
 mod thread;
+mod uring;
 
 use crate::arena::Slot;
 use crate::limits::Limits;
+use device::Device;
 
 pub use engine::{Engine, EngineStats};
 pub use error::IoError;
@@ -102,9 +104,11 @@ pub struct Completion {
 /// Which device carries reads out.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum EngineChoice {
-    /// The best that works here, by probing.
+    /// The best that works here, by probing: `uring`, else `pread`.
     #[default]
     Auto,
+    /// io_uring, or an error.
+    Uring,
     /// A pool of threads with blocking reads.
     Pread,
 }
@@ -112,24 +116,54 @@ pub enum EngineChoice {
 impl Engine {
     /// An engine for `source`. With [`EngineChoice::Auto`] the choice and its reason are logged.
     ///
-    /// Must be called on the thread that will use the engine: ring devices are bound to it.
+    /// Must be called on the thread that will use the engine: rings are bound to it.
     ///
     /// # Errors
     /// [`IoError::Engine`] when a forced device does not work here.
     pub fn open(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<Self, IoError> {
-        match choice {
-            EngineChoice::Auto | EngineChoice::Pread => {
-                let device: Box<dyn device::Device> = if limits.lanes <= 1 {
-                    Box::new(pread::Inline::new(1))
-                } else {
-                    let pool = pread::Pool::new(limits.lanes).map_err(|e| IoError::Engine {
-                        engine: "pread",
-                        reason: format!("starting {} threads: {e}", limits.lanes),
-                    })?;
-                    Box::new(pool)
-                };
-                Ok(Self::new(source, device, limits))
-            }
-        }
+        let device = match choice {
+            EngineChoice::Auto => match auto_uring(&source, limits) {
+                Ok(ring) => ring,
+                Err(reason) => {
+                    tracing::info!(%reason, "i/o engine: pread, as io_uring does not work here");
+                    pread(limits)?
+                }
+            },
+            EngineChoice::Uring => uring(&source, limits)?,
+            EngineChoice::Pread => pread(limits)?,
+        };
+        tracing::debug!(engine = device.name(), file = %source.label(), "i/o engine ready");
+        Ok(Self::new(source, device, limits))
     }
+}
+
+fn auto_uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError> {
+    // Android's filter for applications kills the process on io_uring calls instead of refusing
+    // them, so even probing is out of the question there.
+    if cfg!(target_os = "android") {
+        return Err(IoError::Engine {
+            engine: "uring",
+            reason: "not probed on Android, where applications must not use it".into(),
+        });
+    }
+    uring(source, limits)
+}
+
+fn uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError> {
+    let ring = uring::Uring::new(source, limits.depth).map_err(|e| IoError::Engine {
+        engine: "uring",
+        reason: e.to_string(),
+    })?;
+    Ok(Box::new(ring))
+}
+
+fn pread(limits: Limits) -> Result<Box<dyn Device>, IoError> {
+    if limits.lanes <= 1 {
+        return Ok(Box::new(pread::Inline::new(1)));
+    }
+    let pool = pread::Pool::new(limits.lanes).map_err(|e| IoError::Engine {
+        engine: "pread",
+        reason: format!("starting {} threads: {e}", limits.lanes),
+    })?;
+    Ok(Box::new(pool))
 }

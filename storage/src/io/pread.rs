@@ -4,19 +4,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-
-use crossbeam::channel::{Receiver, Sender, bounded};
 
 use super::device::{Device, Reaped, Waker};
 use super::sys::Command;
-
-/// What lanes and the waker send to the I/O thread.
-enum Note {
-    Done(Reaped),
-    Wake,
-}
 
 /// One lane: reads on the I/O thread itself. A device with a single command queue and a slow
 /// submission path gains nothing from a hand-over to another thread.
@@ -68,48 +60,79 @@ impl Device for Inline {
 
 /// Several lanes: a pool of threads.
 pub(crate) struct Pool {
-    work: Option<Sender<Command>>,
-    notes: Receiver<Note>,
-    to_notes: Sender<Note>,
+    shared: Arc<Shared>,
     lanes: Vec<JoinHandle<()>>,
-    capacity: u32,
+}
+
+/// What lanes and the I/O thread share. A lock and two conditions instead of channels, because
+/// these never allocate, not even when they first block.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// For lanes: there is work, or the end.
+    work: Condvar,
+    /// For the I/O thread: something is done, or it was woken.
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Command>,
+    done: Vec<Reaped>,
+    woken: bool,
+    closed: bool,
+}
+
+impl Shared {
+    /// No invariant spans the lock, so poison is ignored.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn wake(&self) {
+        self.lock().woken = true;
+        self.news.notify_one();
+    }
+
+    fn run_lane(&self) {
+        let mut state = self.lock();
+        while !state.closed {
+            let Some(command) = state.jobs.pop_front() else {
+                state = self.work.wait(state).unwrap_or_else(|e| e.into_inner());
+                continue;
+            };
+            drop(state);
+            // SAFETY: the contract of `Device::start` holds until the outcome is reported.
+            let result = unsafe { command.run() };
+            state = self.lock();
+            state.done.push(Reaped {
+                id: command.id,
+                result,
+            });
+            self.news.notify_one();
+        }
+    }
 }
 
 impl Pool {
     pub(crate) fn new(lanes: u32) -> io::Result<Self> {
-        let lanes = lanes.max(1);
-        let (work, jobs) = bounded::<Command>(lanes as usize);
-        // Room for every outcome and a wake token each, so that lanes never block on it.
-        let (to_notes, notes) = bounded(lanes as usize * 2);
         let mut pool = Self {
-            work: Some(work),
-            notes,
-            to_notes,
+            shared: Arc::default(),
             lanes: Vec::with_capacity(lanes as usize),
-            capacity: lanes,
         };
-        for i in 0..lanes {
-            let (jobs, to_notes) = (jobs.clone(), pool.to_notes.clone());
+        {
+            let mut state = pool.shared.lock();
+            state.jobs.reserve(lanes as usize);
+            state.done.reserve(lanes as usize);
+        }
+        for i in 0..lanes.max(1) {
+            let shared = Arc::clone(&pool.shared);
             let lane = std::thread::Builder::new()
                 .name(format!("ember-read-{i}"))
-                .spawn(move || lane(&jobs, &to_notes))?;
+                .spawn(move || shared.run_lane())?;
             pool.lanes.push(lane);
         }
         Ok(pool)
-    }
-}
-
-fn lane(jobs: &Receiver<Command>, to_notes: &Sender<Note>) {
-    while let Ok(command) = jobs.recv() {
-        // SAFETY: the contract of `Device::start` holds until the outcome is reported.
-        let result = unsafe { command.run() };
-        let done = Note::Done(Reaped {
-            id: command.id,
-            result,
-        });
-        if to_notes.send(done).is_err() {
-            return;
-        }
     }
 }
 
@@ -119,49 +142,37 @@ impl Device for Pool {
     }
 
     fn capacity(&self) -> u32 {
-        self.capacity
+        self.lanes.len() as u32
     }
 
     unsafe fn start(&mut self, command: Command) {
-        // The channel holds as many commands as may be in flight, so this never blocks.
-        let sent = self.work.as_ref().map(|work| work.send(command));
-        if !matches!(sent, Some(Ok(()))) {
-            // Only when every lane has panicked. There is room: the command is not in flight.
-            let done = Reaped {
-                id: command.id,
-                result: -libc::ECANCELED,
-            };
-            drop(self.to_notes.try_send(Note::Done(done)));
-        }
+        self.shared.lock().jobs.push_back(command);
+        self.shared.work.notify_one();
     }
 
     fn reap(&mut self, wait: bool, out: &mut Vec<Reaped>) -> io::Result<()> {
-        if wait && out.is_empty() {
-            match self.notes.recv() {
-                Ok(Note::Done(done)) => out.push(done),
-                Ok(Note::Wake) => {}
-                Err(_) => return Err(io::Error::other("all read threads have ended")),
-            }
+        let mut state = self.shared.lock();
+        while wait && out.is_empty() && state.done.is_empty() && !state.woken {
+            state = (self.shared.news)
+                .wait(state)
+                .unwrap_or_else(|e| e.into_inner());
         }
-        while let Ok(note) = self.notes.try_recv() {
-            if let Note::Done(done) = note {
-                out.push(done);
-            }
-        }
+        state.woken = false;
+        out.append(&mut state.done);
         Ok(())
     }
 
     fn waker(&self) -> Waker {
-        let to_notes = self.to_notes.clone();
-        // A full channel wakes the receiver anyway.
-        Arc::new(move || drop(to_notes.try_send(Note::Wake)))
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move || shared.wake())
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Lanes finish what they have and see the end of the channel.
-        self.work = None;
+        // The engine has drained its commands; lanes see the end.
+        self.shared.lock().closed = true;
+        self.shared.work.notify_all();
         for lane in self.lanes.drain(..) {
             if lane.join().is_err() {
                 tracing::error!("a read thread panicked");

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// One piece of memory a command reads into. Same layout as the kernel's `iovec`.
 #[derive(Clone, Copy)]
@@ -180,4 +180,34 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     (t.tv_sec as u64)
         .saturating_mul(1_000_000_000)
         .saturating_add(t.tv_nsec as u64)
+}
+
+/// A counter in the kernel that one thread sets and a ring can wait for.
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // Blocking on purpose: a ring read of a non-blocking one would end at once.
+        // SAFETY: a plain system call; the descriptor it returns is ours alone.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just opened and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Ends the read that waits for this event, or the next one to be started.
+    pub(crate) fn signal(&self) {
+        let one = 1u64;
+        // SAFETY: writes 8 bytes from a local to a descriptor that is open while `self` lives.
+        // It could only block after 2^64 - 2 signals without a read.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }

@@ -119,9 +119,17 @@ impl IoThread {
         let label = Arc::clone(source.label());
         let dio = source.dio_align();
         let (requests, inbox) = bounded(limits.batches.max(1));
-        let (give_back, spare) = bounded(limits.batches.max(1) + 2);
+        // Enough for a full channel, one in the thread's hands and one in the caller's. Made in
+        // advance and passed round, so that steady state allocates nothing.
+        let carriers = limits.batches.max(1) + 2;
+        let (give_back, spare) = bounded(carriers);
+        for _ in 0..carriers {
+            let room = limits.queued / limits.batches.max(1);
+            drop(give_back.try_send(Vec::with_capacity(room)));
+        }
         let (ready, started) = bounded(1);
         let shared = Arc::new(Shared::default());
+        shared.lock().done.reserve(limits.queued);
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("ember-io".into())
@@ -362,11 +370,11 @@ impl<'a> Worker<'a> {
     ) -> Self {
         Self {
             queue_limit: engine.queue_limit(),
+            out: Vec::with_capacity(engine.queue_limit()),
             engine,
             inbox,
             give_back,
             shared,
-            out: Vec::new(),
             first_error: None,
             busy_since: None,
         }

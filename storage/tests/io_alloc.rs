@@ -1,0 +1,103 @@
+//! Steady state allocates nothing: not the caller, not the I/O thread, not the lanes, not the
+//! cache. A file of its own, as the counting allocator sees the whole process.
+
+#![allow(unsafe_code)]
+
+mod io_common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::io::{EngineChoice, IoOptions, IoThread, Read};
+use emberflow_storage::limits::Limits;
+use io_common::{Rng, arena, expect_bytes, patterned, source};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: forwards everything to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const NEURONS: u32 = 256;
+const WAVE: u32 = 32;
+
+/// One wave as the engine does it: look up, reserve and read what is missing, admit, release.
+fn wave(
+    io: &IoThread,
+    cache: &mut ColdCache,
+    rng: &mut Rng,
+    batch: &mut Vec<Read>,
+    out: &mut Vec<emberflow_storage::io::Completion>,
+) {
+    for _ in 0..WAVE {
+        let key = Key::new(0, rng.below(u64::from(NEURONS)) as u32);
+        if cache.get_pin(key).is_none()
+            && let Some(slot) = cache.reserve(key)
+        {
+            let offset = u64::from(key.neuron) * 4096;
+            batch.push(Read::new(u64::from(key.neuron), offset, 4096, slot));
+        }
+    }
+    let n = batch.len();
+    io.submit(batch).unwrap();
+    io.wait(out, n).unwrap();
+    for done in out.drain(..) {
+        done.result.unwrap();
+        let id = cache.admit(Key::new(0, done.tag as u32), done.slot);
+        expect_bytes(cache.bytes(id), done.tag * 4096);
+    }
+    cache.unpin_all();
+}
+
+#[test]
+fn steady_state_allocates_nothing() {
+    let file = patterned(u64::from(NEURONS) * 4096);
+    for choice in [EngineChoice::Pread, EngineChoice::Uring] {
+        let options = IoOptions {
+            core: None,
+            limits: Limits::PRODUCTION,
+        };
+        let io = match IoThread::spawn(source(&file), choice, options) {
+            Ok(io) => io,
+            Err(reason) => {
+                eprintln!("SKIPPED for {choice:?}: {reason}");
+                continue;
+            }
+        };
+        let mut cache = ColdCache::new(arena(96, 4096), &[NEURONS]).unwrap();
+        let (mut rng, mut batch, mut out) = (Rng(5), Vec::new(), Vec::new());
+        for _ in 0..200 {
+            wave(&io, &mut cache, &mut rng, &mut batch, &mut out);
+        }
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for _ in 0..500 {
+            wave(&io, &mut cache, &mut rng, &mut batch, &mut out);
+        }
+        let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        let stats = cache.stats();
+        assert!(stats.evictions > 1000, "{stats:?}");
+        assert_eq!(made, 0, "allocations with {choice:?}");
+    }
+}

@@ -1,0 +1,223 @@
+//! The I/O thread from outside: waves of reads, the latch, back-pressure, idling, dropping.
+
+mod io_common;
+
+use std::time::{Duration, Instant};
+
+use emberflow_storage::arena::Arena;
+use emberflow_storage::io::{
+    Completion, EngineChoice, FileSource, IoError, IoOptions, IoThread, Read,
+};
+use emberflow_storage::limits::Limits;
+use io_common::{Rng, arena, expect_bytes, patterned, source};
+
+const FILE: u64 = 1 << 20;
+
+fn choices() -> Vec<EngineChoice> {
+    let probe = patterned(4096);
+    match spawn(source(&probe), EngineChoice::Uring, Limits::TINY) {
+        Ok(_) => vec![EngineChoice::Pread, EngineChoice::Uring],
+        Err(reason) => {
+            eprintln!("SKIPPED for uring: {reason}");
+            vec![EngineChoice::Pread]
+        }
+    }
+}
+
+fn spawn(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<IoThread, IoError> {
+    let options = IoOptions {
+        core: Some(0),
+        limits,
+    };
+    IoThread::spawn(source, choice, options)
+}
+
+fn random_read(rng: &mut Rng, arena: &mut Arena) -> Read {
+    let offset = 4096 * rng.below(FILE / 4096);
+    Read::new(offset, offset, 4096, arena.take().unwrap())
+}
+
+fn check(done: Completion, arena: &mut Arena) {
+    done.result.unwrap();
+    expect_bytes(done.slot.as_slice(), done.tag);
+    arena.put(done.slot);
+}
+
+#[test]
+fn waves_of_reads_arrive_whole() {
+    let file = patterned(FILE);
+    for choice in choices() {
+        for limits in [Limits::TINY, Limits::PRODUCTION] {
+            let io = spawn(source(&file), choice, limits).unwrap();
+            let mut arena = arena(32, 4096);
+            let (mut batch, mut out) = (Vec::new(), Vec::new());
+            let mut rng = Rng(7);
+            for _ in 0..50 {
+                batch.extend((0..32).map(|_| random_read(&mut rng, &mut arena)));
+                io.submit(&mut batch).unwrap();
+                assert!(batch.is_empty() && batch.capacity() >= 32);
+                assert!(io.wait(&mut out, 1).unwrap() >= 1);
+                let left = 32 - out.len();
+                io.wait(&mut out, left).unwrap();
+                assert_eq!((out.len(), io.outstanding()), (32, 0));
+                out.drain(..).for_each(|c| check(c, &mut arena));
+            }
+            let stats = io.stats();
+            assert_eq!((stats.reads, stats.bytes), (1600, 1600 * 4096));
+            assert_eq!(stats.batches, 50);
+            assert!(stats.busy_ns > 0 && stats.wait_ns > 0, "{stats:?}");
+            assert_eq!(io.first_error().map(|e| e.to_string()), None);
+        }
+    }
+}
+
+#[test]
+fn waiting_for_more_than_is_outstanding_returns() {
+    let file = patterned(8192);
+    let io = spawn(source(&file), EngineChoice::Auto, Limits::TINY).unwrap();
+    let mut out = Vec::new();
+    assert_eq!(io.wait(&mut out, 5).unwrap(), 0);
+    let slot = arena(1, 4096).take().unwrap();
+    io.submit(&mut vec![Read::new(1, 0, 4096, slot)]).unwrap();
+    assert_eq!(io.wait(&mut out, 5).unwrap(), 1);
+    assert_eq!(io.try_drain(&mut out).unwrap(), 0);
+}
+
+#[test]
+fn a_caller_that_never_drains_gets_everything_in_the_end() {
+    let file = patterned(FILE);
+    for choice in choices() {
+        let io = spawn(source(&file), choice, Limits::TINY).unwrap();
+        let mut arena = arena(250, 4096);
+        let mut rng = Rng(3);
+        for _ in 0..50 {
+            let mut batch: Vec<_> = (0..5).map(|_| random_read(&mut rng, &mut arena)).collect();
+            io.submit(&mut batch).unwrap();
+        }
+        let mut out = Vec::new();
+        assert_eq!(io.wait(&mut out, usize::MAX).unwrap(), 250);
+        out.drain(..).for_each(|c| check(c, &mut arena));
+    }
+}
+
+#[test]
+fn several_threads_may_submit() {
+    let file = patterned(FILE);
+    for choice in choices() {
+        let io = spawn(source(&file), choice, Limits::TINY).unwrap();
+        std::thread::scope(|scope| {
+            for t in 0..3 {
+                let io = &io;
+                scope.spawn(move || {
+                    let mut arena = arena(100, 4096);
+                    let mut rng = Rng(t);
+                    for _ in 0..100 {
+                        let mut batch = vec![random_read(&mut rng, &mut arena)];
+                        io.submit(&mut batch).unwrap();
+                    }
+                });
+            }
+            let (mut got, mut out) = (0, Vec::new());
+            while got < 300 {
+                // Nothing may be outstanding yet, which is no end here.
+                io.wait(&mut out, 1).unwrap();
+                for done in out.drain(..) {
+                    done.result.unwrap();
+                    expect_bytes(done.slot.as_slice(), done.tag);
+                    got += 1;
+                }
+                std::thread::yield_now();
+            }
+        });
+    }
+}
+
+#[test]
+fn the_first_failure_stops_everything_and_every_slot_comes_back() {
+    let file = patterned(64 << 10);
+    for choice in choices() {
+        let io = spawn(source(&file), choice, Limits::TINY).unwrap();
+        let mut arena = arena(40, 4096);
+        let mut out = Vec::new();
+        let mut read = |tag, offset| Read::new(tag, offset, 4096, arena.take().unwrap());
+        io.submit(&mut vec![read(0, 0), read(1, 60 << 10)]).unwrap();
+        io.wait(&mut out, 2).unwrap();
+        assert!(out.iter().all(|c| c.result.is_ok()));
+        out.clear();
+        io.submit(&mut vec![read(2, 80 << 10)]).unwrap();
+        io.wait(&mut out, 1).unwrap();
+        let error = out.pop().unwrap().result.unwrap_err();
+        assert!(
+            matches!(error, IoError::Eof { offset: 81920, .. }),
+            "{error}"
+        );
+        for _ in 0..6 {
+            io.submit(&mut (0..6).map(|i| read(i, 4096 * i)).collect())
+                .unwrap();
+        }
+        assert_eq!(io.wait(&mut out, 36).unwrap(), 36);
+        for done in &out {
+            let stopped = done.result.as_ref().unwrap_err();
+            let IoError::Stopped { first } = stopped else {
+                panic!("{stopped}")
+            };
+            assert!(matches!(**first, IoError::Eof { offset: 81920, .. }));
+        }
+        let first = io.first_error().unwrap().to_string();
+        assert!(first.contains("81920"), "{first}");
+    }
+}
+
+#[test]
+fn dropping_does_not_wait_for_the_queue() {
+    let file = patterned(FILE);
+    for choice in choices() {
+        let mut rng = Rng(9);
+        let mut arena = arena(2000, 4096);
+        let io = spawn(source(&file), choice, Limits::PRODUCTION).unwrap();
+        let mut batch: Vec<_> = (0..2000)
+            .map(|_| random_read(&mut rng, &mut arena))
+            .collect();
+        io.submit(&mut batch).unwrap();
+        drop(io);
+        drop(arena);
+    }
+}
+
+/// CPU nanoseconds of the thread of this process with the given name.
+fn cpu_of(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| {
+            let task = task.ok()?.path();
+            let comm = std::fs::read_to_string(task.join("comm")).ok()?;
+            (comm.trim() == name).then_some(())?;
+            let stat = std::fs::read_to_string(task.join("schedstat")).ok()?;
+            stat.split(' ').next()?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+#[test]
+fn an_idle_thread_uses_no_cpu() {
+    let file = patterned(FILE);
+    for choice in choices() {
+        let io = spawn(source(&file), choice, Limits::PRODUCTION).unwrap();
+        let mut arena = arena(8, 4096);
+        let mut rng = Rng(2);
+        let mut batch = (0..8).map(|_| random_read(&mut rng, &mut arena)).collect();
+        io.submit(&mut batch).unwrap();
+        io.wait(&mut Vec::new(), 8).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let before = cpu_of("ember-io");
+        let since = Instant::now();
+        std::thread::sleep(Duration::from_millis(300));
+        let used = cpu_of("ember-io") - before;
+        // Other tests of this file have such threads too, but none of them spins either.
+        assert!(
+            used < 100_000_000,
+            "{used} ns of cpu in {:?} of idling",
+            since.elapsed()
+        );
+    }
+}
