@@ -11,23 +11,22 @@ const N: usize = 4096;
 /// Fits in a private cache, so that the kernel and not the memory is measured.
 const CACHED_ROWS: usize = 64;
 const TOKENS: usize = 64;
-const ROUNDS: usize = 7;
 
-/// Median seconds of one call.
+/// Seconds of one call: the best of many short windows, so that other programs on the
+/// machine disturb the result little.
 fn seconds(mut f: impl FnMut()) -> f64 {
     f();
-    let mut times: Vec<f64> = (0..ROUNDS)
-        .map(|_| {
-            let (start, mut calls) = (Instant::now(), 0);
-            while start.elapsed().as_secs_f64() < 0.02 {
-                f();
-                calls += 1;
-            }
-            start.elapsed().as_secs_f64() / f64::from(calls)
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[ROUNDS / 2]
+    let mut best = f64::INFINITY;
+    let all = Instant::now();
+    while all.elapsed().as_secs_f64() < 0.2 {
+        let (start, mut calls) = (Instant::now(), 0);
+        while calls == 0 || start.elapsed().as_secs_f64() < 0.0003 {
+            f();
+            calls += 1;
+        }
+        best = best.min(start.elapsed().as_secs_f64() / f64::from(calls));
+    }
+    best
 }
 
 fn sum_words(bytes: &[u8]) -> u64 {

@@ -4,7 +4,7 @@
 //! point per instruction set and vectorised there; the compiler neither reorders nor
 //! fuses floating-point operations, so all of them return the bits of the scalar one.
 
-use crate::{LANES, math, reference};
+use crate::{LANES, math};
 
 /// Folds `x` into 64 lanes: lane `i % 64` takes `add(lane, x[i])`.
 #[inline(always)]
@@ -29,7 +29,20 @@ fn lane_sum(x: &[f32], squares: bool) -> f32 {
             *lane + value
         };
     }
-    reference::reduce(lanes)
+    reduce(lanes)
+}
+
+/// The fixed binary tree that folds the lanes.
+#[inline(always)]
+fn reduce(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for j in 0..width {
+            lanes[j] += lanes[j + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 #[inline(always)]

@@ -27,8 +27,8 @@
 //! | `dtype.rs`, `row.rs`, `matrix.rs` | block formats, checked views of a row and of rows |
 //! | `cpu.rs` | the [`Cpu`] token: which instruction set runs |
 //! | `ops.rs` | every kernel as a method of [`Cpu`], with its length checks |
-//! | `reference.rs` | the naive scalar kernels: the oracle, and the scalar path |
 //! | `simd/` | one generic kernel per operation, and the registers of each ISA |
+//! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes by column blocks |
@@ -46,7 +46,6 @@ pub mod math;
 mod matrix;
 mod ops;
 mod quantize;
-mod reference;
 mod row;
 mod simd;
 mod workers;

@@ -1,24 +1,10 @@
-//! Every instruction set of this machine returns the bits of the scalar kernels, for
-//! every format, odd lengths, odd strides and every alignment.
+//! Every instruction set of this machine, the scalar one included, returns the bits of
+//! the oracle, for every format, odd lengths, odd strides and every alignment.
 
-use emberflow_kernels::{Cpu, DType, Isa, Row};
+mod reference;
+
+use emberflow_kernels::{Cpu, DType, Row, math};
 use proptest::prelude::*;
-
-fn scalar() -> Cpu {
-    Cpu::with_isa(Isa::Scalar).unwrap()
-}
-
-/// The vector units of this machine. A machine without any proves nothing here.
-fn vector_units() -> Vec<Cpu> {
-    let units: Vec<Cpu> = Cpu::all()
-        .into_iter()
-        .filter(|cpu| *cpu != scalar())
-        .collect();
-    if units.is_empty() {
-        println!("SKIPPED: no vector unit on this machine");
-    }
-    units
-}
 
 fn bits(values: &[f32]) -> Vec<u32> {
     // Any NaN equals any NaN: sign and payload are left to the hardware.
@@ -134,24 +120,22 @@ proptest! {
     #[test]
     fn row_kernels(rows in rows(1), xs in activations(1110), a in activation(), shift in 0usize..7) {
         let row = rows.row(0);
-        let x = &xs[shift..shift + rows.n];
-        let mut expected_out = vec![0.0; rows.n];
-        scalar().dequantize(row, &mut expected_out);
-        let mut expected_y = x.to_vec();
-        scalar().axpy(a, row, &mut expected_y);
-        let expected_dot = scalar().dot(row, x);
-        prop_assert!(!rows.finite || expected_out.iter().all(|w| w.is_finite()));
+        let (from, to) = (shift, shift + rows.n);
+        let weights = reference::dequantize(row);
+        prop_assert!(!rows.finite || weights.iter().all(|w| w.is_finite()));
+        let dot = reference::dot(row, &xs[from..to]);
+        let mut sum = xs.clone();
+        reference::axpy(a, row, &mut sum[from..to]);
 
-        for cpu in vector_units() {
-            let mut out = vec![0.0; shift + rows.n];
-            cpu.dequantize(row, &mut out[shift..]);
-            prop_assert_eq!(bits(&out[shift..]), bits(&expected_out), "dequantize {}", cpu.name());
+        for cpu in Cpu::all() {
+            let mut out = vec![0.0; to];
+            cpu.dequantize(row, &mut out[from..]);
+            prop_assert_eq!(bits(&out[from..]), bits(&weights), "dequantize {}", cpu.name());
             let mut y = xs.clone();
-            cpu.axpy(a, row, &mut y[shift..shift + rows.n]);
-            prop_assert_eq!(bits(&y[shift..shift + rows.n]), bits(&expected_y), "axpy {}", cpu.name());
-            prop_assert_eq!(bits(&y[shift + rows.n..]), bits(&xs[shift + rows.n..]));
-            let dot = cpu.dot(row, x);
-            prop_assert_eq!(bits(&[dot]), bits(&[expected_dot]), "dot {}", cpu.name());
+            cpu.axpy(a, row, &mut y[from..to]);
+            prop_assert_eq!(bits(&y), bits(&sum), "axpy {}", cpu.name());
+            let got = cpu.dot(row, &xs[from..to]);
+            prop_assert_eq!(bits(&[got]), bits(&[dot]), "dot {}", cpu.name());
         }
     }
 
@@ -167,11 +151,11 @@ proptest! {
 
     #[test]
     fn matrices(
-        (rows, tokens, xs) in (rows(7), 0usize..12).prop_flat_map(|(rows, tokens)| {
+        (rows, tokens, xs) in (rows(8), 0usize..40).prop_flat_map(|(rows, tokens)| {
             let n = rows.n;
             (Just(rows), Just(tokens), activations(tokens * n))
         }),
-        used in 0usize..8,
+        used in 0usize..9,
         y_gap in 0usize..3,
         extra_scratch in 0usize..5000,
     ) {
@@ -182,11 +166,9 @@ proptest! {
         let mut expected = vec![7.0; len];
         for t in 0..tokens {
             for r in 0..used {
-                expected[t * y_stride + r] = scalar().dot(rows.row(r.min(6)), &xs[t * n..][..n]);
+                expected[t * y_stride + r] = reference::dot(rows.row(r), &xs[t * n..][..n]);
             }
         }
-        let used_rows = used.min(7);
-        prop_assume!(used == used_rows);
         for cpu in Cpu::all() {
             let mut y = vec![7.0; len];
             let mut scratch = vec![0.0; n + extra_scratch];
@@ -209,31 +191,33 @@ proptest! {
         let cos: Vec<f32> = turn.iter().map(|&a| libm::cosf(a)).collect();
         let sin: Vec<f32> = turn.iter().map(|&a| libm::sinf(a)).collect();
 
-        let run = |cpu: Cpu| {
-            let mut results = Vec::new();
-            let mut each = |name, f: &dyn Fn(&mut [f32])| {
+        let mut turned = x.clone();
+        reference::rope_rotate_half(&mut turned, &cos, &sin);
+        let norm = reference::rmsnorm(&x, &weight, eps);
+        let map = |f: fn(f32) -> f32| x.iter().map(|&x| f(x)).collect::<Vec<f32>>();
+        let silu = map(math::silu);
+        let gelu = map(math::gelu);
+        let gelu_tanh = map(math::gelu_tanh);
+        let softmax = reference::softmax(&x);
+        let halves = reference::f16_bytes(&x);
+
+        for cpu in Cpu::all() {
+            let run = |f: &dyn Fn(&mut [f32])| {
                 let mut y = x.clone();
                 f(&mut y);
-                results.push((name, bits(&y)));
+                bits(&y)
             };
-            each("rmsnorm", &|y| cpu.rmsnorm(&x, &weight, eps, y));
-            each("rmsnorm_inplace", &|y| cpu.rmsnorm_inplace(y, &weight, eps));
-            each("softmax", &|y| cpu.softmax(y));
-            each("silu", &|y| cpu.silu(y));
-            each("gelu", &|y| cpu.gelu(y));
-            each("gelu_tanh", &|y| cpu.gelu_tanh(y));
-            each("rope", &|y| cpu.rope_rotate_half(y, &cos, &sin));
-            let mut halves = vec![0u8; 2 * n];
-            cpu.f32_to_f16_bytes(&x, &mut halves);
-            results.push(("f16", halves.iter().map(|&b| u32::from(b)).collect()));
-            results
-        };
-        let expected = run(scalar());
-        prop_assert_eq!(&expected[0].1, &expected[1].1, "rmsnorm in place");
-        for cpu in vector_units() {
-            for (got, expected) in run(cpu).iter().zip(&expected) {
-                prop_assert_eq!(got, expected, "{}", cpu.name());
-            }
+            let name = cpu.name();
+            prop_assert_eq!(run(&|y| cpu.rmsnorm(&x, &weight, eps, y)), bits(&norm), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.rmsnorm_inplace(y, &weight, eps)), bits(&norm), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.softmax(y)), bits(&softmax), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.silu(y)), bits(&silu), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.gelu(y)), bits(&gelu), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.gelu_tanh(y)), bits(&gelu_tanh), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.rope_rotate_half(y, &cos, &sin)), bits(&turned), "{}", name);
+            let mut got = vec![0u8; 2 * n];
+            cpu.f32_to_f16_bytes(&x, &mut got);
+            prop_assert_eq!(&got, &halves, "f16 {}", name);
         }
     }
 }
@@ -245,8 +229,8 @@ fn signed_zeros_survive_padding_alike() {
     for n in 1..200 {
         let w = vec![-1e-30f32; n];
         let x = vec![1e-30f32; n];
-        let expected = scalar().dot_f32(&w, &x);
-        for cpu in vector_units() {
+        let expected = reference::dot(Row::f32(&w), &x);
+        for cpu in Cpu::all() {
             assert_eq!(
                 cpu.dot_f32(&w, &x).to_bits(),
                 expected.to_bits(),
@@ -263,9 +247,8 @@ fn all_halves_convert_alike() {
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
         let row = Row::inline(dtype, 65_536, &bytes);
-        let mut expected = vec![0.0; 65_536];
-        scalar().dequantize(row, &mut expected);
-        for cpu in vector_units() {
+        let expected = reference::dequantize(row);
+        for cpu in Cpu::all() {
             let mut out = vec![0.0; 65_536];
             cpu.dequantize(row, &mut out);
             assert_eq!(bits(&out), bits(&expected), "{} {dtype}", cpu.name());

@@ -1,12 +1,44 @@
 //! Several rows times several tokens.
 //!
-//! Rows are dequantised once into scratch memory. Then a tile of `ROWS × TOKENS` results
-//! is computed together, so that each loaded register serves several of them. A tile
-//! follows the lane rule of a single dot product: it takes one register of lanes at a
-//! time, over the whole length, and leaves its 64 lanes in memory for the final tree.
+//! `ROWS` rows are dequantised into scratch memory and meet `SPAN` tokens at a time. The
+//! 64 lane sums of each of these dot products are kept in memory, so that the length can
+//! be cut into blocks that stay in the first-level cache; a tile of `ROWS × TOKENS` sums
+//! is in registers while it passes over a block. Every lane still takes its products in
+//! the order of a single dot product.
 
-use super::{lanes::Lanes, lanes::Register, walk};
+use super::{
+    lanes::{Lanes, Register},
+    walk,
+};
 use crate::{LANES, columns::Columns, dtype::GROUP, matrix::Matrix};
+
+/// Tokens whose lane sums are kept at once: 16 KiB of them for four rows.
+const SPAN: usize = 16;
+
+/// Chunks of 64 elements per block: 4 KiB of each row and token.
+const BLOCK: usize = 16;
+
+/// Lane sums of `ROWS × SPAN` dot products.
+type Sums<const ROWS: usize> = [[[f32; LANES]; SPAN]; ROWS];
+
+/// Equally long vectors that start `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Vectors {
+    base: *const f32,
+    stride: usize,
+}
+
+impl Vectors {
+    /// The same vectors from element `k` of vector `first` on.
+    #[inline(always)]
+    unsafe fn from(self, first: usize, k: usize) -> Vectors {
+        // SAFETY: the caller stays in bounds.
+        Vectors {
+            base: unsafe { self.base.add(first * self.stride + k) },
+            ..self
+        }
+    }
+}
 
 /// `y.row(t)[r] = row r · token t`.
 ///
@@ -34,124 +66,147 @@ pub(super) unsafe fn matmul<L: Lanes, const ROWS: usize, const TOKENS: usize>(
             unsafe { walk::dequantize::<L>(m.row(r + k), &mut scratch[k * n..(k + 1) * n]) }
         }
         let weights = &scratch[..block * n];
-        // SAFETY: `weights` holds `block` rows; the rest is passed on from the caller.
-        unsafe {
-            if block == ROWS {
-                token_tiles::<L, ROWS, TOKENS>(weights, n, xs, y, r);
-            } else {
-                token_tiles::<L, 1, TOKENS>(weights, n, xs, y, r);
+        let mut t = 0;
+        while t < y.rows() {
+            let span = SPAN.min(y.rows() - t);
+            let xs = &xs[t * n..(t + span) * n];
+            // SAFETY: `weights` holds `block` rows and `xs` holds `span` tokens.
+            unsafe {
+                if block == ROWS {
+                    products::<L, ROWS, TOKENS>(weights, xs, n, span, y, r, t);
+                } else {
+                    products::<L, 1, TOKENS>(weights, xs, n, span, y, r, t);
+                }
             }
+            t += span;
         }
         r += block;
     }
 }
 
-/// Goes through all tokens for rows `r..r + ROWS`.
+/// All products of the rows in `weights` and the `span` tokens in `xs`, written from row
+/// `r` and token `t` of the result on.
 #[inline(always)]
-unsafe fn token_tiles<L: Lanes, const ROWS: usize, const TOKENS: usize>(
+unsafe fn products<L: Lanes, const ROWS: usize, const TOKENS: usize>(
     weights: &[f32],
-    n: usize,
     xs: &[f32],
-    y: &mut Columns<'_, f32>,
-    r: usize,
-) {
-    let tokens = y.rows();
-    let mut t = 0;
-    while t < tokens {
-        // SAFETY: rows and tokens of the tile are in bounds; ISA passed on.
-        unsafe {
-            if tokens - t >= TOKENS {
-                tile::<L, ROWS, TOKENS>(weights, n, &xs[t * n..(t + TOKENS) * n], y, r, t);
-                t += TOKENS;
-            } else {
-                tile::<L, ROWS, 1>(weights, n, &xs[t * n..(t + 1) * n], y, r, t);
-                t += 1;
-            }
-        }
-    }
-}
-
-/// Computes one tile. `weights` is `ROWS × n`, `xs` is `TOKENS × n`.
-#[inline(always)]
-unsafe fn tile<L: Lanes, const ROWS: usize, const TOKENS: usize>(
-    weights: &[f32],
     n: usize,
-    xs: &[f32],
+    span: usize,
     y: &mut Columns<'_, f32>,
     r: usize,
     t: usize,
 ) {
-    let full = n / LANES * LANES;
-    let rest = n - full;
-    let mut padded_weights = [[0.0f32; LANES]; ROWS];
-    let mut padded_xs = [[0.0f32; LANES]; TOKENS];
+    let mut sums: Sums<ROWS> = [[[0.0; LANES]; SPAN]; ROWS];
+    let chunks = n / LANES;
+    let w = Vectors {
+        base: weights.as_ptr(),
+        stride: n,
+    };
+    let x = Vectors {
+        base: xs.as_ptr(),
+        stride: n,
+    };
+    let mut done = 0;
+    while done < chunks {
+        let block = BLOCK.min(chunks - done);
+        // SAFETY: all rows and tokens have the elements of these chunks.
+        unsafe {
+            let (w, x) = (w.from(0, done * LANES), x.from(0, done * LANES));
+            tiles::<L, ROWS, TOKENS>(&mut sums, w, x, span, block);
+        }
+        done += block;
+    }
+    let rest = n % LANES;
     if rest > 0 {
-        for (padded, row) in padded_weights.iter_mut().zip(weights.chunks_exact(n)) {
-            padded[..rest].copy_from_slice(&row[full..]);
+        let mut last_w = [[0.0f32; LANES]; ROWS];
+        let mut last_x = [[0.0f32; LANES]; SPAN];
+        for (last, row) in last_w.iter_mut().zip(weights.chunks_exact(n)) {
+            last[..rest].copy_from_slice(&row[n - rest..]);
         }
-        for (padded, x) in padded_xs.iter_mut().zip(xs.chunks_exact(n)) {
-            padded[..rest].copy_from_slice(&x[full..]);
+        for (last, x) in last_x.iter_mut().zip(xs.chunks_exact(n)) {
+            last[..rest].copy_from_slice(&x[n - rest..]);
         }
+        let w = Vectors {
+            base: last_w.as_ptr().cast(),
+            stride: LANES,
+        };
+        let x = Vectors {
+            base: last_x.as_ptr().cast(),
+            stride: LANES,
+        };
+        // SAFETY: the padded copies hold one chunk of every row and token.
+        unsafe { tiles::<L, ROWS, TOKENS>(&mut sums, w, x, span, 1) }
     }
-    let mut sums = [[[0.0f32; LANES]; TOKENS]; ROWS];
-    // SAFETY: all offsets are below `ROWS * n` and `TOKENS * n`, or inside the padded
-    // chunks; the caller guarantees the ISA.
-    unsafe {
-        let (w, x) = (weights.as_ptr(), xs.as_ptr());
-        let mut lane = 0;
-        while lane < LANES {
-            let mut sum = [[L::Register::zero(); TOKENS]; ROWS];
-            let mut k = lane;
-            while k < full {
-                add_products(&mut sum, w.add(k), x.add(k), n);
-                k += LANES;
-            }
-            if rest > 0 {
-                let (w, x) = (padded_weights.as_ptr(), padded_xs.as_ptr());
-                add_products(
-                    &mut sum,
-                    w.cast::<f32>().add(lane),
-                    x.cast::<f32>().add(lane),
-                    LANES,
-                );
-            }
-            for (sums, sum) in sums.iter_mut().zip(sum) {
-                for (sums, sum) in sums.iter_mut().zip(sum) {
-                    sum.store(sums.as_mut_ptr().add(lane));
-                }
-            }
-            lane += L::Register::WIDTH;
-        }
-    }
-    for j in 0..TOKENS {
+    for j in 0..span {
         let out = &mut y.row_mut(t + j)[r..r + ROWS];
         for (out, sums) in out.iter_mut().zip(&sums) {
             let lanes = sums[j].as_ptr().cast::<u8>();
-            // SAFETY: `lanes` is 64 f32 long.
+            // SAFETY: `lanes` is two groups of f32 long.
             *out = unsafe { L::reduce(L::load_f32(lanes), L::load_f32(lanes.add(4 * GROUP))) };
         }
     }
 }
 
-/// `sum[i][j] = fma(w[i], x[j], sum[i][j])` for one register of lanes; rows of `w` and
-/// tokens of `x` lie `stride` elements apart.
+/// Adds the products of `chunks` chunks to the sums of all rows and `span` tokens.
 #[inline(always)]
-unsafe fn add_products<R: Register, const ROWS: usize, const TOKENS: usize>(
-    sum: &mut [[R; TOKENS]; ROWS],
-    w: *const f32,
-    x: *const f32,
-    stride: usize,
+unsafe fn tiles<L: Lanes, const ROWS: usize, const TOKENS: usize>(
+    sums: &mut Sums<ROWS>,
+    w: Vectors,
+    x: Vectors,
+    span: usize,
+    chunks: usize,
 ) {
-    // SAFETY: passed on from the caller.
+    let mut j = 0;
+    // SAFETY: the tokens of each tile are below `span`; the rest is the caller's.
     unsafe {
-        let mut weights = [R::zero(); ROWS];
-        for (i, weight) in weights.iter_mut().enumerate() {
-            *weight = R::load(w.add(i * stride));
+        while j + TOKENS <= span {
+            tile::<L::Register, ROWS, TOKENS>(sums, j, w, x.from(j, 0), chunks);
+            j += TOKENS;
         }
-        for j in 0..TOKENS {
-            let x = R::load(x.add(j * stride));
+        while j < span {
+            tile::<L::Register, ROWS, 1>(sums, j, w, x.from(j, 0), chunks);
+            j += 1;
+        }
+    }
+}
+
+/// Adds the products of `chunks` chunks to the sums of all rows and `TOKENS` tokens from
+/// `first` on, one register of lanes after the other.
+#[inline(always)]
+unsafe fn tile<R: Register, const ROWS: usize, const TOKENS: usize>(
+    sums: &mut Sums<ROWS>,
+    first: usize,
+    w: Vectors,
+    x: Vectors,
+    chunks: usize,
+) {
+    for lane in (0..LANES).step_by(R::WIDTH) {
+        // SAFETY: `lane + WIDTH <= 64`, so all accesses stay in a chunk; the caller
+        // guarantees the chunks, the tokens and the ISA.
+        unsafe {
+            let mut sum = [[R::zero(); TOKENS]; ROWS];
             for i in 0..ROWS {
-                sum[i][j] = weights[i].mul_add(x, sum[i][j]);
+                for j in 0..TOKENS {
+                    sum[i][j] = R::load(sums[i][first + j].as_ptr().add(lane));
+                }
+            }
+            for chunk in 0..chunks {
+                let k = chunk * LANES + lane;
+                let mut weights = [R::zero(); ROWS];
+                for (i, weight) in weights.iter_mut().enumerate() {
+                    *weight = R::load(w.from(i, k).base);
+                }
+                for j in 0..TOKENS {
+                    let x = R::load(x.from(j, k).base);
+                    for i in 0..ROWS {
+                        sum[i][j] = weights[i].mul_add(x, sum[i][j]);
+                    }
+                }
+            }
+            for i in 0..ROWS {
+                for j in 0..TOKENS {
+                    sum[i][j].store(sums[i][first + j].as_mut_ptr().add(lane));
+                }
             }
         }
     }

@@ -9,28 +9,27 @@
 
 /// The kernels of one instruction set: each enables its features and inlines the
 /// generic body. `$rows × $tokens` is the tile of a matrix product.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! entry_points {
-    ([$($feature:tt)+] $lanes:ty, $rows:literal, $tokens:literal) => {
-        $(#[target_feature(enable = $feature)])+
+    ([$($feature:tt)*] $lanes:ty, $rows:literal, $tokens:literal) => {
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn dot(row: $crate::Row<'_>, x: &[f32]) -> f32 {
             // SAFETY: the features are enabled here; the dispatcher checked the length.
             unsafe { super::walk::dot::<$lanes>(row, x) }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn axpy(a: f32, row: $crate::Row<'_>, y: &mut [f32]) {
             // SAFETY: as in `dot`.
             unsafe { super::walk::axpy::<$lanes>(a, row, y) }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn dequantize(row: $crate::Row<'_>, out: &mut [f32]) {
             // SAFETY: as in `dot`.
             unsafe { super::walk::dequantize::<$lanes>(row, out) }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn matvec(m: $crate::matrix::Matrix<'_>, x: &[f32], y: &mut [f32]) {
             for (r, y) in y.iter_mut().enumerate() {
                 // SAFETY: as in `dot`.
@@ -38,7 +37,7 @@ macro_rules! entry_points {
             }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn matmul(
             m: $crate::matrix::Matrix<'_>,
             xs: &[f32],
@@ -49,43 +48,43 @@ macro_rules! entry_points {
             unsafe { super::matmul::matmul::<$lanes, $rows, $tokens>(m, xs, y, scratch) }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn f32_to_f16_bytes(src: &[f32], dst: &mut [u8]) {
             // SAFETY: as in `dot`.
             unsafe { super::walk::f32_to_f16_bytes::<$lanes>(src, dst) }
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn rmsnorm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
             $crate::elementwise::rmsnorm(x, weight, eps, out);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
             $crate::elementwise::rmsnorm_inplace(x, weight, eps);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn softmax(x: &mut [f32]) {
             $crate::elementwise::softmax(x);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn silu(x: &mut [f32]) {
             $crate::elementwise::silu(x);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn gelu(x: &mut [f32]) {
             $crate::elementwise::gelu(x);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn gelu_tanh(x: &mut [f32]) {
             $crate::elementwise::gelu_tanh(x);
         }
 
-        $(#[target_feature(enable = $feature)])+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
             $crate::elementwise::rope_rotate_half(x, cos, sin);
         }
@@ -96,25 +95,23 @@ macro_rules! entry_points {
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod matmul;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
 mod walk;
 
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},
-    elementwise,
     matrix::Matrix,
-    reference,
     row::Row,
 };
 
-/// Calls the kernel of the token's instruction set; the scalar one comes from `$scalar`.
+/// Calls the kernel of the token's instruction set.
 macro_rules! dispatch {
-    ($cpu:expr, $scalar:ident :: $kernel:ident ( $($arg:expr),* )) => {
+    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
         match $cpu.isa() {
             // SAFETY: a token with this ISA exists only where its features were detected.
             #[cfg(target_arch = "x86_64")]
@@ -126,7 +123,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { neon::$kernel($($arg),*) },
             // No token exists for the instruction sets of other architectures.
-            _ => $scalar::$kernel($($arg),*),
+            _ => portable::$kernel($($arg),*),
         }
     };
 }
@@ -147,23 +144,23 @@ fn check_len(what: &str, len: usize, expected: usize) {
 
 pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: &[f32]) -> f32 {
     check_len("x", x.len(), row.len());
-    dispatch!(cpu, reference::dot(row, x))
+    dispatch!(cpu, dot(row, x))
 }
 
 pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
     check_len("y", y.len(), row.len());
-    dispatch!(cpu, reference::axpy(a, row, y))
+    dispatch!(cpu, axpy(a, row, y))
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
     check_len("out", out.len(), row.len());
-    dispatch!(cpu, reference::dequantize(row, out))
+    dispatch!(cpu, dequantize(row, out))
 }
 
 pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: &[f32], y: &mut [f32]) {
     check_len("x", x.len(), m.n());
     check_len("y", y.len(), m.rows());
-    dispatch!(cpu, reference::matvec(m, x, y))
+    dispatch!(cpu, matvec(m, x, y))
 }
 
 pub(crate) fn matmul(
@@ -181,39 +178,39 @@ pub(crate) fn matmul(
         scratch.len(),
         m.n()
     );
-    dispatch!(cpu, reference::matmul(m, xs, y, scratch))
+    dispatch!(cpu, matmul(m, xs, y, scratch))
 }
 
 pub(crate) fn f32_to_f16_bytes(cpu: Cpu, src: &[f32], dst: &mut [u8]) {
     check_len("dst", dst.len(), src.len().saturating_mul(2));
-    dispatch!(cpu, reference::f32_to_f16_bytes(src, dst))
+    dispatch!(cpu, f32_to_f16_bytes(src, dst))
 }
 
 pub(crate) fn rmsnorm(cpu: Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     check_len("weight", weight.len(), x.len());
     check_len("out", out.len(), x.len());
-    dispatch!(cpu, elementwise::rmsnorm(x, weight, eps, out))
+    dispatch!(cpu, rmsnorm(x, weight, eps, out))
 }
 
 pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
     check_len("weight", weight.len(), x.len());
-    dispatch!(cpu, elementwise::rmsnorm_inplace(x, weight, eps))
+    dispatch!(cpu, rmsnorm_inplace(x, weight, eps))
 }
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
-    dispatch!(cpu, elementwise::softmax(x))
+    dispatch!(cpu, softmax(x))
 }
 
 pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {
-    dispatch!(cpu, elementwise::silu(x))
+    dispatch!(cpu, silu(x))
 }
 
 pub(crate) fn gelu(cpu: Cpu, x: &mut [f32]) {
-    dispatch!(cpu, elementwise::gelu(x))
+    dispatch!(cpu, gelu(x))
 }
 
 pub(crate) fn gelu_tanh(cpu: Cpu, x: &mut [f32]) {
-    dispatch!(cpu, elementwise::gelu_tanh(x))
+    dispatch!(cpu, gelu_tanh(x))
 }
 
 pub(crate) fn rope_rotate_half(cpu: Cpu, x: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -224,5 +221,5 @@ pub(crate) fn rope_rotate_half(cpu: Cpu, x: &mut [f32], cos: &[f32], sin: &[f32]
         cos.len(),
         x.len()
     );
-    dispatch!(cpu, elementwise::rope_rotate_half(x, cos, sin))
+    dispatch!(cpu, rope_rotate_half(x, cos, sin))
 }

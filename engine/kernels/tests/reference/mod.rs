@@ -1,0 +1,108 @@
+//! The row kernels one element at a time: the oracle. It uses nothing of the crate but
+//! the bytes of a row, and stays naive: an optimised oracle proves nothing.
+
+// Each test binary uses its own part.
+#![allow(dead_code)]
+
+use emberflow_kernels::{DType, GROUP, LANES, Row};
+use half::{bf16, f16};
+
+/// Element `i` of a row.
+pub fn value(row: Row<'_>, i: usize) -> f32 {
+    let quants = row.quants();
+    let half_bits = |at: usize| u16::from_le_bytes([quants[at], quants[at + 1]]);
+    match row.dtype() {
+        DType::F32 => f32::from_le_bytes(quants[4 * i..4 * i + 4].try_into().unwrap()),
+        DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
+        DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
+        DType::Q8 => f32::from(quants[i] as i8) * scale(row, i / GROUP),
+        DType::Q4 => {
+            let (group, lane) = (i / GROUP, i % GROUP);
+            let byte = quants[group * (GROUP / 2) + lane % (GROUP / 2)];
+            let nibble = if lane < GROUP / 2 {
+                byte & 15
+            } else {
+                byte >> 4
+            };
+            f32::from(nibble as i8 - 8) * scale(row, group)
+        }
+    }
+}
+
+fn scale(row: Row<'_>, group: usize) -> f32 {
+    let scales = row.scales();
+    f16::from_le_bytes([scales[2 * group], scales[2 * group + 1]]).to_f32_const()
+}
+
+/// The fixed binary tree that folds the lanes.
+pub fn reduce(mut lanes: [f32; LANES]) -> f32 {
+    for width in [32, 16, 8, 4, 2, 1] {
+        for j in 0..width {
+            lanes[j] += lanes[j + width];
+        }
+    }
+    lanes[0]
+}
+
+pub fn dot(row: Row<'_>, x: &[f32]) -> f32 {
+    let n = x.len();
+    let mut lanes = [0.0f32; LANES];
+    for i in 0..n.next_multiple_of(LANES) {
+        let (w, x) = if i < n {
+            (value(row, i), x[i])
+        } else {
+            (0.0, 0.0)
+        };
+        lanes[i % LANES] = w.mul_add(x, lanes[i % LANES]);
+    }
+    reduce(lanes)
+}
+
+pub fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = a.mul_add(value(row, i), *y);
+    }
+}
+
+pub fn dequantize(row: Row<'_>) -> Vec<f32> {
+    (0..row.len()).map(|i| value(row, i)).collect()
+}
+
+pub fn f16_bytes(src: &[f32]) -> Vec<u8> {
+    src.iter()
+        .flat_map(|&value| f16::from_f32_const(value).to_le_bytes())
+        .collect()
+}
+
+/// Sum of all elements by the lane rule.
+pub fn lane_sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (i, value) in x.iter().enumerate() {
+        lanes[i % LANES] += value;
+    }
+    reduce(lanes)
+}
+
+pub fn rmsnorm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let scale = 1.0 / (dot(Row::f32(x), x) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+}
+
+pub fn softmax(x: &[f32]) -> Vec<f32> {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let e: Vec<f32> = x
+        .iter()
+        .map(|x| emberflow_kernels::math::exp(x - max))
+        .collect();
+    let scale = 1.0 / lane_sum(&e);
+    e.iter().map(|e| e * scale).collect()
+}
+
+pub fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for i in 0..half {
+        let (a, b) = (x[i], x[i + half]);
+        x[i] = a.mul_add(cos[i], -(b * sin[i]));
+        x[i + half] = b.mul_add(cos[i], a * sin[i]);
+    }
+}
