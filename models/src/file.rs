@@ -39,6 +39,11 @@ impl DataFile {
         })
     }
 
+    /// The file itself, to be read once from its start.
+    pub(crate) fn reader(&self) -> &File {
+        &self.file
+    }
+
     /// Fills `out` from byte `offset`; `what` names the bytes in errors.
     pub(crate) fn read_at(
         &self,

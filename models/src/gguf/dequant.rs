@@ -12,6 +12,8 @@ pub(crate) const Q4_0_BYTES: usize = 2 + 16;
 pub(crate) const Q4_1_BYTES: usize = 2 + 2 + 16;
 /// Scale, 32 fifth bits, 16 pairs of nibbles.
 pub(crate) const Q5_0_BYTES: usize = 2 + 4 + 16;
+/// Scale, offset, 32 fifth bits, 16 pairs of nibbles.
+pub(crate) const Q5_1_BYTES: usize = 2 + 2 + 4 + 16;
 /// Scale, 32 signed bytes.
 pub(crate) const Q8_0_BYTES: usize = 2 + 32;
 /// Bytes of a 256-weight block: two super-scales, packed 6-bit scales, nibbles.
@@ -57,15 +59,37 @@ pub(crate) fn q4_1(block: &[u8; Q4_1_BYTES], out: &mut [f32; 32]) {
     }
 }
 
-/// `d · (q − 16)`; bit j of the 32-bit word is weight j's fifth bit.
+/// The five-bit weights of a block: byte j of `low` holds the nibbles of weights
+/// j and j + 16, bit j of the 32-bit word `high` is weight j's fifth bit.
+fn five_bits(high: [u8; 4], low: &[u8], out: &mut [f32; 32], weight: impl Fn(f32) -> f32) {
+    let high = u32::from_le_bytes(high);
+    let fifth = |j: usize| ((high >> j & 1) << 4) as u8;
+    for (j, &byte) in low.iter().enumerate() {
+        out[j] = weight(f32::from((byte & 15) | fifth(j)));
+        out[j + 16] = weight(f32::from((byte >> 4) | fifth(j + 16)));
+    }
+}
+
+/// `d · (q − 16)`.
 pub(crate) fn q5_0(block: &[u8; Q5_0_BYTES], out: &mut [f32; 32]) {
     let d = half_at(block, 0);
-    let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-    let fifth = |j: usize| ((high >> j & 1) << 4) as u8;
-    for (j, &byte) in block[6..].iter().enumerate() {
-        out[j] = d * (f32::from(byte & 15 | fifth(j)) - 16.0);
-        out[j + 16] = d * (f32::from(byte >> 4 | fifth(j + 16)) - 16.0);
-    }
+    five_bits(
+        [block[2], block[3], block[4], block[5]],
+        &block[6..],
+        out,
+        |q| d * (q - 16.0),
+    );
+}
+
+/// `d · q + m`.
+pub(crate) fn q5_1(block: &[u8; Q5_1_BYTES], out: &mut [f32; 32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    five_bits(
+        [block[4], block[5], block[6], block[7]],
+        &block[8..],
+        out,
+        |q| d * q + m,
+    );
 }
 
 /// `d · q`.

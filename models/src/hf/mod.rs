@@ -7,6 +7,7 @@ mod safetensors;
 #[cfg(test)]
 mod tests;
 mod texts;
+pub mod write;
 
 use std::path::{Path, PathBuf};
 

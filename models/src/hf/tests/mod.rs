@@ -1,5 +1,7 @@
-//! Tests of the folder reader: what is read, and one test for each way a folder
-//! can lie.
+//! Tests of the folder reader: what is read. The ways a folder can lie are in
+//! `refused`.
+
+mod refused;
 
 use ::safetensors::Dtype;
 use serde_json::{Value, json};
@@ -13,13 +15,6 @@ fn config_of(family: &str, change: impl FnOnce(&mut Value)) -> ModelConfig {
     let mut folder = Folder::new(family);
     change(&mut folder.config);
     folder.open().unwrap().config().clone()
-}
-
-/// The error for a llama whose configuration was changed.
-fn refused(change: impl FnOnce(&mut Value)) -> Error {
-    let mut folder = Folder::new("llama");
-    change(&mut folder.config);
-    folder.refused()
 }
 
 fn remove(config: &mut Value, key: &str) {

@@ -1,5 +1,4 @@
-//! Tiny checkpoints for the unit tests, written by other code than the readers
-//! use, so that a misunderstanding cannot cancel itself out.
+//! Hugging Face folders under construction.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,28 +8,8 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::checkpoint::Checkpoint;
+use super::*;
 use crate::error::Error;
-use crate::names::TensorId;
-
-/// Sizes of the tiny decoder: all different, so that no two can be confused.
-pub(crate) const D: usize = 24;
-pub(crate) const FFN: usize = 40;
-pub(crate) const LAYERS: usize = 2;
-pub(crate) const HEADS: usize = 4;
-pub(crate) const KV_HEADS: usize = 2;
-pub(crate) const HEAD_DIM: usize = 8;
-pub(crate) const VOCAB: usize = 11;
-
-/// A weight that depends on the tensor's name and the position, and that f16
-/// and bf16 hold exactly.
-pub(crate) fn weight(name: &str, index: usize) -> f32 {
-    let seed = name.bytes().fold(7u32, |hash, byte| {
-        hash.wrapping_mul(31).wrapping_add(u32::from(byte))
-    });
-    let mixed = seed.wrapping_add(index as u32).wrapping_mul(0x9E37_79B1) >> 16;
-    (mixed % 61) as f32 / 16.0 - 2.0
-}
 
 pub(crate) const TOKENIZER: &str = r#"{"added_tokens":[{"id":1,"content":"<s>"},{"id":2,"content":"</s>"}],
     "post_processor":null,"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
@@ -188,16 +167,4 @@ impl Folder {
             Ok(_) => panic!("a bad checkpoint was accepted"),
         }
     }
-}
-
-/// All rows of a tensor.
-pub(crate) fn read_all(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<f32> {
-    let info = checkpoint
-        .tensors()
-        .iter()
-        .find(|info| info.id == id)
-        .unwrap();
-    let mut out = vec![f32::NAN; info.rows * info.cols];
-    checkpoint.read_rows(id, 0, info.rows, &mut out).unwrap();
-    out
 }

@@ -1,0 +1,270 @@
+//! GGUF metadata → [`ModelConfig`].
+
+use std::path::Path;
+
+use super::value::Metadata;
+use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::error::Error;
+
+/// Base of the rotary frequencies where the key is absent, as in llama.cpp.
+const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// What distinguishes the architectures from one another.
+pub(super) struct Arch {
+    pub(super) name: &'static str,
+    /// Q and K are stored in interleaved rotary order.
+    pub(super) interleaved: bool,
+    qkv_bias: bool,
+    qk_norm: bool,
+    relu_on_up: bool,
+    /// A sliding window applies to every layer (Mistral, stored as `llama`).
+    windowed: bool,
+}
+
+const ARCHS: [Arch; 4] = [
+    Arch {
+        name: "llama",
+        interleaved: true,
+        qkv_bias: false,
+        qk_norm: false,
+        relu_on_up: false,
+        windowed: true,
+    },
+    Arch {
+        name: "qwen2",
+        interleaved: false,
+        qkv_bias: true,
+        qk_norm: false,
+        relu_on_up: false,
+        windowed: false,
+    },
+    Arch {
+        name: "qwen3",
+        interleaved: false,
+        qkv_bias: false,
+        qk_norm: true,
+        relu_on_up: false,
+        windowed: false,
+    },
+    Arch {
+        name: "bamboo",
+        interleaved: true,
+        qkv_bias: false,
+        qk_norm: false,
+        relu_on_up: true,
+        windowed: true,
+    },
+];
+
+/// The architecture that the file names.
+pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Error> {
+    let found = metadata.need_text("general.architecture")?;
+    ARCHS
+        .iter()
+        .find(|arch| arch.name == found)
+        .ok_or_else(|| Error::UnknownFamily {
+            path: path.to_owned(),
+            found: format!("{found:?}"),
+            supported: ARCHS.map(|arch| arch.name).join(", "),
+        })
+}
+
+/// What the tensors and the vocabulary say about the configuration.
+pub(super) struct Facts {
+    /// The file was written by PowerInfer for sparse inference.
+    pub(super) powerinfer: bool,
+    pub(super) vocab: u32,
+    pub(super) has_qkv_bias: bool,
+    pub(super) has_o_bias: bool,
+    pub(super) has_head: bool,
+}
+
+/// Translates the metadata. `name` is used where the file gives the model none.
+/// Special tokens other than the declared ids are left to the caller.
+pub(super) fn model_config(
+    metadata: &Metadata,
+    arch: &Arch,
+    facts: &Facts,
+    name: String,
+) -> Result<ModelConfig, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let need = |rest: &str| -> Result<u32, Error> {
+        metadata
+            .uniform_u32(&key(rest))?
+            .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
+    };
+    if metadata
+        .u32(&key("expert_count"))?
+        .is_some_and(|experts| experts > 0)
+    {
+        return Err(metadata.unsupported(
+            &key("expert_count"),
+            "mixtures of experts are not implemented",
+        ));
+    }
+    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
+        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
+    }
+    let layers = need("block_count")?;
+    if layers > MAX_COUNT {
+        return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
+    }
+    let d_model = need("embedding_length")?;
+    let heads = need("attention.head_count")?;
+    let kv_heads = metadata
+        .uniform_u32(&key("attention.head_count_kv"))?
+        .unwrap_or(heads);
+    let head_dim = head_dim(metadata, arch, d_model, heads)?;
+    Ok(ModelConfig {
+        family: arch.name.to_owned(),
+        name: metadata
+            .text("general.name")?
+            .filter(|name| !name.is_empty())
+            .unwrap_or(name),
+        vocab: facts.vocab,
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: need("feed_forward_length")?,
+        experts: 1,
+        ffn_kind: ffn_kind(arch, facts),
+        rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
+        rope: rope(metadata, arch, head_dim)?,
+        window: vec![window(metadata, arch)?; layers as usize],
+        qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
+        o_bias: facts.has_o_bias,
+        qk_norm: arch.qk_norm,
+        tied_head: !facts.has_head,
+        max_context: need("context_length")?,
+        bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
+        add_bos: false,
+        eos: ends(metadata)?,
+        predictor_threshold: metadata.f32("powerinfer.sparse_threshold")?,
+    })
+}
+
+/// A GGUF file does not name its activation: the architecture implies it, and
+/// PowerInfer's sparse files are ReLU models of the same architectures.
+fn ffn_kind(arch: &Arch, facts: &Facts) -> FfnKind {
+    let relu = facts.powerinfer || arch.relu_on_up;
+    let activation = if relu {
+        Activation::Relu
+    } else {
+        Activation::Silu
+    };
+    FfnKind {
+        activation,
+        relu_on_up: arch.relu_on_up,
+    }
+}
+
+fn head_dim(metadata: &Metadata, arch: &Arch, d_model: u32, heads: u32) -> Result<u32, Error> {
+    let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
+    let head_dim = match metadata.u32(&key("key_length"))? {
+        Some(length) => length,
+        None if heads > 0 && d_model.is_multiple_of(heads) => d_model / heads,
+        None => {
+            return Err(metadata.bad(
+                &key("head_count"),
+                &format!("a divisor of embedding_length = {d_model}"),
+            ));
+        }
+    };
+    match metadata.u32(&key("value_length"))? {
+        Some(length) if length != head_dim => Err(metadata.unsupported(
+            &key("value_length"),
+            &format!("only {head_dim}, the keys' length, is implemented"),
+        )),
+        _ => Ok(head_dim),
+    }
+}
+
+/// Tokens that end a text, a turn or a message.
+fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
+    let mut list = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        if let Some(token) = metadata.u32(&format!("tokenizer.ggml.{key}"))?
+            && !list.contains(&token)
+        {
+            list.push(token);
+        }
+    }
+    Ok(list)
+}
+
+fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
+    let key = format!("{}.attention.sliding_window", arch.name);
+    match metadata.u32(&key)? {
+        Some(window) if window > 0 && !arch.windowed => {
+            Err(metadata.unsupported(&key, "the file does not say which layers have the window"))
+        }
+        window => Ok(window.unwrap_or(0)),
+    }
+}
+
+fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
+    let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
+    if metadata
+        .u32(&key("dimension_count"))?
+        .is_some_and(|dims| dims != head_dim)
+    {
+        let why = format!("only {head_dim}, the whole head, is implemented");
+        return Err(metadata.unsupported(&key("dimension_count"), &why));
+    }
+    let factor = match metadata.f32(&key("scaling.factor"))? {
+        Some(factor) => Some(factor),
+        None => metadata.f32(&key("scale_linear"))?,
+    };
+    // A factor of 0 stands for none; one without a type is linear.
+    let factor = factor.filter(|factor| *factor != 0.0);
+    let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
+        Some("none") => RopeScaling::None,
+        Some("linear") | None => {
+            factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
+        }
+        Some(_) => {
+            return Err(metadata.unsupported(&key("scaling.type"), "implemented: none, linear"));
+        }
+    };
+    Ok(Rope {
+        theta: metadata
+            .f32(&key("freq_base"))?
+            .unwrap_or(DEFAULT_ROPE_THETA),
+        dims: head_dim,
+        scaling,
+    })
+}
+
+/// The llama3 scaling whose divisors are `factors`, one per frequency.
+///
+/// Converters store Llama 3's scaling as these divisors only. Its band limits
+/// have always been 1 and 4; the original context is searched among powers of
+/// two, the published one first. `None` where no such scaling fits.
+pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
+    const TOLERANCE: f32 = 1e-4;
+    let factor = factors.iter().copied().fold(1.0, f32::max);
+    if factors.iter().all(|&divisor| divisor == 1.0) {
+        return Some(RopeScaling::None);
+    }
+    let contexts = [8192]
+        .into_iter()
+        .chain((4..=20).map(|power| 1u32 << power));
+    contexts.into_iter().find_map(|original_context| {
+        let fits = factors.iter().enumerate().all(|(i, &stored)| {
+            let exponent = 2.0 * i as f64 / f64::from(dims);
+            let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
+            let smooth = (f64::from(original_context) / wavelength - 1.0) / 3.0;
+            let smooth = smooth.clamp(0.0, 1.0);
+            let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
+            (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
+        });
+        fits.then_some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context,
+        })
+    })
+}

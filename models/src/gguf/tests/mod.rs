@@ -1,0 +1,344 @@
+//! Tests of the GGUF reader: what is read. The ways a file can lie are in
+//! `refused`.
+
+mod refused;
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::config::Activation;
+use crate::testing::*;
+
+/// The committed reference files.
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+#[test]
+fn every_tensor_of_every_architecture_reads_as_presented() {
+    for arch in ["llama", "qwen2", "qwen3", "bamboo"] {
+        let file = Gguf::new(arch);
+        let checkpoint = file.open().unwrap();
+        assert_eq!(checkpoint.tensors().len(), file.tensors.len(), "{arch}");
+        for info in checkpoint.tensors() {
+            let rows = read_all(checkpoint.as_ref(), info.id);
+            for (index, value) in rows.into_iter().enumerate() {
+                assert_eq!(
+                    value,
+                    weight(&info.source_name, index),
+                    "{arch} {} {index}",
+                    info.source_name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaved_biases_are_put_in_order() {
+    let mut file = Gguf::new("llama");
+    for layer in 0..LAYERS {
+        file.add(
+            &format!("blk.{layer}.attn_q.bias"),
+            &[HEADS * HEAD_DIM],
+            Order::Interleaved,
+        );
+        file.add(
+            &format!("blk.{layer}.attn_k.bias"),
+            &[KV_HEADS * HEAD_DIM],
+            Order::Interleaved,
+        );
+        file.add(
+            &format!("blk.{layer}.attn_v.bias"),
+            &[KV_HEADS * HEAD_DIM],
+            Order::AsIs,
+        );
+    }
+    let checkpoint = file.open().unwrap();
+    assert!(checkpoint.config().qkv_bias && !checkpoint.config().o_bias);
+    for role in [Role::QBias, Role::KBias, Role::VBias] {
+        let info = checkpoint
+            .tensors()
+            .iter()
+            .find(|info| info.id == TensorId::layer(role, 1))
+            .unwrap();
+        let values = read_all(checkpoint.as_ref(), info.id);
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(i, &v)| v == weight(&info.source_name, i)),
+            "{role:?}"
+        );
+    }
+}
+
+#[test]
+fn fields_follow_the_metadata() {
+    let config = Gguf::new("llama").open().unwrap().config().clone();
+    assert_eq!(
+        (config.d_model, config.ffn, config.layers),
+        (D as u32, FFN as u32, LAYERS as u32)
+    );
+    assert_eq!(
+        (config.heads, config.kv_heads, config.head_dim, config.vocab),
+        (4, 2, 8, 11)
+    );
+    assert_eq!(
+        (config.rms_eps, config.rope.theta, config.max_context),
+        (1e-5, 1000.0, 64)
+    );
+    assert_eq!(
+        (config.bos, config.add_bos, config.eos),
+        (Some(1), true, vec![2])
+    );
+    assert_eq!(
+        (config.family.as_str(), config.name.as_str()),
+        ("llama", "tiny")
+    );
+    assert_eq!(
+        config.ffn_kind,
+        crate::config::FfnKind {
+            activation: Activation::Silu,
+            relu_on_up: false
+        }
+    );
+    assert!(!config.tied_head && !config.qkv_bias && !config.qk_norm);
+}
+
+#[test]
+fn powerinfer_files_are_relu_models_with_predictors() {
+    let mut file = Gguf::new("bamboo");
+    file.set("powerinfer.sparse_threshold", Kv::F32(0.25));
+    let checkpoint = file.open().unwrap();
+    let config = checkpoint.config();
+    assert_eq!(
+        (config.ffn_kind.activation, config.ffn_kind.relu_on_up),
+        (Activation::Relu, true)
+    );
+    assert_eq!(config.predictor_threshold, Some(0.25));
+    let rank = |layer| {
+        checkpoint
+            .tensors()
+            .iter()
+            .find(|i| i.id == TensorId::layer(Role::PredictorFc1, layer))
+            .unwrap()
+            .rows
+    };
+    assert_eq!((rank(0), rank(1)), (4, 5));
+
+    let mut llama = Gguf::new("llama");
+    llama.magic = *b"PWRI";
+    let kind = llama.open().unwrap().config().ffn_kind;
+    assert_eq!(
+        (kind.activation, kind.relu_on_up),
+        (Activation::Relu, false)
+    );
+}
+
+#[test]
+fn an_absent_head_is_tied_and_optional_keys_have_defaults() {
+    let mut file = Gguf::new("llama");
+    file.tensors.retain(|tensor| tensor.name != "output.weight");
+    for key in [
+        "rope.freq_base",
+        "attention.key_length",
+        "attention.value_length",
+    ] {
+        file.unset(&format!("llama.{key}"));
+    }
+    // Without a key length the head is d_model / heads, which here is another.
+    let error = file.refused();
+    assert!(matches!(error, Error::WrongShape { tensor, .. } if tensor == "blk.0.attn_q.weight"));
+    file.set("llama.attention.key_length", Kv::U32(HEAD_DIM as u32));
+    let config = file.open().unwrap().config().clone();
+    assert!(config.tied_head);
+    assert_eq!(config.rope.theta, 10_000.0);
+}
+
+#[test]
+fn numbers_may_be_stored_in_other_widths_or_once_per_layer() {
+    let mut file = Gguf::new("llama");
+    file.set("llama.block_count", Kv::U64(LAYERS as u64));
+    file.set("llama.context_length", Kv::I32(64));
+    file.set(
+        "llama.attention.head_count_kv",
+        Kv::List(0, vec![Kv::U8(KV_HEADS as u8); LAYERS]),
+    );
+    file.set(
+        "general.nested",
+        Kv::List(
+            9,
+            vec![Kv::List(4, vec![Kv::U32(1)]), Kv::List(4, Vec::new())],
+        ),
+    );
+    assert_eq!(file.open().unwrap().config().kv_heads, KV_HEADS as u32);
+}
+
+#[test]
+fn version_two_and_other_alignments_read_the_same() {
+    let mut file = Gguf::new("llama");
+    file.version = 2;
+    file.alignment = 64;
+    file.set("general.alignment", Kv::U32(64));
+    let checkpoint = file.open().unwrap();
+    let head = read_all(checkpoint.as_ref(), TensorId::global(Role::Head));
+    assert!(
+        head.iter()
+            .enumerate()
+            .all(|(i, &v)| v == weight("output.weight", i))
+    );
+}
+
+#[test]
+fn rotary_scaling_comes_from_keys_or_divisors() {
+    let scaling = |file: &Gguf| file.open().unwrap().config().rope.scaling;
+    let mut linear = Gguf::new("llama");
+    linear.set("llama.rope.scaling.type", text("linear"));
+    linear.set("llama.rope.scaling.factor", Kv::F32(4.0));
+    assert_eq!(scaling(&linear), RopeScaling::Linear { factor: 4.0 });
+    linear.set("llama.rope.scaling.type", text("none"));
+    assert_eq!(scaling(&linear), RopeScaling::None);
+
+    // theta 1000, 8 dims: wavelengths 6.3, 35.3, 198.7, 1117.3.
+    let mut divisors = Gguf::new("llama");
+    let original = 128.0f64;
+    let values: Vec<f32> = (0..4)
+        .map(|i| {
+            let wavelength = std::f64::consts::TAU * 1000f64.powf(f64::from(i) / 4.0);
+            if wavelength < original / 4.0 {
+                1.0
+            } else if wavelength > original {
+                8.0
+            } else {
+                let smooth = (original / wavelength - 1.0) / 3.0;
+                (1.0 / ((1.0 - smooth) / 8.0 + smooth)) as f32
+            }
+        })
+        .collect();
+    assert!(
+        values[1] > 1.0 && values[1] < 8.0,
+        "the middle band is used"
+    );
+    divisors.add("rope_freqs.weight", &[4], Order::AsIs);
+    divisors.tensor("rope_freqs.weight").bytes =
+        values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let expected = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 128,
+    };
+    assert_eq!(scaling(&divisors), expected);
+    divisors.tensor("rope_freqs.weight").bytes =
+        [1f32; 4].iter().flat_map(|v| v.to_le_bytes()).collect();
+    assert_eq!(scaling(&divisors), RopeScaling::None);
+}
+
+#[test]
+fn published_llama3_divisors_give_the_published_scaling() {
+    // Llama 3.1 (head 128, factor 8) and 3.2 (head 64, factor 32), theta 500000.
+    for (dims, factor) in [(128u32, 8.0f32), (64, 32.0)] {
+        let divisors: Vec<f32> = (0..dims / 2)
+            .map(|i| {
+                let wavelength =
+                    std::f32::consts::TAU * 500_000f32.powf(2.0 * i as f32 / dims as f32);
+                let smooth = ((8192.0 / wavelength - 1.0) / 3.0).clamp(0.0, 1.0);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            })
+            .collect();
+        let found = config::llama3_from_factors(500_000.0, dims, &divisors);
+        let expected = RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        assert_eq!(found, Some(expected));
+    }
+}
+
+#[test]
+fn block_formats_decode_like_the_reference() {
+    let formats = [
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q8_0,
+        DType::Q4K,
+        DType::Q5K,
+        DType::Q6K,
+    ];
+    for dtype in formats {
+        let read = |ending| {
+            std::fs::read(
+                fixtures()
+                    .join("quants")
+                    .join(format!("{}.{ending}", dtype.name())),
+            )
+            .unwrap()
+        };
+        let (packed, expected) = (read("bin"), read("f32"));
+        let expected: Vec<f32> = expected
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
+        let mut decoded = vec![f32::NAN; expected.len()];
+        assert_eq!(
+            dtype.row_bytes(decoded.len()),
+            Some(packed.len()),
+            "{}",
+            dtype.name()
+        );
+        dtype.decode(&packed, &mut decoded);
+        for (index, (found, expected)) in decoded.iter().zip(&expected).enumerate() {
+            let error = (found - expected).abs();
+            assert!(
+                error <= 1e-6 * expected.abs().max(1.0),
+                "{} {index}: {found} {expected}",
+                dtype.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn reference_models_agree_between_folder_and_gguf() {
+    let mut compared = 0;
+    for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
+        let folder = entry.unwrap().path();
+        let from_folder = crate::open(&folder).unwrap();
+        let file = folder.join("model.gguf");
+        if !file.exists() {
+            continue;
+        }
+        compared += 1;
+        let from_file = crate::open(&file).unwrap();
+        let (left, right) = (from_folder.config(), from_file.config());
+        assert_eq!(
+            (left.rope, left.ffn_kind, &left.window),
+            (right.rope, right.ffn_kind, &right.window),
+            "{folder:?}"
+        );
+        // A token that is never put in front need not be in the file.
+        let bos = |config: &ModelConfig| config.bos.filter(|_| config.add_bos);
+        assert_eq!(
+            (bos(left), left.tied_head),
+            (bos(right), right.tied_head),
+            "{folder:?}"
+        );
+        assert_eq!(
+            (left.qkv_bias, left.o_bias, left.rms_eps),
+            (right.qkv_bias, right.o_bias, right.rms_eps),
+            "{folder:?}"
+        );
+        for info in from_folder.tensors() {
+            let pair = [&from_folder, &from_file].map(|from| read_all(from.as_ref(), info.id));
+            assert_eq!(pair[0], pair[1], "{folder:?} {}", info.id);
+        }
+    }
+    assert!(compared >= 8, "{compared}");
+}

@@ -1,0 +1,1 @@
+//! One test for each way a file can lie.

@@ -1,0 +1,231 @@
+//! GGUF metadata values, and typed access to them by key.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// A metadata value. Widths are not kept: a reader only cares for the number.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    Uint(u64),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    List(Vec<Value>),
+}
+
+impl Value {
+    fn as_u32(&self) -> Option<u32> {
+        match self {
+            Self::Uint(number) => u32::try_from(*number).ok(),
+            Self::Int(number) => u32::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    fn as_i32(&self) -> Option<i32> {
+        match self {
+            Self::Uint(number) => i32::try_from(*number).ok(),
+            Self::Int(number) => i32::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    fn as_f32(&self) -> Option<f32> {
+        match self {
+            Self::Float(number) => Some(*number as f32).filter(|number| number.is_finite()),
+            _ => None,
+        }
+    }
+
+    fn into_text(self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value as it appears in an error, cut where it is long.
+    fn describe(&self) -> String {
+        const SHOWN: usize = 80;
+        match self {
+            Self::Uint(number) => number.to_string(),
+            Self::Int(number) => number.to_string(),
+            Self::Float(number) => format!("{number:?}"),
+            Self::Bool(value) => value.to_string(),
+            Self::Text(text) => match text.char_indices().nth(SHOWN) {
+                Some((end, _)) => format!("{:?}…", &text[..end]),
+                None => format!("{text:?}"),
+            },
+            Self::List(list) => format!("a list of {} values", list.len()),
+        }
+    }
+}
+
+/// The metadata of one file.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    path: PathBuf,
+    values: HashMap<String, Value>,
+}
+
+impl Metadata {
+    pub(super) fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            values: HashMap::new(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), Error> {
+        if self.values.contains_key(&key) {
+            return Err(Error::Duplicate {
+                path: self.path.clone(),
+                what: "key",
+                name: key,
+            });
+        }
+        self.values.insert(key, value);
+        Ok(())
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.values.get(key) else {
+            return Ok(None);
+        };
+        convert(value)
+            .map(Some)
+            .ok_or_else(|| self.bad(key, expected))
+    }
+
+    pub(super) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        self.read(key, "an integer, 0 to 4294967295", Value::as_u32)
+    }
+
+    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        self.read(key, "a finite number", Value::as_f32)
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.read(key, "true or false", |value| match value {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<String>, Error> {
+        self.read(key, "a string", |value| value.clone().into_text())
+    }
+
+    pub(super) fn need_u32(&self, key: &str) -> Result<u32, Error> {
+        self.u32(key)?
+            .ok_or_else(|| self.missing(key, "an integer"))
+    }
+
+    pub(super) fn need_f32(&self, key: &str) -> Result<f32, Error> {
+        self.f32(key)?.ok_or_else(|| self.missing(key, "a number"))
+    }
+
+    pub(super) fn need_text(&self, key: &str) -> Result<String, Error> {
+        self.text(key)?.ok_or_else(|| self.missing(key, "a string"))
+    }
+
+    /// A number that may be given once, or for each layer and then equal everywhere.
+    pub(super) fn uniform_u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        let Some(Value::List(list)) = self.values.get(key) else {
+            return self.u32(key);
+        };
+        match list.split_first() {
+            Some((first, rest)) if rest.iter().all(|value| value == first) => first
+                .as_u32()
+                .map(Some)
+                .ok_or_else(|| self.bad(key, "integers")),
+            _ => Err(self.unsupported(
+                key,
+                "only models with the same number in every layer are implemented",
+            )),
+        }
+    }
+
+    /// Takes a list of strings out of the metadata; empty where the key is absent.
+    pub(super) fn take_texts(&mut self, key: &str) -> Result<Vec<String>, Error> {
+        let bad = self.bad(key, "a list of strings");
+        match self.values.remove(key) {
+            None => Ok(Vec::new()),
+            Some(Value::List(list)) => list
+                .into_iter()
+                .map(Value::into_text)
+                .collect::<Option<_>>()
+                .ok_or(bad),
+            Some(_) => Err(bad),
+        }
+    }
+
+    /// A list of integers; empty where the key is absent.
+    pub(super) fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
+        self.list(key, "a list of integers", Value::as_i32)
+    }
+
+    /// A list of numbers; empty where the key is absent.
+    pub(super) fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
+        self.list(key, "a list of finite numbers", Value::as_f32)
+    }
+
+    fn list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let list = self.read(key, expected, |value| match value {
+            Value::List(list) => list.iter().map(convert).collect(),
+            _ => None,
+        })?;
+        Ok(list.unwrap_or_default())
+    }
+
+    pub(super) fn missing(&self, key: &str, expected: &str) -> Error {
+        Error::MissingKey {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn bad(&self, key: &str, expected: &str) -> Error {
+        let (path, found) = (self.path.clone(), self.describe(key));
+        Error::BadKey {
+            path,
+            key: key.to_owned(),
+            found,
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn unsupported(&self, key: &str, why: &str) -> Error {
+        let (path, found) = (self.path.clone(), self.describe(key));
+        Error::Unsupported {
+            path,
+            key: key.to_owned(),
+            found,
+            why: why.into(),
+        }
+    }
+
+    fn describe(&self, key: &str) -> String {
+        self.values
+            .get(key)
+            .map_or_else(|| "absent".into(), Value::describe)
+    }
+}
