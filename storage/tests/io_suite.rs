@@ -2,7 +2,9 @@
 
 mod io_common;
 
-use emberflow_storage::io::{Completion, Engine, EngineChoice, FileSource, IoError, Read};
+use emberflow_storage::io::{
+    Completion, Engine, EngineChoice, Faults, FileSource, IoError, Profile, Read, SimOptions,
+};
 use emberflow_storage::limits::Limits;
 use io_common::{Rng, arena, byte_at, expect_bytes, patterned, source};
 
@@ -14,7 +16,22 @@ fn each_engine(body: impl Fn(&dyn Fn(FileSource) -> Engine)) {
         lanes: 1,
         ..Limits::TINY
     };
+    let healthy = SimOptions::new(Profile::Nvme, 1);
+    let recoverable = healthy.faulty(Faults {
+        short: 300,
+        again: 200,
+        delay: 100,
+        shuffle: true,
+        ..Faults::default()
+    });
+    let patient = Limits {
+        retries: 100,
+        ..Limits::TINY
+    };
     let mut choices = vec![
+        (EngineChoice::Sim(healthy), Limits::PRODUCTION),
+        (EngineChoice::Sim(recoverable), patient),
+        (EngineChoice::Sim(recoverable), Limits::PRODUCTION),
         (EngineChoice::Pread, Limits::TINY),
         (EngineChoice::Pread, one_lane),
         (EngineChoice::Pread, Limits::PRODUCTION),

@@ -16,6 +16,8 @@ mod device;
 mod engine;
 mod error;
 mod pread;
+mod profile;
+mod sim;
 mod source;
 mod sys;
 mod thread;
@@ -27,6 +29,8 @@ use device::Device;
 
 pub use engine::{Engine, EngineStats};
 pub use error::IoError;
+pub use profile::{Core, Profile};
+pub use sim::{Faults, SimClock, SimOptions};
 pub use source::{FileSource, aligned_cover};
 pub use sys::DioAlign;
 pub use thread::{IoOptions, IoStats, IoThread};
@@ -111,6 +115,27 @@ pub enum EngineChoice {
     Uring,
     /// A pool of threads with blocking reads.
     Pread,
+    /// A modelled device over the real file.
+    Sim(SimOptions),
+}
+
+impl std::str::FromStr for EngineChoice {
+    type Err = String;
+
+    /// `auto`, `uring`, `pread` or `sim:PROFILE`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => match text.strip_prefix("sim:") {
+                Some(profile) => Ok(Self::Sim(SimOptions::new(profile.parse()?, 0))),
+                None => Err(format!(
+                    "unknown i/o engine \"{text}\", known are auto, uring, pread and sim:PROFILE"
+                )),
+            },
+        }
+    }
 }
 
 impl Engine {
@@ -131,6 +156,7 @@ impl Engine {
             },
             EngineChoice::Uring => uring(&source, limits)?,
             EngineChoice::Pread => pread(limits)?,
+            EngineChoice::Sim(options) => Box::new(sim::Sim::new(&source, options, limits.depth)),
         };
         tracing::debug!(engine = device.name(), file = %source.label(), "i/o engine ready");
         Ok(Self::new(source, device, limits))

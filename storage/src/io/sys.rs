@@ -63,6 +63,15 @@ pub(crate) struct Command {
 unsafe impl Send for Command {}
 
 impl Command {
+    /// The pieces to read into.
+    ///
+    /// # Safety
+    /// Only between `Device::start` and the report of the outcome, while they are valid.
+    pub(crate) unsafe fn pieces<'a>(&self) -> &'a [Piece] {
+        // SAFETY: valid for `count` pieces by the caller's promise, and nobody writes to them.
+        unsafe { std::slice::from_raw_parts(self.pieces, self.count as usize) }
+    }
+
     /// Reads once and returns the byte count or a negative error number, as the kernel would in a
     /// completion.
     ///
@@ -167,6 +176,62 @@ pub(crate) fn probe_direct(file: &File, align: usize) -> io::Result<()> {
         n if n >= 0 => Ok(()),
         e => Err(io::Error::from_raw_os_error(-e)),
     }
+}
+
+/// Reads the first `len` bytes of a command, one piece after the other. Returns as
+/// [`Command::run`].
+///
+/// # Safety
+/// The memory the pieces name must be valid and used by nobody else.
+pub(crate) unsafe fn read_front(fd: RawFd, offset: u64, pieces: &[Piece], len: usize) -> i32 {
+    let mut got = 0;
+    for piece in pieces {
+        let want = piece.len().min(len - got);
+        if want == 0 {
+            break;
+        }
+        let part = Piece::new(piece.ptr(), want);
+        let command = Command {
+            id: 0,
+            fd,
+            direct: false,
+            offset: offset + got as u64,
+            pieces: &part,
+            count: 1,
+        };
+        // SAFETY: a front part of a piece, passed on from the caller.
+        let n = unsafe { command.run() };
+        if n < 0 && got == 0 {
+            return n;
+        }
+        got += n.max(0) as usize;
+        if (n.max(0) as usize) < want {
+            break;
+        }
+    }
+    got as i32
+}
+
+/// Inverts one bit of what the pieces hold, counted from the start.
+///
+/// # Safety
+/// The memory the pieces name must be valid and used by nobody else.
+pub(crate) unsafe fn flip_bit(pieces: &[Piece], bit: u64) {
+    let mut byte = (bit / 8) as usize;
+    for piece in pieces {
+        if byte < piece.len() {
+            // SAFETY: inside the piece, passed on from the caller.
+            unsafe { *piece.ptr().add(byte) ^= 1 << (bit % 8) };
+            return;
+        }
+        byte -= piece.len();
+    }
+}
+
+/// Lets timed waits of this thread end within a microsecond instead of the usual 50.
+pub(crate) fn precise_sleeps() {
+    // SAFETY: sets a property of the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
 /// CPU time this thread has used so far, in nanoseconds.

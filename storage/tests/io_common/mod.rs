@@ -11,6 +11,7 @@ pub fn byte_at(at: u64) -> u8 {
     ((x >> 32) ^ (x >> 51)) as u8
 }
 
+#[allow(dead_code)]
 pub fn expect_bytes(got: &[u8], at: u64) {
     let bad = (at..).zip(got).find(|&(at, &b)| b != byte_at(at));
     if let Some((wrong, b)) = bad {
