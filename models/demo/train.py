@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -115,13 +116,16 @@ class Windows:
     def batch(self, T):
         count = BATCH_TOKENS // T
         s = self.state
-        if self.order is None or s["T"] != T or s["at"] + count > len(self.order):
-            if self.order is not None or s["T"] != T:
-                s.update(epoch=s["epoch"] + 1, at=0, T=T)
+        if s["T"] != T:
+            s.update(epoch=s["epoch"] + 1, at=0, T=T)
+            self.order = None
+        if self.order is not None and s["at"] + count > len(self.order):
+            s.update(epoch=s["epoch"] + 1, at=0)
+            self.order = None
+        if self.order is None:
             rng = np.random.default_rng([SEED, s["epoch"]])
             offset = int(rng.integers(0, T))
-            starts = np.arange(offset, len(self.tokens) - T - 1, T)
-            self.order = rng.permutation(starts)
+            self.order = rng.permutation(np.arange(offset, len(self.tokens) - T - 1, T))
         picked = self.order[s["at"]:s["at"] + count]
         s["at"] += count
         rows = np.stack([self.tokens[i:i + T + 1] for i in picked]).astype(np.int64)
@@ -234,7 +238,7 @@ def run(args):
     tokens = np.load(args.data / "train.npy")
     held = np.load(args.data / "heldout.npy")
     checkpoint = args.out / "checkpoint.pt"
-    state = {"step": 0, "elapsed": 0.0, "tokens": 0, "l1": 0.01, "start_activity": None,
+    state = {"step": 0, "elapsed": 0.0, "tokens": 0, "l1": 0.03, "l1_now": 0.03, "start_activity": None,
              "windows": {"epoch": 0, "at": 0, "T": 0}}
     master = demo.initial_weights(SEED)
     optimiser = Optimiser(master)
@@ -243,7 +247,7 @@ def run(args):
         for name, value in saved["master"].items():
             master[name].copy_(value)
         optimiser.m, optimiser.v = saved["m"], saved["v"]
-        state = saved["state"]
+        state = {**state, **saved["state"]}
         optimiser.steps = state["step"]
     net = demo.Model(master)
     windows = Windows(tokens, state["windows"])
@@ -255,14 +259,16 @@ def run(args):
     budget = args.minutes * 60
     before, began, last_save = state["elapsed"], time.monotonic(), time.monotonic()
     running = None
-    while True:
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+    while not stop:
         state["elapsed"] = before + time.monotonic() - began
         share = state["elapsed"] / budget
         if share >= 1 or (args.max_steps and state["step"] >= args.max_steps):
             break
         T = [length for start, length in STAGES if share >= start][-1]
         x, y = windows.batch(T)
-        pull = state["l1"] / (BATCH_TOKENS * demo.L * demo.FF) if share > 0.05 else 0.0
+        pull = state["l1_now"] / (BATCH_TOKENS * demo.L * demo.FF) if share > 0.05 else 0.0
         activity = [] if state["step"] % 10 == 0 else None
         loss = net.loss(x, y, pull, activity)
         loss.backward()
@@ -286,21 +292,24 @@ def run(args):
                 if state["start_activity"] is None:
                     state["start_activity"] = mean
                 wanted = activity_target(share, state["start_activity"])
-                error = min(max((mean - wanted) / wanted, -1.0), 1.0)
-                state["l1"] = min(max(state["l1"] * math.exp(0.1 * error), 1e-4), 50.0)
+                error = min(max((mean - wanted) / wanted, -0.5), 0.5)
+                state["l1"] = min(max(state["l1"] * math.exp(0.3 * error), 1e-4), 50.0)
+                state["l1_now"] = state["l1"] * math.exp(2.0 * error)
             if state["step"] % args.log_every == 1:
                 held_loss = ""
                 if state["step"] % args.eval_every == 1:
                     held_loss = f"{heldout_loss(net, held)[0]:.4f}"
                 log.write(f"{state['step']},{state['elapsed'] / 60:.2f},{state['tokens']},{T},"
                           f"{rate(share):.4f},{running:.4f},{held_loss},{mean:.4f},"
-                          f"{state['l1']:.5f},{norm:.4f}\n")
+                          f"{state['l1_now']:.5f},{norm:.4f}\n")
         while exports and state["elapsed"] >= exports[0][0] * 60:
             demo.export(master, args.data, exports.pop(0)[1])
         if time.monotonic() - last_save > args.save_every * 60:
             save(checkpoint, {"master": master, "m": optimiser.m, "v": optimiser.v, "state": state})
             last_save = time.monotonic()
     save(checkpoint, {"master": master, "m": optimiser.m, "v": optimiser.v, "state": state})
+    if stop:
+        return
     final, activity = heldout_loss(net, held, 8)
     print(json.dumps({"steps": state["step"], "tokens": state["tokens"], "heldout_loss": final,
                       "heldout_activity": activity, "minutes": state["elapsed"] / 60}))
