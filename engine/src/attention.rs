@@ -1,7 +1,7 @@
 //! Grouped-query attention of one layer over the KV cache.
 
 use emberflow_kernels::{Cpu, Workers};
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 
 use crate::kv_cache::{Half, KvCache};
 use crate::rope::RopeTable;

@@ -11,6 +11,10 @@
 //! place that gives them a meaning, for the packer and the engine alike.
 
 use emberflow_kernels::{DType, Row};
+use emberflow_storage::container::{Container, Placement};
+
+use crate::Error;
+use crate::meta::ContainerMeta;
 
 /// Format of the three vectors of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +28,32 @@ pub struct NeuronFormat {
 }
 
 impl NeuronFormat {
+    /// The format that `meta` names, checked against the container's byte geometry.
+    pub fn of(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
+        let g = container.geometry();
+        let format = Self {
+            dtype: DType::parse(&meta.quant.ffn).ok_or_else(|| Error::Metadata {
+                path: container.path().to_path_buf(),
+                reason: format!("unknown ffn format {:?}", meta.quant.ffn),
+            })?,
+            d: meta.config.d_model as usize,
+            inline_scales: g.placement == Placement::Inline,
+        };
+        let stored = [g.gate_len, g.rest_len, g.scales_per_neuron].map(|n| n as usize);
+        let expected = [format.gate_len(), format.rest_len(), format.resident_scales()];
+        if stored != expected {
+            return Err(Error::Bundles {
+                path: container.path().to_path_buf(),
+                reason: format!(
+                    "(gate, up+down, resident scale) bytes are {stored:?}, \
+                     expected {expected:?} for d_model {} in {}",
+                    format.d, meta.quant.ffn
+                ),
+            });
+        }
+        Ok(format)
+    }
+
     /// Bytes of one vector's payload without scales.
     pub fn quants(self) -> usize {
         self.dtype.quants_bytes(self.d)

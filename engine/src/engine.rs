@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_kernels::{Cpu, DType, Workers};
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::chat::ChatTemplate;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
@@ -48,7 +48,7 @@ impl Engine {
         let c = meta.config.clone();
         let (options, sparsity) = check_options(options, &c)?;
         let shape = FfnShape {
-            format: neuron_format(&container, &meta)?,
+            format: NeuronFormat::of(&container, &meta)?,
             neurons: c.ffn as usize,
             kind: c.ffn_kind,
             dense: sparsity == Sparsity::Dense,
@@ -294,30 +294,4 @@ fn kv_bytes(o: &Options, c: &ModelConfig) -> u64 {
         c.head_dim as usize,
         o.context,
     ) as u64
-}
-
-/// The bundles' format, checked against the container's byte prepared.
-fn neuron_format(container: &Container, meta: &ContainerMeta) -> Result<NeuronFormat, Error> {
-    let g = container.geometry();
-    let format = NeuronFormat {
-        dtype: DType::parse(&meta.quant.ffn).ok_or_else(|| Error::Metadata {
-            path: container.path().to_path_buf(),
-            reason: format!("unknown ffn format {:?}", meta.quant.ffn),
-        })?,
-        d: meta.config.d_model as usize,
-        inline_scales: g.inline_scales(),
-    };
-    let stored = (g.gate_len as usize, g.rest_len as usize, g.scales_per_neuron as usize);
-    let expected = (format.gate_len(), format.rest_len(), format.resident_scales());
-    if stored != expected {
-        return Err(Error::Bundles {
-            path: container.path().to_path_buf(),
-            reason: format!(
-                "(gate, up+down, resident scale) bytes are {stored:?}, \
-                 expected {expected:?} for d_model {} in {}",
-                format.d, meta.quant.ffn
-            ),
-        });
-    }
-    Ok(format)
 }

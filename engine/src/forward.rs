@@ -1,7 +1,7 @@
 //! The forward pass, top to bottom.
 
 use emberflow_kernels::{Cpu, Workers};
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 
 use crate::attention::attention;
 use crate::ffn::Ffn;
@@ -74,7 +74,7 @@ impl Decoder {
             add_rows(&mut s.x, &s.out, n * d);
         }
 
-        let mut head = |t: usize, s: &mut Scratch| {
+        let head = |t: usize, s: &mut Scratch| {
             let x = &s.x[t * d..(t + 1) * d];
             cpu.rmsnorm(x, &weights.final_norm, c.rms_eps, &mut s.normed[..d]);
             let (x, logits) = (&s.normed[..d], &mut s.logits);

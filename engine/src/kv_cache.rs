@@ -77,7 +77,14 @@ impl KvCache {
     ) {
         debug_assert!(head < self.kv_heads && position < self.capacity);
         let place = self.place(head, position);
-        cpu.store_floats(self.dtype, vector, &mut self.data[layer][half as usize][place]);
+        let stored = &mut self.data[layer][half as usize][place];
+        if self.dtype == DType::F16 {
+            cpu.f32_to_f16_bytes(vector, stored);
+        } else {
+            for (bytes, v) in stored.chunks_exact_mut(4).zip(vector) {
+                bytes.copy_from_slice(&v.to_le_bytes());
+            }
+        }
     }
 
     /// One head's stored vector.

@@ -2,7 +2,7 @@
 //! engine needs. The container itself (crate `storage`) treats it as opaque bytes.
 
 use emberflow_kernels::DType;
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -108,9 +108,7 @@ impl ContainerMeta {
                 return Err(bad(format!("unknown {what} format {name:?}")));
             }
         }
-        meta.config
-            .validate()
-            .map_err(|e| bad(format!("model configuration: {e}")))?;
+        meta.config.validate(path)?;
         Ok(meta)
     }
 }

@@ -49,11 +49,14 @@ pub struct Report {
 
 /// Milliseconds per token.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Latency {
+    /// Mean.
     pub mean: f64,
+    /// Median.
     pub p50: f64,
+    /// 90th percentile.
     pub p90: f64,
+    /// 99th percentile.
     pub p99: f64,
 }
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding: the angles.
 
-use emberflow_models::{Rope, RopeScaling};
+use emberflow_models::config::{Rope, RopeScaling};
 
 /// Inverse frequencies of one model, and the cosines and sines of a position.
 #[derive(Debug, Clone)]
@@ -49,12 +49,12 @@ fn inverse_frequencies(rope: &Rope) -> Vec<f32> {
         .map(|i| {
             let plain =
                 1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
-            scaled(plain, i as usize, &rope.scaling)
+            scaled(plain, &rope.scaling)
         })
         .collect()
 }
 
-fn scaled(freq: f32, i: usize, scaling: &RopeScaling) -> f32 {
+fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
     match scaling {
         RopeScaling::None => freq,
         RopeScaling::Linear { factor } => freq / factor,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 
 thread_local! {
     static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };

@@ -1,7 +1,7 @@
 //! The resident weights: everything that is not FFN.
 
 use emberflow_kernels::{Cpu, DType, Row, Workers};
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, TensorEntry};
 
@@ -21,11 +21,6 @@ pub struct Matrix {
 const ROWS_PER_CHUNK: usize = 16;
 
 impl Matrix {
-    /// Rows, i.e. outputs.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
     fn stride(&self) -> usize {
         self.dtype.row_bytes(self.cols)
     }

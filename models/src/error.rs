@@ -283,6 +283,14 @@ pub enum Error {
         /// What should be there.
         expected: String,
     },
+    /// A model cannot be written as a Hugging Face folder.
+    #[error("{path}: {reason}", path = path.display())]
+    Export {
+        /// What was being written.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// The bundled model cannot be found in the running program's file.
     #[error(
         "the bundled model cannot be read from this program's own file: {reason}; give a MODEL file instead"

@@ -36,6 +36,10 @@ pub struct ExpertStats {
     pub expert: u32,
     /// Tokens for which each neuron fired.
     pub counts: Vec<u64>,
+    /// Original id of each neuron, where they are not in the original order
+    /// (inside a container); else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub original: Vec<u32>,
 }
 
 /// Why a statistics file does not fit.
@@ -59,6 +63,14 @@ pub enum StatsError {
         found: usize,
         /// Size in the model.
         expected: usize,
+    },
+    /// Original ids that are not each neuron once.
+    #[error("statistics of layer {layer} expert {expert}: the original ids are not a permutation")]
+    Order {
+        /// Layer number.
+        layer: u32,
+        /// Expert number.
+        expert: u32,
     },
     /// A count larger than the number of tokens.
     #[error(
@@ -123,6 +135,12 @@ impl ActivationStats {
                     expert.counts.len(),
                     neurons,
                 )?;
+                if !expert.original.is_empty() && !is_permutation(&expert.original, neurons) {
+                    return Err(StatsError::Order {
+                        layer: layer.layer,
+                        expert: expert.expert,
+                    });
+                }
                 if let Some((neuron, &count)) = expert
                     .counts
                     .iter()
@@ -142,6 +160,28 @@ impl ActivationStats {
         Ok(())
     }
 
+    /// The statistics with neurons in another order: `order` gives, for each FFN
+    /// in file order, the original id of every packed neuron.
+    pub fn permuted(mut self, order: &[Vec<u32>]) -> Self {
+        let experts = self.layers.iter_mut().flat_map(|l| &mut l.experts);
+        for (expert, order) in experts.zip(order) {
+            expert.counts = order.iter().map(|&i| expert.counts[i as usize]).collect();
+            expert.original = order.clone();
+        }
+        self
+    }
+
+    /// Mean share of neurons that fire per token, for each layer (over all its
+    /// experts).
+    pub fn active_share(&self) -> Vec<f64> {
+        let share = |layer: &LayerStats| {
+            let counts = || layer.experts.iter().flat_map(|e| &e.counts);
+            let possible = counts().count() as f64 * self.tokens as f64;
+            counts().sum::<u64>() as f64 / possible.max(1.0)
+        };
+        self.layers.iter().map(share).collect()
+    }
+
     /// The counts of one FFN, if it is covered.
     pub fn counts(&self, layer: u32, expert: u32) -> Option<&[u64]> {
         let e = self
@@ -151,6 +191,14 @@ impl ActivationStats {
             .get(expert as usize)?;
         Some(&e.counts)
     }
+}
+
+fn is_permutation(ids: &[u32], n: usize) -> bool {
+    let mut seen = vec![false; n];
+    ids.len() == n
+        && ids
+            .iter()
+            .all(|&i| seen.get_mut(i as usize).is_some_and(|s| !std::mem::replace(s, true)))
 }
 
 /// Share of the neurons that gives `share` of all activations; `counts` in any
@@ -183,7 +231,11 @@ mod tests {
             tokens: 10,
             layers: vec![LayerStats {
                 layer: 0,
-                experts: vec![ExpertStats { expert: 0, counts }],
+                experts: vec![ExpertStats {
+                    expert: 0,
+                    counts,
+                    original: Vec::new(),
+                }],
             }],
         }
     }
@@ -220,6 +272,20 @@ mod tests {
         assert!(matches!(
             ActivationStats::parse(&json, 1, 1, 1),
             Err(StatsError::Format { .. })
+        ));
+    }
+
+    #[test]
+    fn permuted_statistics_remember_the_original_ids() {
+        let s = stats(vec![1, 5, 3]).permuted(&[vec![1, 2, 0]]);
+        let e = &s.layers[0].experts[0];
+        assert_eq!((&e.counts[..], &e.original[..]), (&[5, 3, 1][..], &[1, 2, 0][..]));
+        let mut json = serde_json::to_value(&s).unwrap();
+        json["layers"][0]["experts"][0]["original"] = serde_json::json!([1, 1, 0]);
+        let bytes = serde_json::to_vec(&json).unwrap();
+        assert!(matches!(
+            ActivationStats::parse(&bytes, 1, 1, 3),
+            Err(StatsError::Order { .. })
         ));
     }
 

@@ -10,10 +10,12 @@ pub mod export;
 pub mod inspect;
 pub mod model;
 pub mod pack;
+pub mod packed;
 pub mod perplexity;
 pub mod progress;
 pub mod run;
 pub mod size;
+pub mod svg;
 pub mod verify;
 
 use std::process::ExitCode;

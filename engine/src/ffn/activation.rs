@@ -1,7 +1,7 @@
 //! The gate's non-linearity.
 
 use emberflow_kernels::Cpu;
-use emberflow_models::Activation;
+use emberflow_models::config::Activation;
 
 /// Applies `activation` in place. A result of exactly zero means: does not fire.
 pub(super) fn apply(cpu: Cpu, activation: Activation, values: &mut [f32]) {

@@ -16,7 +16,7 @@ mod store;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow_kernels::{Cpu, Row, Workers};
-use emberflow_models::FfnKind;
+use emberflow_models::config::FfnKind;
 use emberflow_predictor::ActiveSet;
 
 use crate::Error;
@@ -218,7 +218,7 @@ fn axpys(cpu: Cpu, row: Row<'_>, a: &[f32], skip_zeros: bool, y: &mut [f32]) {
         cpu.dequantize(row, decoded);
         for (&a, y) in a.iter().zip(y.chunks_exact_mut(d)) {
             if a != 0.0 || !skip_zeros {
-                cpu.axpy_f32(a, decoded, y);
+                cpu.axpy(a, Row::f32(decoded), y);
             }
         }
     });

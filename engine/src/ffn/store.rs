@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use emberflow_kernels::Row;
-use emberflow_models::ModelConfig;
+use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{ColdCache, Key, SlotId};
 use emberflow_storage::container::Container;
@@ -79,7 +79,7 @@ impl Prepared {
         let source = FileSource::from_file(file, label, container.base());
         let align = source
             .dio_align()
-            .map_or((1, 1), |a| (a.offset as usize, a.memory as usize));
+            .map_or((1, 1), |a| (a.offset as usize, a.mem as usize));
         Ok(Self {
             source,
             format: shape.format,
@@ -240,7 +240,10 @@ impl NeuronStore {
         let arena = Arena::new(slots, part.slot_len(align), align.1, ArenaOptions::default())
             .map_err(emberflow_storage::Error::from)?;
         let sizes = vec![neurons as u32; banks];
-        let cache = ColdCache::new(arena, &sizes).map_err(emberflow_storage::Error::from)?;
+        let cache = ColdCache::new(arena, &sizes).ok_or_else(|| Error::Bundles {
+            path: container.path().to_path_buf(),
+            reason: format!("{banks} banks of {neurons} neurons are more than a table holds"),
+        })?;
         let io = IoThread::spawn(source, io, IoOptions::default())
             .map_err(emberflow_storage::Error::from)?;
         let scales = (0..banks)
@@ -560,7 +563,7 @@ impl NeuronStore {
     fn totals(&self) -> StoreCounters {
         let io = self.io.stats();
         StoreCounters {
-            evictions: self.cache.counters().evictions,
+            evictions: self.cache.stats().evictions,
             reads: io.reads,
             bytes_read: io.bytes,
             ..self.counters

@@ -1,0 +1,90 @@
+//! Why the cold cache has its own LRU: the same skewed accesses through it and
+//! through the `lru` crate. Both find a neuron, touch it, or evict and insert.
+//!
+//! Neurons of a layer are asked for in ascending order with hot ones asked for
+//! nearly always; about a tenth of a 14336-neuron layer per token.
+
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::cache::{ColdCache, Key, SlotId};
+
+const BANKS: u32 = 8;
+const NEURONS: u32 = 14336;
+const SLOTS: u32 = BANKS * NEURONS / 2;
+
+/// One token's accesses: neuron `n` fires with a probability that falls with `n`.
+fn tokens(count: usize) -> Vec<Vec<Key>> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1 << 24)
+    };
+    (0..count)
+        .map(|_| {
+            (0..BANKS)
+                .flat_map(|bank| (0..NEURONS).map(move |neuron| Key { bank, neuron }))
+                .filter(|k| {
+                    let heat = f64::from(k.neuron) / f64::from(NEURONS);
+                    random() < 0.9 * (-12.0 * heat).exp() + 0.02
+                })
+                .collect()
+        })
+        .collect()
+}
+
+fn lookups(c: &mut Criterion) {
+    let tokens = tokens(16);
+    let mean = tokens.iter().map(Vec::len).sum::<usize>() / tokens.len();
+    let mut group = c.benchmark_group("cold_cache");
+    group.throughput(Throughput::Elements(mean as u64));
+
+    let arena = Arena::new(SLOTS, 512, 512, ArenaOptions::default()).expect("arena");
+    let mut cache = ColdCache::new(arena, &[NEURONS; BANKS as usize]).expect("cache");
+    let mut pinned: Vec<SlotId> = Vec::with_capacity(NEURONS as usize);
+    let mut next = 0;
+    group.bench_function("own", |b| {
+        b.iter(|| {
+            for &key in &tokens[next % tokens.len()] {
+                let id = match cache.get_pin(key) {
+                    Some(id) => id,
+                    None => {
+                        let slot = cache.reserve(key).expect("unpinned slots");
+                        cache.admit(key, slot)
+                    }
+                };
+                pinned.push(black_box(id));
+            }
+            for id in pinned.drain(..) {
+                cache.unpin(id);
+            }
+            next += 1;
+        });
+    });
+
+    let capacity = NonZeroUsize::new(SLOTS as usize).expect("slots");
+    let mut lru: lru::LruCache<(u32, u32), u32> = lru::LruCache::new(capacity);
+    let mut slot = 0;
+    group.bench_function("lru_crate", |b| {
+        b.iter(|| {
+            for key in &tokens[next % tokens.len()] {
+                let key = (key.bank, key.neuron);
+                if let Some(found) = lru.get(&key) {
+                    black_box(*found);
+                } else {
+                    slot += 1;
+                    black_box(lru.push(key, slot));
+                }
+            }
+            next += 1;
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, lookups);
+criterion_main!(benches);

@@ -1,0 +1,119 @@
+//! The bundled demo model: a packed container inside the program itself.
+//!
+//! The container is not unpacked and not mapped into the heap: [`locate`] tells
+//! where it lies in the executable's file, and it is read from there with
+//! direct I/O like any other container, so the demo shows real offloading with
+//! nothing to download or install. `models/README.md` is its model card.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Starts on a page, so that it also starts on a page of the executable's file
+/// (ELF keeps address and file offset equal modulo the page size) and direct
+/// I/O can reach it.
+#[repr(C, align(4096))]
+struct PageAligned<T: ?Sized>(T);
+
+static CONTAINER: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo/demo.ember"));
+
+/// Where the container lies.
+#[derive(Debug)]
+pub struct Place {
+    /// The file that holds it, open for reading.
+    pub file: File,
+    /// Its first byte, a multiple of 4096.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Finds the container in the running program's file.
+///
+/// # Errors
+/// [`Error::Demo`] when the program's memory map cannot be read or does not
+/// name a file (programs that unpack themselves into memory).
+pub fn locate() -> Result<Place, Error> {
+    let fail = |reason: String| Error::Demo { reason };
+    let maps = std::fs::read_to_string("/proc/self/maps")
+        .map_err(|e| fail(format!("/proc/self/maps: {e}")))?;
+    let address = CONTAINER.0.as_ptr().addr() as u64;
+    let mapping = find_mapping(&maps, address)
+        .ok_or_else(|| fail("its memory is not mapped from a file".into()))?;
+    let exe = Path::new("/proc/self/exe");
+    let same = std::fs::metadata(exe).is_ok_and(|m| m.ino() == mapping.inode);
+    let path = if same { exe } else { &mapping.path };
+    let file = File::open(path).map_err(|e| fail(format!("{}: {e}", path.display())))?;
+    Ok(Place {
+        file,
+        offset: mapping.offset,
+        len: CONTAINER.0.len() as u64,
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    /// File offset of the address that was looked up.
+    offset: u64,
+    inode: u64,
+    path: PathBuf,
+}
+
+/// The file mapping that `address` belongs to, from the text of
+/// `/proc/self/maps`: `start-end perms offset dev inode path`.
+fn find_mapping(maps: &str, address: u64) -> Option<Mapping> {
+    maps.lines().find_map(|line| {
+        let mut fields = line.splitn(6, ' ');
+        let (start, end) = fields.next()?.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        if !(start..end).contains(&address) {
+            return None;
+        }
+        let _permissions = fields.next()?;
+        let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let _device = fields.next()?;
+        let inode = fields.next()?.parse().ok().filter(|&i| i != 0)?;
+        let path = fields.next()?.trim_start();
+        Some(Mapping {
+            offset: offset.checked_add(address - start)?,
+            inode,
+            path: path.into(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn the_file_holds_the_same_bytes() {
+        let place = locate().unwrap();
+        assert_eq!(place.offset % 4096, 0);
+        let mut head = [0u8; 64];
+        place.file.read_exact_at(&mut head, place.offset).unwrap();
+        assert_eq!(head, CONTAINER.0[..64]);
+        let mut tail = [0u8; 64];
+        place
+            .file
+            .read_exact_at(&mut tail, place.offset + place.len - 64)
+            .unwrap();
+        assert_eq!(tail, CONTAINER.0[CONTAINER.0.len() - 64..]);
+    }
+
+    #[test]
+    fn maps_lines_are_read_defensively() {
+        let maps = "55d0-55f0 r--p 00002000 08:01 77 /opt/a b/emberflow\n\
+                    7f00-7f10 rw-p 00000000 00:00 0 \n\
+                    garbage\n";
+        let found = find_mapping(maps, 0x55e4).unwrap();
+        assert_eq!(found.offset, 0x2014);
+        assert_eq!((found.inode, found.path), (77, "/opt/a b/emberflow".into()));
+        assert_eq!(find_mapping(maps, 0x7f04), None);
+        assert_eq!(find_mapping(maps, 0x1), None);
+    }
+}

@@ -1,0 +1,293 @@
+//! `emberflow inspect`: what is in a container.
+
+use std::fmt::Write as _;
+
+use emberflow_engine::meta::{ContainerMeta, Order};
+use emberflow_kernels::DType;
+use emberflow_predictor::stats::{ActivationStats, hot_share};
+use emberflow_storage::container::{Container, Placement};
+use serde::Serialize;
+
+use crate::cli::InspectArgs;
+use crate::model::open_container;
+use crate::{Failure, print_json, size, svg};
+
+/// What `inspect --json` prints. Keys are a contract.
+#[derive(Debug, Serialize)]
+pub struct Inspection {
+    /// The container.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Metadata without the tokenizer's text.
+    pub meta: serde_json::Value,
+    /// Bundle geometry.
+    pub bundle: Bundle,
+    /// Sections with payload and padding.
+    pub sections: Vec<SectionReport>,
+    /// Activity per layer, when the container has statistics.
+    pub temperature: Option<Vec<LayerTemperature>>,
+    /// Tensors, with `--tensors`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensors: Option<Vec<TensorReport>>,
+}
+
+/// Bytes of one neuron.
+#[derive(Debug, Serialize)]
+pub struct Bundle {
+    /// Direct-I/O unit.
+    pub sector: u32,
+    /// `inline` or `resident`.
+    pub scales: &'static str,
+    /// Payload of the Gate part.
+    pub gate_bytes: u32,
+    /// Payload of Up and Down.
+    pub rest_bytes: u32,
+    /// Whether the Gate part fills sectors of its own.
+    pub split: bool,
+    /// Bytes on flash.
+    pub stride: u32,
+    /// Share of the stride that is padding.
+    pub padding_share: f64,
+}
+
+/// One section.
+#[derive(Debug, Serialize)]
+pub struct SectionReport {
+    /// Name.
+    pub name: &'static str,
+    /// Bytes that mean something.
+    pub payload: u64,
+    /// Alignment and bundle padding.
+    pub padding: u64,
+}
+
+/// One layer's activity.
+#[derive(Debug, Serialize)]
+pub struct LayerTemperature {
+    /// Layer.
+    pub layer: u32,
+    /// Mean share of neurons that fire per token.
+    pub active_share: f64,
+    /// Share of neurons that gives 80 % of all activations.
+    pub hot_share_80: f64,
+    /// Share of tokens for which the neuron at each tenth of the order fires,
+    /// hottest first.
+    pub deciles: Vec<f64>,
+}
+
+/// One tensor.
+#[derive(Debug, Serialize)]
+pub struct TensorReport {
+    /// Container name.
+    pub name: String,
+    /// Block format.
+    pub dtype: String,
+    /// `[rows, cols]`.
+    pub shape: Vec<u64>,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Runs the command.
+pub fn command(args: &InspectArgs) -> Result<(), Failure> {
+    let container = open_container(&args.model)?;
+    let meta = ContainerMeta::parse(container.meta(), container.path())?;
+    let stats = statistics(&container, &meta)?;
+    if let Some(path) = &args.svg {
+        let Some(stats) = &stats else {
+            return Err(Failure::usage(
+                "this container has no activation statistics to draw; pack it with --stats",
+            ));
+        };
+        std::fs::write(path, temperature_svg(&meta, stats)).map_err(Failure::file(path))?;
+    }
+    let inspection = inspect(&container, &meta, stats.as_ref(), args.tensors)?;
+    if args.json {
+        print_json(&inspection)
+    } else {
+        print!("{}", text(&inspection, &meta));
+        Ok(())
+    }
+}
+
+fn statistics(
+    container: &Container,
+    meta: &ContainerMeta,
+) -> Result<Option<ActivationStats>, Failure> {
+    if container.stats().is_empty() {
+        return Ok(None);
+    }
+    let c = &meta.config;
+    let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
+    let stats = ActivationStats::parse(container.stats(), sizes[0], sizes[1], sizes[2])?;
+    Ok(Some(stats))
+}
+
+fn inspect(
+    container: &Container,
+    meta: &ContainerMeta,
+    stats: Option<&ActivationStats>,
+    with_tensors: bool,
+) -> Result<Inspection, Failure> {
+    let g = container.geometry();
+    let mut shown = serde_json::to_value(meta).map_err(std::io::Error::from)?;
+    shown["tokenizer"] = format!("{} bytes of tokenizer.json", meta.tokenizer.len()).into();
+    let temperature = stats.map(|stats| {
+        stats
+            .layers
+            .iter()
+            .zip(stats.active_share())
+            .map(|(layer, active_share)| {
+                let mut counts: Vec<u64> =
+                    layer.experts.iter().flat_map(|e| e.counts.iter().copied()).collect();
+                counts.sort_unstable_by(|a, b| b.cmp(a));
+                LayerTemperature {
+                    layer: layer.layer,
+                    active_share,
+                    hot_share_80: hot_share(&counts, 0.8),
+                    deciles: deciles(&counts, stats.tokens),
+                }
+            })
+            .collect()
+    });
+    let tensors = with_tensors.then(|| {
+        container
+            .tensors()
+            .iter()
+            .map(|t| TensorReport {
+                name: t.name.clone(),
+                dtype: DType::from_code(t.dtype).map_or("unknown".into(), |d| d.name().into()),
+                shape: t.dims.clone(),
+                bytes: t.len,
+            })
+            .collect()
+    });
+    Ok(Inspection {
+        file: container.path().display().to_string(),
+        bytes: container.file_len(),
+        meta: shown,
+        bundle: Bundle {
+            sector: g.sector,
+            scales: if g.placement == Placement::Inline { "inline" } else { "resident" },
+            gate_bytes: g.gate_len,
+            rest_bytes: g.rest_len,
+            split: g.is_split(),
+            stride: g.stride,
+            padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
+        },
+        sections: container
+            .section_sizes()
+            .iter()
+            .map(|s| SectionReport {
+                name: s.section.name(),
+                payload: s.payload,
+                padding: s.padding,
+            })
+            .collect(),
+        temperature,
+        tensors,
+    })
+}
+
+fn deciles(sorted: &[u64], tokens: u64) -> Vec<f64> {
+    (0..=10)
+        .map(|i| {
+            let at = (i * sorted.len() / 10).min(sorted.len().saturating_sub(1));
+            sorted.get(at).map_or(0.0, |&c| c as f64 / tokens.max(1) as f64)
+        })
+        .collect()
+}
+
+fn text(i: &Inspection, meta: &ContainerMeta) -> String {
+    let c = &meta.config;
+    let b = &i.bundle;
+    let mut out = String::new();
+    // writing to a String cannot fail
+    let _ = writeln!(out, "{}: {}", i.file, size::show(i.bytes));
+    let _ = writeln!(
+        out,
+        "model      {} ({}): {} layers, d_model {}, {} query / {} kv heads of {}, vocabulary {}",
+        c.name, c.family, c.layers, c.d_model, c.heads, c.kv_heads, c.head_dim, c.vocab
+    );
+    let _ = writeln!(
+        out,
+        "ffn        {} neurons per layer, {:?}{}",
+        c.ffn,
+        c.ffn_kind.activation,
+        if c.ffn_kind.relu_on_up { ", relu on up" } else { "" }
+    );
+    let _ = writeln!(
+        out,
+        "formats    ffn {}, attention {}, embedding {}; {} order",
+        meta.quant.ffn,
+        meta.quant.attention,
+        meta.quant.embedding,
+        match meta.order {
+            Order::Original => "original",
+            Order::Temperature => "temperature",
+        }
+    );
+    let _ = writeln!(
+        out,
+        "bundle     gate {} + up/down {} bytes, {} on flash ({}-byte sectors, {:.1} % padding{}, scales {})",
+        b.gate_bytes,
+        b.rest_bytes,
+        b.stride,
+        b.sector,
+        100.0 * b.padding_share,
+        if b.split { ", gate readable alone" } else { "" },
+        b.scales
+    );
+    let _ = writeln!(out, "source     {} ({})", meta.source.name, meta.source.fingerprint);
+    let _ = writeln!(out, "sections   {:<12} {:>12} {:>12}", "", "payload", "padding");
+    for s in &i.sections {
+        let (payload, padding) = (size::show(s.payload), size::show(s.padding));
+        let _ = writeln!(out, "           {:<12} {payload:>12} {padding:>12}", s.name);
+    }
+    if let Some(layers) = &i.temperature {
+        let _ = writeln!(out, "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order fires");
+        for l in layers {
+            let curve: Vec<String> = l.deciles.iter().map(|d| format!("{:.2}", d)).collect();
+            let _ = writeln!(
+                out,
+                "  layer {:>2}: {:>5.1} % active, {:>4.1} % of neurons give 80 %: {}",
+                l.layer,
+                100.0 * l.active_share,
+                100.0 * l.hot_share_80,
+                curve.join(" ")
+            );
+        }
+    }
+    for t in i.tensors.iter().flatten() {
+        let _ = writeln!(out, "  {:<28} {:<5} {:?} {}", t.name, t.dtype, t.shape, size::show(t.bytes));
+    }
+    out
+}
+
+/// One curve per layer: firing frequency over the temperature order.
+fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
+    let tokens = stats.tokens.max(1) as f64;
+    let curves = stats
+        .layers
+        .iter()
+        .map(|layer| {
+            let mut counts: Vec<u64> =
+                layer.experts.iter().flat_map(|e| e.counts.iter().copied()).collect();
+            counts.sort_unstable_by(|a, b| b.cmp(a));
+            let n = counts.len().max(2) as f64 - 1.0;
+            let points = counts
+                .iter()
+                .enumerate()
+                .map(|(i, &c)| (i as f64 / n, c as f64 / tokens))
+                .collect();
+            (format!("layer {}", layer.layer), points)
+        })
+        .collect::<Vec<_>>();
+    svg::lines(
+        &format!("{}: temperature ({} tokens)", meta.config.name, stats.tokens),
+        "share of neurons, hottest first",
+        "share of tokens that fire it",
+        &curves,
+    )
+}

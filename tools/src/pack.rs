@@ -1,0 +1,521 @@
+//! `emberflow pack`: a checkpoint becomes a container.
+//!
+//! Everything streams: rows are read, quantised and written a batch at a time;
+//! only the transposition of one Down matrix is ever held whole. What is written
+//! depends on the checkpoint and the options alone, so the same command always
+//! gives the same bytes, and a killed pack can go on where it stopped.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::meta::{
+    ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
+};
+use emberflow_kernels::{DType, Workers, quantize_row};
+use emberflow_models::names::{Role, TensorId};
+use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_predictor::order;
+use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::container::{
+    BankSpec, BundleGeometry, Placement, Prefer, Spec, TensorSpec, Unit, Writer,
+};
+use emberflow_storage::io::FileSource;
+use serde::Serialize;
+
+use crate::cli::{PackArgs, QuantArg, ScalesArg};
+use crate::{Failure, print_json, progress, size};
+
+/// Rows that are read and quantised together.
+const BATCH: usize = 64;
+
+/// Bytes after which finished parts are flushed to disk and count as done.
+const CHECKPOINT_BYTES: u64 = 8 << 20;
+
+/// Sector when the file system does not say what direct I/O needs.
+const DEFAULT_SECTOR: u32 = 4096;
+
+/// How to pack.
+#[derive(Debug, Clone)]
+pub struct PackOptions {
+    /// Format of the neuron bundles.
+    pub ffn: DType,
+    /// Format of the attention matrices.
+    pub attention: DType,
+    /// Format of embedding and head.
+    pub embedding: DType,
+    /// Sorts neurons by temperature, if given.
+    pub stats: Option<Vec<u8>>,
+    /// Bundle alignment; `None` = what direct I/O needs where the output lies.
+    pub sector: Option<u32>,
+    /// Where scales go.
+    pub scales: Prefer,
+    /// Replace an existing output.
+    pub force: bool,
+}
+
+impl PackOptions {
+    /// Defaults for a quantisation: embedding and head in q8 where it is q4.
+    pub fn new(quant: DType) -> Self {
+        Self {
+            ffn: quant,
+            attention: quant,
+            embedding: if quant == DType::Q4 { DType::Q8 } else { quant },
+            stats: None,
+            sector: None,
+            scales: Prefer::Auto,
+            force: false,
+        }
+    }
+
+    fn dtype(&self, role: Role) -> DType {
+        match role {
+            Role::Embed | Role::Head => self.embedding,
+            Role::Q | Role::K | Role::V | Role::O => self.attention,
+            Role::Gate | Role::Up | Role::Down => self.ffn,
+            Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
+            _ => DType::F32,
+        }
+    }
+}
+
+impl From<QuantArg> for DType {
+    fn from(arg: QuantArg) -> Self {
+        match arg {
+            QuantArg::Q4 => Self::Q4,
+            QuantArg::Q8 => Self::Q8,
+            QuantArg::F16 => Self::F16,
+            QuantArg::F32 => Self::F32,
+        }
+    }
+}
+
+/// What came out. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct PackReport {
+    /// The container.
+    pub output: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Neurons written.
+    pub neurons: u64,
+    /// Bytes of one bundle.
+    pub bundle_bytes: u32,
+    /// Share of the bundles that is padding.
+    pub padding_share: f64,
+    /// Whether neurons were sorted by temperature.
+    pub order: Order,
+    /// Units (tensors and banks) taken over from an interrupted pack.
+    pub resumed_units: usize,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Runs the command.
+pub fn command(args: &PackArgs) -> Result<(), Failure> {
+    let quant = args.quant.into();
+    let mut options = PackOptions::new(quant);
+    if let Some(attention) = args.attention_quant {
+        options.attention = attention.into();
+    }
+    if let Some(embedding) = args.embedding_quant {
+        options.embedding = embedding.into();
+    }
+    options.stats = match &args.stats {
+        Some(path) => Some(std::fs::read(path).map_err(Failure::file(path))?),
+        None => None,
+    };
+    options.sector = args.sector;
+    options.scales = match args.scales {
+        ScalesArg::Auto => Prefer::Auto,
+        ScalesArg::Inline => Prefer::Inline,
+        ScalesArg::Resident => Prefer::Resident,
+    };
+    options.force = args.force;
+    let bar = progress::bytes("packing", 0);
+    let report = pack(&args.checkpoint, &args.output, &options, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    if args.json {
+        return print_json(&report);
+    }
+    println!(
+        "{}: {}, {} neurons in bundles of {} bytes ({:.1} % padding), {} order, {:.1} s",
+        report.output,
+        size::show(report.bytes),
+        report.neurons,
+        report.bundle_bytes,
+        100.0 * report.padding_share,
+        match report.order {
+            Order::Original => "original",
+            Order::Temperature => "temperature",
+        },
+        report.seconds
+    );
+    if report.resumed_units > 0 {
+        println!("took over {} finished parts of an interrupted pack", report.resumed_units);
+    }
+    Ok(())
+}
+
+/// Packs `checkpoint` into `output`. `progress` hears of bytes done and in all.
+pub fn pack(
+    checkpoint: &Path,
+    output: &Path,
+    options: &PackOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport, Failure> {
+    let start = Instant::now();
+    if output.exists() && !options.force {
+        return Err(Failure::usage(format!(
+            "{} exists; give --force to replace it",
+            output.display()
+        )));
+    }
+    let source = emberflow_models::open(checkpoint)?;
+    let plan = Plan::new(source.as_ref(), output, options)?;
+    let durable = emberflow_storage::container::Options {
+        checkpoint_bytes: CHECKPOINT_BYTES,
+    };
+    let mut writer = Writer::create_with(output, plan.spec.clone(), durable)?;
+    let mut work = Work {
+        source: source.as_ref(),
+        plan: &plan,
+        workers: Workers::new(
+            std::thread::available_parallelism().map_or(1, |n| n.get()),
+            None,
+        ),
+        rows: Vec::new(),
+        encoded: Vec::new(),
+        done: 0,
+        total: plan.total_bytes(),
+        told: Instant::now(),
+        progress,
+    };
+    let mut resumed_units = 0;
+    for (i, tensor) in plan.tensors.iter().enumerate() {
+        if writer.is_done(Unit::Tensor(i)) {
+            resumed_units += 1;
+            work.advance(plan.spec.tensors[i].len);
+        } else {
+            work.tensor(&mut writer, i, tensor)?;
+        }
+    }
+    for (i, bank) in plan.spec.banks.iter().enumerate() {
+        if writer.is_done(Unit::Bank(i)) {
+            resumed_units += 1;
+            work.advance(u64::from(bank.neurons) * u64::from(plan.spec.geometry.stride));
+        } else {
+            work.bank(&mut writer, i, bank)?;
+        }
+    }
+    let bytes = writer.layout().file_len;
+    writer.finish()?;
+    let g = plan.spec.geometry;
+    Ok(PackReport {
+        output: output.display().to_string(),
+        bytes,
+        neurons: plan.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
+        bundle_bytes: g.stride,
+        padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
+        order: plan.order_kind(),
+        resumed_units,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// Everything that is decided before the first weight is read.
+struct Plan {
+    spec: Spec,
+    /// Source tensors in file order, beside `spec.tensors`.
+    tensors: Vec<TensorInfo>,
+    format: NeuronFormat,
+    /// Packed id → original id, one entry per bank; empty = original order.
+    order: Vec<Vec<u32>>,
+}
+
+impl Plan {
+    fn new(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> Result<Self, Failure> {
+        let c = source.config();
+        let d = c.d_model as usize;
+        let stats = options
+            .stats
+            .as_deref()
+            .map(|bytes| {
+                ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
+            })
+            .transpose()?;
+        let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
+        let order: Vec<Vec<u32>> = match &stats {
+            Some(stats) => bank_ids
+                .clone()
+                .map(|(l, e)| order::by_temperature(stats.counts(l, e).unwrap_or_default()))
+                .collect(),
+            None => Vec::new(),
+        };
+        let sector = options.sector.unwrap_or_else(|| sector_for(output));
+        let (q, s) = (options.ffn.quants_bytes(d) as u32, options.ffn.scales_bytes(d) as u32);
+        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales)
+            .map_err(|source| emberflow_storage::Error::Layout {
+                path: output.to_path_buf(),
+                source,
+            })?;
+        let format = NeuronFormat {
+            dtype: options.ffn,
+            d,
+            inline_scales: geometry.placement == Placement::Inline,
+        };
+        let tensors: Vec<TensorInfo> = source
+            .tensors()
+            .iter()
+            .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
+            .cloned()
+            .collect();
+        let specs = tensors
+            .iter()
+            .map(|t| {
+                let dtype = options.dtype(t.id.role);
+                TensorSpec {
+                    name: t.id.to_string(),
+                    dtype: dtype.code(),
+                    dims: vec![t.rows as u64, t.cols as u64],
+                    len: (t.rows * dtype.row_bytes(t.cols)) as u64,
+                }
+            })
+            .collect();
+        let fingerprint = format!("{:016x}", source.fingerprint());
+        let meta = meta_of(source, options, stats.as_ref(), &fingerprint);
+        let packed_stats = stats.map(|s| s.permuted(&order));
+        Ok(Self {
+            spec: Spec {
+                geometry,
+                bundle_dtype: options.ffn.code(),
+                meta: to_json(&meta)?,
+                stats: packed_stats.map(|s| to_json(&s)).transpose()?.unwrap_or_default(),
+                predictor_len: 0,
+                tensors: specs,
+                banks: bank_ids
+                    .map(|(layer, expert)| BankSpec {
+                        layer,
+                        expert,
+                        neurons: c.ffn,
+                        flags: 0,
+                    })
+                    .collect(),
+                source: fingerprint,
+            },
+            tensors,
+            format,
+            order,
+        })
+    }
+
+    fn order_kind(&self) -> Order {
+        if self.order.is_empty() {
+            Order::Original
+        } else {
+            Order::Temperature
+        }
+    }
+
+    fn total_bytes(&self) -> u64 {
+        let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
+        let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
+        tensors + neurons * u64::from(self.spec.geometry.stride)
+    }
+
+    /// Original id of a packed neuron.
+    fn original(&self, bank: usize, packed: usize) -> usize {
+        self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
+}
+
+/// What direct I/O needs where `output` will lie, asked from a file made there.
+fn sector_for(output: &Path) -> u32 {
+    let mut probe = output.as_os_str().to_owned();
+    probe.push(".probe");
+    let probe = Path::new(&probe);
+    let align = std::fs::File::create(probe)
+        .ok()
+        .and_then(|file| FileSource::from_file(file, "probe", 0).dio_align())
+        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR));
+    // it was only made to be asked
+    let _ = std::fs::remove_file(probe);
+    align
+}
+
+fn meta_of(
+    source: &dyn Checkpoint,
+    options: &PackOptions,
+    stats: Option<&ActivationStats>,
+    fingerprint: &str,
+) -> ContainerMeta {
+    let sampling = source.sampling_defaults();
+    ContainerMeta {
+        format: META_FORMAT.into(),
+        config: source.config().clone(),
+        quant: Quant {
+            ffn: options.ffn.name().into(),
+            attention: options.attention.name().into(),
+            embedding: options.embedding.name().into(),
+        },
+        order: if stats.is_some() { Order::Temperature } else { Order::Original },
+        source: Source {
+            name: source
+                .path()
+                .file_name()
+                .map(|n| n.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            fingerprint: fingerprint.into(),
+        },
+        stats: stats.map(|s| StatsSummary {
+            tokens: s.tokens,
+            active_share: s.active_share(),
+        }),
+        sampling: SamplingDefaults {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+        },
+        chat_template: source.chat_template().map(str::to_owned),
+        tokenizer: source.tokenizer_json().to_owned(),
+    }
+}
+
+/// The running pack.
+struct Work<'a> {
+    source: &'a dyn Checkpoint,
+    plan: &'a Plan,
+    workers: Workers,
+    rows: Vec<f32>,
+    encoded: Vec<u8>,
+    done: u64,
+    total: u64,
+    told: Instant,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Work<'_> {
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if self.told.elapsed() > Duration::from_millis(100) || self.done == self.total {
+            self.told = Instant::now();
+            (self.progress)(self.done, self.total);
+        }
+    }
+
+    /// Reads rows of a tensor of neurons (`packed` ids `first..first + count`)
+    /// or of any other (rows in their order) into `self.rows`.
+    fn read(
+        &mut self,
+        id: TensorId,
+        bank: Option<usize>,
+        first: usize,
+        count: usize,
+        cols: usize,
+    ) -> Result<(), Failure> {
+        self.rows.resize(count * cols, 0.0);
+        match bank {
+            Some(bank) if !self.plan.order.is_empty() => {
+                for (i, out) in self.rows.chunks_exact_mut(cols).enumerate() {
+                    let row = self.plan.original(bank, first + i);
+                    self.source.read_rows(id, row, 1, out)?;
+                }
+            }
+            _ => self.source.read_rows(id, first, count, &mut self.rows)?,
+        }
+        Ok(())
+    }
+
+    /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.
+    fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
+        let stride = dtype.row_bytes(cols);
+        let count = self.rows.len() / cols;
+        self.encoded.resize(count * stride, 0);
+        let failed = std::sync::Mutex::new(None);
+        let rows = &self.rows;
+        self.workers.for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
+            let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
+            let row = &rows[i * cols..(i + 1) * cols];
+            if let Err(e) = quantize_row(dtype, row, quants, scales)
+                && let Ok(mut failed) = failed.lock()
+            {
+                failed.get_or_insert(format!("row {i} of a batch: {e}"));
+            }
+        });
+        match failed.into_inner() {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => Err(Failure::Fault(format!(
+                "{}: tensor {id} cannot be stored as {}: {reason}",
+                self.source.path().display(),
+                dtype.name()
+            ))),
+            Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
+        }
+    }
+    /// Writes one tensor that is not FFN.
+    fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
+        let dtype = DType::from_code(self.plan.spec.tensors[i].dtype).unwrap_or(DType::F32);
+        // rows of a predictor's second matrix are neurons
+        let bank = (info.id.role == Role::PredictorFc2).then_some(info.id.layer as usize);
+        let mut sink = writer.begin_tensor(i)?;
+        for first in (0..info.rows).step_by(BATCH) {
+            let count = BATCH.min(info.rows - first);
+            self.read(info.id, bank, first, count, info.cols)?;
+            self.encode(info.id, dtype, info.cols)?;
+            sink.append(&self.encoded)?;
+            self.advance(self.encoded.len() as u64);
+        }
+        sink.finish()?;
+        Ok(())
+    }
+
+    /// Writes one bank of neurons in packed order.
+    fn bank(&mut self, writer: &mut Writer, i: usize, bank: &BankSpec) -> Result<(), Failure> {
+        let NeuronFormat { dtype, d, inline_scales } = self.plan.format;
+        let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
+        let stride = u64::from(self.plan.spec.geometry.stride);
+        let neurons = bank.neurons as usize;
+        let mut parts: [Vec<u8>; 3] = Default::default();
+        let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sink = writer.begin_bank(i)?;
+        for first in (0..neurons).step_by(BATCH) {
+            let count = BATCH.min(neurons - first);
+            for (role, part) in [Role::Gate, Role::Up, Role::Down].into_iter().zip(&mut parts) {
+                let id = TensorId { role, layer: bank.layer, expert: bank.expert };
+                self.read(id, Some(i), first, count, d)?;
+                self.encode(id, dtype, d)?;
+                std::mem::swap(part, &mut self.encoded);
+            }
+            for n in 0..count {
+                let [g, u, w] = parts.each_ref().map(|p| &p[n * row..(n + 1) * row]);
+                for buffer in [&mut gate, &mut rest, &mut scales] {
+                    buffer.clear();
+                }
+                if inline_scales {
+                    gate.extend_from_slice(g);
+                    rest.extend_from_slice(u);
+                    rest.extend_from_slice(w);
+                } else {
+                    gate.extend_from_slice(&g[..quants]);
+                    rest.extend_from_slice(&u[..quants]);
+                    rest.extend_from_slice(&w[..quants]);
+                    for vector in [g, u, w] {
+                        scales.extend_from_slice(&vector[quants..]);
+                    }
+                }
+                sink.append_neuron(&gate, &rest, &scales)?;
+            }
+            self.advance(count as u64 * stride);
+        }
+        sink.finish()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! `emberflow verify`: is every byte of a container what it should be?
+
+use std::path::Path;
+
+use emberflow_kernels::{DType, error_bound};
+use emberflow_models::Checkpoint;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::{Role, TensorId};
+use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::container::Container;
+use serde::Serialize;
+
+use crate::cli::VerifyArgs;
+use crate::model::open_container;
+use crate::packed::Packed;
+use crate::{Failure, print_json, progress, size};
+
+/// What was found. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct VerifyResult {
+    /// The container.
+    pub file: String,
+    /// True when nothing is wrong.
+    pub ok: bool,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// What is wrong, each with its place.
+    pub problems: Vec<String>,
+    /// Comparison with the checkpoint, when one was given.
+    pub source: Option<SourceResult>,
+}
+
+/// Comparison of every weight with the checkpoint.
+#[derive(Debug, Clone, Serialize)]
+pub struct SourceResult {
+    /// Weights compared.
+    pub weights: u64,
+    /// Largest error, as a share of what its block format allows.
+    pub worst_share_of_bound: f64,
+    /// Tensor with that error.
+    pub worst_tensor: String,
+}
+
+/// Runs the command.
+pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
+    let container = open_container(&args.model)?;
+    let bar = progress::bytes("verifying", 0);
+    let report = container.verify(&mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    let mut result = VerifyResult {
+        file: container.path().display().to_string(),
+        ok: report.problems.is_empty(),
+        bytes: report.bytes,
+        problems: report.problems.iter().map(ToString::to_string).collect(),
+        source: None,
+    };
+    if let (true, Some(checkpoint)) = (result.ok, &args.source) {
+        result.source = Some(compare(&container, checkpoint)?);
+    }
+    if args.json {
+        print_json(&result)?;
+    } else {
+        for problem in &result.problems {
+            println!("{problem}");
+        }
+        if result.ok {
+            println!("{}: {} read, every checksum matches", result.file, size::show(result.bytes));
+        }
+        if let Some(s) = &result.source {
+            println!(
+                "{} weights within the bound of their format; worst: {:.1} % of the bound, in {}",
+                s.weights,
+                100.0 * s.worst_share_of_bound,
+                s.worst_tensor
+            );
+        }
+    }
+    if result.ok {
+        Ok(())
+    } else {
+        Err(Failure::Fault(format!(
+            "{} is damaged: copy it again or pack the checkpoint again",
+            result.file
+        )))
+    }
+}
+
+/// Compares every weight of `container` with `checkpoint`.
+///
+/// # Errors
+/// A fault naming the tensor, row and values where a weight is further from its
+/// source than its block format explains.
+pub fn compare(container: &Container, checkpoint: &Path) -> Result<SourceResult, Failure> {
+    let packed = Packed::new(container)?;
+    let source = emberflow_models::open(checkpoint)?;
+    let fingerprint = format!("{:016x}", source.fingerprint());
+    if fingerprint != packed.meta.source.fingerprint {
+        return Err(Failure::Fault(format!(
+            "{} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
+            container.path().display(),
+            packed.meta.source.name,
+            packed.meta.source.fingerprint,
+            checkpoint.display()
+        )));
+    }
+    let orders = Orders::of(container, packed.config())?;
+    let mut check = Comparison::new(source.as_ref());
+    for info in source.tensors() {
+        if matches!(info.id.role, Role::Gate | Role::Up | Role::Down) {
+            continue;
+        }
+        let (dtype, values) = packed.tensor(info.id)?;
+        let neurons = info.id.role == Role::PredictorFc2;
+        for (r, row) in values.chunks_exact(info.cols).enumerate() {
+            let original = if neurons { orders.original(info.id.layer as usize, r) } else { r };
+            check.row(info.id, original, dtype, row)?;
+        }
+    }
+    for (b, bank) in container.banks().iter().enumerate() {
+        packed.neurons(b, &mut |n, neuron| {
+            let original = orders.original(b, n);
+            for (role, row) in [
+                (Role::Gate, &neuron.gate),
+                (Role::Up, &neuron.up),
+                (Role::Down, &neuron.down),
+            ] {
+                let id = TensorId { role, layer: bank.layer, expert: bank.expert };
+                check.row(id, original, packed.ffn_dtype(), row)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(check.result)
+}
+
+/// Packed id → original id per bank; empty = the original order.
+struct Orders(Vec<Vec<u32>>);
+
+impl Orders {
+    /// From the statistics that the packer stored beside the neurons it sorted.
+    fn of(container: &Container, c: &ModelConfig) -> Result<Self, Failure> {
+        if container.stats().is_empty() {
+            return Ok(Self(Vec::new()));
+        }
+        let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
+        let stats = ActivationStats::parse(container.stats(), sizes[0], sizes[1], sizes[2])?;
+        let experts = stats.layers.into_iter().flat_map(|l| l.experts);
+        Ok(Self(experts.map(|e| e.original).collect()))
+    }
+
+    fn original(&self, bank: usize, packed: usize) -> usize {
+        match self.0.get(bank).and_then(|o| o.get(packed)) {
+            Some(&id) => id as usize,
+            None => packed,
+        }
+    }
+}
+
+struct Comparison<'a> {
+    source: &'a dyn Checkpoint,
+    buffer: Vec<f32>,
+    result: SourceResult,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(source: &'a dyn Checkpoint) -> Self {
+        Self {
+            source,
+            buffer: Vec::new(),
+            result: SourceResult {
+                weights: 0,
+                worst_share_of_bound: 0.0,
+                worst_tensor: String::new(),
+            },
+        }
+    }
+
+    fn row(&mut self, id: TensorId, row: usize, dtype: DType, found: &[f32]) -> Result<(), Failure> {
+        self.buffer.resize(found.len(), 0.0);
+        self.source.read_rows(id, row, 1, &mut self.buffer)?;
+        for (group, (want, have)) in self.buffer.chunks(32).zip(found.chunks(32)).enumerate() {
+            let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            let bound = error_bound(dtype, max);
+            for (i, (w, h)) in want.iter().zip(have).enumerate() {
+                let error = (w - h).abs();
+                if error > bound || error.is_nan() {
+                    return Err(Failure::Fault(format!(
+                        "tensor {id} row {row} column {}: {h} in the container, {w} in {}; \
+                         {} allows an error of {bound}",
+                        group * 32 + i,
+                        self.source.path().display(),
+                        dtype.name()
+                    )));
+                }
+                if bound > 0.0 && f64::from(error / bound) > self.result.worst_share_of_bound {
+                    self.result.worst_share_of_bound = f64::from(error / bound);
+                    self.result.worst_tensor = id.to_string();
+                }
+            }
+            self.result.weights += want.len() as u64;
+        }
+        Ok(())
+    }
+}

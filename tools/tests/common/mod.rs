@@ -1,0 +1,37 @@
+//! Running the program itself.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The built program.
+pub fn emberflow() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it and returns what it did.
+pub fn call(args: &[&str]) -> Output {
+    emberflow().args(args).output().unwrap()
+}
+
+/// Runs it, expects success, and parses its JSON.
+#[allow(dead_code, reason = "not every test file reads JSON")]
+pub fn json(args: &[&str]) -> serde_json::Value {
+    let output = call(args);
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The bundled model as a Hugging Face folder in `dir`.
+#[allow(dead_code, reason = "not every test file needs a checkpoint")]
+pub fn exported(dir: &Path) -> String {
+    let folder = dir.join("demo-hf").display().to_string();
+    let output = call(&["export", "-o", &folder]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    folder
+}

@@ -1,0 +1,191 @@
+//! `emberflow run` on the bundled model, as a user runs it.
+
+mod common;
+
+use common::{call, json};
+
+const PROMPT: &str = "A vector is a contiguous";
+
+fn generate(extra: &[&str]) -> serde_json::Value {
+    let mut args = vec!["run", "-p", PROMPT, "-n", "24", "--ignore-eos", "--json"];
+    args.extend(extra);
+    json(&args)
+}
+
+/// The smallest budget that works, as the refusal of a smaller one names it.
+fn smallest_budget(extra: &[&str]) -> u64 {
+    let mut args = vec!["run", "-p", PROMPT, "-n", "24", "--memory", "1MiB"];
+    args.extend(extra);
+    let output = call(&args);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (_, after) = message.split_once("--memory ").expect(&message);
+    let (mib, _) = after.split_once("MiB").expect(&message);
+    mib.parse().expect(&message)
+}
+
+#[test]
+fn most_of_the_ffn_can_stay_on_disk() {
+    let output = call(&["run", "--ffn-resident", "0.45", "-n", "32"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.len() > 60, "no text: {text:?}");
+    let summary = String::from_utf8(output.stderr).unwrap();
+    for part in ["tok/s", "ms/token", "read/token", "cache hits", "resident", "peak", "logits"] {
+        assert!(summary.contains(part), "summary lacks {part}: {summary}");
+    }
+    let report = generate(&["--ffn-resident", "0.45"]);
+    let resident = report["memory"]["ffn_resident_share"].as_f64().unwrap();
+    assert!((0.3..=0.5).contains(&resident), "{resident}");
+    assert!(report["io"]["bytes_read"].as_u64().unwrap() > 0, "nothing was read");
+}
+
+#[test]
+fn the_report_has_every_key_of_the_contract() {
+    let report = generate(&[]);
+    for key in [
+        "model", "text", "tokens", "prompt_tokens", "generated_tokens", "prefill_tokens_per_s",
+        "decode_tokens_per_s", "ttft_ms", "latency_ms", "memory", "io", "cache", "sparsity",
+        "logits_hash", "threads", "policy",
+    ] {
+        assert!(report.get(key).is_some(), "no {key}: {report}");
+    }
+    let groups: [(&str, &[&str]); 5] = [
+        ("latency_ms", &["mean", "p50", "p90", "p99"]),
+        (
+            "memory",
+            &["budget_bytes", "peak_rss_bytes", "fixed", "hot", "cold", "kv", "predictor", "scratch"],
+        ),
+        ("io", &["engine", "bytes_read", "reads", "wait_ms", "wait_share"]),
+        ("cache", &["hit_rate", "hot_hit_rate", "cold_hit_rate", "evictions"]),
+        ("sparsity", &["mode", "active_share", "predictor_recall"]),
+    ];
+    for (group, keys) in groups {
+        for key in keys {
+            assert!(report[group].get(key).is_some(), "no {group}.{key}");
+        }
+    }
+    assert_eq!(report["generated_tokens"], 24);
+}
+
+/// Peak RSS stays within the budget from the smallest one up, and the text and
+/// every logit stay the same whatever the budget, mode and thread count.
+#[test]
+fn the_budget_is_kept_and_changes_nothing_but_speed() {
+    let smallest = smallest_budget(&[]);
+    let expected = generate(&["--sparsity", "dense", "--threads", "1"]);
+    let full = expected["memory"]["budget_bytes"].as_u64().unwrap() >> 20;
+    assert!(full > smallest, "{full} {smallest}");
+    let mut seen_streaming = false;
+    for step in 0..=5 {
+        let mib = smallest + step * (full - smallest) / 5;
+        for (sparsity, threads) in [("exact", "2"), ("dense", "1"), ("exact", "4")] {
+            let memory = format!("{mib}MiB");
+            let args = ["--memory", &memory, "--sparsity", sparsity, "--threads", threads];
+            let floor = smallest_budget(&args[2..]);
+            if mib < floor {
+                // more threads or dense mode may need a little more
+                assert!(floor < smallest + 8, "{args:?} needs {floor} MiB");
+                continue;
+            }
+            let report = generate(&args);
+            let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
+            assert!(peak <= mib << 20, "{args:?}: peak {peak} above {mib} MiB");
+            seen_streaming |= report["io"]["bytes_read"].as_u64().unwrap() > 0;
+            for key in ["logits_hash", "text", "tokens"] {
+                assert_eq!(report[key], expected[key], "{args:?}: {key} differs");
+            }
+        }
+    }
+    assert!(seen_streaming, "no budget made it read");
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_logits() {
+    let best = generate(&[]);
+    for isa in ["scalar", "avx2", "avx512", "neon"] {
+        let output = common::emberflow()
+            .env("EMBERFLOW_ISA", isa)
+            .args(["run", "-p", PROMPT, "-n", "24", "--ignore-eos", "--json"])
+            .output()
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["logits_hash"], best["logits_hash"], "{isa} as {}", report["isa"]);
+    }
+}
+
+#[test]
+fn sampling_is_seeded() {
+    let draw = |seed: &str| generate(&["--temp", "1", "--top-p", "0.95", "--seed", seed]);
+    let (a, b, c) = (draw("1"), draw("1"), draw("2"));
+    assert_eq!(a["text"], b["text"]);
+    assert_ne!(a["text"], c["text"]);
+}
+
+#[test]
+fn wrong_use_is_refused_with_what_to_do() {
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["run", "--temp", "-1", "-p", "a"], 1, "temperature"),
+        (&["run", "--memory", "2cats"], 2, "unknown unit"),
+        (&["run", "/nowhere/model.ember", "-p", "a"], 1, "/nowhere/model.ember"),
+        (&["run", "--io", "telepathy"], 2, "telepathy"),
+        (&["run", "--context", "999999"], 1, "context"),
+        (&["run", "--sparsity", "exakt"], 2, "exact"),
+        (&["runn"], 2, "run"),
+        (&["run", "-p", ""], 1, "prompt"),
+    ];
+    for (args, code, part) in cases {
+        let output = call(args);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert!(message.contains(part), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn chat_uses_the_template_and_ends_with_its_input() {
+    use std::io::Write;
+    let mut child = common::emberflow()
+        .args(["run", "--chat", "--json", "-n", "8"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"What is a vector?\nAnd a slice?\n")
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let answers = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(answers.lines().count(), 2, "{answers}");
+}
+
+#[test]
+fn ctrl_c_ends_cleanly() {
+    let mut child = common::emberflow()
+        .args(["run", "-p", PROMPT, "-n", "900", "--ignore-eos", "--sparsity", "dense", "--threads", "1"])
+        .env("EMBERFLOW_ISA", "scalar")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // the first text on standard output says that generation has begun
+    use std::io::Read;
+    let mut stdout = child.stdout.take().unwrap();
+    let mut text = [0; PROMPT.len() + 1];
+    stdout.read_exact(&mut text).unwrap();
+    let status = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{message}");
+    assert!(message.contains("tok/s"), "no summary: {message}");
+}
