@@ -1,1 +1,144 @@
-//! Stub.
+//! Chat templates: a conversation as the text a model was trained on.
+//!
+//! Templates are Jinja as Hugging Face's `apply_chat_template` runs it: block
+//! tags swallow their line, Python's string methods work, `raise_exception`,
+//! `strftime_now`, a `tojson` that does not escape HTML, `break` and
+//! `continue` exist, and `tools` and `documents` are `None`. A template is
+//! code from a file: it can compute, but it reaches no files, and the number
+//! of its steps is bounded.
+
+mod date;
+mod json;
+mod methods;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, Value};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Steps one rendering may take. A long conversation needs some hundred
+/// thousand; a loop in a loop in a loop is stopped within seconds.
+const MAX_STEPS: u64 = 50_000_000;
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+/// A compiled chat template with the special tokens it may write.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// Compiles `template`. `bos` and `eos` are the texts of the tokens, empty
+    /// where the tokenizer has none.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] where the template does not parse.
+    pub fn new(template: &str, bos: &str, eos: &str) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().map_err(explain)?);
+        environment.set_fuel(Some(MAX_STEPS));
+        environment.set_unknown_method_callback(methods::call);
+        environment.add_filter("tojson", json::tojson);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_template_owned("chat", without_generation_tags(template)).map_err(explain)?;
+        let mut compiled = Self { environment, bos: bos.to_owned(), eos: eos.to_owned() };
+        compiled.set_clock(None);
+        Ok(compiled)
+    }
+
+    /// Fixes the time that `strftime_now` sees, in seconds since 1970 (UTC);
+    /// `None` is the system's clock. A template that writes today's date gives
+    /// another prompt tomorrow; whoever compares prompts sets a time.
+    pub fn set_clock(&mut self, unix_seconds: Option<i64>) {
+        let now = move |format: &str| -> Result<String, minijinja::Error> {
+            let seconds = unix_seconds.unwrap_or_else(|| {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                i64::try_from(since.as_secs()).unwrap_or(0)
+            });
+            date::strftime(format, seconds)
+                .map_err(|reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+        };
+        self.environment.add_function("strftime_now", now);
+    }
+
+    /// The prompt for `messages`. `add_generation_prompt` also opens the
+    /// assistant's next turn. The text carries its own special tokens:
+    /// tokenise it without adding more.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] where the template refuses the conversation
+    /// (its `raise_exception`), uses something unknown, or does not end.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|m| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]))
+            .collect();
+        let context = Value::from_pairs([
+            ("messages", Value::from(messages)),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+            ("bos_token", Value::from(self.bos.as_str())),
+            ("eos_token", Value::from(self.eos.as_str())),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+        ]);
+        let template = self.environment.get_template("chat").map_err(explain)?;
+        template.render(context).map_err(explain)
+    }
+}
+
+/// `raise_exception(message)`: the template's own refusal.
+fn raise_exception(message: &str) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("refused by the template: {message}")))
+}
+
+fn explain(error: minijinja::Error) -> Error {
+    let mut reason = match error.detail() {
+        Some(detail) => detail.to_owned(),
+        None => error.kind().to_string(),
+    };
+    if let Some(line) = error.line() {
+        reason.push_str(&format!(" (line {line})"));
+    }
+    Error::ChatTemplate { reason }
+}
+
+/// `{% generation %}` marks the assistant's words for training and writes
+/// nothing. The engine has no such tag; an `if` that always holds does the same.
+fn without_generation_tags(template: &str) -> String {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let inner = tag.trim_start_matches("{%").trim_end_matches("%}");
+        let name = inner.trim_matches(['-', '+']).trim();
+        match name {
+            "generation" => out.push_str(&tag.replace(name, "if true")),
+            "endgeneration" => out.push_str(&tag.replace(name, "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,387 @@
-//! Stub.
+//! The vocabulary of a GGUF file as `tokenizer.json` text.
+//!
+//! GGUF keeps tokens, scores and merges, and leaves the algorithm to whoever
+//! reads them. Two kinds are known: `llama`, a SentencePiece BPE whose merges
+//! follow from the scores, and `gpt2`, a byte-level BPE whose text splitting
+//! has a name ([`GgufVocab::pre`]). Everything downstream then needs one
+//! tokenizer only.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::Error;
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// Longest SentencePiece token, in bytes. Real ones stay below 100; finding
+/// merges takes time quadratic in it.
+const MAX_PIECE: usize = 512;
+
+/// The `tokenizer.ggml.*` keys of a GGUF file.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GgufVocab {
+    /// `model`: `llama` or `gpt2`.
+    pub model: String,
+    /// `pre`: name of the text splitting; `gpt2` only.
+    pub pre: Option<String>,
+    /// `tokens`, by id.
+    pub tokens: Vec<String>,
+    /// `scores`, one for each token; `llama` only.
+    pub scores: Vec<f32>,
+    /// `token_type`, one for each token: 1 normal, 2 unknown, 3 control,
+    /// 4 user-defined, 5 unused, 6 byte. May be empty for `gpt2`.
+    pub token_types: Vec<i32>,
+    /// `merges`, each `"left right"`; `gpt2` only.
+    pub merges: Vec<String>,
+    /// `bos_token_id`.
+    pub bos: Option<u32>,
+    /// `eos_token_id`.
+    pub eos: Option<u32>,
+    /// `unknown_token_id`.
+    pub unk: Option<u32>,
+    /// `add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `add_space_prefix`; `llama` only.
+    pub add_space_prefix: Option<bool>,
+}
+
+impl GgufVocab {
+    /// Whether a text starts with `bos`: as the file says, else as is usual
+    /// for its kind (yes for `llama` and for Llama 3's splitting).
+    pub fn adds_bos(&self) -> bool {
+        let usual = match self.model.as_str() {
+            "llama" => true,
+            _ => splitting(self.pre.as_deref()).is_ok_and(|split| split.is_llama3()),
+        };
+        self.bos.is_some() && self.add_bos.unwrap_or(usual)
+    }
+
+    /// The same tokenizer as the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for another kind or splitting, and where the lists
+    /// contradict each other.
+    pub fn to_tokenizer_json(&self) -> Result<String, Error> {
+        self.check_lists()?;
+        let parts = match self.model.as_str() {
+            "llama" => self.sentencepiece()?,
+            "gpt2" => self.byte_level()?,
+            other => {
+                let found = format!("{other:?}");
+                return Err(bad("tokenizer.ggml.model", found, "\"llama\" or \"gpt2\""));
+            }
+        };
+        let Parts { normalizer, pre_tokenizer, mut processors, decoder, model } = parts;
+        processors.extend(self.template()?);
+        let document = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": self.added_tokens(),
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
+            "post_processor": if processors.is_empty() {
+                Value::Null
+            } else {
+                json!({"type": "Sequence", "processors": processors})
+            },
+            "decoder": decoder,
+            "model": model,
+        });
+        Ok(document.to_string())
+    }
+
+    fn check_lists(&self) -> Result<(), Error> {
+        let n = self.tokens.len();
+        if n == 0 {
+            return Err(bad("tokenizer.ggml.tokens", "no tokens", "at least one"));
+        }
+        for (key, len) in [
+            ("tokenizer.ggml.scores", self.scores.len()),
+            ("tokenizer.ggml.token_type", self.token_types.len()),
+        ] {
+            if len != 0 && len != n {
+                return Err(bad(key, format!("{len} entries"), &format!("one for each of {n} tokens")));
+            }
+        }
+        for (key, id) in [
+            ("tokenizer.ggml.bos_token_id", self.bos),
+            ("tokenizer.ggml.eos_token_id", self.eos),
+            ("tokenizer.ggml.unknown_token_id", self.unk),
+        ] {
+            if let Some(id) = id.filter(|id| self.token(*id).is_none()) {
+                return Err(bad(key, id, &format!("a token id below {n}")));
+            }
+        }
+        for (id, kind) in self.token_types.iter().enumerate() {
+            if !(NORMAL..=BYTE).contains(kind) {
+                let key = format!("tokenizer.ggml.token_type[{id}]");
+                return Err(bad(&key, kind, "1 to 6"));
+            }
+        }
+        Ok(())
+    }
+
+    fn token(&self, id: u32) -> Option<&str> {
+        self.tokens.get(usize::try_from(id).ok()?).map(String::as_str)
+    }
+
+    fn kind(&self, index: usize) -> i32 {
+        self.token_types.get(index).copied().unwrap_or(NORMAL)
+    }
+
+    /// Token text to id. Empty tokens and the padding that converters append
+    /// to reach the model's vocabulary are holes.
+    fn vocab(&self) -> Result<HashMap<&str, usize>, Error> {
+        let mut ids = HashMap::with_capacity(self.tokens.len());
+        for (index, token) in self.tokens.iter().enumerate() {
+            let padding = self.kind(index) == UNUSED && *token == format!("[PAD{index}]");
+            if token.is_empty() || padding {
+                continue;
+            }
+            if let Some(first) = ids.insert(token.as_str(), index) {
+                let found = format!("{token:?} as token {first} and as token {index}");
+                return Err(bad("tokenizer.ggml.tokens", found, "each token once"));
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Tokens that are found in a text before anything else is.
+    fn added_tokens(&self) -> Vec<Value> {
+        let named = [self.bos, self.eos, self.unk];
+        let is_named = |index| named.iter().flatten().any(|id| usize::try_from(*id) == Ok(index));
+        let mut added = Vec::new();
+        for (index, token) in self.tokens.iter().enumerate() {
+            let kind = self.kind(index);
+            let special = matches!(kind, CONTROL | UNKNOWN) || is_named(index);
+            if (special || kind == USER_DEFINED) && !token.is_empty() {
+                added.push(json!({
+                    "id": index, "content": token, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": special,
+                }));
+            }
+        }
+        added
+    }
+
+    /// The post-processor that puts `bos` and `eos` around a text, if any.
+    fn template(&self) -> Result<Option<Value>, Error> {
+        let bos = self.bos.filter(|_| self.adds_bos());
+        let eos = self.eos.filter(|_| self.add_eos.unwrap_or(false));
+        if bos.is_none() && eos.is_none() {
+            return Ok(None);
+        }
+        let mut defined = Map::new();
+        let mut piece = |id: Option<u32>| -> Result<Option<Value>, Error> {
+            let Some(id) = id else { return Ok(None) };
+            let text = self.token(id).filter(|text| !text.is_empty());
+            let text = text.ok_or_else(|| bad("tokenizer.ggml.tokens", format!("an empty token {id}"), "the text of bos and eos"))?;
+            defined.insert(text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}));
+            Ok(Some(json!({"SpecialToken": {"id": text, "type_id": 0}})))
+        };
+        let (before, after) = (piece(bos)?, piece(eos)?);
+        let around = |sequence: &str| -> Vec<Value> {
+            let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
+            before.iter().cloned().chain([text]).chain(after.iter().cloned()).collect()
+        };
+        let pair: Vec<Value> = around("A").into_iter().chain(around("B")).collect();
+        Ok(Some(json!({
+            "type": "TemplateProcessing", "single": around("A"), "pair": pair,
+            "special_tokens": defined,
+        })))
+    }
+
+    fn sentencepiece(&self) -> Result<Parts, Error> {
+        if self.scores.is_empty() || self.token_types.is_empty() {
+            let found = format!("{} scores and {} types", self.scores.len(), self.token_types.len());
+            return Err(bad("tokenizer.ggml.scores and token_type", found, "one for each token"));
+        }
+        let ids = self.vocab()?;
+        let merges = self.merges_by_score(&ids)?;
+        let unknown = self.unk.and_then(|id| self.token(id)).or_else(|| {
+            let index = self.token_types.iter().position(|kind| *kind == UNKNOWN)?;
+            self.tokens.get(index).map(String::as_str)
+        });
+        let mut normalizers = vec![replace(" ", "▁")];
+        let mut decoders = vec![replace("▁", " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
+        if self.add_space_prefix.unwrap_or(true) {
+            normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
+            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        Ok(Parts {
+            normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+            pre_tokenizer: Value::Null,
+            processors: Vec::new(),
+            decoder: json!({"type": "Sequence", "decoders": decoders}),
+            model: json!({
+                "type": "BPE", "dropout": null, "unk_token": unknown,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+                "byte_fallback": self.token_types.contains(&BYTE), "ignore_merges": false,
+                "vocab": ids, "merges": merges,
+            }),
+        })
+    }
+
+    /// SentencePiece joins the neighbours whose union scores best. As a merge
+    /// list: every split of a token into two tokens, best token first.
+    fn merges_by_score<'a>(&'a self, ids: &HashMap<&'a str, usize>) -> Result<Vec<[&'a str; 2]>, Error> {
+        struct Split<'a> {
+            score: f32,
+            chars: [usize; 2],
+            parts: [&'a str; 2],
+        }
+        let mut splits: Vec<Split<'a>> = Vec::new();
+        for (index, (token, score)) in self.tokens.iter().zip(&self.scores).enumerate() {
+            let kind = self.kind(index);
+            if !score.is_finite() {
+                let key = format!("tokenizer.ggml.scores[{index}]");
+                return Err(bad(&key, score, "a finite number"));
+            }
+            if kind == BYTE && !is_byte_token(token) {
+                let key = format!("tokenizer.ggml.tokens[{index}]");
+                return Err(bad(&key, format!("{token:?} of type byte"), "<0xHH>"));
+            }
+            if !matches!(kind, NORMAL | USER_DEFINED) {
+                continue;
+            }
+            if token.len() > MAX_PIECE {
+                let key = format!("tokenizer.ggml.tokens[{index}]");
+                return Err(bad(&key, format!("{} bytes", token.len()), &format!("at most {MAX_PIECE}")));
+            }
+            let mut own: Vec<([usize; 2], Split<'a>)> = Vec::new();
+            let total = token.chars().count();
+            for (chars, (at, _)) in token.char_indices().enumerate().skip(1) {
+                let (left, right) = token.split_at(at);
+                if let (Some(l), Some(r)) = (ids.get(left), ids.get(right)) {
+                    let split = Split { score: *score + 0.0, chars: [chars, total - chars], parts: [left, right] };
+                    own.push(([*l, *r], split));
+                }
+            }
+            own.sort_by_key(|(ids, _)| *ids);
+            splits.extend(own.into_iter().map(|(_, split)| split));
+        }
+        // Stable: equal scores and lengths stay in vocabulary order.
+        splits.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| b.chars.cmp(&a.chars)));
+        Ok(splits.into_iter().map(|split| split.parts).collect())
+    }
+
+    fn byte_level(&self) -> Result<Parts, Error> {
+        let split = splitting(self.pre.as_deref())?;
+        let ids = self.vocab()?;
+        let mut merges = Vec::with_capacity(self.merges.len());
+        for (rank, merge) in self.merges.iter().enumerate() {
+            let parts = merge.split_once(' ').filter(|(l, r)| !l.is_empty() && !r.is_empty() && !r.contains(' '));
+            let (left, right) = parts.ok_or_else(|| {
+                let key = format!("tokenizer.ggml.merges[{rank}]");
+                bad(&key, format!("{merge:?}"), "two tokens with a space between them")
+            })?;
+            merges.push([left, right]);
+        }
+        let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        let steps: Vec<Value> = split
+            .patterns
+            .iter()
+            .map(|regex| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}))
+            .chain([level.clone()])
+            .collect();
+        Ok(Parts {
+            normalizer: if split.nfc { json!({"type": "NFC"}) } else { Value::Null },
+            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
+            processors: vec![level.clone()],
+            decoder: level,
+            model: json!({
+                "type": "BPE", "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+                "byte_fallback": false, "ignore_merges": split.is_llama3(),
+                "vocab": ids, "merges": merges,
+            }),
+        })
+    }
+}
+
+/// What the two kinds fill in differently.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    processors: Vec<Value>,
+    decoder: Value,
+    model: Value,
+}
+
+/// One way to cut a text into the pieces that merges work in.
+struct Splitting {
+    names: &'static [&'static str],
+    /// Applied one after another, each to what the ones before it left.
+    patterns: &'static [&'static str],
+    /// The text is brought to Unicode NFC first.
+    nfc: bool,
+}
+
+impl Splitting {
+    /// Llama 3's tokenizer adds `bos` and takes a whole piece that is a token
+    /// without going through the merges.
+    fn is_llama3(&self) -> bool {
+        self.names.contains(&"llama-bpe")
+    }
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+const SPLITTINGS: &[Splitting] = &[
+    Splitting {
+        names: &["default"],
+        patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+        nfc: false,
+    },
+    Splitting { names: &["gpt-2"], patterns: &[GPT2], nfc: false },
+    Splitting { names: &["smollm"], patterns: &[r"\p{N}", GPT2], nfc: false },
+    Splitting {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        patterns: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: false,
+    },
+    Splitting {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        patterns: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: true,
+    },
+];
+
+/// Files from before the key existed have no name; theirs is `default`.
+fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error> {
+    let name = name.unwrap_or("default");
+    SPLITTINGS.iter().find(|split| split.names.contains(&name)).ok_or_else(|| {
+        let known: Vec<&str> = SPLITTINGS.iter().flat_map(|split| split.names).copied().collect();
+        bad("tokenizer.ggml.pre", format!("{name:?}"), &format!("one of {}", known.join(", ")))
+    })
+}
+
+fn replace(from: &str, to: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": from}, "content": to})
+}
+
+fn is_byte_token(token: &str) -> bool {
+    token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).is_some_and(|digits| {
+        digits.len() == 2 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
+    })
+}
+
+fn bad(key: &str, found: impl std::fmt::Display, expected: &str) -> Error {
+    Error::Tokenizer { what: key.to_owned(), found: found.to_string(), expected: expected.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

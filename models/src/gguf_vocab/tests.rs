@@ -1,0 +1,145 @@
+use super::*;
+use crate::tokenizer::Tokenizer;
+
+/// `<unk>`, `<s>`, `</s>`, all byte tokens, then the given pieces with falling scores.
+fn pieces(pieces: &[&str]) -> GgufVocab {
+    let mut vocab = GgufVocab {
+        model: "llama".into(),
+        bos: Some(1),
+        eos: Some(2),
+        unk: Some(0),
+        ..GgufVocab::default()
+    };
+    let mut add = |token: String, score: f32, kind: i32| {
+        vocab.tokens.push(token);
+        vocab.scores.push(score);
+        vocab.token_types.push(kind);
+    };
+    add("<unk>".into(), 0.0, UNKNOWN);
+    add("<s>".into(), 0.0, CONTROL);
+    add("</s>".into(), 0.0, CONTROL);
+    for byte in 0..=255u8 {
+        add(format!("<0x{byte:02X}>"), 0.0, BYTE);
+    }
+    for (rank, piece) in (0u16..).zip(pieces) {
+        add((*piece).into(), -f32::from(rank), NORMAL);
+    }
+    vocab
+}
+
+fn byte_level(pre: Option<&str>) -> GgufVocab {
+    GgufVocab {
+        model: "gpt2".into(),
+        pre: pre.map(Into::into),
+        tokens: ["a", "b", "Ġ", "ab", "Ġab", "1", "<|end|>", "[PAD7]"].map(Into::into).into(),
+        token_types: vec![1, 1, 1, 1, 1, 1, 3, 5],
+        merges: ["a b", "Ġ ab"].map(Into::into).into(),
+        bos: Some(6),
+        ..GgufVocab::default()
+    }
+}
+
+fn refusal(vocab: &GgufVocab) -> String {
+    vocab.to_tokenizer_json().unwrap_err().to_string()
+}
+
+fn tokenizer(vocab: &GgufVocab) -> Tokenizer {
+    Tokenizer::from_json(&vocab.to_tokenizer_json().unwrap()).unwrap()
+}
+
+#[test]
+fn the_best_score_is_merged_first() {
+    let vocab = pieces(&["bc", "ab", "▁", "a", "b", "c"]);
+    let id = |piece: &str| u32::try_from(vocab.tokens.iter().position(|t| t == piece).unwrap()).unwrap();
+    let found = tokenizer(&vocab).encode("abc", true).unwrap();
+    assert_eq!(found, [1, id("▁"), id("a"), id("bc")]);
+}
+
+#[test]
+fn without_the_space_prefix_none_is_added_or_dropped() {
+    let mut vocab = pieces(&["▁", "a"]);
+    vocab.add_space_prefix = Some(false);
+    let tokenizer = tokenizer(&vocab);
+    let ids = tokenizer.encode(" a", false).unwrap();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), " a");
+}
+
+#[test]
+fn bos_and_eos_follow_the_keys_and_the_kind() {
+    let ends = |vocab: &GgufVocab| tokenizer(vocab).encode("ab", true).unwrap();
+    let mut vocab = byte_level(Some("qwen2"));
+    assert_eq!(ends(&vocab), [3]);
+    vocab.add_bos = Some(true);
+    vocab.add_eos = Some(true);
+    vocab.eos = Some(6);
+    assert_eq!(ends(&vocab), [6, 3, 6]);
+    let mut vocab = byte_level(Some("llama-bpe"));
+    assert!(vocab.adds_bos());
+    assert_eq!(ends(&vocab), [6, 3]);
+    vocab.add_bos = Some(false);
+    assert!(!vocab.adds_bos());
+    assert_eq!(ends(&vocab), [3]);
+    vocab.bos = None;
+    vocab.add_bos = Some(true);
+    assert!(!vocab.adds_bos());
+}
+
+#[test]
+fn padding_is_no_token() {
+    let tokenizer = tokenizer(&byte_level(None));
+    assert_eq!(tokenizer.id_to_token(7), None);
+    assert_eq!(tokenizer.decode(&[3, 7, 4], false).unwrap(), "ab ab");
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_known_ones() {
+    let found = refusal(&byte_level(Some("new-bpe")));
+    assert!(found.contains("\"new-bpe\"") && found.contains("llama-bpe, llama3"), "{found}");
+    let found = refusal(&GgufVocab { model: "t5".into(), ..byte_level(None) });
+    assert!(found.contains("\"t5\"") && found.contains("\"llama\" or \"gpt2\""), "{found}");
+}
+
+#[test]
+fn lists_that_contradict_each_other_are_refused() {
+    let with = |change: fn(&mut GgufVocab)| {
+        let mut vocab = pieces(&["a"]);
+        change(&mut vocab);
+        refusal(&vocab)
+    };
+    assert!(with(|v| v.tokens.clear()).contains("no tokens"));
+    assert!(with(|v| v.scores.truncate(5)).contains("scores: found 5 entries"));
+    assert!(with(|v| v.scores.clear()).contains("0 scores"));
+    assert!(with(|v| v.token_types.push(1)).contains("token_type: found 261 entries"));
+    assert!(with(|v| v.token_types[4] = 9).contains("token_type[4]"));
+    assert!(with(|v| v.scores[259] = f32::NAN).contains("scores[259]"));
+    assert!(with(|v| v.bos = Some(260)).contains("bos_token_id"));
+    assert!(with(|v| v.unk = Some(u32::MAX)).contains("unknown_token_id"));
+    assert!(with(|v| v.tokens[5] = "<0x0g>".into()).contains("tokens[5]"));
+    assert!(with(|v| v.tokens[5] = "a".into()).contains("\"a\" as token"));
+    assert!(with(|v| v.tokens[259] = "a".repeat(MAX_PIECE + 1)).contains("513 bytes"));
+    assert!(with(|v| v.tokens[1].clear()).contains("empty token 1"));
+}
+
+#[test]
+fn merges_of_unknown_or_malformed_tokens_are_refused() {
+    let mut vocab = byte_level(None);
+    vocab.merges.push("ab".into());
+    assert!(refusal(&vocab).contains("merges[2]"));
+    vocab.merges[2] = "a b c".into();
+    assert!(refusal(&vocab).contains("merges[2]"));
+    vocab.merges[2] = "ab ab".into();
+    let json = vocab.to_tokenizer_json().unwrap();
+    let error = Tokenizer::from_json(&json).unwrap_err().to_string();
+    assert!(error.contains("no token \"abab\""), "{error}");
+}
+
+#[test]
+fn every_splitting_compiles() {
+    for split in SPLITTINGS {
+        for name in split.names {
+            let tokenizer = tokenizer(&byte_level(Some(name)));
+            assert_eq!(tokenizer.encode("ab ab1", false).unwrap(), [3, 4, 5], "{name}");
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! What a `tokenizer.json` must be before it is handed to the `tokenizers`
+//! crate.
+//!
+//! The crate trusts its input: a merge whose parts are longer than any token,
+//! a template that names a token it does not define, or a strip step on an
+//! empty token make it panic. Components outside the families we support
+//! would be accepted and could change the tokens silently. So the file is
+//! read once here, against a closed list.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::Error;
+
+/// Ids above this would make tables of the vocabulary's size too large.
+const MAX_ID: u32 = (1 << 24) - 1;
+
+/// What the rest of the module needs to know about a checked file.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub decoding: Decoding,
+    /// Added tokens with the ids the file gives them.
+    pub added: Vec<(String, u32)>,
+    pub special: HashSet<u32>,
+    /// One more than the largest id.
+    pub size: u32,
+}
+
+/// How tokens become text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Decoding {
+    /// Every character of a token stands for a byte.
+    ByteLevel,
+    /// Tokens are text with a visible space, and bytes as `<0xHH>`.
+    Pieces(Pieces),
+}
+
+/// The steps of a SentencePiece-like decoder.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Pieces {
+    /// Text replacements, in order (`▁` by a space).
+    pub replace: Vec<(String, String)>,
+    pub byte_fallback: bool,
+    /// Leading spaces to drop from the whole text.
+    pub strip: usize,
+}
+
+#[derive(Deserialize)]
+struct KindOnly<'a> {
+    #[serde(borrow)]
+    model: KindOfModel<'a>,
+}
+
+#[derive(Deserialize)]
+struct KindOfModel<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct File<'a> {
+    #[serde(borrow)]
+    model: Bpe<'a>,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+    post_processor: Option<Value>,
+    decoder: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Bpe<'a> {
+    dropout: Option<f64>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(borrow)]
+    vocab: HashMap<Text<'a>, u32>,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+/// Borrowed where the JSON has no escapes: a large vocabulary is not copied.
+#[derive(PartialEq, Eq, Hash)]
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Borrowed<'b>(#[serde(borrow)] Cow<'b, str>);
+        Borrowed::deserialize(deserializer).map(|text| Self(text.0))
+    }
+}
+
+/// `["a", "b"]`, or `"a b"` in older files.
+struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        fn halves(text: &str) -> Option<(&str, &str)> {
+            text.split_once(' ').filter(|(_, right)| !right.contains(' '))
+        }
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("two tokens: [\"a\", \"b\"] or \"a b\"")
+            }
+
+            fn visit_borrowed_str<E: serde::de::Error>(self, v: &'de str) -> Result<Self::Value, E> {
+                let (a, b) = halves(v).ok_or_else(|| E::custom("a merge needs two tokens"))?;
+                Ok(Merge(a.into(), b.into()))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Self::Value, E> {
+                let (a, b) = halves(v).ok_or_else(|| E::custom("a merge needs two tokens"))?;
+                Ok(Merge(a.to_owned().into(), b.to_owned().into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let short = || serde::de::Error::custom("a merge needs two tokens");
+                let a: Text<'de> = seq.next_element()?.ok_or_else(short)?;
+                let b: Text<'de> = seq.next_element()?.ok_or_else(short)?;
+                if seq.next_element::<serde::de::IgnoredAny>()?.is_some() {
+                    return Err(short());
+                }
+                Ok(Merge(a.0, b.0))
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// Checks the text of a `tokenizer.json`.
+pub(super) fn check(json: &str) -> Result<Checked, Error> {
+    let kind = serde_json::from_str::<KindOnly>(json)
+        .map_err(|error| bad("tokenizer.json", error, "json with model.type"))?;
+    if kind.model.kind != "BPE" {
+        return Err(bad("model.type", &kind.model.kind, "BPE, the only kind supported"));
+    }
+    let file = serde_json::from_str::<File>(json)
+        .map_err(|error| bad("tokenizer.json", error, "the format of tokenizers 0.x"))?;
+    let mut size = check_model(&file.model)?;
+    let mut special = HashSet::new();
+    for token in &file.added_tokens {
+        if token.id > MAX_ID || token.content.is_empty() {
+            let expected = format!("some text and an id up to {MAX_ID}");
+            return Err(bad("added token", format!("{:?} with id {}", token.content, token.id), &expected));
+        }
+        size = size.max(token.id + 1);
+        if token.special {
+            special.insert(token.id);
+        }
+    }
+    each(file.normalizer.as_ref(), "normalizer", "normalizers", &mut check_normalizer)?;
+    each(file.pre_tokenizer.as_ref(), "pre_tokenizer", "pretokenizers", &mut check_pre_tokenizer)?;
+    let known = |id: u64| id < u64::from(size);
+    each(file.post_processor.as_ref(), "post_processor", "processors", &mut |step| {
+        check_post_processor(step, &known)
+    })?;
+    let decoding = check_decoder(file.decoder.as_ref())?;
+    let added = file.added_tokens.into_iter().map(|t| (t.content, t.id)).collect();
+    Ok(Checked { decoding, added, special, size })
+}
+
+fn bad(what: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::Tokenizer {
+        what: what.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_owned(),
+    }
+}
+
+/// Checks vocabulary and merges; answers one more than the largest id.
+fn check_model(model: &Bpe<'_>) -> Result<u32, Error> {
+    if let Some(dropout) = model.dropout.filter(|p| *p != 0.0) {
+        return Err(bad("model.dropout", dropout, "null: tokens must not depend on chance"));
+    }
+    for (key, value) in [
+        ("model.continuing_subword_prefix", &model.continuing_subword_prefix),
+        ("model.end_of_word_suffix", &model.end_of_word_suffix),
+    ] {
+        if let Some(text) = value.as_deref().filter(|text| !text.is_empty()) {
+            return Err(bad(key, format!("{text:?}"), "null"));
+        }
+    }
+    let largest = model.vocab.values().copied().max();
+    let Some(largest) = largest else {
+        return Err(bad("model.vocab", "no tokens", "at least one"));
+    };
+    if largest > MAX_ID {
+        return Err(bad("model.vocab", format!("id {largest}"), &format!("ids up to {MAX_ID}")));
+    }
+    let mut taken = HashMap::with_capacity(model.vocab.len());
+    for (token, id) in &model.vocab {
+        if let Some(other) = taken.insert(*id, &token.0) {
+            let both = format!("id {id} for {other:?} and for {:?}", token.0);
+            return Err(bad("model.vocab", both, "one token for each id"));
+        }
+    }
+    let mut joined = String::new();
+    for (rank, Merge(left, right)) in model.merges.iter().enumerate() {
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        for part in [left.as_ref(), right.as_ref(), joined.as_str()] {
+            if !model.vocab.contains_key(&Text(Cow::Borrowed(part))) {
+                let what = format!("model.merges[{rank}] ({left:?}, {right:?})");
+                return Err(bad(&what, format!("no token {part:?}"), "tokens of the vocabulary"));
+            }
+        }
+    }
+    Ok(largest + 1)
+}
+
+/// Runs `check` over a component, or over each step of a `Sequence` of them.
+fn each(
+    component: Option<&Value>,
+    what: &str,
+    steps_key: &str,
+    check: &mut dyn FnMut(&Value) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match component {
+        None | Some(Value::Null) => Ok(()),
+        Some(component) if kind_of(component) == "Sequence" => {
+            let Some(steps) = component.get(steps_key).and_then(Value::as_array) else {
+                return Err(bad(&format!("{what}.{steps_key}"), "no list", "the steps of the sequence"));
+            };
+            steps.iter().try_for_each(|step| each(Some(step), what, steps_key, check))
+        }
+        Some(component) => check(component),
+    }
+}
+
+fn kind_of(component: &Value) -> &str {
+    component.get("type").and_then(Value::as_str).unwrap_or("")
+}
+
+fn unsupported(what: &str, component: &Value, supported: &str) -> Error {
+    let mut found = component.to_string();
+    if found.len() > 200 {
+        found = format!("{} …", found.chars().take(200).collect::<String>());
+    }
+    bad(what, found, supported)
+}
+
+fn check_normalizer(step: &Value) -> Result<(), Error> {
+    match kind_of(step) {
+        "Prepend" | "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" => Ok(()),
+        "Replace" => check_pattern("normalizer Replace", step),
+        _ => Err(unsupported(
+            "normalizer",
+            step,
+            "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD or Lowercase",
+        )),
+    }
+}
+
+fn check_pre_tokenizer(step: &Value) -> Result<(), Error> {
+    match kind_of(step) {
+        "ByteLevel" | "Metaspace" | "Digits" | "Punctuation" | "Whitespace" | "WhitespaceSplit" => Ok(()),
+        "Split" => check_pattern("pre_tokenizer Split", step),
+        _ => Err(unsupported(
+            "pre_tokenizer",
+            step,
+            "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace or WhitespaceSplit",
+        )),
+    }
+}
+
+/// An empty literal matches everywhere and nowhere.
+fn check_pattern(what: &str, step: &Value) -> Result<(), Error> {
+    let pattern = step.get("pattern");
+    let text = ["String", "Regex"].iter().find_map(|k| pattern?.get(k)?.as_str());
+    match text {
+        Some(text) if !text.is_empty() => Ok(()),
+        _ => Err(unsupported(what, step, "a pattern that is a String or a Regex, not empty")),
+    }
+}
+
+fn check_post_processor(step: &Value, known: &dyn Fn(u64) -> bool) -> Result<(), Error> {
+    match kind_of(step) {
+        "ByteLevel" => Ok(()),
+        "TemplateProcessing" => check_template(step, known),
+        _ => Err(unsupported("post_processor", step, "Sequence, ByteLevel or TemplateProcessing")),
+    }
+}
+
+/// A template for one text may use sequence A and the special tokens it defines.
+fn check_template(step: &Value, known: &dyn Fn(u64) -> bool) -> Result<(), Error> {
+    let wrong = || unsupported("post_processor TemplateProcessing", step, "sequence A once and defined special tokens");
+    let defined = step.get("special_tokens").and_then(Value::as_object).ok_or_else(wrong)?;
+    for token in defined.values() {
+        let ids = token.get("ids").and_then(Value::as_array).ok_or_else(wrong)?;
+        let texts = token.get("tokens").and_then(Value::as_array).ok_or_else(wrong)?;
+        if ids.len() != texts.len() || !ids.iter().all(|id| id.as_u64().is_some_and(known)) {
+            return Err(wrong());
+        }
+    }
+    let mut texts = 0;
+    for piece in step.get("single").and_then(Value::as_array).ok_or_else(wrong)? {
+        let name = |kind: &str| piece.get(kind)?.get("id")?.as_str();
+        match (name("SpecialToken"), name("Sequence")) {
+            (Some(id), None) if defined.contains_key(id) => {}
+            (None, Some("A")) => texts += 1,
+            _ => return Err(wrong()),
+        }
+    }
+    if texts == 1 { Ok(()) } else { Err(wrong()) }
+}
+
+fn check_decoder(decoder: Option<&Value>) -> Result<Decoding, Error> {
+    const SUPPORTED: &str = "ByteLevel, or a Sequence of Replace, ByteFallback, Fuse and Strip of \
+                             leading spaces in this order";
+    let mut steps = Vec::new();
+    each(decoder, "decoder", "decoders", &mut |step| {
+        steps.push(step.clone());
+        Ok(())
+    })?;
+    if let [only] = steps.as_slice()
+        && kind_of(only) == "ByteLevel"
+    {
+        return Ok(Decoding::ByteLevel);
+    }
+    let mut pieces = Pieces::default();
+    let mut reached = 0;
+    for step in &steps {
+        let wrong = || unsupported("decoder", step, SUPPORTED);
+        let text = |key: &str| step.get(key).and_then(Value::as_str);
+        let number = |key: &str| step.get(key).and_then(Value::as_u64);
+        let stage = match kind_of(step) {
+            "Replace" => {
+                let from = step.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str);
+                let from = from.filter(|from| !from.is_empty()).ok_or_else(wrong)?;
+                let to = text("content").ok_or_else(wrong)?;
+                pieces.replace.push((from.to_owned(), to.to_owned()));
+                1
+            }
+            "ByteFallback" => {
+                pieces.byte_fallback = true;
+                2
+            }
+            "Fuse" => 3,
+            "Strip" if reached == 3 && text("content") == Some(" ") && number("stop") == Some(0) => {
+                let start = number("start").and_then(|n| usize::try_from(n).ok());
+                pieces.strip = start.ok_or_else(wrong)?;
+                4
+            }
+            _ => return Err(wrong()),
+        };
+        if stage < reached || (stage == reached && stage != 1) {
+            return Err(wrong());
+        }
+        reached = stage;
+    }
+    if reached == 0 {
+        return Err(bad("decoder", "none", SUPPORTED));
+    }
+    Ok(Decoding::Pieces(pieces))
+}

@@ -1,0 +1,249 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A byte-level tokenizer over the whole byte alphabet, with one merge.
+fn byte_level() -> Value {
+    let alphabet = (0x21..=0x7e).chain(0xa1..=0xac).chain(0xae..=0xff).chain(0x100..=0x143);
+    let mut vocab: serde_json::Map<String, Value> =
+        alphabet.filter_map(char::from_u32).zip(0..).map(|(c, id)| (c.to_string(), json!(id))).collect();
+    vocab.insert("ab".into(), json!(256));
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [{"id": 257, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [257], "tokens": ["<|end|>"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": vocab, "merges": [["a", "b"]]}
+    })
+}
+
+/// Pieces with a visible space, byte fallback and a dropped first space.
+fn pieces() -> Value {
+    let mut file = byte_level();
+    let mut vocab = serde_json::Map::new();
+    for (id, token) in ["<unk>", "▁", "a", "b", "▁a", "é"].into_iter().enumerate() {
+        vocab.insert(token.into(), json!(id));
+    }
+    for byte in 0..=255u8 {
+        vocab.insert(format!("<0x{byte:02X}>"), json!(10 + u32::from(byte)));
+    }
+    file["model"]["vocab"] = vocab.into();
+    file["model"]["merges"] = json!(["▁ a"]);
+    file["model"]["byte_fallback"] = json!(true);
+    file["added_tokens"] = json!([]);
+    file["post_processor"] = Value::Null;
+    file["pre_tokenizer"] = Value::Null;
+    file["normalizer"] = json!({"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]});
+    file["decoder"] = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]});
+    file
+}
+
+fn read(file: &Value) -> Tokenizer {
+    Tokenizer::from_json(&file.to_string()).unwrap()
+}
+
+fn streamed(mut stream: StreamDecoder<'_>, ids: &[u32]) -> String {
+    let mut text: String = ids.iter().filter_map(|id| stream.push(*id)).collect();
+    text.extend(stream.finish());
+    text
+}
+
+#[test]
+fn truncation_of_the_file_is_ignored_and_special_tokens_are_optional() {
+    let tokenizer = read(&byte_level());
+    let ids = tokenizer.encode("ab a<|end|>", false).unwrap();
+    assert_eq!(ids.first(), Some(&256));
+    assert_eq!(ids.last(), Some(&257));
+    assert_eq!(tokenizer.encode("ab a<|end|>", true).unwrap().len(), ids.len() + 1);
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "ab a");
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), "ab a<|end|>");
+    assert_eq!(tokenizer.vocab_size(), 258);
+    assert_eq!(tokenizer.token_to_id("<|end|>"), Some(257));
+    assert_eq!(tokenizer.id_to_token(258), None);
+    assert!(tokenizer.is_special(257) && !tokenizer.is_special(256));
+}
+
+#[test]
+fn a_stream_holds_back_half_a_character() {
+    let tokenizer = read(&byte_level());
+    let ids = tokenizer.encode("é😀", false).unwrap();
+    let mut stream = tokenizer.stream();
+    let parts: Vec<_> = ids.iter().map(|id| stream.push(*id)).collect();
+    assert_eq!(parts, [None, Some("é".into()), None, None, None, Some("😀".into())]);
+    assert_eq!(stream.finish(), None);
+    assert_eq!(streamed(tokenizer.stream(), &ids[..1]), "\u{fffd}");
+}
+
+#[test]
+fn only_the_first_space_of_a_whole_text_is_dropped() {
+    let tokenizer = read(&pieces());
+    let (space, a, space_a, e) = (1, 2, 4, 5);
+    for (ids, whole, after_prompt) in [
+        (vec![space_a, space_a], "a a", " a a"),
+        (vec![space, space_a], " a", "  a"),
+        (vec![a, space_a], "a a", "a a"),
+        (vec![space, e], "é", " é"),
+        (vec![10 + 0x20, space_a], " a", "  a"),
+    ] {
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), whole);
+        assert_eq!(streamed(tokenizer.stream(), &ids), whole);
+        assert_eq!(streamed(tokenizer.stream_after_prompt(), &ids), after_prompt);
+    }
+}
+
+#[test]
+fn fallback_bytes_become_characters_as_soon_as_they_are_complete() {
+    let tokenizer = read(&pieces());
+    let bytes = "€".bytes().map(|b| 10 + u32::from(b));
+    let mut stream = tokenizer.stream();
+    let parts: Vec<_> = bytes.map(|id| stream.push(id)).collect();
+    assert_eq!(parts, [None, None, Some("€".into())]);
+    assert_eq!(stream.push(10 + 0xff), Some("\u{fffd}".into()));
+    assert_eq!(stream.push(10 + 0xe2), None);
+    assert_eq!(stream.push(2), Some("\u{fffd}a".into()));
+}
+
+#[test]
+fn ids_without_a_token_give_no_text() {
+    let tokenizer = read(&byte_level());
+    assert_eq!(tokenizer.decode(&[256, 9999, u32::MAX], true).unwrap(), "ab");
+    assert_eq!(tokenizer.stream().push(9999), None);
+}
+
+/// One lie after another: each must be refused, and say what it is about.
+#[test]
+fn lies_are_refused() {
+    let lies: &[(&str, &str, Value, &str)] = &[
+        ("model another kind", "/model/type", json!("Unigram"), "Unigram"),
+        ("chance", "/model/dropout", json!(0.1), "model.dropout"),
+        ("prefix of continued words", "/model/continuing_subword_prefix", json!("##"), "subword_prefix"),
+        ("suffix of words", "/model/end_of_word_suffix", json!("</w>"), "word_suffix"),
+        ("empty vocabulary", "/model/vocab", json!({}), "model.vocab"),
+        ("huge id", "/model/vocab/ab", json!(4_000_000_000u32), "4000000000"),
+        ("negative id", "/model/vocab/ab", json!(-1), "tokenizer.json"),
+        ("one id twice", "/model/vocab/ab", json!(1), "id 1 for"),
+        ("merge of nothing", "/model/merges", json!([["a", "nothing"]]), "no token \"nothing\""),
+        ("merge into nothing", "/model/merges", json!([["a", "a"]]), "no token \"aa\""),
+        ("merge of three", "/model/merges", json!([["a", "a", "b"]]), "two tokens"),
+        ("merge of one", "/model/merges", json!(["ab"]), "two tokens"),
+        ("added token elsewhere", "/added_tokens/0/id", json!(300), "<|end|>"),
+        ("empty added token", "/added_tokens/0/content", json!(""), "added token"),
+        ("huge added id", "/added_tokens/0/id", json!(u32::MAX), "added token"),
+        ("unknown normalizer", "/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": ""}), "normalizer"),
+        ("empty pattern", "/normalizer", json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}), "Replace"),
+        ("bad regex", "/pre_tokenizer", json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}), "tokenizer.json"),
+        ("unknown splitter", "/pre_tokenizer", json!({"type": "FixedLength", "length": 0}), "FixedLength"),
+        ("sequence without steps", "/pre_tokenizer", json!({"type": "Sequence"}), "pretokenizers"),
+        ("undefined token", "/post_processor/special_tokens", json!({}), "TemplateProcessing"),
+        ("unknown id", "/post_processor/special_tokens/<|end|>/ids", json!([999]), "TemplateProcessing"),
+        ("second text", "/post_processor/single/1/Sequence/id", json!("B"), "TemplateProcessing"),
+        ("no text", "/post_processor/single", json!([]), "TemplateProcessing"),
+        ("no decoder", "/decoder", Value::Null, "decoder"),
+        ("unknown decoder", "/decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
+        ("strip before fuse", "/decoder", json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}), "Strip"),
+        ("two decoders", "/decoder", json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteLevel"}]}), "decoder"),
+        ("strip at the end", "/decoder", json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}]}), "Strip"),
+        ("version", "/version", json!("2.0"), "2.0"),
+    ];
+    for (name, at, value, expected) in lies {
+        let mut file = byte_level();
+        *file.pointer_mut(at).unwrap_or_else(|| panic!("{name}: no {at}")) = value.clone();
+        match Tokenizer::from_json(&file.to_string()) {
+            Ok(_) => panic!("{name}: accepted"),
+            Err(error) => assert!(error.to_string().contains(expected), "{name}: {error}"),
+        }
+    }
+    for text in ["", "[]", "null", "{\"model\": 1}", "{\"model\": {\"type\": \"BPE\"}}"] {
+        assert!(Tokenizer::from_json(text).is_err(), "{text}");
+    }
+}
+
+/// All places of a document, as JSON pointers.
+fn places(value: &Value, at: String, out: &mut Vec<String>) {
+    match value {
+        Value::Object(map) if map.len() < 50 => {
+            for (key, value) in map {
+                places(value, format!("{at}/{key}"), out);
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                places(value, format!("{at}/{index}"), out);
+            }
+        }
+        _ => {}
+    }
+    out.push(at);
+}
+
+fn anything() -> impl Strategy<Value = Value> {
+    let names = [
+        "", " ", "a", "ab", "▁", "A", "B", "ByteLevel", "Sequence", "Fuse", "Strip", "Replace", "Metaspace", "Digits",
+        "Split", "Removed", "MergedWithNext", "first", "a*", "(?=a)", "<|end|>", "Lowercase", "NFKD",
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        prop_oneof![Just(0u64), Just(1), Just(257), Just(u64::from(u32::MAX)), Just(u64::MAX)].prop_map(Value::from),
+        proptest::sample::select(names.to_vec()).prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 8, 3, move |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            (proptest::sample::select(vec!["type", "pattern", "String", "Regex", "content", "id"]), inner)
+                .prop_map(|(key, value)| json!({ key: value })),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever a file says: an error, or a tokenizer that works.
+    #[test]
+    fn mutated_files_never_panic(
+        start in 0..2usize,
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), anything()), 1..4),
+        text in "[ ab▁é<|end>1\n]{0,12}",
+    ) {
+        let mut file = if start == 0 { byte_level() } else { pieces() };
+        for (index, value) in changes {
+            let mut all = Vec::new();
+            places(&file, String::new(), &mut all);
+            if let Some(place) = file.pointer_mut(&all[index.index(all.len())]) {
+                *place = value;
+            }
+        }
+        if let Ok(tokenizer) = Tokenizer::from_json(&file.to_string())
+            && let Ok(ids) = tokenizer.encode(&text, true)
+        {
+            let _ = tokenizer.decode(&ids, true);
+            streamed(tokenizer.stream(), &ids);
+        }
+    }
+
+    /// A stream gives what decoding the whole gives.
+    #[test]
+    fn streaming_equals_decoding(text in "[ ab▁é😀\u{0}-\u{7f}]{0,40}") {
+        for file in [byte_level(), pieces()] {
+            let tokenizer = read(&file);
+            let ids = tokenizer.encode(&text, false).unwrap();
+            prop_assert_eq!(streamed(tokenizer.stream(), &ids), tokenizer.decode(&ids, true).unwrap());
+        }
+    }
+}
