@@ -244,6 +244,9 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
 /// two, the published one first. `None` where no such scaling fits.
 pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
     const TOLERANCE: f32 = 1e-4;
+    if factors.iter().any(|divisor| !divisor.is_finite()) {
+        return None;
+    }
     let factor = factors.iter().copied().fold(1.0, f32::max);
     if factors.iter().all(|&divisor| divisor == 1.0) {
         return Some(RopeScaling::None);

@@ -29,7 +29,7 @@ const MAX_ELEMENTS: u64 = 1 << 23;
 /// Deepest nesting of arrays.
 const MAX_DEPTH: u32 = 4;
 /// Longest key or tensor name, in bytes.
-const MAX_NAME: u64 = u16::MAX as u64;
+const MAX_NAME: usize = u16::MAX as usize;
 /// Most dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
 const MAX_ALIGNMENT: u32 = 1 << 20;
@@ -239,17 +239,9 @@ impl Cursor<'_> {
         self.bytes(what).map(u64::from_le_bytes)
     }
 
-    fn string(&mut self, what: &str, limit: u64) -> Result<String, Error> {
+    fn string(&mut self, what: &str) -> Result<String, Error> {
         let length = self.u64(what)?;
         let start = self.at;
-        if length > limit {
-            return Err(self.bad(
-                start - 8,
-                what,
-                format!("{length} bytes long"),
-                &format!("at most {limit}"),
-            ));
-        }
         self.claim(length, what)?;
         let mut bytes = vec![0; length as usize];
         self.fill(&mut bytes)?;
@@ -261,7 +253,13 @@ impl Cursor<'_> {
 
     /// A key or a tensor's name.
     fn name(&mut self, what: &str) -> Result<String, Error> {
-        self.string(what, MAX_NAME)
+        let at = self.at;
+        let name = self.string(what)?;
+        if name.len() > MAX_NAME {
+            let found = format!("{} bytes long", name.len());
+            return Err(self.bad(at, what, found, &format!("at most {MAX_NAME}")));
+        }
+        Ok(name)
     }
 
     /// The value of `key`, type first.
@@ -286,7 +284,7 @@ impl Cursor<'_> {
                 [1] => Value::Bool(true),
                 [other] => return Err(self.bad(at, what, other.to_string(), "0 or 1, for a bool")),
             },
-            8 => Value::Text(self.string(what, MAX_HEADER)?),
+            8 => Value::Text(self.string(what)?),
             9 => self.array(what, depth)?,
             10 => Value::Uint(self.u64(what)?),
             11 => Value::Int(i64::from_le_bytes(self.bytes(what)?)),

@@ -128,11 +128,6 @@ impl Metadata {
         self.read(key, "a string", |value| value.clone().into_text())
     }
 
-    pub(super) fn need_u32(&self, key: &str) -> Result<u32, Error> {
-        self.u32(key)?
-            .ok_or_else(|| self.missing(key, "an integer"))
-    }
-
     pub(super) fn need_f32(&self, key: &str) -> Result<f32, Error> {
         self.f32(key)?.ok_or_else(|| self.missing(key, "a number"))
     }

@@ -1,7 +1,21 @@
 //! Tests of the folder reader: what is read. The ways a folder can lie are in
-//! `refused`.
+//! the modules.
 
-mod refused;
+/// Asserts the variant, and that the message names the file and the culprit.
+macro_rules! assert_refused {
+    ($error:expr, $variant:ident, $file:expr, $culprit:expr) => {{
+        let error = $error;
+        assert!(matches!(error, Error::$variant { .. }), "{error:?}");
+        let message = error.to_string();
+        assert!(
+            message.contains($file) && message.contains($culprit),
+            "{message}"
+        );
+    }};
+}
+
+mod config_refused;
+mod tensors_refused;
 
 use ::safetensors::Dtype;
 use serde_json::{Value, json};

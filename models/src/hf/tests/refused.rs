@@ -1,1 +1,0 @@
-//! One test for each way a file can lie.
