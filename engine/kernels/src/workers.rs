@@ -95,19 +95,20 @@ impl Workers {
             // With more threads than cores a spinning thread keeps a working one away.
             spins: if threads > available { 0 } else { SPINS },
         });
+        // Only cores this process may use: the affinity call does not check its argument.
+        let usable = core_affinity::get_core_ids().unwrap_or_default();
         let mut handles = Vec::new();
         for index in 1..threads {
-            let core = cores
-                .filter(|list| !list.is_empty())
-                .map(|list| list[index % list.len()]);
+            let wanted = cores.and_then(|cores| cores.get(index % cores.len().max(1)));
+            let core = wanted
+                .and_then(|&id| usable.iter().find(|core| core.id == id))
+                .copied();
             let shared = Arc::clone(&shared);
             let spawned = thread::Builder::new()
                 .name(format!("ember-worker-{index}"))
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
-                    if let Some(id) = core
-                        && core_affinity::set_for_current(core_affinity::CoreId { id })
-                    {
+                    if core.is_some_and(core_affinity::set_for_current) {
                         shared.pinned.fetch_add(1, Ordering::Relaxed);
                     }
                     work(&shared, index);

@@ -115,7 +115,7 @@ fn activations(max: usize) -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn row_kernels(rows in rows(1), xs in activations(1110), a in activation(), shift in 0usize..7) {

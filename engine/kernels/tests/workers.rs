@@ -185,7 +185,19 @@ fn sleeping_workers_wake_up_again() {
 #[test]
 fn pools_come_and_go() {
     for _ in 0..100 {
-        let workers = Workers::new(3, Some(&[0]));
-        assert!(workers.pinned() <= 2);
+        Workers::new(3, None);
+    }
+}
+
+#[test]
+fn threads_are_pinned_where_that_is_possible() {
+    let first = core_affinity::get_core_ids().unwrap()[0].id;
+    let workers = Workers::new(3, Some(&[first]));
+    assert_eq!(workers.pinned(), 2);
+    // Cores that do not exist, and no cores at all: unpinned, and working.
+    for cores in [&[1_000_000_000, usize::MAX][..], &[]] {
+        let workers = Workers::new(3, Some(cores));
+        assert_eq!((workers.threads(), workers.pinned()), (3, 0));
+        workers.run(&|_| {});
     }
 }

@@ -33,10 +33,8 @@ impl Vectors {
     #[inline(always)]
     unsafe fn from(self, first: usize, k: usize) -> Vectors {
         // SAFETY: the caller stays in bounds.
-        Vectors {
-            base: unsafe { self.base.add(first * self.stride + k) },
-            ..self
-        }
+        let base = unsafe { self.base.add(first * self.stride + k) };
+        Vectors { base, ..self }
     }
 }
 
@@ -185,9 +183,9 @@ unsafe fn tile<R: Register, const ROWS: usize, const TOKENS: usize>(
         // guarantees the chunks, the tokens and the ISA.
         unsafe {
             let mut sum = [[R::zero(); TOKENS]; ROWS];
-            for i in 0..ROWS {
-                for j in 0..TOKENS {
-                    sum[i][j] = R::load(sums[i][first + j].as_ptr().add(lane));
+            for (sum, sums) in sum.iter_mut().zip(sums.iter()) {
+                for (sum, sums) in sum.iter_mut().zip(&sums[first..first + TOKENS]) {
+                    *sum = R::load(sums.as_ptr().add(lane));
                 }
             }
             for chunk in 0..chunks {
@@ -198,14 +196,14 @@ unsafe fn tile<R: Register, const ROWS: usize, const TOKENS: usize>(
                 }
                 for j in 0..TOKENS {
                     let x = R::load(x.from(j, k).base);
-                    for i in 0..ROWS {
-                        sum[i][j] = weights[i].mul_add(x, sum[i][j]);
+                    for (sum, weight) in sum.iter_mut().zip(weights) {
+                        sum[j] = weight.mul_add(x, sum[j]);
                     }
                 }
             }
-            for i in 0..ROWS {
-                for j in 0..TOKENS {
-                    sum[i][j].store(sums[i][first + j].as_mut_ptr().add(lane));
+            for (sums, sum) in sums.iter_mut().zip(sum) {
+                for (sums, sum) in sums[first..first + TOKENS].iter_mut().zip(sum) {
+                    sum.store(sums.as_mut_ptr().add(lane));
                 }
             }
         }

@@ -145,7 +145,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let c_part = sum - product;
     let error = (product - (sum - c_part)) + (c - c_part);
     // False for NaN, which an infinite operand leaves here.
-    let inexact = error > 0.0 || error < 0.0;
+    let inexact = error.abs() > 0.0;
     let bits = sum.to_bits();
     let outward = (error > 0.0) == (sum > 0.0);
     let step = u64::from(inexact) & !bits & 1;
@@ -200,7 +200,8 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200_000))]
+        #![proptest_config(ProptestConfig { cases: 200_000, failure_persistence: None, ..Default::default() })]
+
         #[test]
         fn fused_equals_the_fma_of_the_standard_library(a in number(), b in number(), c in number()) {
             let (got, expected) = (fused(a, b, c), a.mul_add(b, c));

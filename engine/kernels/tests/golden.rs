@@ -1,0 +1,78 @@
+//! One number for all machines: a hash over the results of every kernel.
+//!
+//! The oracle of the other tests is compiled for the same machine as the kernels. This
+//! test also holds two architectures to each other.
+
+use emberflow_kernels::{Cpu, DType, LANES, Row, math, matmul_scratch, quantize_row};
+
+/// Changes only when a kernel's definition changes, which changes every logits hash.
+const EXPECTED: u64 = 0xa6f3_b556_81de_62be;
+
+/// FNV-1a over the bits of the results.
+struct Hash(u64);
+
+impl Hash {
+    fn add(&mut self, values: &[f32]) {
+        for byte in values.iter().flat_map(|v| v.to_bits().to_le_bytes()) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+#[test]
+fn every_machine_computes_the_same() {
+    // A length with a tail, more tokens than one tile, and numbers from integers alone.
+    const N: usize = 5 * LANES + 37;
+    const ROWS: usize = 9;
+    const TOKENS: usize = 21;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let xs: Vec<f32> = (0..TOKENS * N).map(number).collect();
+    let weights: Vec<f32> = (0..ROWS * N).map(|i| number(3 * i + 1) / 16.0).collect();
+    for cpu in Cpu::all() {
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        for dtype in DType::ALL {
+            let mut bytes = vec![0; ROWS * dtype.row_bytes(N)];
+            for (row, src) in bytes
+                .chunks_exact_mut(dtype.row_bytes(N))
+                .zip(weights.chunks(N))
+            {
+                let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+                quantize_row(dtype, src, quants, scales).unwrap();
+            }
+            let mut y = vec![0.0; TOKENS * ROWS];
+            let mut scratch = vec![0.0; matmul_scratch(N)];
+            let stride = dtype.row_bytes(N);
+            cpu.matmul(
+                dtype,
+                &bytes,
+                stride,
+                N,
+                &xs,
+                TOKENS,
+                &mut y,
+                ROWS,
+                &mut scratch,
+            );
+            hash.add(&y);
+            let mut sum = xs[..N].to_vec();
+            cpu.axpy(0.77, Row::inline(dtype, N, &bytes[..stride]), &mut sum);
+            hash.add(&sum);
+        }
+        let mut apply = |f: &dyn Fn(&mut [f32])| {
+            let mut y = xs[..N].to_vec();
+            f(&mut y);
+            hash.add(&y);
+        };
+        let angles = || (0..40).map(|i| i as f32 * 0.37);
+        let cos: Vec<f32> = angles().map(libm::cosf).collect();
+        let sin: Vec<f32> = angles().map(libm::sinf).collect();
+        apply(&|y| cpu.rmsnorm_inplace(y, &weights[..N], 1e-5));
+        apply(&|y| cpu.softmax(y));
+        apply(&|y| cpu.silu(y));
+        apply(&|y| cpu.gelu(y));
+        apply(&|y| cpu.gelu_tanh(y));
+        apply(&|y| cpu.rope_rotate_half(y, &cos, &sin));
+        apply(&|y| y.iter_mut().for_each(|y| *y = math::exp(*y * 20.0)));
+        assert_eq!(hash.0, EXPECTED, "{}: {:#x}", cpu.name(), hash.0);
+    }
+}

@@ -1,0 +1,187 @@
+//! Stored rows: exact bytes, error bounds, the q8 fixed point, and refused input.
+
+use emberflow_kernels::{Cpu, DType, QuantizeError, Row, error_bound, quantize_row};
+use proptest::prelude::*;
+
+fn quantize(dtype: DType, src: &[f32]) -> Result<(Vec<u8>, Vec<u8>), QuantizeError> {
+    // Filled with junk: every byte has to be written.
+    let mut quants = vec![0xa5; dtype.quants_bytes(src.len())];
+    let mut scales = vec![0xa5; dtype.scales_bytes(src.len())];
+    quantize_row(dtype, src, &mut quants, &mut scales)?;
+    Ok((quants, scales))
+}
+
+fn restored(dtype: DType, src: &[f32]) -> Vec<f32> {
+    let (quants, scales) = quantize(dtype, src).unwrap();
+    let mut out = vec![f32::NAN; src.len()];
+    Cpu::detect().dequantize(Row::split(dtype, src.len(), &quants, &scales), &mut out);
+    out
+}
+
+fn max_abs(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |max, v| max.max(v.abs()))
+}
+
+#[test]
+fn q4_bytes() {
+    // Scale 1, from the −8; the last group has one element and padding.
+    let src: Vec<f32> = (0..32)
+        .map(|i| (i % 16) as f32 - 8.0)
+        .chain([4.0])
+        .collect();
+    let (quants, scales) = quantize(DType::Q4, &src).unwrap();
+    let first: Vec<u8> = (0..16).map(|i| i | i << 4).collect();
+    assert_eq!(quants[..16], first);
+    // 4 / −8 = −0.5; 4 / −0.5 + 8 = 0; padding is nibble 8.
+    assert_eq!(quants[16], 0x80);
+    assert!(quants[17..].iter().all(|&b| b == 0x88));
+    assert_eq!(scales, [0x00, 0x3c, 0x00, 0xb8]);
+}
+
+#[test]
+fn q8_bytes() {
+    let mut src = vec![0.0f32; 40];
+    (src[0], src[1], src[31]) = (-254.0, 127.0, 3.0);
+    src[32] = 1e-9; // below what an f16 scale can hold: the group is zero
+    let (quants, scales) = quantize(DType::Q8, &src).unwrap();
+    assert_eq!(scales, [0x00, 0x40, 0x00, 0x00]);
+    // 127 / 2 = 63.5 and 3 / 2 = 1.5 round away from zero.
+    assert_eq!((quants[0], quants[1], quants[31]), (-127i8 as u8, 64, 2));
+    assert!(quants[2..31].iter().chain(&quants[32..]).all(|&b| b == 0));
+}
+
+#[test]
+fn zero_rows_have_zero_scales() {
+    for dtype in [DType::Q8, DType::Q4] {
+        let (_, scales) = quantize(dtype, &[0.0; 70]).unwrap();
+        assert!(
+            scales
+                .chunks(2)
+                .all(|s| f32::from(half::f16::from_le_bytes([s[0], s[1]])) == 0.0)
+        );
+        assert!(restored(dtype, &[0.0; 70]).iter().all(|&w| w == 0.0));
+    }
+}
+
+#[test]
+fn input_that_is_not_finite_is_named() {
+    for dtype in DType::ALL {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut src = vec![1.0f32; 50];
+            src[37] = bad;
+            match quantize(dtype, &src) {
+                Err(QuantizeError::NotFinite { index: 37, .. }) => {}
+                other => panic!("{dtype} {bad}: {other:?}"),
+            }
+        }
+    }
+    let message = QuantizeError::NotFinite {
+        index: 37,
+        value: f32::NAN,
+    }
+    .to_string();
+    assert_eq!(message, "element 37 is NaN, expected a finite number");
+}
+
+#[test]
+fn input_beyond_the_range_is_named() {
+    // f16 ends at 65504; q8 at 127 times and q4 at 8 times that; bf16 near the end of f32.
+    let cases = [
+        (DType::F16, 65_504.0, 65_520.0),
+        (DType::Q8, 8.3e6, 8.33e6),
+        (DType::Q4, 524_000.0, 524_200.0),
+        (DType::BF16, 3.38e38, f32::MAX),
+    ];
+    for (dtype, good, bad) in cases {
+        let mut src = vec![1.0f32; 50];
+        src[40] = good;
+        assert!(quantize(dtype, &src).is_ok(), "{dtype}");
+        src[40] = -bad;
+        match quantize(dtype, &src) {
+            Err(QuantizeError::OutOfRange {
+                index: 40,
+                dtype: at,
+                ..
+            }) => assert_eq!(at, dtype),
+            other => panic!("{dtype}: {other:?}"),
+        }
+    }
+}
+
+fn rows() -> impl Strategy<Value = Vec<f32>> {
+    (prop::collection::vec(-1.0f32..1.0, 0..200), -35i32..15)
+        .prop_map(|(row, e)| row.into_iter().map(|w| w * (e as f32).exp2()).collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn errors_stay_within_the_bound(row in rows()) {
+        for dtype in DType::ALL {
+            let restored = restored(dtype, &row);
+            let group_len = if dtype.is_grouped() { 32 } else { 1 };
+            for (group, stored) in row.chunks(group_len).zip(restored.chunks(group_len)) {
+                let bound = error_bound(dtype, max_abs(group));
+                // The bound of a whole row holds too: it grows with the magnitude.
+                prop_assert!(bound <= error_bound(dtype, max_abs(&row)));
+                for (w, w2) in group.iter().zip(stored) {
+                    let error = (f64::from(*w) - f64::from(*w2)).abs();
+                    prop_assert!(error <= f64::from(bound), "{dtype}: {w:e} -> {w2:e}, bound {bound:e}");
+                }
+            }
+        }
+    }
+
+    /// Requantising what was stored changes nothing, as long as the scale is a normal f16
+    /// (a subnormal one has too few bits to be found again).
+    #[test]
+    fn q8_is_a_fixed_point(row in prop::collection::vec(-1.0f32..1.0, 1..200), e in -6i32..20) {
+        let row: Vec<f32> = row.into_iter().map(|w| w * (e as f32).exp2()).collect();
+        prop_assume!(row.chunks(32).all(|g| max_abs(g) / 127.0 > 6.2e-5));
+        let (quants, scales) = quantize(DType::Q8, &row).unwrap();
+        let again = quantize(DType::Q8, &restored(DType::Q8, &row)).unwrap();
+        prop_assert_eq!((quants, scales), again);
+    }
+
+    #[test]
+    fn float_formats_round_to_nearest(row in rows()) {
+        prop_assert_eq!(restored(DType::F32, &row), row.clone());
+        let halves: Vec<f32> = row.iter().map(|&w| half::f16::from_f32_const(w).into()).collect();
+        prop_assert_eq!(restored(DType::F16, &row), halves);
+        let halves: Vec<f32> = row.iter().map(|&w| half::bf16::from_f32_const(w).into()).collect();
+        prop_assert_eq!(restored(DType::BF16, &row), halves);
+    }
+}
+
+/// The bound is not a bluff: it is within a small factor of the worst error seen.
+#[test]
+fn the_bound_is_tight() {
+    for (dtype, factor) in [
+        (DType::F16, 1.1),
+        (DType::BF16, 1.1),
+        (DType::Q8, 1.1),
+        (DType::Q4, 1.1),
+    ] {
+        let mut worst: f64 = 0.0;
+        for seed in 0..2000u32 {
+            // One element of magnitude 1, the opposite one, and a ramp between them.
+            let row: Vec<f32> = (0..32)
+                .map(|i| match i {
+                    0 => 1.0,
+                    1 => -1.0,
+                    _ => ((seed * 31 + i) % 1999) as f32 / 1000.0 - 1.0,
+                })
+                .collect();
+            for (w, w2) in row.iter().zip(restored(dtype, &row)) {
+                worst = worst.max((f64::from(*w) - f64::from(w2)).abs());
+            }
+        }
+        let bound = f64::from(error_bound(dtype, 1.0));
+        let exponent_slack = if dtype.is_grouped() { 1.0 } else { 2.0 }; // 1.0 starts a binade
+        assert!(
+            worst * factor * exponent_slack >= bound,
+            "{dtype}: worst {worst:e}, bound {bound:e}"
+        );
+    }
+}
