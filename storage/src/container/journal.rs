@@ -1,0 +1,199 @@
+//! The notebook of a pack in progress: which units of the partial file are complete.
+//!
+//! One line per entry, each ending in the crc32 of what stands before it, so that a line cut by
+//! a crash is told from a whole one. The first line names the specification. The journal is also
+//! the lock: whoever writes the container holds an exclusive lock on it until it is deleted.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::writer::Unit;
+use crate::error::{Error, Result};
+
+/// A journal of a few bytes per unit; more than this is not one of ours.
+const MAX_JOURNAL: u64 = 64 << 20;
+
+/// Checksums of a complete unit: xxh3 of its data, and of a bank's scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub data: u64,
+    pub scales: u64,
+}
+
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+}
+
+impl Journal {
+    /// Opens or creates the journal and locks it. Returns the units it records for the
+    /// specification `spec`; none when it is new, damaged, or belongs to another one.
+    pub fn open(path: PathBuf, target: &Path, spec: u128) -> Result<(Self, Vec<(Unit, Sums)>)> {
+        let file = lock(&path, target)?;
+        let mut journal = Self { file, path };
+        let text = journal.read()?;
+        let head = line(&format!("emberflow-journal 1 {spec:032x}"));
+        let mut units = Vec::new();
+        let mut good = 0;
+        for entry in text.split_inclusive('\n') {
+            let Some(fields) = entry.strip_suffix('\n').and_then(unseal) else {
+                break;
+            };
+            if good == 0 {
+                if entry != head {
+                    break;
+                }
+            } else if let Some(unit) = parse(fields) {
+                units.push(unit);
+            } else if !fields.starts_with("pid ") {
+                break;
+            }
+            good += entry.len();
+        }
+        journal.cut(good as u64)?;
+        if good == 0 {
+            journal.append(&head)?;
+        }
+        journal.append(&line(&format!("pid {}", std::process::id())))?;
+        Ok((journal, units))
+    }
+
+    fn read(&mut self) -> Result<String> {
+        let mut bytes = Vec::new();
+        let path = &self.path;
+        Read::by_ref(&mut self.file)
+            .take(MAX_JOURNAL)
+            .read_to_end(&mut bytes)
+            .map_err(|source| Error::File {
+                path: path.clone(),
+                what: "read it",
+                source,
+            })?;
+        // Bytes that are no text end the good part like any other damage.
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn cut(&mut self, len: u64) -> Result<()> {
+        let done = self
+            .file
+            .set_len(len)
+            .and_then(|()| self.file.seek(SeekFrom::Start(len)));
+        done.map(drop).map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "shorten it",
+            source,
+        })
+    }
+
+    fn append(&mut self, text: &str) -> Result<()> {
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(|source| Error::File {
+                path: self.path.clone(),
+                what: "write to it",
+                source,
+            })
+    }
+
+    /// Records complete units. Their bytes must have reached the disk before.
+    pub fn record(&mut self, units: &[(Unit, Sums)]) -> Result<()> {
+        let text: String = units
+            .iter()
+            .map(|(unit, Sums { data, scales })| {
+                let (kind, index) = match unit {
+                    Unit::Predictor => ("predictor", 0),
+                    Unit::Tensor(i) => ("tensor", *i),
+                    Unit::Bank(i) => ("bank", *i),
+                };
+                line(&format!("{kind} {index} {data:016x} {scales:016x}"))
+            })
+            .collect();
+        self.append(&text)?;
+        self.file.sync_data().map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "flush it to disk",
+            source,
+        })
+    }
+
+    /// Deletes the journal; the lock ends with the file.
+    pub fn remove(self) -> Result<()> {
+        std::fs::remove_file(&self.path).map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "delete it",
+            source,
+        })
+    }
+}
+
+/// Opens `path` and takes the lock on the file that is there *after* locking: between opening
+/// and locking, the previous holder may have deleted it.
+fn lock(path: &Path, target: &Path) -> Result<File> {
+    let failed = |what, source| Error::File {
+        path: path.to_path_buf(),
+        what,
+        source,
+    };
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|e| failed("create it", e))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked {
+                    path: target.to_path_buf(),
+                    pid: holder(path),
+                });
+            }
+            Err(TryLockError::Error(e)) => return Err(failed("lock it", e)),
+        }
+        let ours = file.metadata().map_err(|e| failed("inspect it", e))?;
+        if let Ok(there) = std::fs::metadata(path)
+            && (there.dev(), there.ino()) == (ours.dev(), ours.ino())
+        {
+            return Ok(file);
+        }
+    }
+}
+
+/// The process that noted itself last; only for the message.
+fn holder(path: &Path) -> Option<u32> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let fields = text
+        .lines()
+        .rev()
+        .find_map(|l| unseal(l)?.strip_prefix("pid "))?;
+    fields.parse().ok()
+}
+
+fn line(fields: &str) -> String {
+    format!("{fields} {:08x}\n", crc32fast::hash(fields.as_bytes()))
+}
+
+/// The fields of a line (without its end) whose crc32 is right.
+fn unseal(line: &str) -> Option<&str> {
+    let (fields, crc) = line.rsplit_once(' ')?;
+    let crc = u32::from_str_radix(crc, 16).ok()?;
+    (crc == crc32fast::hash(fields.as_bytes())).then_some(fields)
+}
+
+fn parse(fields: &str) -> Option<(Unit, Sums)> {
+    let mut words = fields.split(' ');
+    let (kind, index) = (words.next()?, words.next()?.parse().ok()?);
+    let unit = match kind {
+        "predictor" => Unit::Predictor,
+        "tensor" => Unit::Tensor(index),
+        "bank" => Unit::Bank(index),
+        _ => return None,
+    };
+    let data = u64::from_str_radix(words.next()?, 16).ok()?;
+    let scales = u64::from_str_radix(words.next()?, 16).ok()?;
+    Some((unit, Sums { data, scales }))
+}

@@ -1,0 +1,413 @@
+//! Where everything lies in the file: one function for the writer and the reader.
+//!
+//! The writer places by [`Layout::compute`]. The reader computes the layout again from the counts
+//! it read and refuses a file whose stored offsets differ, so a valid file is contiguous and in
+//! bounds, with gaps only where alignment asks for them. All arithmetic on sizes is here.
+
+use super::format::{BANK_RECORD, CHECKSUM_RECORD, SUPERBLOCK_LEN, Section, TENSOR_RECORD};
+use super::geometry::BundleGeometry;
+use super::limits::{
+    MAX_BANKS, MAX_DIMS, MAX_EXPERTS, MAX_FILE, MAX_LAYERS, MAX_META, MAX_NAME, MAX_NEURONS,
+    MAX_PREDICTOR, MAX_STATS, MAX_TENSORS, MAX_TOTAL_NEURONS, SECTION_ALIGN, TENSOR_ALIGN,
+};
+
+/// Everything that is known before the first weight is written.
+///
+/// Two packs of the same specification and data give the same bytes, so `meta` should hold no
+/// time stamp.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// How bundles are cut.
+    pub geometry: BundleGeometry,
+    /// Block format of the bundles; a number that only the caller understands.
+    pub bundle_dtype: u32,
+    /// JSON metadata; opaque here.
+    pub meta: Vec<u8>,
+    /// Activation statistics; opaque here, may be empty.
+    pub stats: Vec<u8>,
+    /// Bytes of predictor weights; 0 for none.
+    pub predictor_len: u64,
+    /// Dense tensors in file order.
+    pub tensors: Vec<TensorSpec>,
+    /// Banks in file order, strictly ascending by (layer, expert).
+    pub banks: Vec<BankSpec>,
+    /// Names the source's content (for instance a hash of the checkpoint). Not stored; a pack is
+    /// only resumed for the same source.
+    pub source: String,
+}
+
+/// One dense tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Unique name: 1 to 64 bytes of visible ASCII.
+    pub name: String,
+    /// Block format; a number that only the caller understands.
+    pub dtype: u32,
+    /// Shape, 1 to 4 dimensions, none of them zero.
+    pub dims: Vec<u64>,
+    /// Bytes, at least 1.
+    pub len: u64,
+}
+
+/// The neurons of one FFN or of one expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BankSpec {
+    /// Layer.
+    pub layer: u32,
+    /// Expert inside the layer; 0 for a dense FFN.
+    pub expert: u32,
+    /// Neurons, at least 1.
+    pub neurons: u32,
+    /// For the caller; opaque here.
+    pub flags: u32,
+}
+
+/// Why sizes or counts cannot make a container.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// A sum or product does not fit its type.
+    #[error("the size of {what} overflows")]
+    Overflow {
+        /// What was computed.
+        what: &'static str,
+    },
+    /// A count or size exceeds the format's bounds.
+    #[error("{what} is {found}, more than the format's limit of {limit}")]
+    Limit {
+        /// What was counted.
+        what: &'static str,
+        /// The count or size found.
+        found: u64,
+        /// The largest one accepted.
+        limit: u64,
+    },
+    /// The bundle geometry contradicts itself.
+    #[error("bundle geometry: {field} is {found}, expected {expected}")]
+    Geometry {
+        /// Field of [`BundleGeometry`].
+        field: &'static str,
+        /// Value found.
+        found: u64,
+        /// Values that would do.
+        expected: String,
+    },
+    /// A tensor has no usable name.
+    #[error("tensor {index} has the name {name:?}, expected 1 to 64 visible ascii characters")]
+    TensorName {
+        /// Index in the directory.
+        index: usize,
+        /// The name found.
+        name: String,
+    },
+    /// Two tensors share a name.
+    #[error("tensors {first} and {second} are both named {name:?}")]
+    DuplicateTensor {
+        /// Index of the earlier one.
+        first: usize,
+        /// Index of the later one.
+        second: usize,
+        /// Their name.
+        name: String,
+    },
+    /// A shape is empty, has a zero, too many dimensions or too many elements.
+    #[error("tensor {name:?} has the shape {dims:?}, expected 1 to 4 dimensions without zeros")]
+    TensorShape {
+        /// Name of the tensor.
+        name: String,
+        /// The shape found.
+        dims: Vec<u64>,
+    },
+    /// A tensor without bytes.
+    #[error("tensor {name:?} has no bytes")]
+    TensorEmpty {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// Banks are not strictly ascending by (layer, expert).
+    #[error(
+        "bank {index} is layer {layer} expert {expert}, which does not come after the bank \
+         before it; banks are sorted by layer and expert, each once"
+    )]
+    BankOrder {
+        /// Index in the directory.
+        index: usize,
+        /// Its layer.
+        layer: u32,
+        /// Its expert.
+        expert: u32,
+    },
+    /// A bank without neurons.
+    #[error("bank {index} (layer {layer} expert {expert}) has no neurons")]
+    BankEmpty {
+        /// Index in the directory.
+        index: usize,
+        /// Its layer.
+        layer: u32,
+        /// Its expert.
+        expert: u32,
+    },
+}
+
+/// A range of the container in bytes, relative to its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// First byte behind the range. Extents of a [`Layout`] cannot overflow.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+}
+
+/// Where one bank lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BankPlace {
+    /// Its bundles.
+    pub data: Extent,
+    /// Its scales in the SCALES section; empty when scales are inline.
+    pub scales: Extent,
+    /// Index of its first neuron in the checksum table.
+    pub first_checksum: u64,
+}
+
+/// The sizes a layout follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts<'a> {
+    /// How bundles are cut.
+    pub geometry: &'a BundleGeometry,
+    /// Bytes of JSON metadata.
+    pub meta_len: u64,
+    /// Bytes of activation statistics.
+    pub stats_len: u64,
+    /// Bytes of predictor weights.
+    pub predictor_len: u64,
+    /// Dense tensors in file order.
+    pub tensors: &'a [TensorSpec],
+    /// Banks in file order.
+    pub banks: &'a [BankSpec],
+}
+
+impl<'a> From<&'a Spec> for Counts<'a> {
+    fn from(spec: &'a Spec) -> Self {
+        Self {
+            geometry: &spec.geometry,
+            meta_len: spec.meta.len() as u64,
+            stats_len: spec.stats.len() as u64,
+            predictor_len: spec.predictor_len,
+            tensors: &spec.tensors,
+            banks: &spec.banks,
+        }
+    }
+}
+
+/// Offsets of every section, tensor and bank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Sections in file order, indexed by [`Section`].
+    pub sections: [Extent; Section::COUNT],
+    /// Dense tensors in file order.
+    pub tensors: Vec<Extent>,
+    /// Banks in file order.
+    pub banks: Vec<BankPlace>,
+    /// Bytes of the container, a multiple of 4096.
+    pub file_len: u64,
+}
+
+impl Layout {
+    /// Places everything.
+    ///
+    /// # Errors
+    /// When a size exceeds a limit of the format, overflows, or an entry is malformed.
+    pub fn compute<'a>(counts: impl Into<Counts<'a>>) -> Result<Self, LayoutError> {
+        let counts = counts.into();
+        counts.geometry.check()?;
+        limit("metadata length", counts.meta_len, MAX_META)?;
+        limit("statistics length", counts.stats_len, MAX_STATS)?;
+        limit("predictor length", counts.predictor_len, MAX_PREDICTOR)?;
+        check_tensors(counts.tensors)?;
+        let neurons = check_banks(counts.banks)?;
+        let (tensor_count, bank_count) = (counts.tensors.len() as u64, counts.banks.len() as u64);
+
+        // Tensor and bank places are first relative to their section.
+        let mut dense = Cursor {
+            at: 0,
+            what: "dense tensors",
+        };
+        let mut tensors = Vec::with_capacity(counts.tensors.len());
+        for tensor in counts.tensors {
+            dense.align(TENSOR_ALIGN)?;
+            tensors.push(dense.take(tensor.len)?);
+        }
+        let mut bundles = Cursor {
+            at: 0,
+            what: "bundles",
+        };
+        let mut scales = Cursor {
+            at: 0,
+            what: "scales",
+        };
+        let (mut banks, mut first_checksum) = (Vec::with_capacity(counts.banks.len()), 0u64);
+        for bank in counts.banks {
+            bundles.align(SECTION_ALIGN)?;
+            // Both factors are bounded by check_banks and geometry.check.
+            let n = u64::from(bank.neurons);
+            banks.push(BankPlace {
+                data: bundles.take(n * u64::from(counts.geometry.stride))?,
+                scales: scales.take(n * u64::from(counts.geometry.scales_per_neuron))?,
+                first_checksum,
+            });
+            first_checksum += n;
+        }
+
+        let mut file = Cursor {
+            at: SUPERBLOCK_LEN as u64,
+            what: "file",
+        };
+        let mut sections = [Extent::default(); Section::COUNT];
+        for (section, place) in Section::ALL.into_iter().zip(&mut sections) {
+            file.align(SECTION_ALIGN)?;
+            *place = file.take(match section {
+                Section::Meta => counts.meta_len,
+                Section::Tensors => tensor_count * TENSOR_RECORD as u64,
+                Section::Banks => bank_count * BANK_RECORD as u64,
+                Section::Checksums => neurons * CHECKSUM_RECORD as u64,
+                Section::Scales => scales.at,
+                Section::Stats => counts.stats_len,
+                Section::Predictor => counts.predictor_len,
+                Section::Dense => dense.at,
+                Section::Bundles => bundles.at,
+            })?;
+        }
+        file.align(SECTION_ALIGN)?;
+
+        let start = |s: Section| sections[s as usize].offset;
+        for tensor in &mut tensors {
+            tensor.offset += start(Section::Dense);
+        }
+        for bank in &mut banks {
+            bank.data.offset += start(Section::Bundles);
+            bank.scales.offset += start(Section::Scales);
+        }
+        Ok(Self {
+            sections,
+            tensors,
+            banks,
+            file_len: file.at,
+        })
+    }
+
+    /// Place of a section.
+    #[must_use]
+    pub fn section(&self, section: Section) -> Extent {
+        self.sections[section as usize]
+    }
+}
+
+struct Cursor {
+    at: u64,
+    what: &'static str,
+}
+
+impl Cursor {
+    fn align(&mut self, to: u64) -> Result<(), LayoutError> {
+        self.at = self
+            .at
+            .checked_next_multiple_of(to)
+            .ok_or(LayoutError::Overflow { what: self.what })?;
+        Ok(())
+    }
+
+    fn take(&mut self, len: u64) -> Result<Extent, LayoutError> {
+        let offset = self.at;
+        self.at = offset
+            .checked_add(len)
+            .ok_or(LayoutError::Overflow { what: self.what })?;
+        limit(self.what, self.at, MAX_FILE)?;
+        Ok(Extent { offset, len })
+    }
+}
+
+fn limit(what: &'static str, found: u64, limit: u64) -> Result<(), LayoutError> {
+    if found > limit {
+        return Err(LayoutError::Limit { what, found, limit });
+    }
+    Ok(())
+}
+
+fn check_tensors(tensors: &[TensorSpec]) -> Result<(), LayoutError> {
+    limit("number of tensors", tensors.len() as u64, MAX_TENSORS)?;
+    let mut seen = std::collections::HashMap::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        let name = &tensor.name;
+        let visible = name.bytes().all(|b| b.is_ascii_graphic());
+        if name.is_empty() || name.len() > MAX_NAME || !visible {
+            return Err(LayoutError::TensorName {
+                index,
+                name: name.clone(),
+            });
+        }
+        if let Some(first) = seen.insert(name.as_str(), index) {
+            return Err(LayoutError::DuplicateTensor {
+                first,
+                second: index,
+                name: name.clone(),
+            });
+        }
+        let dims = &tensor.dims;
+        let elements = dims
+            .iter()
+            .try_fold(1u64, |n, &d| n.checked_mul(d))
+            .unwrap_or(0);
+        if dims.is_empty() || dims.len() > MAX_DIMS || elements == 0 {
+            return Err(LayoutError::TensorShape {
+                name: name.clone(),
+                dims: dims.clone(),
+            });
+        }
+        if tensor.len == 0 {
+            return Err(LayoutError::TensorEmpty { name: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the number of neurons of all banks.
+fn check_banks(banks: &[BankSpec]) -> Result<u64, LayoutError> {
+    limit("number of banks", banks.len() as u64, MAX_BANKS)?;
+    let (mut total, mut last) = (0u64, None);
+    for (index, bank) in banks.iter().enumerate() {
+        let BankSpec {
+            layer,
+            expert,
+            neurons,
+            ..
+        } = *bank;
+        limit("layer number", layer.into(), u64::from(MAX_LAYERS - 1))?;
+        limit("expert number", expert.into(), u64::from(MAX_EXPERTS - 1))?;
+        limit("neurons of a bank", neurons.into(), MAX_NEURONS.into())?;
+        if last >= Some((layer, expert)) {
+            return Err(LayoutError::BankOrder {
+                index,
+                layer,
+                expert,
+            });
+        }
+        if neurons == 0 {
+            return Err(LayoutError::BankEmpty {
+                index,
+                layer,
+                expert,
+            });
+        }
+        last = Some((layer, expert));
+        total += u64::from(neurons);
+        limit("number of neurons", total, MAX_TOTAL_NEURONS)?;
+    }
+    Ok(total)
+}

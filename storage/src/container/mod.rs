@@ -1,0 +1,26 @@
+//! `model.ember`: one self-describing, checksummed file for a whole model.
+//!
+//! [`Writer`] does the hard work (order, padding, alignment, checksums), [`Container`] only
+//! checks: it computes the layout again from the counts and refuses a file whose offsets differ.
+//! This module knows the geometry of bytes, never what a weight means.
+//!
+//! * [`geometry`]: how one neuron's bundle is cut, padded and split.
+//! * [`layout`]: where everything lies, computed by one function for writer and reader.
+//! * [`format`](mod@format): the bytes of the superblock and of the table records.
+
+pub mod format;
+pub mod geometry;
+mod journal;
+pub mod layout;
+pub mod limits;
+mod reader;
+mod source;
+mod verify;
+mod writer;
+
+pub use format::{BankEntry, Section, TensorEntry};
+pub use geometry::{BundleGeometry, Placement, Prefer};
+pub use layout::{BankSpec, Layout, LayoutError, Spec, TensorSpec};
+pub use reader::{Container, SectionSize};
+pub use verify::{Problem, VerifyReport};
+pub use writer::{BankSink, ByteSink, Options, Unit, Writer};

@@ -1,0 +1,732 @@
+//! Writing a container: streamed, resumable, and never visible under its final name before it is
+//! whole.
+//!
+//! ```text
+//! model.ember.partial           the file in progress; its data lie at their final offsets
+//! model.ember.partial.journal   units that are complete and on disk; also the lock
+//! model.ember                   appears by rename, after tables, superblock and fsync
+//! ```
+//!
+//! The writer holds one buffer and the checksum table, never the model. A killed pack resumes:
+//! [`Writer::create`] with the same specification reads the journalled units again, compares
+//! their checksums, and [`Writer::is_done`] tells the packer what to skip.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::format::{
+    BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, SectionEntry, Superblock, TENSOR_RECORD,
+    TensorEntry, VERSION, xxh3,
+};
+use super::journal::{Journal, Sums};
+use super::layout::{Extent, Layout, Spec};
+use super::limits::WRITE_BUFFER;
+use super::source::Source;
+use crate::error::{Error, Result};
+
+/// A piece of the file that is written, checksummed and journalled as a whole. The order of
+/// variants is the order in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// The predictor section.
+    Predictor,
+    /// Dense tensor by index in [`Spec::tensors`].
+    Tensor(usize),
+    /// Bank by index in [`Spec::banks`].
+    Bank(usize),
+}
+
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Predictor => f.write_str("the predictor"),
+            Self::Tensor(i) => write!(f, "tensor {i}"),
+            Self::Bank(i) => write!(f, "bank {i}"),
+        }
+    }
+}
+
+/// How to write.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Bytes of complete units after which they are flushed to disk and journalled. More makes
+    /// packing of many small units quicker, and costs as much work after a crash.
+    pub checkpoint_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            checkpoint_bytes: 32 << 20,
+        }
+    }
+}
+
+/// Writes one container. Units may come in any order; the bytes do not depend on it.
+pub struct Writer {
+    target: PathBuf,
+    partial: PathBuf,
+    file: File,
+    journal: Journal,
+    spec: Spec,
+    layout: Layout,
+    predictor: Option<Sums>,
+    tensors: Vec<Option<Sums>>,
+    banks: Vec<Option<Sums>>,
+    /// Content of the CHECKSUMS section.
+    checksums: Vec<u8>,
+    /// Complete units that are not journalled yet, and their bytes.
+    pending: Vec<(Unit, Sums)>,
+    pending_bytes: u64,
+    options: Options,
+}
+
+impl Writer {
+    /// Starts or resumes the container `path`.
+    ///
+    /// # Errors
+    /// When the specification breaks a limit, another process writes the same container, or the
+    /// system refuses.
+    pub fn create(path: impl AsRef<Path>, spec: Spec) -> Result<Self> {
+        Self::create_with(path, spec, Options::default())
+    }
+
+    /// [`Writer::create`] with options.
+    ///
+    /// # Errors
+    /// As [`Writer::create`].
+    pub fn create_with(path: impl AsRef<Path>, spec: Spec, options: Options) -> Result<Self> {
+        let target = path.as_ref().to_path_buf();
+        let layout = Layout::compute(&spec).map_err(|source| Error::Layout {
+            path: target.clone(),
+            source,
+        })?;
+        let partial = sibling(&target, ".partial")?;
+        let id = fingerprint(&spec);
+        let (journal, units) = Journal::open(sibling(&target, ".partial.journal")?, &target, id)?;
+        let failed = |e| write_error(&partial, layout.file_len, "create it", e);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(units.is_empty())
+            .open(&partial)
+            .map_err(failed)?;
+        // The gaps are never written: they are the zeros of a fresh file.
+        file.set_len(layout.file_len).map_err(failed)?;
+        let neurons = layout.section(Section::Checksums).len as usize;
+        let mut writer = Self {
+            predictor: None,
+            tensors: vec![None; spec.tensors.len()],
+            banks: vec![None; spec.banks.len()],
+            checksums: vec![0; neurons],
+            pending: Vec::new(),
+            pending_bytes: 0,
+            target,
+            partial,
+            file,
+            journal,
+            spec,
+            layout,
+            options,
+        };
+        if writer.spec.predictor_len == 0 {
+            writer.predictor = Some(Sums {
+                data: xxh3(&[]),
+                scales: 0,
+            });
+        }
+        writer.resume(units)?;
+        Ok(writer)
+    }
+
+    /// Reads the journalled units again; those that are as journalled are done.
+    fn resume(&mut self, mut units: Vec<(Unit, Sums)>) -> Result<()> {
+        // A unit that was written twice counts as last recorded.
+        units.reverse();
+        units.sort_by_key(|(unit, _)| *unit);
+        units.dedup_by_key(|(unit, _)| *unit);
+        for (unit, sums) in units {
+            if let Some(found) = self.read_back(unit)?
+                && found == sums
+                && let Some(done) = self.slot(unit)
+            {
+                *done = Some(sums);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checksums of a unit as it is on disk; fills in a bank's part of the checksum table.
+    fn read_back(&mut self, unit: Unit) -> Result<Option<Sums>> {
+        let Ok((data, scales)) = self.places(unit) else {
+            return Ok(None);
+        };
+        let mut row = self.bank_row(unit);
+        let source = Source {
+            file: &self.file,
+            path: &self.partial,
+            base: 0,
+        };
+        let (g, checksums) = (&self.spec.geometry, &mut self.checksums);
+        let mut hash = Xxh3::new();
+        let mut buf = Vec::new();
+        source.stream(data, g.stride, &mut buf, |_, piece| {
+            hash.update(piece);
+            if let Unit::Bank(_) = unit {
+                for bundle in piece.chunks_exact(g.stride as usize) {
+                    set_checksums(checksums, row, bundle, g.gate_span as usize);
+                    row += 1;
+                }
+            }
+            Ok(())
+        })?;
+        let mut scales_hash = Xxh3::new();
+        source.stream(scales, 1, &mut buf, |_, piece| {
+            scales_hash.update(piece);
+            Ok(())
+        })?;
+        let scales = if scales.len == 0 {
+            0
+        } else {
+            scales_hash.digest()
+        };
+        Ok(Some(Sums {
+            data: hash.digest(),
+            scales,
+        }))
+    }
+
+    /// Places of a unit's data and scales.
+    fn places(&self, unit: Unit) -> Result<(Extent, Extent)> {
+        let missing = |what, index: usize, count: usize| Error::Index {
+            path: self.target.clone(),
+            what,
+            index: index as u64,
+            count: count as u64,
+        };
+        match unit {
+            Unit::Predictor => Ok((self.layout.section(Section::Predictor), Extent::default())),
+            Unit::Tensor(i) => match self.layout.tensors.get(i) {
+                Some(place) => Ok((*place, Extent::default())),
+                None => Err(missing("tensor", i, self.layout.tensors.len())),
+            },
+            Unit::Bank(i) => match self.layout.banks.get(i) {
+                Some(place) => Ok((place.data, place.scales)),
+                None => Err(missing("bank", i, self.layout.banks.len())),
+            },
+        }
+    }
+
+    /// Row of a bank's first neuron in the checksum table.
+    fn bank_row(&self, unit: Unit) -> usize {
+        match unit {
+            Unit::Bank(i) => self
+                .layout
+                .banks
+                .get(i)
+                .map_or(0, |b| b.first_checksum as usize),
+            _ => 0,
+        }
+    }
+
+    fn slot(&mut self, unit: Unit) -> Option<&mut Option<Sums>> {
+        match unit {
+            Unit::Predictor => Some(&mut self.predictor),
+            Unit::Tensor(i) => self.tensors.get_mut(i),
+            Unit::Bank(i) => self.banks.get_mut(i),
+        }
+    }
+
+    /// Units in file order with their state.
+    fn units(&self) -> impl Iterator<Item = (Unit, bool)> {
+        let tensors = self
+            .tensors
+            .iter()
+            .enumerate()
+            .map(|(i, d)| (Unit::Tensor(i), d.is_some()));
+        let banks = self
+            .banks
+            .iter()
+            .enumerate()
+            .map(|(i, d)| (Unit::Bank(i), d.is_some()));
+        std::iter::once((Unit::Predictor, self.predictor.is_some()))
+            .chain(tensors)
+            .chain(banks)
+    }
+
+    /// Whether a unit is complete, from this run or an earlier one. An absent predictor is.
+    #[must_use]
+    pub fn is_done(&self, unit: Unit) -> bool {
+        match unit {
+            Unit::Predictor => self.predictor.is_some(),
+            Unit::Tensor(i) => self.tensors.get(i).is_some_and(Option::is_some),
+            Unit::Bank(i) => self.banks.get(i).is_some_and(Option::is_some),
+        }
+    }
+
+    /// First unit in file order that is still to be written; `None` when only
+    /// [`Writer::finish`] is left.
+    #[must_use]
+    pub fn resume_from(&self) -> Option<Unit> {
+        self.units()
+            .find_map(|(unit, done)| (!done).then_some(unit))
+    }
+
+    /// Places of everything.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.
+    ///
+    /// # Errors
+    /// When there is no such tensor.
+    pub fn begin_tensor(&mut self, index: usize) -> Result<ByteSink<'_>> {
+        self.begin(Unit::Tensor(index))
+    }
+
+    /// Starts the predictor section.
+    ///
+    /// # Errors
+    /// Never for now.
+    pub fn begin_predictor(&mut self) -> Result<ByteSink<'_>> {
+        self.begin(Unit::Predictor)
+    }
+
+    fn begin(&mut self, unit: Unit) -> Result<ByteSink<'_>> {
+        let (place, _) = self.places(unit)?;
+        if let Some(done) = self.slot(unit) {
+            *done = None;
+        }
+        Ok(ByteSink {
+            writer: self,
+            unit,
+            stream: Stream::new(place),
+        })
+    }
+
+    /// Starts bank `index`; the sink takes its neurons in packed order.
+    ///
+    /// # Errors
+    /// When there is no such bank.
+    pub fn begin_bank(&mut self, index: usize) -> Result<BankSink<'_>> {
+        let unit = Unit::Bank(index);
+        let (data, scales) = self.places(unit)?;
+        let row = self.bank_row(unit);
+        if let Some(done) = self.slot(unit) {
+            *done = None;
+        }
+        let (data, scales) = (Stream::new(data), Stream::new(scales));
+        Ok(BankSink {
+            writer: self,
+            index,
+            row,
+            data,
+            scales,
+        })
+    }
+
+    /// Writes dense tensor `index` at once.
+    ///
+    /// # Errors
+    /// As [`ByteSink::append`] and [`ByteSink::finish`].
+    pub fn write_tensor(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
+        let mut sink = self.begin_tensor(index)?;
+        sink.append(bytes)?;
+        sink.finish()
+    }
+
+    /// Writes the predictor section at once.
+    ///
+    /// # Errors
+    /// As [`ByteSink::append`] and [`ByteSink::finish`].
+    pub fn write_predictor(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut sink = self.begin_predictor()?;
+        sink.append(bytes)?;
+        sink.finish()
+    }
+
+    fn complete(&mut self, unit: Unit, sums: Sums, bytes: u64) -> Result<()> {
+        if let Some(done) = self.slot(unit) {
+            *done = Some(sums);
+        }
+        self.pending.push((unit, sums));
+        self.pending_bytes += bytes;
+        if self.pending_bytes >= self.options.checkpoint_bytes {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Flushes complete units to disk and journals them, so that they survive a crash from here
+    /// on. Happens by itself every [`Options::checkpoint_bytes`].
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn checkpoint(&mut self) -> Result<()> {
+        self.file
+            .sync_data()
+            .map_err(|e| self.failed("flush it to disk", e))?;
+        self.journal.record(&self.pending)?;
+        self.pending.clear();
+        self.pending_bytes = 0;
+        Ok(())
+    }
+
+    /// Writes tables and superblock, makes all durable and gives the file its final name.
+    ///
+    /// # Errors
+    /// When a unit was not written or the system refuses.
+    pub fn finish(self) -> Result<()> {
+        if let Some(unit) = self.resume_from() {
+            return Err(Error::Missing {
+                path: self.target,
+                unit,
+            });
+        }
+        let tensors = self.tensor_table();
+        let banks = self.bank_table();
+        let small: [(Section, &[u8]); 5] = [
+            (Section::Meta, &self.spec.meta),
+            (Section::Tensors, &tensors),
+            (Section::Banks, &banks),
+            (Section::Checksums, &self.checksums),
+            (Section::Stats, &self.spec.stats),
+        ];
+        let mut sections = self
+            .layout
+            .sections
+            .map(|extent| SectionEntry { extent, xxh3: 0 });
+        for (section, bytes) in small {
+            self.write(self.layout.section(section).offset, bytes)?;
+            sections[section as usize].xxh3 = xxh3(bytes);
+        }
+        sections[Section::Predictor as usize].xxh3 = self.predictor.map_or(0, |s| s.data);
+        // The superblock comes last: without it the file is no container.
+        self.file
+            .sync_data()
+            .map_err(|e| self.failed("flush it to disk", e))?;
+        let superblock = Superblock {
+            file_len: self.layout.file_len,
+            geometry: self.spec.geometry,
+            bundle_dtype: self.spec.bundle_dtype,
+            sections,
+        };
+        self.write(0, &superblock.encode())?;
+        self.file
+            .sync_all()
+            .map_err(|e| self.failed("flush it to disk", e))?;
+        std::fs::rename(&self.partial, &self.target)
+            .map_err(|e| self.failed("give it its final name", e))?;
+        sync_folder(&self.target)?;
+        self.journal.remove()
+    }
+
+    fn tensor_table(&self) -> Vec<u8> {
+        let mut table = Vec::with_capacity(self.tensors.len() * TENSOR_RECORD);
+        let rows = self
+            .spec
+            .tensors
+            .iter()
+            .zip(&self.layout.tensors)
+            .zip(&self.tensors);
+        for ((spec, place), sums) in rows {
+            let hash = sums.map_or(0, |s| s.data);
+            table.extend_from_slice(&TensorEntry::new(spec, *place, hash).encode());
+        }
+        table
+    }
+
+    fn bank_table(&self) -> Vec<u8> {
+        let mut table = Vec::with_capacity(self.banks.len() * BANK_RECORD);
+        let rows = self
+            .spec
+            .banks
+            .iter()
+            .zip(&self.layout.banks)
+            .zip(&self.banks);
+        for ((spec, place), sums) in rows {
+            let hash = sums.map_or(0, |s| s.scales);
+            table.extend_from_slice(&BankEntry::new(spec, place, hash).encode());
+        }
+        table
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|e| self.failed("write to it", e))
+    }
+
+    fn failed(&self, what: &'static str, source: io::Error) -> Error {
+        write_error(&self.partial, self.layout.file_len, what, source)
+    }
+}
+
+/// Takes the bytes of one tensor or of the predictor. Dropped unfinished, nothing is recorded.
+pub struct ByteSink<'a> {
+    writer: &'a mut Writer,
+    unit: Unit,
+    stream: Stream,
+}
+
+impl ByteSink<'_> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// When they exceed the specified length or the system refuses.
+    pub fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
+        let total = self.stream.end().saturating_add(bytes.len() as u64);
+        if total > self.stream.place.end() {
+            return Err(self.length(total));
+        }
+        while !bytes.is_empty() {
+            let (head, rest) = bytes.split_at(bytes.len().min(WRITE_BUFFER));
+            self.stream.buf.extend_from_slice(head);
+            self.stream.flush_if_full(self.writer)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Ends the unit.
+    ///
+    /// # Errors
+    /// When bytes lack or the system refuses.
+    pub fn finish(mut self) -> Result<()> {
+        if self.stream.end() != self.stream.place.end() {
+            return Err(self.length(self.stream.end()));
+        }
+        self.stream.flush(self.writer)?;
+        let sums = Sums {
+            data: self.stream.hash.digest(),
+            scales: 0,
+        };
+        self.writer.complete(self.unit, sums, self.stream.place.len)
+    }
+
+    fn length(&self, end: u64) -> Error {
+        Error::Length {
+            path: self.writer.target.clone(),
+            what: match self.unit {
+                Unit::Tensor(i) => {
+                    let name = self
+                        .writer
+                        .spec
+                        .tensors
+                        .get(i)
+                        .map_or("", |t| t.name.as_str());
+                    format!("tensor {name}")
+                }
+                other => other.to_string(),
+            },
+            expected: self.stream.place.len,
+            found: end.saturating_sub(self.stream.place.offset),
+        }
+    }
+}
+
+/// Takes the neurons of one bank. Dropped unfinished, nothing is recorded.
+pub struct BankSink<'a> {
+    writer: &'a mut Writer,
+    index: usize,
+    /// Row of the next neuron in the checksum table.
+    row: usize,
+    data: Stream,
+    scales: Stream,
+}
+
+impl BankSink<'_> {
+    /// Appends the next neuron: `gate` is `gate_len` bytes, `rest` `rest_len`, `scales`
+    /// `scales_per_neuron` (empty when inline). Padding is added here.
+    ///
+    /// # Errors
+    /// When a length is wrong, the bank is full, or the system refuses.
+    pub fn append_neuron(&mut self, gate: &[u8], rest: &[u8], scales: &[u8]) -> Result<()> {
+        let g = self.writer.spec.geometry;
+        self.check("gate part", g.gate_len, gate)?;
+        self.check("up/down part", g.rest_len, rest)?;
+        self.check("scales", g.scales_per_neuron, scales)?;
+        if self.data.end() >= self.data.place.end() {
+            return Err(self.count(1));
+        }
+        let buf = &mut self.data.buf;
+        let start = buf.len();
+        buf.extend_from_slice(gate);
+        buf.resize(start + g.gate_span as usize, 0);
+        buf.extend_from_slice(rest);
+        buf.resize(start + g.stride as usize, 0);
+        let bundle = &buf[start..];
+        set_checksums(
+            &mut self.writer.checksums,
+            self.row,
+            bundle,
+            g.gate_span as usize,
+        );
+        self.row += 1;
+        self.scales.buf.extend_from_slice(scales);
+        self.data.flush_if_full(self.writer)?;
+        self.scales.flush_if_full(self.writer)
+    }
+
+    /// Ends the bank.
+    ///
+    /// # Errors
+    /// When neurons lack or the system refuses.
+    pub fn finish(mut self) -> Result<()> {
+        if self.data.end() != self.data.place.end() {
+            return Err(self.count(0));
+        }
+        self.data.flush(self.writer)?;
+        self.scales.flush(self.writer)?;
+        let scales = if self.scales.place.len == 0 {
+            0
+        } else {
+            self.scales.hash.digest()
+        };
+        let sums = Sums {
+            data: self.data.hash.digest(),
+            scales,
+        };
+        let bytes = self.data.place.len + self.scales.place.len;
+        self.writer.complete(Unit::Bank(self.index), sums, bytes)
+    }
+
+    fn check(&self, part: &str, expected: u32, bytes: &[u8]) -> Result<()> {
+        if bytes.len() as u64 == u64::from(expected) {
+            return Ok(());
+        }
+        let bank = self.writer.spec.banks.get(self.index);
+        let (layer, expert) = bank.map_or((0, 0), |b| (b.layer, b.expert));
+        Err(Error::Length {
+            path: self.writer.target.clone(),
+            what: format!("{part} of a neuron of layer {layer} expert {expert}"),
+            expected: expected.into(),
+            found: bytes.len() as u64,
+        })
+    }
+
+    /// The bank has more (`extra`) or fewer bundles than specified.
+    fn count(&self, extra: u64) -> Error {
+        let bank = self.writer.spec.banks.get(self.index);
+        let (layer, expert) = bank.map_or((0, 0), |b| (b.layer, b.expert));
+        let stride = u64::from(self.writer.spec.geometry.stride);
+        Error::Length {
+            path: self.writer.target.clone(),
+            what: format!("the bank of layer {layer} expert {expert}"),
+            expected: self.data.place.len,
+            found: self.data.end() - self.data.place.offset + extra * stride,
+        }
+    }
+}
+
+/// Buffered positioned writing of one extent, hashed on the way.
+struct Stream {
+    place: Extent,
+    /// Offset at which the buffer will be written.
+    at: u64,
+    buf: Vec<u8>,
+    hash: Xxh3,
+}
+
+impl Stream {
+    fn new(place: Extent) -> Self {
+        let size = place.len.min(2 * WRITE_BUFFER as u64) as usize;
+        Self {
+            place,
+            at: place.offset,
+            buf: Vec::with_capacity(size),
+            hash: Xxh3::new(),
+        }
+    }
+
+    /// Offset behind everything appended.
+    fn end(&self) -> u64 {
+        self.at + self.buf.len() as u64
+    }
+
+    fn flush_if_full(&mut self, writer: &Writer) -> Result<()> {
+        if self.buf.len() < WRITE_BUFFER {
+            Ok(())
+        } else {
+            self.flush(writer)
+        }
+    }
+
+    fn flush(&mut self, writer: &Writer) -> Result<()> {
+        self.hash.update(&self.buf);
+        writer.write(self.at, &self.buf)?;
+        self.at += self.buf.len() as u64;
+        self.buf.clear();
+        Ok(())
+    }
+}
+
+fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
+    let (gate, rest) = bundle.split_at(gate_span);
+    let at = row * CHECKSUM_RECORD;
+    if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
+        record[..4].copy_from_slice(&crc32fast::hash(gate).to_le_bytes());
+        record[4..].copy_from_slice(&crc32fast::hash(rest).to_le_bytes());
+    }
+}
+
+/// Identifies what is being packed: a pack is resumed only for the same.
+fn fingerprint(spec: &Spec) -> u128 {
+    let Spec {
+        geometry,
+        bundle_dtype,
+        meta,
+        stats,
+        predictor_len,
+        tensors,
+        banks,
+        source,
+    } = spec;
+    let (meta, stats) = (xxh3_128(meta), xxh3_128(stats));
+    let sizes = (VERSION, geometry, bundle_dtype, predictor_len);
+    // Debug text names every field. Should it change with the program, a pack starts over.
+    xxh3_128(format!("{:?}", (sizes, meta, stats, tensors, banks, source)).as_bytes())
+}
+
+fn sibling(path: &Path, suffix: &str) -> Result<PathBuf> {
+    let Some(name) = path.file_name() else {
+        return Err(Error::File {
+            path: path.to_path_buf(),
+            what: "write a container here",
+            source: io::Error::new(ErrorKind::InvalidInput, "the path names no file"),
+        });
+    };
+    let mut name = name.to_os_string();
+    name.push(suffix);
+    Ok(path.with_file_name(name))
+}
+
+/// Makes a rename durable.
+fn sync_folder(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    File::open(folder)
+        .and_then(|f| f.sync_all())
+        .map_err(|source| Error::File {
+            path: folder.to_path_buf(),
+            what: "flush the folder to disk",
+            source,
+        })
+}
+
+fn write_error(path: &Path, needed: u64, what: &'static str, source: io::Error) -> Error {
+    let path = path.to_path_buf();
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::NoSpace { path, needed },
+        _ => Error::File { path, what, source },
+    }
+}

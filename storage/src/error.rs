@@ -1,0 +1,380 @@
+//! One error for the whole crate: a variant for each way a container can lie, and for each way
+//! reading or writing can fail. Offsets count from the first byte of the container.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::arena::ArenaError;
+use crate::budget::BudgetError;
+use crate::container::format::{MAGIC, SUPERBLOCK_LEN, Section, VERSION};
+use crate::container::{LayoutError, Unit};
+use crate::io::IoError;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The two separately checksummed parts of a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Bytes `[0, gate_span)`.
+    Gate,
+    /// Bytes `[gate_span, stride)`.
+    Rest,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Gate => "gate part",
+            Self::Rest => "up/down part",
+        })
+    }
+}
+
+/// What can go wrong with bytes on flash and in memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // --- a file that is not what it says -------------------------------------------------------
+    /// The file is shorter than a superblock.
+    #[error("{}: {len} bytes are too few for a container, which has at least {SUPERBLOCK_LEN}", path.display())]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        len: u64,
+    },
+    /// The first bytes are not those of a container.
+    #[error("{}: not an emberflow container: starts with {:?}, expected {:?}", path.display(), found.escape_ascii().to_string(), MAGIC.escape_ascii().to_string())]
+    Magic {
+        /// The file.
+        path: PathBuf,
+        /// Its first eight bytes.
+        found: [u8; 8],
+    },
+    /// Written by another version of the format.
+    #[error("{}: container version {found}, expected {VERSION}; pack the checkpoint again with this program", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Version found.
+        found: u32,
+    },
+    /// The superblock is damaged.
+    #[error("{}: the superblock is damaged: its checksum is {found:016x}, stored is {expected:016x}; copy the file again or pack again", path.display())]
+    SuperblockChecksum {
+        /// The file.
+        path: PathBuf,
+        /// Checksum stored.
+        expected: u64,
+        /// Checksum computed.
+        found: u64,
+    },
+    /// The superblock claims another size than the format has.
+    #[error("{}: the superblock claims {found} bytes, expected {SUPERBLOCK_LEN}", path.display())]
+    SuperblockLength {
+        /// The file.
+        path: PathBuf,
+        /// Length claimed.
+        found: u32,
+    },
+    /// A field that must be zero is not.
+    #[error("{}: reserved bytes at offset {offset} are not zero; a newer program may have written them", path.display())]
+    Reserved {
+        /// The file.
+        path: PathBuf,
+        /// The first such byte.
+        offset: u64,
+    },
+    /// Neither inline nor resident scales.
+    #[error("{}: scale placement is {found}, expected 0 (inline) or 1 (resident)", path.display())]
+    ScalePlacement {
+        /// The file.
+        path: PathBuf,
+        /// Value found.
+        found: u32,
+    },
+    /// The file ends too early.
+    #[error("{}: truncated: {found} bytes, expected {expected}; copy the file again", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Length by the superblock.
+        expected: u64,
+        /// Length of the file.
+        found: u64,
+    },
+    /// Bytes behind the container.
+    #[error("{}: {found} bytes, expected {expected}: something was appended", path.display())]
+    Trailing {
+        /// The file.
+        path: PathBuf,
+        /// Length by the superblock.
+        expected: u64,
+        /// Length of the file.
+        found: u64,
+    },
+    /// Sizes or counts that cannot make a container.
+    #[error("{}: {source}", path.display())]
+    Layout {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with them.
+        source: LayoutError,
+    },
+    /// The superblock's length is not the one that follows from the counts.
+    #[error("{}: the superblock says {found} bytes, but the sections make {expected}", path.display())]
+    FileLength {
+        /// The file.
+        path: PathBuf,
+        /// Length that follows from the counts.
+        expected: u64,
+        /// Length stored.
+        found: u64,
+    },
+    /// A section that reaches beyond the file.
+    #[error("{}: {section} ({len} bytes at offset {offset}) leaves the file of {file_len} bytes", path.display())]
+    SectionBounds {
+        /// The file.
+        path: PathBuf,
+        /// The section.
+        section: Section,
+        /// Stored offset.
+        offset: u64,
+        /// Stored length.
+        len: u64,
+        /// Length of the file.
+        file_len: u64,
+    },
+    /// A directory that does not hold whole records.
+    #[error("{}: {section} has {len} bytes, expected a multiple of {record}", path.display())]
+    SectionRecords {
+        /// The file.
+        path: PathBuf,
+        /// The section.
+        section: Section,
+        /// Stored length.
+        len: u64,
+        /// Bytes of a record.
+        record: usize,
+    },
+    /// A section is not where the counts put it: a gap, an overlap or a wrong length.
+    #[error("{}: {section} is {} bytes at offset {}, expected {} at {}", path.display(), found.1, found.0, expected.1, expected.0)]
+    SectionPlace {
+        /// The file.
+        path: PathBuf,
+        /// The section.
+        section: Section,
+        /// (offset, length) that follow from the counts.
+        expected: (u64, u64),
+        /// (offset, length) stored.
+        found: (u64, u64),
+    },
+    /// A section is damaged.
+    #[error("{}: {section} at offset {offset} is damaged: its checksum is {found:016x}, stored is {expected:016x}; copy the file again or pack again", path.display())]
+    SectionChecksum {
+        /// The file.
+        path: PathBuf,
+        /// The section.
+        section: Section,
+        /// Its first byte.
+        offset: u64,
+        /// Checksum stored.
+        expected: u64,
+        /// Checksum computed.
+        found: u64,
+    },
+    /// A directory record that no writer makes.
+    #[error("{}: {section}: record {index} is malformed at offset {offset}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The directory.
+        section: Section,
+        /// Number of the record.
+        index: usize,
+        /// First bad byte.
+        offset: u64,
+    },
+    /// A tensor is not where the sizes put it.
+    #[error("{}: tensor {name} is at offset {found}, expected {expected}", path.display())]
+    TensorPlace {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Offset that follows from the sizes.
+        expected: u64,
+        /// Offset stored.
+        found: u64,
+    },
+    /// A tensor is damaged.
+    #[error("{}: tensor {name} at offset {offset} is damaged: its checksum is {found:016x}, stored is {expected:016x}; copy the file again or pack again", path.display())]
+    TensorChecksum {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its first byte.
+        offset: u64,
+        /// Checksum stored.
+        expected: u64,
+        /// Checksum computed.
+        found: u64,
+    },
+    /// A bank's record disagrees with the place the counts give it.
+    #[error("{}: layer {layer} expert {expert}: {field} is {found}, expected {expected}", path.display())]
+    BankPlace {
+        /// The file.
+        path: PathBuf,
+        /// Layer of the bank.
+        layer: u32,
+        /// Expert of the bank.
+        expert: u32,
+        /// Field of the record.
+        field: &'static str,
+        /// Value that follows from the counts.
+        expected: u64,
+        /// Value stored.
+        found: u64,
+    },
+    /// A bundle is damaged.
+    #[error("{}: {part} of layer {layer} expert {expert} neuron {neuron} at offset {offset} is damaged: its crc32 is {found:08x}, stored is {expected:08x}; copy the file again or pack again", path.display())]
+    BundleChecksum {
+        /// The file.
+        path: PathBuf,
+        /// Which part.
+        part: Part,
+        /// Layer of the bank.
+        layer: u32,
+        /// Expert of the bank.
+        expert: u32,
+        /// Neuron in the bank.
+        neuron: u32,
+        /// First byte of the part.
+        offset: u64,
+        /// Checksum stored.
+        expected: u32,
+        /// Checksum computed.
+        found: u32,
+    },
+    /// The resident scales of a bank are damaged.
+    #[error("{}: scales of layer {layer} expert {expert} at offset {offset} are damaged: their checksum is {found:016x}, stored is {expected:016x}; copy the file again or pack again", path.display())]
+    ScalesChecksum {
+        /// The file.
+        path: PathBuf,
+        /// Layer of the bank.
+        layer: u32,
+        /// Expert of the bank.
+        expert: u32,
+        /// First byte of the scales.
+        offset: u64,
+        /// Checksum stored.
+        expected: u64,
+        /// Checksum computed.
+        found: u64,
+    },
+    /// Bytes between two pieces are not zero.
+    #[error("{}: the gap at offset {offset} is not zero", path.display())]
+    Gap {
+        /// The file.
+        path: PathBuf,
+        /// First such byte.
+        offset: u64,
+    },
+
+    // --- a caller that asks for what is not there ----------------------------------------------
+    /// A container inside another file does not start at a sector.
+    #[error("{}: the container starts at offset {base}, expected a multiple of {sector}", path.display())]
+    Base {
+        /// The file.
+        path: PathBuf,
+        /// Where the container starts.
+        base: u64,
+        /// Sector of the container.
+        sector: u32,
+    },
+    /// A buffer or a streamed piece has another length than the place it belongs to.
+    #[error("{}: {what} has {expected} bytes, but {found} were given", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// What was to be read or written.
+        what: String,
+        /// Bytes it has.
+        expected: u64,
+        /// Bytes given.
+        found: u64,
+    },
+    /// An index beyond the end.
+    #[error("{}: {what} {index} does not exist, there are {count}", path.display())]
+    Index {
+        /// The file.
+        path: PathBuf,
+        /// What was indexed.
+        what: &'static str,
+        /// Index asked for.
+        index: u64,
+        /// Number that exist.
+        count: u64,
+    },
+    /// Finishing before everything was written.
+    #[error("{}: {unit} was not written", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// The first unit that lacks.
+        unit: Unit,
+    },
+
+    // --- the operating system ------------------------------------------------------------------
+    /// Someone else writes the same container.
+    #[error("{}: {} is writing this container; wait for it to end, or stop it", path.display(), pid.map_or("another process".to_owned(), |p| format!("process {p}")))]
+    Locked {
+        /// The container to be written.
+        path: PathBuf,
+        /// The process, where it could be told.
+        pid: Option<u32>,
+    },
+    /// The disk is full.
+    #[error("{}: no space left on the device: the container takes {needed} bytes; free some space and run the same command again to resume", path.display())]
+    NoSpace {
+        /// The file being written.
+        path: PathBuf,
+        /// Bytes of the whole container.
+        needed: u64,
+    },
+    /// The system refused something about a file.
+    #[error("{}: cannot {what}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system refused to read.
+    #[error("{}: cannot read {len} bytes at offset {offset}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    // --- the run time --------------------------------------------------------------------------
+    /// A read of the I/O thread failed, or the thread could not start.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The arena cannot be had.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The budget is too small.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+}
