@@ -17,6 +17,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle, Thread},
+    time::{Duration, Instant},
 };
 
 use crate::columns::Columns;
@@ -24,9 +25,9 @@ use crate::columns::Columns;
 /// Kernels need little stack, and a budget counts every thread's.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// Spins before a waiting thread sleeps: some tens of microseconds, about what waking a
-/// thread costs.
-const SPINS: u32 = 1000;
+/// How long a waiting thread spins before it sleeps: about what waking a thread costs,
+/// and longer than the serial steps between two runs of a forward pass.
+const SPIN: Duration = Duration::from_micros(30);
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
@@ -48,7 +49,8 @@ struct Shared {
     /// The first panic of the current run.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     pinned: AtomicUsize,
-    spins: u32,
+    /// Whether a waiting thread spins at all before it sleeps.
+    spin: bool,
 }
 
 // SAFETY: `task` is the only field that cannot be shared by itself. The caller writes it
@@ -93,7 +95,7 @@ impl Workers {
             panic: Mutex::new(None),
             pinned: AtomicUsize::new(0),
             // With more threads than cores a spinning thread keeps a working one away.
-            spins: if threads > available { 0 } else { SPINS },
+            spin: threads <= available,
         });
         // Only cores this process may use: the affinity call does not check its argument.
         let usable = core_affinity::get_core_ids().unwrap_or_default();
@@ -145,7 +147,8 @@ impl Workers {
     ///
     /// # Panics
     /// If `f` panics on any thread: with the first payload, after all threads have
-    /// finished; the pool stays usable. Also if called from inside a run of the same pool.
+    /// finished; the pool stays usable. Also if called from inside a run of the same pool
+    /// (through a second pool in between it would wait for itself instead).
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
         let outer = INSIDE.get();
         assert!(
@@ -199,10 +202,9 @@ impl Workers {
     }
 
     fn wait(&self) {
-        let mut spins = self.shared.spins;
-        while self.shared.pending.load(Ordering::Acquire) != 0 {
-            spin_then_park(&mut spins);
-        }
+        wait_until(self.shared.spin, || {
+            self.shared.pending.load(Ordering::Acquire) == 0
+        });
     }
 
     /// Calls `f(thread, item)` once for every item in `0..items`. Items are handed out in
@@ -329,10 +331,7 @@ fn work(shared: &Shared, index: usize) {
     INSIDE.set(shared);
     let mut seen = 0usize;
     loop {
-        let mut spins = shared.spins;
-        while shared.epoch.load(Ordering::Acquire) == seen {
-            spin_then_park(&mut spins);
-        }
+        wait_until(shared.spin, || shared.epoch.load(Ordering::Acquire) != seen);
         // The caller waits for all workers before the next run: none is ever skipped.
         seen = seen.wrapping_add(1);
         if shared.stop.load(Ordering::Relaxed) {
@@ -362,11 +361,23 @@ fn work(shared: &Shared, index: usize) {
     }
 }
 
-fn spin_then_park(spins: &mut u32) {
-    if *spins > 0 {
-        *spins -= 1;
-        spin_loop();
-    } else {
+/// Returns when `ready` holds. Whoever makes it hold unparks this thread afterwards.
+fn wait_until(spin: bool, ready: impl Fn() -> bool) {
+    if spin {
+        let start = Instant::now();
+        loop {
+            for _ in 0..16 {
+                if ready() {
+                    return;
+                }
+                spin_loop();
+            }
+            if start.elapsed() >= SPIN {
+                break;
+            }
+        }
+    }
+    while !ready() {
         thread::park();
     }
 }
