@@ -38,6 +38,7 @@ fn random_limits(rng: &mut Rng) -> Limits {
         depth: 1 + rng.below(20) as u32,
         block: (1 + rng.below(8) as u32) * 4096,
         pieces: 1 + rng.below(6) as usize,
+        gap: rng.below(3) as u32 * 2048,
         retries: 50,
         ..Limits::TINY
     }

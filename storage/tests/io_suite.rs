@@ -126,6 +126,29 @@ fn neighbours_are_merged_and_long_reads_are_cut() {
 }
 
 #[test]
+fn reads_with_a_small_gap_between_them_become_one_command() {
+    let file = patterned(FILE);
+    let limits = Limits {
+        block: 64 << 10,
+        pieces: 8,
+        gap: 4096,
+        ..Limits::TINY
+    };
+    for choice in [EngineChoice::Pread, EngineChoice::Auto] {
+        let mut engine = Engine::open(source(&file), choice, limits).unwrap();
+        let mut arena = arena(4, 4096);
+        // Gaps of 1, 1 and 2 units: only the last one is too wide.
+        let reads = [0u64, 2, 4, 7].map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
+        for done in run(&mut engine, reads.into()) {
+            done.result.unwrap();
+            expect_bytes(done.slot.as_slice(), done.tag * 4096);
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.commands, stats.gap_bytes), (2, 8192));
+    }
+}
+
+#[test]
 fn unaligned_reads_work_through_the_page_cache() {
     let file = patterned(FILE);
     each_engine(|open| {

@@ -14,9 +14,11 @@ use std::sync::Arc;
 
 use super::device::{Device, Reaped, Waker};
 use super::error::IoError;
+use super::slip::Slip;
 use super::source::FileSource;
-use super::sys::{Command, Piece};
+use super::sys::Command;
 use super::{Completion, Priority, Read};
+use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::limits::Limits;
 
 /// Counters of one engine.
@@ -31,6 +33,8 @@ pub struct EngineStats {
     pub commands: u64,
     /// Commands that went through the page cache.
     pub buffered: u64,
+    /// Bytes read only because they lay between two reads.
+    pub gap_bytes: u64,
     /// Commands repeated after an interruption.
     pub retries: u64,
 }
@@ -62,24 +66,11 @@ struct Active {
     failed: Option<IoError>,
 }
 
-/// One command of the device and the reads it serves.
-struct Slip {
-    /// Fixed place in memory: the kernel reads it while the command is in flight.
-    pieces: Box<[Piece]>,
-    count: usize,
-    /// Pieces before this one are full.
-    first: usize,
-    /// Indices into `Engine::active`.
-    owners: Vec<u32>,
-    start: u64,
-    len: u64,
-    filled: u64,
-    retries: u32,
-}
-
 /// One read in the middle of being cut into commands.
 struct Cutting {
     active: u32,
+    priority: Priority,
+    /// Bytes given to the device so far.
     done: u32,
 }
 
@@ -91,11 +82,15 @@ pub struct Engine {
     /// Next read last.
     queue: Vec<Queued>,
     batch: u64,
-    cutting: Option<Cutting>,
+    /// Reads being cut, the one to go on with last: an urgent one may overtake a prefetch.
+    cutting: Vec<Cutting>,
     active: Vec<Option<Active>>,
     free_active: Vec<u32>,
     slips: Box<[Slip]>,
     free_slips: Vec<u32>,
+    /// Where bytes between two merged reads go. Commands may write to it at the same time; nobody
+    /// reads it.
+    waste: Option<Slot>,
     /// Completions that needed no device.
     ready: Vec<Completion>,
     reaped: Vec<Reaped>,
@@ -108,30 +103,20 @@ impl Engine {
     pub(crate) fn new(source: FileSource, device: Box<dyn Device>, limits: Limits) -> Self {
         let depth = device.capacity().min(limits.depth).max(1);
         let pieces = limits.pieces.max(1);
-        let slips = (0..depth)
-            .map(|_| Slip {
-                pieces: vec![Piece::EMPTY; pieces].into_boxed_slice(),
-                count: 0,
-                first: 0,
-                owners: Vec::with_capacity(pieces),
-                start: 0,
-                len: 0,
-                filled: 0,
-                retries: 0,
-            })
-            .collect();
-        // Every slip may serve a full set of reads, plus the one being cut.
-        let most = depth as usize * pieces + 1;
+        let slips = (0..depth).map(|_| Slip::new(pieces)).collect();
+        // Every slip may serve a full set of reads, plus one being cut of each priority.
+        let most = depth as usize * pieces + 2;
         Self {
             source,
             limits,
             queue: Vec::with_capacity(limits.queued),
             batch: 0,
-            cutting: None,
+            cutting: Vec::with_capacity(2),
             active: (0..most).map(|_| None).collect(),
             free_active: (0..most as u32).rev().collect(),
             slips,
             free_slips: (0..depth).rev().collect(),
+            waste: waste(limits.gap),
             ready: Vec::new(),
             reaped: Vec::with_capacity(depth as usize),
             counters: EngineStats::default(),
@@ -167,7 +152,7 @@ impl Engine {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
-            && self.cutting.is_none()
+            && self.cutting.is_empty()
             && self.in_flight() == 0
             && self.ready.is_empty()
     }
@@ -258,13 +243,12 @@ impl Engine {
         while let Some(q) = self.queue.pop() {
             self.ready.push(complete(q.read, Err(reason())));
         }
-        if let Some(cut) = &self.cutting {
-            let index = cut.active;
-            self.stop_cutting(index, reason());
+        while let Some(cut) = self.cutting.pop() {
+            self.stop_cutting(cut.active, reason());
         }
     }
 
-    /// Completes queued prefetches as cancelled.
+    /// Completes queued prefetches as cancelled, and does not go on with one that is being cut.
     pub(crate) fn cancel_prefetches(&mut self) {
         // Prefetches sort behind everything urgent, so they lie at the front of the reversed queue.
         let n = self
@@ -273,12 +257,22 @@ impl Engine {
         for q in self.queue.drain(..n) {
             self.ready.push(complete(q.read, Err(IoError::Cancelled)));
         }
+        if let Some(at) = (self.cutting.iter()).position(|c| c.priority == Priority::Prefetch) {
+            let cut = self.cutting.remove(at);
+            self.stop_cutting(cut.active, IoError::Cancelled);
+        }
     }
 
     /// Fills the device from the queue.
     fn pump(&mut self) {
         while !self.free_slips.is_empty() {
-            if self.cutting.is_some() {
+            // Go on with a read that is being cut, unless something more urgent has come.
+            if let Some(cut) = self.cutting.last()
+                && self
+                    .queue
+                    .last()
+                    .is_none_or(|q| q.read.priority >= cut.priority)
+            {
                 self.cut_next();
                 continue;
             }
@@ -286,8 +280,13 @@ impl Engine {
                 return;
             };
             if next.read.len > self.limits.block {
+                let priority = next.read.priority;
                 let active = self.activate(next);
-                self.cutting = Some(Cutting { active, done: 0 });
+                self.cutting.push(Cutting {
+                    active,
+                    priority,
+                    done: 0,
+                });
             } else {
                 self.start_whole(next);
             }
@@ -296,12 +295,12 @@ impl Engine {
 
     /// Starts the next part of the read that is being cut.
     fn cut_next(&mut self) {
-        let Some(cut) = &mut self.cutting else {
+        let Some(cut) = self.cutting.last_mut() else {
             return;
         };
         let index = cut.active;
         let Some(active) = &mut self.active[index as usize] else {
-            self.cutting = None;
+            self.cutting.pop();
             return;
         };
         let len = (active.read.len - cut.done).min(self.limits.block);
@@ -309,14 +308,16 @@ impl Engine {
         let at = active.at + u64::from(cut.done);
         cut.done += len;
         if cut.done == active.read.len {
-            self.cutting = None;
+            self.cutting.pop();
         }
         active.parts += 1;
         let Some(to) = active.read.slot.range(slot_offset, len) else {
             return; // unreachable: checked when accepted
         };
         let slip = self.open_slip(at);
-        self.add_piece(slip, index, to, len);
+        let s = &mut self.slips[slip as usize];
+        s.add(to, len);
+        s.owners.push(index);
         self.launch(slip);
     }
 
@@ -333,14 +334,24 @@ impl Engine {
         self.launch(slip);
     }
 
-    /// The next queued read, if it directly follows what the slip reads and fits in.
+    /// The next queued read, if it lies directly or almost directly behind what the slip reads
+    /// and fits in. Bytes between the two are read into memory that nobody looks at.
     fn take_neighbour(&mut self, slip: u32) -> Option<Queued> {
-        let s = &self.slips[slip as usize];
-        let room = u64::from(self.limits.block) - s.len;
-        let fits =
-            |q: &Queued| !q.alone && q.at == s.start + s.len && u64::from(q.read.len) <= room;
-        if s.count == s.pieces.len() || !self.queue.last().is_some_and(fits) {
+        let s = &mut self.slips[slip as usize];
+        let next = self.queue.last().filter(|q| !q.alone)?;
+        let gap = next.at.checked_sub(s.end())?;
+        let unit = self.source.dio_align().map_or(1, |a| u64::from(a.offset));
+        if gap > u64::from(self.limits.gap)
+            || !gap.is_multiple_of(unit)
+            || s.len + gap + u64::from(next.read.len) > u64::from(self.limits.block)
+            || s.room() < 1 + usize::from(gap > 0)
+        {
             return None;
+        }
+        if gap > 0 {
+            // At most `limits.gap` bytes, the size of the waste slot.
+            s.add(self.waste.as_mut()?.range(0, gap as u32)?, gap as u32);
+            self.counters.gap_bytes += gap;
         }
         self.queue.pop()
     }
@@ -351,7 +362,9 @@ impl Engine {
         if let Some(active) = &mut self.active[index as usize] {
             active.parts += 1;
             if let Some(to) = active.read.slot.range(slot_offset, len) {
-                self.add_piece(slip, index, to, len);
+                let s = &mut self.slips[slip as usize];
+                s.add(to, len);
+                s.owners.push(index);
             }
         }
     }
@@ -380,30 +393,13 @@ impl Engine {
     /// An empty slip for a command at file offset `at`. Callers have checked that one is free.
     fn open_slip(&mut self, at: u64) -> u32 {
         let index = self.free_slips.pop().unwrap_or(0);
-        let slip = &mut self.slips[index as usize];
-        slip.count = 0;
-        slip.first = 0;
-        slip.owners.clear();
-        slip.start = at;
-        slip.len = 0;
-        slip.filled = 0;
-        slip.retries = 0;
+        self.slips[index as usize].reset(at);
         index
-    }
-
-    fn add_piece(&mut self, slip: u32, owner: u32, to: *mut u8, len: u32) {
-        let slip = &mut self.slips[slip as usize];
-        slip.pieces[slip.count] = Piece::new(to, len as usize);
-        slip.count += 1;
-        slip.owners.push(owner);
-        slip.len += u64::from(len);
     }
 
     /// Gives what is left of a slip to the device.
     fn launch(&mut self, index: u32) {
-        let slip = &self.slips[index as usize];
-        let offset = slip.start + slip.filled;
-        let pieces = &slip.pieces[slip.first..slip.count];
+        let (offset, pieces) = self.slips[index as usize].rest();
         let (fd, direct) = self.source.pick(offset, pieces);
         self.counters.commands += 1;
         if !direct {
@@ -426,21 +422,12 @@ impl Engine {
     /// Books the outcome of one command: done, to be continued, or failed.
     fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
         let slip = &mut self.slips[one.id as usize];
-        if let Ok(n @ 1..) = u64::try_from(one.result) {
-            slip.retries = 0;
-            slip.filled += n;
-            let mut n = n as usize;
-            while slip.first < slip.count {
-                let piece = &mut slip.pieces[slip.first];
-                let taken = n.min(piece.len());
-                piece.advance(taken);
-                n -= taken;
-                if piece.len() > 0 {
-                    return self.launch(one.id);
-                }
-                slip.first += 1;
+        if let Ok(n @ 1..) = u32::try_from(one.result) {
+            if slip.advance(n) {
+                self.close(one.id, None, out);
+            } else {
+                self.launch(one.id);
             }
-            self.close(one.id, None, out);
             return;
         }
         if one.result == 0 {
@@ -489,6 +476,7 @@ impl Engine {
             if merged && error.is_some() {
                 if let Some(active) = place.take() {
                     self.free_active.push(owner);
+                    self.counters.retries += 1;
                     self.queue.push(Queued {
                         read: active.read,
                         at: active.at,
@@ -500,11 +488,7 @@ impl Engine {
             }
             if let Some(error) = &error {
                 active.failed.get_or_insert_with(|| error.clone());
-                if let Some(cut) = &self.cutting
-                    && cut.active == owner
-                {
-                    self.cutting = None;
-                }
+                self.cutting.retain(|cut| cut.active != owner);
             }
             self.settle(owner, out);
         }
@@ -518,7 +502,7 @@ impl Engine {
     /// Completes an active read whose last part is done.
     fn settle(&mut self, index: u32, out: &mut Vec<Completion>) {
         let place = &mut self.active[index as usize];
-        let being_cut = self.cutting.as_ref().is_some_and(|c| c.active == index);
+        let being_cut = self.cutting.iter().any(|c| c.active == index);
         if being_cut || place.as_ref().is_none_or(|a| a.parts > 0) {
             return;
         }
@@ -536,9 +520,8 @@ impl Engine {
         }
     }
 
-    /// Ends the cutting of a read without starting its remaining parts.
+    /// Fails a read whose cutting has ended early; parts on the device are still awaited.
     fn stop_cutting(&mut self, index: u32, reason: IoError) {
-        self.cutting = None;
         if let Some(active) = &mut self.active[index as usize] {
             active.failed.get_or_insert(reason);
         }
@@ -570,6 +553,7 @@ impl Drop for Engine {
                 );
                 std::mem::forget(std::mem::take(&mut self.active));
                 std::mem::forget(std::mem::take(&mut self.slips));
+                std::mem::forget(self.waste.take());
                 return;
             }
             for one in &reaped {
@@ -577,6 +561,14 @@ impl Drop for Engine {
             }
         }
     }
+}
+
+/// Memory for up to `gap` unwanted bytes; without it reads with gaps are not merged.
+fn waste(gap: u32) -> Option<Slot> {
+    let len = (gap as usize).checked_next_multiple_of(4096)?;
+    Arena::new(1, len, 4096, ArenaOptions::default())
+        .ok()?
+        .take()
 }
 
 fn complete(read: Read, result: Result<(), IoError>) -> Completion {

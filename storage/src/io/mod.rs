@@ -18,6 +18,7 @@ mod error;
 mod pread;
 mod profile;
 mod sim;
+mod slip;
 mod source;
 mod sys;
 mod thread;

@@ -33,6 +33,8 @@ pub struct IoStats {
     pub commands: u64,
     /// Commands that went through the page cache.
     pub buffered: u64,
+    /// Bytes read only because they lay between two reads.
+    pub gap_bytes: u64,
     /// Commands repeated after an interruption.
     pub retries: u64,
     /// Batches submitted.
@@ -51,6 +53,7 @@ struct SharedStats {
     bytes: AtomicU64,
     commands: AtomicU64,
     buffered: AtomicU64,
+    gap_bytes: AtomicU64,
     retries: AtomicU64,
     batches: AtomicU64,
     busy_ns: AtomicU64,
@@ -67,6 +70,9 @@ enum Message {
 #[derive(Default)]
 struct Mailbox {
     done: Vec<Completion>,
+    /// Completions after which a waiter wants to be woken; `None` when nobody waits. Waking a
+    /// caller for each of the reads it waits for would cost more than some of the reads.
+    wanted: Option<usize>,
     first_error: Option<Arc<IoError>>,
     /// The thread has ended; nothing more will come.
     ended: bool,
@@ -254,6 +260,7 @@ impl IoThread {
                 taken += n;
                 if self.outstanding.fetch_sub(n, Ordering::Relaxed) == n {
                     // Other waiters have nothing left to wait for.
+                    mailbox.wanted = None;
                     self.shared.news.notify_all();
                 }
             }
@@ -264,6 +271,8 @@ impl IoThread {
                 break Err(self.ended());
             }
             blocked.get_or_insert_with(Instant::now);
+            let want = min - taken;
+            mailbox.wanted = Some(mailbox.wanted.map_or(want, |other| other.min(want)));
             mailbox = self
                 .shared
                 .news
@@ -303,6 +312,7 @@ impl IoThread {
             bytes: get(&s.bytes),
             commands: get(&s.commands),
             buffered: get(&s.buffered),
+            gap_bytes: get(&s.gap_bytes),
             retries: get(&s.retries),
             batches: get(&s.batches),
             busy_ns: get(&s.busy_ns),
@@ -442,8 +452,15 @@ impl<'a> Worker<'a> {
             return;
         }
         self.publish();
-        self.shared.lock().done.append(&mut self.out);
-        self.shared.news.notify_all();
+        let mut mailbox = self.shared.lock();
+        mailbox.done.append(&mut self.out);
+        let enough = |want| mailbox.done.len() >= want || self.engine.is_idle();
+        if mailbox.wanted.is_some_and(enough) {
+            // Those who still want more say so again.
+            mailbox.wanted = None;
+            drop(mailbox);
+            self.shared.news.notify_all();
+        }
     }
 
     fn latch(&mut self, error: IoError) {
@@ -467,6 +484,7 @@ impl<'a> Worker<'a> {
         put(&s.bytes, c.bytes);
         put(&s.commands, c.commands);
         put(&s.buffered, c.buffered);
+        put(&s.gap_bytes, c.gap_bytes);
         put(&s.retries, c.retries);
         if self.engine.is_idle()
             && let Some(since) = self.busy_since.take()

@@ -1,0 +1,118 @@
+//! One command of the device and the reads it serves.
+
+use super::sys::Piece;
+
+/// The state of a command: which file range goes into which pieces of memory, how far it is, and
+/// for whom. Slips are made once and used again.
+pub(super) struct Slip {
+    /// Fixed place in memory: the kernel reads it while the command is in flight.
+    pieces: Box<[Piece]>,
+    count: usize,
+    /// Pieces before this one are full.
+    first: usize,
+    /// Reads served, as indices that mean something to the engine.
+    pub(super) owners: Vec<u32>,
+    /// File range.
+    pub(super) start: u64,
+    pub(super) len: u64,
+    /// Bytes that have arrived.
+    pub(super) filled: u64,
+    /// Interruptions in a row.
+    pub(super) retries: u32,
+}
+
+impl Slip {
+    pub(super) fn new(pieces: usize) -> Self {
+        Self {
+            pieces: vec![Piece::EMPTY; pieces].into_boxed_slice(),
+            count: 0,
+            first: 0,
+            owners: Vec::with_capacity(pieces),
+            start: 0,
+            len: 0,
+            filled: 0,
+            retries: 0,
+        }
+    }
+
+    /// Empties the slip for a command from file offset `at` on.
+    pub(super) fn reset(&mut self, at: u64) {
+        self.count = 0;
+        self.first = 0;
+        self.owners.clear();
+        self.start = at;
+        self.len = 0;
+        self.filled = 0;
+        self.retries = 0;
+    }
+
+    /// Pieces that can still be added.
+    pub(super) fn room(&self) -> usize {
+        self.pieces.len() - self.count
+    }
+
+    /// File offset behind the last piece.
+    pub(super) fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// Adds the next `len` bytes of the file. Callers check [`Slip::room`].
+    pub(super) fn add(&mut self, to: *mut u8, len: u32) {
+        self.pieces[self.count] = Piece::new(to, len as usize);
+        self.count += 1;
+        self.len += u64::from(len);
+    }
+
+    /// File offset and pieces of what has not arrived yet.
+    pub(super) fn rest(&self) -> (u64, &[Piece]) {
+        let offset = self.start + self.filled;
+        (offset, &self.pieces[self.first..self.count])
+    }
+
+    /// Books `n` bytes that arrived; whether that was all.
+    pub(super) fn advance(&mut self, n: u32) -> bool {
+        self.retries = 0;
+        self.filled += u64::from(n);
+        let mut n = n as usize;
+        while self.first < self.count {
+            let piece = &mut self.pieces[self.first];
+            let taken = n.min(piece.len());
+            piece.advance(taken);
+            n -= taken;
+            if piece.len() > 0 {
+                return false;
+            }
+            self.first += 1;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_crosses_pieces() {
+        let mut memory = [0u8; 30];
+        let at = memory.as_mut_ptr();
+        let mut slip = Slip::new(3);
+        slip.reset(1000);
+        slip.add(at, 10);
+        slip.add(at.wrapping_add(10), 20);
+        assert_eq!((slip.room(), slip.end()), (1, 1030));
+        assert!(!slip.advance(4));
+        // Four bytes are in: the rest starts there, in both file and memory.
+        let (offset, rest) = slip.rest();
+        assert_eq!(
+            (offset, rest.len(), rest[0].addr()),
+            (1004, 2, at as usize + 4)
+        );
+        assert!(!slip.advance(6));
+        let (offset, rest) = slip.rest();
+        assert_eq!((offset, rest.len(), rest[0].len()), (1010, 1, 20));
+        assert!(slip.advance(20));
+        slip.reset(0);
+        assert_eq!((slip.room(), slip.end(), slip.rest().1.len()), (3, 0, 0));
+    }
+}
