@@ -141,7 +141,10 @@ pub(super) fn model_config(
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
-        predictor_threshold: metadata.f32("powerinfer.sparse_threshold")?,
+        // PowerInfer takes an absent threshold for 0.
+        predictor_threshold: metadata
+            .f32("powerinfer.sparse_threshold")?
+            .or(facts.powerinfer.then_some(0.0)),
     })
 }
 

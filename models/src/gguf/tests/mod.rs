@@ -129,7 +129,9 @@ fn powerinfer_files_are_relu_models_with_predictors() {
 
     let mut llama = Gguf::new("llama");
     llama.magic = *b"PWRI";
-    let kind = llama.open().unwrap().config().ffn_kind;
+    let config = llama.open().unwrap().config().clone();
+    assert_eq!(config.predictor_threshold, Some(0.0));
+    let kind = config.ffn_kind;
     assert_eq!(
         (kind.activation, kind.relu_on_up),
         (Activation::Relu, false)
