@@ -10,10 +10,14 @@
 
 pub mod format;
 pub mod geometry;
+#[cfg(test)]
+mod golden;
 mod journal;
 pub mod layout;
 pub mod limits;
+mod prove;
 mod reader;
+mod sink;
 mod source;
 mod verify;
 mod writer;
@@ -23,4 +27,5 @@ pub use geometry::{BundleGeometry, Placement, Prefer};
 pub use layout::{BankSpec, Layout, LayoutError, Spec, TensorSpec};
 pub use reader::{Container, SectionSize};
 pub use verify::{Problem, VerifyReport};
-pub use writer::{BankSink, ByteSink, Options, Unit, Writer};
+pub use sink::{BankSink, ByteSink};
+pub use writer::{Options, Unit, Writer};

@@ -3,7 +3,8 @@
 use super::format::{BankEntry, SUPERBLOCK_LEN, Section, Superblock, TensorEntry};
 use super::layout::{BankPlace, Extent};
 use super::limits::MAX_PROBLEMS;
-use super::reader::{Container, superblock_error};
+use super::prove::superblock_error;
+use super::reader::Container;
 use crate::error::{Error, Result};
 use xxhash_rust::xxh3::Xxh3;
 

@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::format::{
-    BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, SectionEntry, Superblock, TENSOR_RECORD,
-    TensorEntry, VERSION, xxh3,
+    BANK_RECORD, BankEntry, Section, SectionEntry, Superblock, TENSOR_RECORD, TensorEntry, VERSION,
+    xxh3,
 };
 use super::journal::{Journal, Sums};
 use super::layout::{Extent, Layout, Spec};
-use super::limits::WRITE_BUFFER;
+use super::sink::{BankSink, ByteSink, set_checksums};
 use super::source::Source;
 use crate::error::{Error, Result};
 
@@ -68,17 +68,17 @@ impl Default for Options {
 
 /// Writes one container. Units may come in any order; the bytes do not depend on it.
 pub struct Writer {
-    target: PathBuf,
+    pub(super) target: PathBuf,
     partial: PathBuf,
     file: File,
     journal: Journal,
-    spec: Spec,
+    pub(super) spec: Spec,
     layout: Layout,
     predictor: Option<Sums>,
     tensors: Vec<Option<Sums>>,
     banks: Vec<Option<Sums>>,
     /// Content of the CHECKSUMS section.
-    checksums: Vec<u8>,
+    pub(super) checksums: Vec<u8>,
     /// Complete units that are not journalled yet, and their bytes.
     pending: Vec<(Unit, Sums)>,
     pending_bytes: u64,
@@ -304,11 +304,7 @@ impl Writer {
         if let Some(done) = self.slot(unit) {
             *done = None;
         }
-        Ok(ByteSink {
-            writer: self,
-            unit,
-            stream: Stream::new(place),
-        })
+        Ok(ByteSink::new(self, unit, place))
     }
 
     /// Starts bank `index`; the sink takes its neurons in packed order.
@@ -322,14 +318,7 @@ impl Writer {
         if let Some(done) = self.slot(unit) {
             *done = None;
         }
-        let (data, scales) = (Stream::new(data), Stream::new(scales));
-        Ok(BankSink {
-            writer: self,
-            index,
-            row,
-            data,
-            scales,
-        })
+        Ok(BankSink::new(self, index, row, data, scales))
     }
 
     /// Writes dense tensor `index` at once.
@@ -352,7 +341,7 @@ impl Writer {
         sink.finish()
     }
 
-    fn complete(&mut self, unit: Unit, sums: Sums, bytes: u64) -> Result<()> {
+    pub(super) fn complete(&mut self, unit: Unit, sums: Sums, bytes: u64) -> Result<()> {
         if let Some(done) = self.slot(unit) {
             *done = Some(sums);
         }
@@ -458,7 +447,7 @@ impl Writer {
         table
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.file
             .write_all_at(bytes, offset)
             .map_err(|e| self.failed("write to it", e))
@@ -466,214 +455,6 @@ impl Writer {
 
     fn failed(&self, what: &'static str, source: io::Error) -> Error {
         write_error(&self.partial, self.layout.file_len, what, source)
-    }
-}
-
-/// Takes the bytes of one tensor or of the predictor. Dropped unfinished, nothing is recorded.
-pub struct ByteSink<'a> {
-    writer: &'a mut Writer,
-    unit: Unit,
-    stream: Stream,
-}
-
-impl ByteSink<'_> {
-    /// Appends bytes.
-    ///
-    /// # Errors
-    /// When they exceed the specified length or the system refuses.
-    pub fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
-        let total = self.stream.end().saturating_add(bytes.len() as u64);
-        if total > self.stream.place.end() {
-            return Err(self.length(total));
-        }
-        while !bytes.is_empty() {
-            let (head, rest) = bytes.split_at(bytes.len().min(WRITE_BUFFER));
-            self.stream.buf.extend_from_slice(head);
-            self.stream.flush_if_full(self.writer)?;
-            bytes = rest;
-        }
-        Ok(())
-    }
-
-    /// Ends the unit.
-    ///
-    /// # Errors
-    /// When bytes lack or the system refuses.
-    pub fn finish(mut self) -> Result<()> {
-        if self.stream.end() != self.stream.place.end() {
-            return Err(self.length(self.stream.end()));
-        }
-        self.stream.flush(self.writer)?;
-        let sums = Sums {
-            data: self.stream.hash.digest(),
-            scales: 0,
-        };
-        self.writer.complete(self.unit, sums, self.stream.place.len)
-    }
-
-    fn length(&self, end: u64) -> Error {
-        Error::Length {
-            path: self.writer.target.clone(),
-            what: match self.unit {
-                Unit::Tensor(i) => {
-                    let name = self
-                        .writer
-                        .spec
-                        .tensors
-                        .get(i)
-                        .map_or("", |t| t.name.as_str());
-                    format!("tensor {name}")
-                }
-                other => other.to_string(),
-            },
-            expected: self.stream.place.len,
-            found: end.saturating_sub(self.stream.place.offset),
-        }
-    }
-}
-
-/// Takes the neurons of one bank. Dropped unfinished, nothing is recorded.
-pub struct BankSink<'a> {
-    writer: &'a mut Writer,
-    index: usize,
-    /// Row of the next neuron in the checksum table.
-    row: usize,
-    data: Stream,
-    scales: Stream,
-}
-
-impl BankSink<'_> {
-    /// Appends the next neuron: `gate` is `gate_len` bytes, `rest` `rest_len`, `scales`
-    /// `scales_per_neuron` (empty when inline). Padding is added here.
-    ///
-    /// # Errors
-    /// When a length is wrong, the bank is full, or the system refuses.
-    pub fn append_neuron(&mut self, gate: &[u8], rest: &[u8], scales: &[u8]) -> Result<()> {
-        let g = self.writer.spec.geometry;
-        self.check("gate part", g.gate_len, gate)?;
-        self.check("up/down part", g.rest_len, rest)?;
-        self.check("scales", g.scales_per_neuron, scales)?;
-        if self.data.end() >= self.data.place.end() {
-            return Err(self.count(1));
-        }
-        let buf = &mut self.data.buf;
-        let start = buf.len();
-        buf.extend_from_slice(gate);
-        buf.resize(start + g.gate_span as usize, 0);
-        buf.extend_from_slice(rest);
-        buf.resize(start + g.stride as usize, 0);
-        let bundle = &buf[start..];
-        set_checksums(
-            &mut self.writer.checksums,
-            self.row,
-            bundle,
-            g.gate_span as usize,
-        );
-        self.row += 1;
-        self.scales.buf.extend_from_slice(scales);
-        self.data.flush_if_full(self.writer)?;
-        self.scales.flush_if_full(self.writer)
-    }
-
-    /// Ends the bank.
-    ///
-    /// # Errors
-    /// When neurons lack or the system refuses.
-    pub fn finish(mut self) -> Result<()> {
-        if self.data.end() != self.data.place.end() {
-            return Err(self.count(0));
-        }
-        self.data.flush(self.writer)?;
-        self.scales.flush(self.writer)?;
-        let scales = if self.scales.place.len == 0 {
-            0
-        } else {
-            self.scales.hash.digest()
-        };
-        let sums = Sums {
-            data: self.data.hash.digest(),
-            scales,
-        };
-        let bytes = self.data.place.len + self.scales.place.len;
-        self.writer.complete(Unit::Bank(self.index), sums, bytes)
-    }
-
-    fn check(&self, part: &str, expected: u32, bytes: &[u8]) -> Result<()> {
-        if bytes.len() as u64 == u64::from(expected) {
-            return Ok(());
-        }
-        let bank = self.writer.spec.banks.get(self.index);
-        let (layer, expert) = bank.map_or((0, 0), |b| (b.layer, b.expert));
-        Err(Error::Length {
-            path: self.writer.target.clone(),
-            what: format!("{part} of a neuron of layer {layer} expert {expert}"),
-            expected: expected.into(),
-            found: bytes.len() as u64,
-        })
-    }
-
-    /// The bank has more (`extra`) or fewer bundles than specified.
-    fn count(&self, extra: u64) -> Error {
-        let bank = self.writer.spec.banks.get(self.index);
-        let (layer, expert) = bank.map_or((0, 0), |b| (b.layer, b.expert));
-        let stride = u64::from(self.writer.spec.geometry.stride);
-        Error::Length {
-            path: self.writer.target.clone(),
-            what: format!("the bank of layer {layer} expert {expert}"),
-            expected: self.data.place.len,
-            found: self.data.end() - self.data.place.offset + extra * stride,
-        }
-    }
-}
-
-/// Buffered positioned writing of one extent, hashed on the way.
-struct Stream {
-    place: Extent,
-    /// Offset at which the buffer will be written.
-    at: u64,
-    buf: Vec<u8>,
-    hash: Xxh3,
-}
-
-impl Stream {
-    fn new(place: Extent) -> Self {
-        let size = place.len.min(2 * WRITE_BUFFER as u64) as usize;
-        Self {
-            place,
-            at: place.offset,
-            buf: Vec::with_capacity(size),
-            hash: Xxh3::new(),
-        }
-    }
-
-    /// Offset behind everything appended.
-    fn end(&self) -> u64 {
-        self.at + self.buf.len() as u64
-    }
-
-    fn flush_if_full(&mut self, writer: &Writer) -> Result<()> {
-        if self.buf.len() < WRITE_BUFFER {
-            Ok(())
-        } else {
-            self.flush(writer)
-        }
-    }
-
-    fn flush(&mut self, writer: &Writer) -> Result<()> {
-        self.hash.update(&self.buf);
-        writer.write(self.at, &self.buf)?;
-        self.at += self.buf.len() as u64;
-        self.buf.clear();
-        Ok(())
-    }
-}
-
-fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
-    let (gate, rest) = bundle.split_at(gate_span);
-    let at = row * CHECKSUM_RECORD;
-    if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
-        record[..4].copy_from_slice(&crc32fast::hash(gate).to_le_bytes());
-        record[4..].copy_from_slice(&crc32fast::hash(rest).to_le_bytes());
     }
 }
 
@@ -728,5 +509,28 @@ fn write_error(path: &Path, needed: u64, what: &'static str, source: io::Error) 
     match source.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::NoSpace { path, needed },
         _ => Error::File { path, what, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_says_how_much_is_needed() {
+        let full = io::Error::from_raw_os_error(28); // ENOSPC
+        let text = write_error(Path::new("m.partial"), 5 << 30, "write to it", full).to_string();
+        assert!(
+            text.starts_with(
+                "m.partial: no space left on the device: the container takes 5368709120 bytes"
+            ),
+            "{text}"
+        );
+        let other = io::Error::from_raw_os_error(5); // EIO
+        let text = write_error(Path::new("m.partial"), 1, "write to it", other).to_string();
+        assert!(
+            text.starts_with("m.partial: cannot write to it: "),
+            "{text}"
+        );
     }
 }

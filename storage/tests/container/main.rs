@@ -1,10 +1,8 @@
 //! The container: round trips, lies, damage, interrupted packs.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a failure is a failed test"
-)]
+#![expect(clippy::unwrap_used, reason = "a failure is a failed test")]
 
-mod support;
-
+mod damage;
+mod lies;
+mod resume;
 mod round_trip;
+mod support;
