@@ -19,9 +19,12 @@ pub struct Limits {
     /// 512 KiB, and cutting lets one large read use the device's parallelism.
     pub block: u32,
     /// Memory pieces of one command, hence reads that can be merged. 16 neighbours of 4 KiB make
-    /// 64 KiB, where bandwidth instead of the command rate limits.
+    /// 64 KiB, where bandwidth instead of the command rate limits; with a gap behind each they
+    /// need twice as many pieces.
     pub pieces: usize,
-    /// Unwanted bytes between two reads that may be read along to save a command.
+    /// Unwanted bytes between two reads that may be read along to save a command. On NVMe and UFS
+    /// a 4 KiB command costs more than the transfer of 4 KiB: with 30 % to 50 % of 4 KiB units
+    /// wanted, 10 % to 15 % less time per read was measured, and no loss at 10 %.
     pub gap: u32,
     /// Interrupted or refused (EINTR, EAGAIN) attempts of one command in a row before it fails.
     pub retries: u32,
@@ -35,8 +38,8 @@ impl Limits {
         batches: 16,
         queued: 8192,
         block: 512 << 10,
-        pieces: 16,
-        gap: 0,
+        pieces: 32,
+        gap: 4096,
         retries: 100,
     };
 

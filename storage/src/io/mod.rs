@@ -13,6 +13,8 @@
 //! bytes that are still being written. Reads come back in any order.
 
 mod device;
+#[cfg(test)]
+mod drain_tests;
 mod engine;
 mod error;
 mod pread;
