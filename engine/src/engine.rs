@@ -27,7 +27,7 @@ use crate::{Error, Logits};
 pub struct Engine {
     decoder: Decoder,
     meta: ContainerMeta,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     options: Options,
     needs: Needs,
     plan: MemoryPlan,
@@ -44,7 +44,7 @@ impl Engine {
     /// checksum, or a budget below the smallest that works (the error names it).
     pub fn open(container: Container, options: Options) -> Result<Self, Error> {
         let meta = ContainerMeta::parse(container.meta(), container.path())?;
-        let tokenizer = Tokenizer::from_json(&meta.tokenizer)?;
+        let tokenizer = Arc::new(Tokenizer::from_json(&meta.tokenizer)?);
         let c = meta.config.clone();
         let (options, sparsity) = check_options(options, &c)?;
         let shape = FfnShape {
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// The tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 

@@ -115,12 +115,13 @@ fn statistics(
     container: &Container,
     meta: &ContainerMeta,
 ) -> Result<Option<ActivationStats>, Failure> {
-    if container.stats().is_empty() {
+    let stats = container.read_stats()?;
+    if stats.is_empty() {
         return Ok(None);
     }
     let c = &meta.config;
     let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats = ActivationStats::parse(container.stats(), sizes[0], sizes[1], sizes[2])?;
+    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
     Ok(Some(stats))
 }
 
@@ -182,7 +183,7 @@ fn inspect(
             .map(|s| SectionReport {
                 name: s.section.name(),
                 payload: s.payload,
-                padding: s.padding,
+                padding: s.len - s.payload,
             })
             .collect(),
         temperature,

@@ -91,18 +91,16 @@ fn generate(
         ignore_eos: args.ignore_eos,
     };
     let tokenizer = engine.tokenizer().clone();
-    let mut stream = tokenizer.stream();
+    let mut stream = if args.chat {
+        tokenizer.stream()
+    } else {
+        tokenizer.stream_after_prompt()
+    };
     let mut text = String::new();
     let mut failure = None;
     let quiet = args.json;
     let generation = engine.generate(sequence, prompt, &request, &mut |token| {
-        let piece = match stream.push(token) {
-            Ok(piece) => piece.unwrap_or_default(),
-            Err(e) => {
-                failure = Some(Failure::from(e));
-                return ControlFlow::Break(());
-            }
-        };
+        let piece = stream.push(token).unwrap_or_default();
         if !quiet && !piece.is_empty() {
             let mut out = std::io::stdout().lock();
             if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
@@ -167,7 +165,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let mut messages: Vec<Message> = args
         .system
         .iter()
-        .map(|s| Message::new("system", s))
+        .map(|s| message("system", s))
         .collect();
     let mut sequence = engine.new_sequence();
     let interactive = std::io::stdin().is_terminal() && !args.json;
@@ -182,7 +180,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         if line.trim().is_empty() {
             continue;
         }
-        messages.push(Message::new("user", &line));
+        messages.push(message("user", &line));
         let rendered = template.render(&messages, true)?;
         // The template writes its own special tokens.
         let ids = engine.tokenizer().encode(&rendered, false)?;
@@ -193,7 +191,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         sequence.truncate(common);
         let (generation, text) =
             generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
-        messages.push(Message::new("assistant", text.trim()));
+        messages.push(message("assistant", text.trim()));
         finish(&engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {
             if !interactive {
@@ -201,5 +199,12 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             }
             stop.store(false, Ordering::Relaxed);
         }
+    }
+}
+
+fn message(role: &str, content: &str) -> Message {
+    Message {
+        role: role.into(),
+        content: content.into(),
     }
 }

@@ -52,9 +52,13 @@ pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     let mut result = VerifyResult {
         file: container.path().display().to_string(),
-        ok: report.problems.is_empty(),
+        ok: report.is_clean(),
         bytes: report.bytes,
-        problems: report.problems.iter().map(ToString::to_string).collect(),
+        problems: report
+            .problems
+            .iter()
+            .map(|p| format!("offset {}: {}", p.offset, p.what))
+            .collect(),
         source: None,
     };
     if let (true, Some(checkpoint)) = (result.ok, &args.source) {
@@ -142,11 +146,12 @@ struct Orders(Vec<Vec<u32>>);
 impl Orders {
     /// From the statistics that the packer stored beside the neurons it sorted.
     fn of(container: &Container, c: &ModelConfig) -> Result<Self, Failure> {
-        if container.stats().is_empty() {
+        let stats = container.read_stats()?;
+        if stats.is_empty() {
             return Ok(Self(Vec::new()));
         }
         let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-        let stats = ActivationStats::parse(container.stats(), sizes[0], sizes[1], sizes[2])?;
+        let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
         let experts = stats.layers.into_iter().flat_map(|l| l.experts);
         Ok(Self(experts.map(|e| e.original).collect()))
     }
