@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 /// Steps one rendering may take. A long conversation needs some hundred
-/// thousand; a loop in a loop in a loop is stopped within seconds.
-const MAX_STEPS: u64 = 50_000_000;
+/// thousand; a loop in a loop in a loop is stopped within a second or two.
+const MAX_STEPS: u64 = 10_000_000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +55,14 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(methods::call);
         environment.add_filter("tojson", json::tojson);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_template_owned("chat", without_generation_tags(template)).map_err(explain)?;
-        let mut compiled = Self { environment, bos: bos.to_owned(), eos: eos.to_owned() };
+        environment
+            .add_template_owned("chat", without_generation_tags(template))
+            .map_err(explain)?;
+        let mut compiled = Self {
+            environment,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+        };
         compiled.set_clock(None);
         Ok(compiled)
     }
@@ -67,7 +73,9 @@ impl ChatTemplate {
     pub fn set_clock(&mut self, unix_seconds: Option<i64>) {
         let now = move |format: &str| -> Result<String, minijinja::Error> {
             let seconds = unix_seconds.unwrap_or_else(|| {
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let since = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
                 i64::try_from(since.as_secs()).unwrap_or(0)
             });
             date::strftime(format, seconds)
@@ -83,10 +91,16 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::ChatTemplate`] where the template refuses the conversation
     /// (its `raise_exception`), uses something unknown, or does not end.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
         let messages: Vec<Value> = messages
             .iter()
-            .map(|m| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]))
+            .map(|m| {
+                Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())])
+            })
             .collect();
         let context = Value::from_pairs([
             ("messages", Value::from(messages)),
@@ -103,7 +117,10 @@ impl ChatTemplate {
 
 /// `raise_exception(message)`: the template's own refusal.
 fn raise_exception(message: &str) -> Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("refused by the template: {message}")))
+    Err(minijinja::Error::new(
+        ErrorKind::InvalidOperation,
+        format!("refused by the template: {message}"),
+    ))
 }
 
 fn explain(error: minijinja::Error) -> Error {

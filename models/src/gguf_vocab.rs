@@ -79,7 +79,13 @@ impl GgufVocab {
                 return Err(bad("tokenizer.ggml.model", found, "\"llama\" or \"gpt2\""));
             }
         };
-        let Parts { normalizer, pre_tokenizer, mut processors, decoder, model } = parts;
+        let Parts {
+            normalizer,
+            pre_tokenizer,
+            mut processors,
+            decoder,
+            model,
+        } = parts;
         processors.extend(self.template()?);
         let document = json!({
             "version": "1.0",
@@ -109,7 +115,11 @@ impl GgufVocab {
             ("tokenizer.ggml.token_type", self.token_types.len()),
         ] {
             if len != 0 && len != n {
-                return Err(bad(key, format!("{len} entries"), &format!("one for each of {n} tokens")));
+                return Err(bad(
+                    key,
+                    format!("{len} entries"),
+                    &format!("one for each of {n} tokens"),
+                ));
             }
         }
         for (key, id) in [
@@ -131,7 +141,9 @@ impl GgufVocab {
     }
 
     fn token(&self, id: u32) -> Option<&str> {
-        self.tokens.get(usize::try_from(id).ok()?).map(String::as_str)
+        self.tokens
+            .get(usize::try_from(id).ok()?)
+            .map(String::as_str)
     }
 
     fn kind(&self, index: usize) -> i32 {
@@ -158,7 +170,12 @@ impl GgufVocab {
     /// Tokens that are found in a text before anything else is.
     fn added_tokens(&self) -> Vec<Value> {
         let named = [self.bos, self.eos, self.unk];
-        let is_named = |index| named.iter().flatten().any(|id| usize::try_from(*id) == Ok(index));
+        let is_named = |index| {
+            named
+                .iter()
+                .flatten()
+                .any(|id| usize::try_from(*id) == Ok(index))
+        };
         let mut added = Vec::new();
         for (index, token) in self.tokens.iter().enumerate() {
             let kind = self.kind(index);
@@ -184,14 +201,28 @@ impl GgufVocab {
         let mut piece = |id: Option<u32>| -> Result<Option<Value>, Error> {
             let Some(id) = id else { return Ok(None) };
             let text = self.token(id).filter(|text| !text.is_empty());
-            let text = text.ok_or_else(|| bad("tokenizer.ggml.tokens", format!("an empty token {id}"), "the text of bos and eos"))?;
-            defined.insert(text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}));
+            let text = text.ok_or_else(|| {
+                bad(
+                    "tokenizer.ggml.tokens",
+                    format!("an empty token {id}"),
+                    "the text of bos and eos",
+                )
+            })?;
+            defined.insert(
+                text.to_owned(),
+                json!({"id": text, "ids": [id], "tokens": [text]}),
+            );
             Ok(Some(json!({"SpecialToken": {"id": text, "type_id": 0}})))
         };
         let (before, after) = (piece(bos)?, piece(eos)?);
         let around = |sequence: &str| -> Vec<Value> {
             let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
-            before.iter().cloned().chain([text]).chain(after.iter().cloned()).collect()
+            before
+                .iter()
+                .cloned()
+                .chain([text])
+                .chain(after.iter().cloned())
+                .collect()
         };
         let pair: Vec<Value> = around("A").into_iter().chain(around("B")).collect();
         Ok(Some(json!({
@@ -202,8 +233,16 @@ impl GgufVocab {
 
     fn sentencepiece(&self) -> Result<Parts, Error> {
         if self.scores.is_empty() || self.token_types.is_empty() {
-            let found = format!("{} scores and {} types", self.scores.len(), self.token_types.len());
-            return Err(bad("tokenizer.ggml.scores and token_type", found, "one for each token"));
+            let found = format!(
+                "{} scores and {} types",
+                self.scores.len(),
+                self.token_types.len()
+            );
+            return Err(bad(
+                "tokenizer.ggml.scores and token_type",
+                found,
+                "one for each token",
+            ));
         }
         let ids = self.vocab()?;
         let merges = self.merges_by_score(&ids)?;
@@ -212,7 +251,11 @@ impl GgufVocab {
             self.tokens.get(index).map(String::as_str)
         });
         let mut normalizers = vec![replace(" ", "▁")];
-        let mut decoders = vec![replace("▁", " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
+        let mut decoders = vec![
+            replace("▁", " "),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
         if self.add_space_prefix.unwrap_or(true) {
             normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
@@ -233,7 +276,10 @@ impl GgufVocab {
 
     /// SentencePiece joins the neighbours whose union scores best. As a merge
     /// list: every split of a token into two tokens, best token first.
-    fn merges_by_score<'a>(&'a self, ids: &HashMap<&'a str, usize>) -> Result<Vec<[&'a str; 2]>, Error> {
+    fn merges_by_score<'a>(
+        &'a self,
+        ids: &HashMap<&'a str, usize>,
+    ) -> Result<Vec<[&'a str; 2]>, Error> {
         struct Split<'a> {
             score: f32,
             chars: [usize; 2],
@@ -255,14 +301,22 @@ impl GgufVocab {
             }
             if token.len() > MAX_PIECE {
                 let key = format!("tokenizer.ggml.tokens[{index}]");
-                return Err(bad(&key, format!("{} bytes", token.len()), &format!("at most {MAX_PIECE}")));
+                return Err(bad(
+                    &key,
+                    format!("{} bytes", token.len()),
+                    &format!("at most {MAX_PIECE}"),
+                ));
             }
             let mut own: Vec<([usize; 2], Split<'a>)> = Vec::new();
             let total = token.chars().count();
             for (chars, (at, _)) in token.char_indices().enumerate().skip(1) {
                 let (left, right) = token.split_at(at);
                 if let (Some(l), Some(r)) = (ids.get(left), ids.get(right)) {
-                    let split = Split { score: *score + 0.0, chars: [chars, total - chars], parts: [left, right] };
+                    let split = Split {
+                        score: *score + 0.0,
+                        chars: [chars, total - chars],
+                        parts: [left, right],
+                    };
                     own.push(([*l, *r], split));
                 }
             }
@@ -270,7 +324,11 @@ impl GgufVocab {
             splits.extend(own.into_iter().map(|(_, split)| split));
         }
         // Stable: equal scores and lengths stay in vocabulary order.
-        splits.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| b.chars.cmp(&a.chars)));
+        splits.sort_by(|a, b| {
+            b.score
+                .total_cmp(&a.score)
+                .then_with(|| b.chars.cmp(&a.chars))
+        });
         Ok(splits.into_iter().map(|split| split.parts).collect())
     }
 
@@ -279,10 +337,16 @@ impl GgufVocab {
         let ids = self.vocab()?;
         let mut merges = Vec::with_capacity(self.merges.len());
         for (rank, merge) in self.merges.iter().enumerate() {
-            let parts = merge.split_once(' ').filter(|(l, r)| !l.is_empty() && !r.is_empty() && !r.contains(' '));
+            let parts = merge
+                .split_once(' ')
+                .filter(|(l, r)| !l.is_empty() && !r.is_empty() && !r.contains(' '));
             let (left, right) = parts.ok_or_else(|| {
                 let key = format!("tokenizer.ggml.merges[{rank}]");
-                bad(&key, format!("{merge:?}"), "two tokens with a space between them")
+                bad(
+                    &key,
+                    format!("{merge:?}"),
+                    "two tokens with a space between them",
+                )
             })?;
             merges.push([left, right]);
         }
@@ -294,7 +358,11 @@ impl GgufVocab {
             .chain([level.clone()])
             .collect();
         Ok(Parts {
-            normalizer: if split.nfc { json!({"type": "NFC"}) } else { Value::Null },
+            normalizer: if split.nfc {
+                json!({"type": "NFC"})
+            } else {
+                Value::Null
+            },
             pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
             processors: vec![level.clone()],
             decoder: level,
@@ -342,8 +410,16 @@ const SPLITTINGS: &[Splitting] = &[
         patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
         nfc: false,
     },
-    Splitting { names: &["gpt-2"], patterns: &[GPT2], nfc: false },
-    Splitting { names: &["smollm"], patterns: &[r"\p{N}", GPT2], nfc: false },
+    Splitting {
+        names: &["gpt-2"],
+        patterns: &[GPT2],
+        nfc: false,
+    },
+    Splitting {
+        names: &["smollm"],
+        patterns: &[r"\p{N}", GPT2],
+        nfc: false,
+    },
     Splitting {
         names: &["llama-bpe", "llama3", "llama-v3"],
         patterns: &[
@@ -363,10 +439,21 @@ const SPLITTINGS: &[Splitting] = &[
 /// Files from before the key existed have no name; theirs is `default`.
 fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error> {
     let name = name.unwrap_or("default");
-    SPLITTINGS.iter().find(|split| split.names.contains(&name)).ok_or_else(|| {
-        let known: Vec<&str> = SPLITTINGS.iter().flat_map(|split| split.names).copied().collect();
-        bad("tokenizer.ggml.pre", format!("{name:?}"), &format!("one of {}", known.join(", ")))
-    })
+    SPLITTINGS
+        .iter()
+        .find(|split| split.names.contains(&name))
+        .ok_or_else(|| {
+            let known: Vec<&str> = SPLITTINGS
+                .iter()
+                .flat_map(|split| split.names)
+                .copied()
+                .collect();
+            bad(
+                "tokenizer.ggml.pre",
+                format!("{name:?}"),
+                &format!("one of {}", known.join(", ")),
+            )
+        })
 }
 
 fn replace(from: &str, to: &str) -> Value {
@@ -374,13 +461,23 @@ fn replace(from: &str, to: &str) -> Value {
 }
 
 fn is_byte_token(token: &str) -> bool {
-    token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).is_some_and(|digits| {
-        digits.len() == 2 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
-    })
+    token
+        .strip_prefix("<0x")
+        .and_then(|rest| rest.strip_suffix('>'))
+        .is_some_and(|digits| {
+            digits.len() == 2
+                && digits
+                    .bytes()
+                    .all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
+        })
 }
 
 fn bad(key: &str, found: impl std::fmt::Display, expected: &str) -> Error {
-    Error::Tokenizer { what: key.to_owned(), found: found.to_string(), expected: expected.to_owned() }
+    Error::Tokenizer {
+        what: key.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_owned(),
+    }
 }
 
 #[cfg(test)]

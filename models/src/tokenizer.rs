@@ -37,25 +37,44 @@ impl Tokenizer {
     /// id than it says.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let checked = check::check(json)?;
-        let mut inner: tokenizers::Tokenizer = json.parse().map_err(|error| {
-            refused("tokenizer.json", &error, "the format of tokenizers 0.x")
-        })?;
+        let mut inner: tokenizers::Tokenizer = json
+            .parse()
+            .map_err(|error| refused("tokenizer.json", &error, "the format of tokenizers 0.x"))?;
         inner
             .with_truncation(None)
             .map_err(|error| refused("truncation", &error, "none"))?;
         inner.with_padding(None);
+        let tokenizer = Self {
+            inner,
+            decoding: checked.decoding,
+            special: checked.special,
+            size: checked.size,
+        };
         for (content, id) in &checked.added {
-            let found = inner.token_to_id(content);
-            if found != Some(*id) {
-                return Err(Error::Tokenizer {
-                    what: format!("added token {content:?}"),
-                    found: format!("id {id} in the file, {found:?} by position in the vocabulary"),
-                    expected: "the same id from both".into(),
-                });
-            }
+            tokenizer.check_added(content, *id, checked.takes_space)?;
         }
-        let size = checked.size;
-        Ok(Self { inner, decoding: checked.decoding, special: checked.special, size })
+        Ok(tokenizer)
+    }
+
+    /// Added tokens are looked for in a text before anything else; the crate
+    /// gives them ids by their place and trusts that they do not overlap.
+    fn check_added(&self, content: &str, id: u32, takes_space: bool) -> Result<(), Error> {
+        let refuse = |found: String, expected: &str| Error::Tokenizer {
+            what: format!("added token {content:?}"),
+            found,
+            expected: expected.to_owned(),
+        };
+        let given = self.inner.token_to_id(content);
+        if given != Some(id) {
+            let found = format!("id {id} in the file, {given:?} by place in the vocabulary");
+            return Err(refuse(found, "the same id from both"));
+        }
+        let form = self.decoded_form(id).unwrap_or_default();
+        if takes_space && form.starts_with(char::is_whitespace) {
+            let found = "leading white space, and another with rstrip".to_owned();
+            return Err(refuse(found, "one or the other"));
+        }
+        Ok(())
     }
 
     /// Tokens of `text`. Special tokens written out in the text are found as
@@ -82,8 +101,11 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] where the decoder refuses.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
-        let kept: Vec<u32> =
-            ids.iter().copied().filter(|id| !(skip_special && self.is_special(*id))).collect();
+        let kept: Vec<u32> = ids
+            .iter()
+            .copied()
+            .filter(|id| !(skip_special && self.is_special(*id)))
+            .collect();
         self.inner
             .decode(&kept, false)
             .map_err(|error| refused("decoding", &error, "decodable tokens"))

@@ -12,7 +12,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 fn fixture(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(relative)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(relative)
 }
 
 fn text_of(path: &Path) -> String {
@@ -81,12 +83,25 @@ impl From<Keys> for GgufVocab {
     }
 }
 
-fn check_encoding(name: &str, tokenizer: &Tokenizer, golden: &Tokenisation, wanted: &dyn Fn(usize) -> bool) {
+fn check_encoding(
+    name: &str,
+    tokenizer: &Tokenizer,
+    golden: &Tokenisation,
+    wanted: &dyn Fn(usize) -> bool,
+) {
     let expected = &golden.tokenizers[name];
     let mut checked = 0;
     for (i, text) in golden.texts.iter().enumerate().filter(|(i, _)| wanted(*i)) {
-        assert_eq!(tokenizer.encode(text, false).unwrap(), expected.plain[i], "{name}: {text:?}");
-        assert_eq!(tokenizer.encode(text, true).unwrap(), expected.special[i], "{name}: {text:?} with special");
+        assert_eq!(
+            tokenizer.encode(text, false).unwrap(),
+            expected.plain[i],
+            "{name}: {text:?}"
+        );
+        assert_eq!(
+            tokenizer.encode(text, true).unwrap(),
+            expected.special[i],
+            "{name}: {text:?} with special"
+        );
         checked += 1;
     }
     assert!(checked >= 45, "{name}: {checked} texts");
@@ -100,9 +115,22 @@ fn tokenizer_json_encodes_and_decodes_as_the_reference() {
         let file = fixture(&format!("text/tokenizers/{name}.json"));
         let tokenizer = Tokenizer::from_json(&text_of(&file)).unwrap();
         check_encoding(name, &tokenizer, &golden, &|_| true);
-        for ((ids, all), skipped) in expected.ids.iter().zip(&expected.decoded).zip(&expected.decoded_skip) {
-            assert_eq!(&tokenizer.decode(ids, false).unwrap(), all, "{name}: {ids:?}");
-            assert_eq!(&tokenizer.decode(ids, true).unwrap(), skipped, "{name}: {ids:?} without special");
+        for ((ids, all), skipped) in expected
+            .ids
+            .iter()
+            .zip(&expected.decoded)
+            .zip(&expected.decoded_skip)
+        {
+            assert_eq!(
+                &tokenizer.decode(ids, false).unwrap(),
+                all,
+                "{name}: {ids:?}"
+            );
+            assert_eq!(
+                &tokenizer.decode(ids, true).unwrap(),
+                skipped,
+                "{name}: {ids:?} without special"
+            );
         }
     }
 }
@@ -112,7 +140,8 @@ fn the_same_tokenizer_from_gguf_keys_gives_the_same_ids() {
     let golden: Tokenisation = json("text/tokenize.json");
     for (name, expected) in &golden.tokenizers {
         let keys: Keys = json(&format!("text/tokenizers/{name}.gguf.json"));
-        let tokenizer = Tokenizer::from_json(&GgufVocab::from(keys).to_tokenizer_json().unwrap()).unwrap();
+        let tokenizer =
+            Tokenizer::from_json(&GgufVocab::from(keys).to_tokenizer_json().unwrap()).unwrap();
         // GGUF has no word for a space prefix at the start of the text only:
         // after a special token the two differ, and an empty or marked start
         // does too.
@@ -121,7 +150,11 @@ fn the_same_tokenizer_from_gguf_keys_gives_the_same_ids() {
             !(first_only && (expected.holds_added[i] || golden.texts[i].starts_with([' ', '▁'])))
         });
         for (ids, all) in expected.ids.iter().zip(&expected.decoded) {
-            assert_eq!(&tokenizer.decode(ids, false).unwrap(), all, "{name}: {ids:?}");
+            assert_eq!(
+                &tokenizer.decode(ids, false).unwrap(),
+                all,
+                "{name}: {ids:?}"
+            );
         }
     }
 }
@@ -130,7 +163,9 @@ fn the_same_tokenizer_from_gguf_keys_gives_the_same_ids() {
 fn streaming_gives_the_decoded_text() {
     let golden: Tokenisation = json("text/tokenize.json");
     for (name, expected) in &golden.tokenizers {
-        let tokenizer = Tokenizer::from_json(&text_of(&fixture(&format!("text/tokenizers/{name}.json")))).unwrap();
+        let tokenizer =
+            Tokenizer::from_json(&text_of(&fixture(&format!("text/tokenizers/{name}.json"))))
+                .unwrap();
         for (ids, text) in expected.ids.iter().zip(&expected.decoded_skip) {
             let mut stream = tokenizer.stream();
             let mut streamed: String = ids.iter().filter_map(|id| stream.push(*id)).collect();
@@ -177,20 +212,34 @@ struct Case {
 #[test]
 fn chat_templates_render_as_the_reference() {
     let golden: Chats = json("text/chat.json");
-    assert_eq!(golden.cases.len(), golden.tokens.len() * golden.conversations.len() * 2);
+    assert_eq!(
+        golden.cases.len(),
+        golden.tokens.len() * golden.conversations.len() * 2
+    );
     for case in &golden.cases {
         let name = format!("{} on conversation {}", case.template, case.conversation);
-        let source = text_of(&fixture(&format!("golden/templates/{}.jinja", case.template)));
+        let source = text_of(&fixture(&format!(
+            "golden/templates/{}.jinja",
+            case.template
+        )));
         let ends = &golden.tokens[&case.template];
         let mut template = ChatTemplate::new(&source, &ends.bos, &ends.eos).unwrap();
         template.set_clock(Some(golden.clock.unix_seconds));
-        let found = template.render(&golden.conversations[case.conversation], case.add_generation_prompt);
+        let found = template.render(
+            &golden.conversations[case.conversation],
+            case.add_generation_prompt,
+        );
         match (found, &case.text, &case.error) {
             (Ok(found), Some(expected), None) => assert_eq!(&found, expected, "{name}"),
             (Err(found), None, Some(expected)) => {
-                assert!(found.to_string().contains(expected.as_str()), "{name}: {found}");
+                assert!(
+                    found.to_string().contains(expected.as_str()),
+                    "{name}: {found}"
+                );
             }
-            (found, expected, error) => panic!("{name}: {found:?}, expected {expected:?} or {error:?}"),
+            (found, expected, error) => {
+                panic!("{name}: {found:?}, expected {expected:?} or {error:?}")
+            }
         }
     }
 }
@@ -201,9 +250,21 @@ struct Golden {
     tokens: Vec<u32>,
 }
 
-/// The model fixtures' own tokenizers, in the folder and inside the GGUF file.
+/// Chat templates that the model fixtures carry; the others have none.
+const TEMPLATES: &[(&str, &str)] = &[
+    ("llama2", "mistral"),
+    ("llama3", "llama3"),
+    ("mistral", "mistral"),
+    ("qwen2", "chatml"),
+    ("qwen2_window", "chatml"),
+    ("qwen3", "chatml"),
+    ("bamboo", "chatml"),
+];
+
+/// The model fixtures' own tokenizers and templates, in the folder and inside
+/// the GGUF file.
 #[test]
-fn model_fixtures_tokenise_their_prompt() {
+fn model_fixtures_carry_their_tokenizer_and_template() {
     let mut files = 0;
     for folder in std::fs::read_dir(fixture("models")).unwrap() {
         let folder = folder.unwrap().path();
@@ -218,6 +279,19 @@ fn model_fixtures_tokenise_their_prompt() {
             assert_eq!(found, golden.tokens, "{}", path.display());
             let text = tokenizer.decode(&found, true).unwrap();
             assert_eq!(text, golden.prompt, "{}", path.display());
+            let case = folder.file_name().unwrap().to_str().unwrap();
+            let template = TEMPLATES
+                .iter()
+                .find(|(name, _)| *name == case)
+                .map(|(_, template)| {
+                    text_of(&fixture(&format!("golden/templates/{template}.jinja")))
+                });
+            assert_eq!(
+                checkpoint.chat_template(),
+                template.as_deref(),
+                "{}",
+                path.display()
+            );
             files += 1;
         }
     }

@@ -1,18 +1,42 @@
 //! `strftime` for the one function that needs it.
 
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const DAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-    "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 
 /// Formats a UTC time; `Err` names the conversion that is not supported.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, String> {
-    let (days, second) = (unix_seconds.div_euclid(86_400), unix_seconds.rem_euclid(86_400));
+    let (days, second) = (
+        unix_seconds.div_euclid(86_400),
+        unix_seconds.rem_euclid(86_400),
+    );
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (year, month, day) = civil(days);
     let name = |names: &[&'static str], index: i64| -> &'static str {
-        usize::try_from(index).ok().and_then(|i| names.get(i).copied()).unwrap_or("")
+        usize::try_from(index)
+            .ok()
+            .and_then(|i| names.get(i).copied())
+            .unwrap_or("")
     };
     let weekday = name(&DAYS, (days + 4).rem_euclid(7));
     let month_name = name(&MONTHS, month - 1);
@@ -59,7 +83,20 @@ fn civil(days: i64) -> (i64, i64, i64) {
         year += 1;
     }
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let lengths = [31, if leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let lengths = [
+        31,
+        if leap { 29 } else { 28 },
+        31,
+        30,
+        31,
+        30,
+        31,
+        31,
+        30,
+        31,
+        30,
+        31,
+    ];
     let mut day = days - days_before(year);
     let mut month = 1;
     for length in lengths {
@@ -87,9 +124,15 @@ mod tests {
             (4_107_542_400, "2100-03-01 00:00:00 Monday 060"),
             (-1, "1969-12-31 23:59:59 Wednesday 365"),
         ] {
-            assert_eq!(strftime("%Y-%m-%d %H:%M:%S %A %j", seconds).unwrap(), expected);
+            assert_eq!(
+                strftime("%Y-%m-%d %H:%M:%S %A %j", seconds).unwrap(),
+                expected
+            );
         }
-        assert_eq!(strftime("%d %b %y, %I %p, %a %B 100%%", 1_721_995_200).unwrap(), "26 Jul 24, 12 PM, Fri July 100%");
+        assert_eq!(
+            strftime("%d %b %y, %I %p, %a %B 100%%", 1_721_995_200).unwrap(),
+            "26 Jul 24, 12 PM, Fri July 100%"
+        );
     }
 
     #[test]

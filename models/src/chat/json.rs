@@ -19,7 +19,12 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators: Option<Vec<String>> = options.get("separators")?;
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators needs two texts")),
+        Some(_) => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: separators needs two texts",
+            ));
+        }
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
     };
@@ -27,7 +32,9 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         indent,
         item,
         key,
-        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        ascii: options
+            .get::<Option<bool>>("ensure_ascii")?
+            .unwrap_or(false),
         sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     options.assert_all_used()?;
@@ -78,7 +85,10 @@ fn write_items(
     let new_line = |out: &mut String, depth: usize| {
         if let Some(width) = style.indent {
             out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width.saturating_mul(depth).min(1024)));
+            out.extend(std::iter::repeat_n(
+                ' ',
+                width.saturating_mul(depth).min(1024),
+            ));
         }
     };
     out.push(brackets[0]);

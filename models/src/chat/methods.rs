@@ -6,7 +6,12 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 /// Answers a method call that the template engine itself does not know: the
 /// ones below, then the general collection.
-pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn call(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
         return unknown_method_callback(state, value, method, args);
     };
@@ -40,7 +45,10 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value
         "rsplit" => {
             let (separator, limit): (Option<String>, Option<i64>) = from_args(args)?;
             if separator.as_deref() == Some("") {
-                return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: empty separator"));
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    "rsplit: empty separator",
+                ));
             }
             Ok(Value::from(rsplit(text, separator.as_deref(), limit)))
         }
@@ -54,7 +62,9 @@ fn three(a: &str, b: &str, c: &str) -> Value {
 
 /// At most `limit` cuts, from the right; a negative limit is none.
 fn rsplit(text: &str, separator: Option<&str>, limit: Option<i64>) -> Vec<Value> {
-    let limit = limit.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let limit = limit
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(usize::MAX);
     let mut parts: Vec<&str> = Vec::new();
     let mut rest = text;
     match separator {

@@ -2,13 +2,18 @@ use super::*;
 
 fn conversation() -> Vec<Message> {
     [("user", "Hi"), ("assistant", "Yes?")]
-        .map(|(role, content)| Message { role: role.into(), content: content.into() })
+        .map(|(role, content)| Message {
+            role: role.into(),
+            content: content.into(),
+        })
         .into()
 }
 
 fn render(template: &str) -> Result<String, String> {
     let template = ChatTemplate::new(template, "<s>", "</s>").map_err(|e| e.to_string())?;
-    template.render(&conversation(), true).map_err(|e| e.to_string())
+    template
+        .render(&conversation(), true)
+        .map_err(|e| e.to_string())
 }
 
 #[test]
@@ -21,8 +26,13 @@ fn block_tags_swallow_their_line_and_tokens_are_written() {
 
 #[test]
 fn a_refusal_gives_the_templates_own_words() {
-    let error = render("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system turn') }}\n{% endif %}");
-    assert_eq!(error.unwrap_err(), "chat template: refused by the template: no system turn (line 2)");
+    let error = render(
+        "{% if messages[0].role != 'system' %}\n{{ raise_exception('no system turn') }}\n{% endif %}",
+    );
+    assert_eq!(
+        error.unwrap_err(),
+        "chat template: refused by the template: no system turn (line 2)"
+    );
 }
 
 #[test]
@@ -33,14 +43,24 @@ fn a_broken_template_is_refused_with_its_line() {
 
 #[test]
 fn unknown_functions_and_methods_are_refused() {
-    assert!(render("{{ open('/etc/passwd') }}").unwrap_err().contains("open"));
-    assert!(render("{{ bos_token.encode() }}").unwrap_err().contains("encode"));
+    assert!(
+        render("{{ open('/etc/passwd') }}")
+            .unwrap_err()
+            .contains("open")
+    );
+    assert!(
+        render("{{ bos_token.encode() }}")
+            .unwrap_err()
+            .contains("encode")
+    );
     assert!(render("{% include 'other' %}").is_err());
 }
 
 #[test]
 fn a_template_that_does_not_end_is_stopped() {
-    let error = render("{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(9) %}{% endfor %}{% endfor %}{% endfor %}");
+    let error = render(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(9) %}{% endfor %}{% endfor %}{% endfor %}",
+    );
     assert!(error.unwrap_err().contains("fuel"));
     assert!(render("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}").is_err());
     assert!(render("{{ 'x' * 999999999999 }}").is_err());
@@ -60,7 +80,11 @@ fn python_methods_that_templates_use() {
         ("{'k': 1}.get('x', 2)", "2"),
         ("'aXb'.lower().title()", "Axb"),
     ] {
-        assert_eq!(render(&format!("{{{{ {expression} }}}}")).as_deref(), Ok(expected), "{expression}");
+        assert_eq!(
+            render(&format!("{{{{ {expression} }}}}")).as_deref(),
+            Ok(expected),
+            "{expression}"
+        );
     }
     assert!(render("{{ 'abc'.rsplit('') }}").is_err());
 }
@@ -68,19 +92,34 @@ fn python_methods_that_templates_use() {
 #[test]
 fn tojson_writes_what_json_dumps_writes() {
     for (expression, expected) in [
-        ("{'b': [1, 2.5, none], 'a': '<é\"\\n>'} | tojson", r#"{"b": [1, 2.5, null], "a": "<é\"\n>"}"#),
-        ("{'b': 1, 'a': 'é😀'} | tojson(sort_keys=true, ensure_ascii=true)", r#"{"a": "\u00e9\ud83d\ude00", "b": 1}"#),
+        (
+            "{'b': [1, 2.5, none], 'a': '<é\"\\n>'} | tojson",
+            r#"{"b": [1, 2.5, null], "a": "<é\"\n>"}"#,
+        ),
+        (
+            "{'b': 1, 'a': 'é😀'} | tojson(sort_keys=true, ensure_ascii=true)",
+            r#"{"a": "\u00e9\ud83d\ude00", "b": 1}"#,
+        ),
         ("[1, [], {}] | tojson(separators=[',', ':'])", "[1,[],{}]"),
-        ("[1, {'a': []}] | tojson(indent=2)", "[\n  1,\n  {\n    \"a\": []\n  }\n]"),
+        (
+            "[1, {'a': []}] | tojson(indent=2)",
+            "[\n  1,\n  {\n    \"a\": []\n  }\n]",
+        ),
     ] {
-        assert_eq!(render(&format!("{{{{ {expression} }}}}")).as_deref(), Ok(expected), "{expression}");
+        assert_eq!(
+            render(&format!("{{{{ {expression} }}}}")).as_deref(),
+            Ok(expected),
+            "{expression}"
+        );
     }
     assert!(render("{{ nothing | tojson }}").is_err());
 }
 
 #[test]
 fn generation_tags_write_nothing() {
-    let text = render("{% for m in messages %}\n{%- generation -%}\n {{ m.content }}\n{% endgeneration %}\n{% endfor %}");
+    let text = render(
+        "{% for m in messages %}\n{%- generation -%}\n {{ m.content }}\n{% endgeneration %}\n{% endfor %}",
+    );
     assert_eq!(text.unwrap(), "Hi\nYes?\n");
 }
 

@@ -31,7 +31,9 @@ fn byte_level(pre: Option<&str>) -> GgufVocab {
     GgufVocab {
         model: "gpt2".into(),
         pre: pre.map(Into::into),
-        tokens: ["a", "b", "Ġ", "ab", "Ġab", "1", "<|end|>", "[PAD7]"].map(Into::into).into(),
+        tokens: ["a", "b", "Ġ", "ab", "Ġab", "1", "<|end|>", "[PAD7]"]
+            .map(Into::into)
+            .into(),
         token_types: vec![1, 1, 1, 1, 1, 1, 3, 5],
         merges: ["a b", "Ġ ab"].map(Into::into).into(),
         bos: Some(6),
@@ -50,7 +52,8 @@ fn tokenizer(vocab: &GgufVocab) -> Tokenizer {
 #[test]
 fn the_best_score_is_merged_first() {
     let vocab = pieces(&["bc", "ab", "▁", "a", "b", "c"]);
-    let id = |piece: &str| u32::try_from(vocab.tokens.iter().position(|t| t == piece).unwrap()).unwrap();
+    let id =
+        |piece: &str| u32::try_from(vocab.tokens.iter().position(|t| t == piece).unwrap()).unwrap();
     let found = tokenizer(&vocab).encode("abc", true).unwrap();
     assert_eq!(found, [1, id("▁"), id("a"), id("bc")]);
 }
@@ -95,9 +98,18 @@ fn padding_is_no_token() {
 #[test]
 fn unknown_names_are_refused_with_the_known_ones() {
     let found = refusal(&byte_level(Some("new-bpe")));
-    assert!(found.contains("\"new-bpe\"") && found.contains("llama-bpe, llama3"), "{found}");
-    let found = refusal(&GgufVocab { model: "t5".into(), ..byte_level(None) });
-    assert!(found.contains("\"t5\"") && found.contains("\"llama\" or \"gpt2\""), "{found}");
+    assert!(
+        found.contains("\"new-bpe\"") && found.contains("llama-bpe, llama3"),
+        "{found}"
+    );
+    let found = refusal(&GgufVocab {
+        model: "t5".into(),
+        ..byte_level(None)
+    });
+    assert!(
+        found.contains("\"t5\"") && found.contains("\"llama\" or \"gpt2\""),
+        "{found}"
+    );
 }
 
 #[test]
@@ -139,7 +151,11 @@ fn every_splitting_compiles() {
     for split in SPLITTINGS {
         for name in split.names {
             let tokenizer = tokenizer(&byte_level(Some(name)));
-            assert_eq!(tokenizer.encode("ab ab1", false).unwrap(), [3, 4, 5], "{name}");
+            assert_eq!(
+                tokenizer.encode("ab ab1", false).unwrap(),
+                [3, 4, 5],
+                "{name}"
+            );
         }
     }
 }

@@ -21,7 +21,11 @@ impl<'a> StreamDecoder<'a> {
             Decoding::Pieces(pieces) if at_start => pieces.strip,
             _ => 0,
         };
-        Self { tokenizer, pending: Vec::new(), strip }
+        Self {
+            tokenizer,
+            pending: Vec::new(),
+            strip,
+        }
     }
 
     /// The text that `id` completes; none where it completes nothing, is a
@@ -88,7 +92,11 @@ fn take_complete(pending: &mut Vec<u8>) -> String {
 /// Bytes behind a byte-level token. A token that uses any other character
 /// stands for itself.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
-    token.chars().map(byte_level_byte).collect::<Option<_>>().unwrap_or_else(|| token.into())
+    token
+        .chars()
+        .map(byte_level_byte)
+        .collect::<Option<_>>()
+        .unwrap_or_else(|| token.into())
 }
 
 /// GPT-2's invertible byte alphabet: printable Latin-1 bytes are their own
@@ -110,13 +118,20 @@ fn piece_bytes(pieces: &Pieces, mut token: String) -> Vec<u8> {
     for (from, to) in &pieces.replace {
         token = token.replace(from, to);
     }
-    let byte = pieces.byte_fallback.then(|| fallback_byte(&token)).flatten();
+    let byte = pieces
+        .byte_fallback
+        .then(|| fallback_byte(&token))
+        .flatten();
     byte.map_or_else(|| token.into_bytes(), |byte| vec![byte])
 }
 
 fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+    if digits.len() == 2 {
+        u8::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -128,7 +143,10 @@ mod tests {
         let mut seen = [false; 256];
         for code in 0..=0x143 {
             if let Some(byte) = char::from_u32(code).and_then(byte_level_byte) {
-                assert!(!std::mem::replace(&mut seen[usize::from(byte)], true), "{byte}");
+                assert!(
+                    !std::mem::replace(&mut seen[usize::from(byte)], true),
+                    "{byte}"
+                );
             }
         }
         assert!(seen.iter().all(|s| *s));
