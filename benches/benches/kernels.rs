@@ -12,7 +12,9 @@ const N: usize = 4096;
 const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::Q8, DType::Q4];
 
 fn row_bytes(dtype: DType) -> Vec<u8> {
-    let values: Vec<f32> = (0..N).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+    let values: Vec<f32> = (0..N)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+        .collect();
     let mut quants = vec![0; dtype.quants_bytes(N)];
     let mut scales = vec![0; dtype.scales_bytes(N)];
     quantize_row(dtype, &values, &mut quants, &mut scales).expect("finite values");

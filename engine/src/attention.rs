@@ -10,7 +10,10 @@ use crate::weights::Layer;
 
 /// `scratch.out[t] = O · attention(normed[t])` for the `tokens` positions that
 /// start at `first`; their keys and values are appended to `kv`.
-#[expect(clippy::too_many_arguments, reason = "the parts of the engine, each borrowed apart")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the parts of the engine, each borrowed apart"
+)]
 pub(crate) fn attention(
     cpu: Cpu,
     workers: &Workers,
@@ -27,7 +30,11 @@ pub(crate) fn attention(
     let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
 
     // q, k, v: [tokens × heads·head_dim]
-    for (matrix, out) in [(&layer.q, &mut s.q), (&layer.k, &mut s.k), (&layer.v, &mut s.v)] {
+    for (matrix, out) in [
+        (&layer.q, &mut s.q),
+        (&layer.k, &mut s.k),
+        (&layer.v, &mut s.v),
+    ] {
         matrix.matmul(cpu, workers, &s.normed, tokens, &mut s.staging, out);
     }
     if let Some(biases) = &layer.qkv_bias {
@@ -61,24 +68,39 @@ pub(crate) fn attention(
     let scale = 1.0 / libm::sqrtf(hd as f32);
     let group = heads / kv_heads;
     let (kv, q) = (&*kv, &s.q);
-    workers.for_each_chunk_mut(&mut s.attended[..tokens * heads * hd], hd, &|_, item, out| {
-        let (t, h) = (item / heads, item % heads);
-        let position = first + t;
-        let from = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
-        let query = &q[item * hd..][..hd];
-        with_thread_buffer(position + 1 - from, |scores| {
-            for (p, score) in (from..).zip(scores.iter_mut()) {
-                *score = scale * cpu.dot(kv.row(index, Half::Keys, h / group, p), query);
-            }
-            cpu.softmax(scores);
-            out.fill(0.0);
-            for (p, &score) in (from..).zip(scores.iter()) {
-                cpu.axpy(score, kv.row(index, Half::Values, h / group, p), out);
-            }
-        });
-    });
+    workers.for_each_chunk_mut(
+        &mut s.attended[..tokens * heads * hd],
+        hd,
+        &|_, item, out| {
+            let (t, h) = (item / heads, item % heads);
+            let position = first + t;
+            let from = if window == 0 {
+                0
+            } else {
+                (position + 1).saturating_sub(window)
+            };
+            let query = &q[item * hd..][..hd];
+            with_thread_buffer(position + 1 - from, |scores| {
+                for (p, score) in (from..).zip(scores.iter_mut()) {
+                    *score = scale * cpu.dot(kv.row(index, Half::Keys, h / group, p), query);
+                }
+                cpu.softmax(scores);
+                out.fill(0.0);
+                for (p, &score) in (from..).zip(scores.iter()) {
+                    cpu.axpy(score, kv.row(index, Half::Values, h / group, p), out);
+                }
+            });
+        },
+    );
 
-    layer.o.matmul(cpu, workers, &s.attended, tokens, &mut s.staging, &mut s.out);
+    layer.o.matmul(
+        cpu,
+        workers,
+        &s.attended,
+        tokens,
+        &mut s.staging,
+        &mut s.out,
+    );
     if let Some(bias) = &layer.o_bias {
         add_bias(bias, &mut s.out, tokens);
     }

@@ -40,7 +40,11 @@ impl NeuronFormat {
             inline_scales: g.placement == Placement::Inline,
         };
         let stored = [g.gate_len, g.rest_len, g.scales_per_neuron].map(|n| n as usize);
-        let expected = [format.gate_len(), format.rest_len(), format.resident_scales()];
+        let expected = [
+            format.gate_len(),
+            format.rest_len(),
+            format.resident_scales(),
+        ];
         if stored != expected {
             return Err(Error::Bundles {
                 path: container.path().to_path_buf(),

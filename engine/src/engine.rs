@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_kernels::{Cpu, DType, Workers};
-use emberflow_models::config::ModelConfig;
 use emberflow_models::chat::ChatTemplate;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
 use emberflow_storage::mem;
@@ -72,8 +72,9 @@ impl Engine {
         };
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
-            Budget::Auto => mem::auto_budget()
-                .map_or(needs.full_budget(), |safe| safe.min(needs.full_budget())),
+            Budget::Auto => {
+                mem::auto_budget().map_or(needs.full_budget(), |safe| safe.min(needs.full_budget()))
+            }
             Budget::FfnShare(share) => needs.budget_for_share(share),
         };
         let plan = needs.plan(budget)?;

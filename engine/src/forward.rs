@@ -3,13 +3,13 @@
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
+use crate::Error;
 use crate::attention::attention;
 use crate::ffn::Ffn;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
 use crate::weights::Weights;
-use crate::Error;
 
 /// Which positions' logits the caller wants.
 pub enum Logits<'a> {
@@ -66,7 +66,18 @@ impl Decoder {
         rope.fill(first, n);
         for (l, layer) in weights.layers.iter().enumerate() {
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
-            attention(cpu, workers, c, layer, l, rope, &mut sequence.kv, first, n, s);
+            attention(
+                cpu,
+                workers,
+                c,
+                layer,
+                l,
+                rope,
+                &mut sequence.kv,
+                first,
+                n,
+                s,
+            );
             add_rows(&mut s.x, &s.out, n * d);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);

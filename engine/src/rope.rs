@@ -47,8 +47,7 @@ impl RopeTable {
 fn inverse_frequencies(rope: &Rope) -> Vec<f32> {
     (0..rope.dims / 2)
         .map(|i| {
-            let plain =
-                1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
+            let plain = 1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
             scaled(plain, &rope.scaling)
         })
         .collect()
@@ -71,8 +70,8 @@ fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
             } else if wavelength > context / low_freq_factor {
                 freq / factor
             } else {
-                let smooth = (context / wavelength - low_freq_factor)
-                    / (high_freq_factor - low_freq_factor);
+                let smooth =
+                    (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 (1.0 - smooth) * freq / factor + smooth * freq
             }
         }

@@ -210,7 +210,10 @@ mod tests {
             counts[s.sample(&logits, &[]) as usize] += 1;
         }
         assert_eq!(counts[2], 0);
-        assert!((counts[1] as f64 / 8000.0 - 0.75).abs() < 0.02, "{counts:?}");
+        assert!(
+            (counts[1] as f64 / 8000.0 - 0.75).abs() < 0.02,
+            "{counts:?}"
+        );
     }
 
     proptest! {

@@ -196,9 +196,10 @@ impl ActivationStats {
 fn is_permutation(ids: &[u32], n: usize) -> bool {
     let mut seen = vec![false; n];
     ids.len() == n
-        && ids
-            .iter()
-            .all(|&i| seen.get_mut(i as usize).is_some_and(|s| !std::mem::replace(s, true)))
+        && ids.iter().all(|&i| {
+            seen.get_mut(i as usize)
+                .is_some_and(|s| !std::mem::replace(s, true))
+        })
 }
 
 /// Share of the neurons that gives `share` of all activations; `counts` in any
@@ -279,7 +280,10 @@ mod tests {
     fn permuted_statistics_remember_the_original_ids() {
         let s = stats(vec![1, 5, 3]).permuted(&[vec![1, 2, 0]]);
         let e = &s.layers[0].experts[0];
-        assert_eq!((&e.counts[..], &e.original[..]), (&[5, 3, 1][..], &[1, 2, 0][..]));
+        assert_eq!(
+            (&e.counts[..], &e.original[..]),
+            (&[5, 3, 1][..], &[1, 2, 0][..])
+        );
         let mut json = serde_json::to_value(&s).unwrap();
         json["layers"][0]["experts"][0]["original"] = serde_json::json!([1, 1, 0]);
         let bytes = serde_json::to_vec(&json).unwrap();

@@ -1,6 +1,9 @@
 //! What the integration tests share: fixtures, packing, opening.
 #![forbid(unsafe_code)]
-#![expect(clippy::expect_used, reason = "test support: a failure here is a failed test")]
+#![expect(
+    clippy::expect_used,
+    reason = "test support: a failure here is a failed test"
+)]
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +53,13 @@ impl Golden {
 pub fn packed(checkpoint: &Path, dir: &Path, quant: DType) -> PathBuf {
     let stem = checkpoint.file_name().expect("a name").to_string_lossy();
     let output = dir.join(format!("{stem}.{}.ember", quant.name()));
-    pack::pack(checkpoint, &output, &PackOptions::new(quant), &mut |_, _| {}).expect("pack");
+    pack::pack(
+        checkpoint,
+        &output,
+        &PackOptions::new(quant),
+        &mut |_, _| {},
+    )
+    .expect("pack");
     output
 }
 

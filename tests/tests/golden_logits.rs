@@ -23,7 +23,10 @@ fn cases() -> Vec<PathBuf> {
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
 }
 
 /// Packs `checkpoint` in f32 and compares prefill and single steps with the
@@ -35,9 +38,15 @@ fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32>
     let mut engine = open(&container, roomy(golden.tokens.len() + golden.greedy.len()));
     let prefill = all_logits(&mut engine, &golden.tokens, 16);
     let steps = all_logits(&mut engine, &golden.tokens, 1);
-    assert!(bits(&prefill) == bits(&steps), "{checkpoint:?}: prefill differs from decode");
+    assert!(
+        bits(&prefill) == bits(&steps),
+        "{checkpoint:?}: prefill differs from decode"
+    );
     let difference = largest_difference(&prefill, &expected);
-    assert!(difference <= TOLERANCE, "{checkpoint:?}: logits differ by {difference}");
+    assert!(
+        difference <= TOLERANCE,
+        "{checkpoint:?}: logits differ by {difference}"
+    );
 
     let mut sequence = engine.new_sequence();
     let request = Request {
@@ -46,9 +55,14 @@ fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32>
         ignore_eos: true,
     };
     let generation = engine
-        .generate(&mut sequence, &golden.tokens, &request, &mut |_| ControlFlow::Continue(()))
+        .generate(&mut sequence, &golden.tokens, &request, &mut |_| {
+            ControlFlow::Continue(())
+        })
         .unwrap();
-    assert_eq!(generation.tokens, golden.greedy, "{checkpoint:?}: greedy continuation");
+    assert_eq!(
+        generation.tokens, golden.greedy,
+        "{checkpoint:?}: greedy continuation"
+    );
     prefill
 }
 
@@ -63,7 +77,10 @@ fn every_family_agrees_with_transformers() {
             std::fs::create_dir(&sub).unwrap();
             let from_gguf = compare(&gguf, &case, "golden.json", &sub);
             let difference = largest_difference(&from_safetensors, &from_gguf);
-            assert!(difference <= 1e-5, "{case:?}: safetensors and GGUF differ by {difference}");
+            assert!(
+                difference <= 1e-5,
+                "{case:?}: safetensors and GGUF differ by {difference}"
+            );
         }
     }
 }
@@ -91,11 +108,17 @@ fn half_precision_keys_and_values_stay_close() {
         let golden = Golden::load(&case, "golden.json");
         let expected = golden.logits(&case);
         let container = packed(&case, dir.path(), DType::F32);
-        let options = Options { kv: DType::F16, ..roomy(golden.tokens.len()) };
+        let options = Options {
+            kv: DType::F16,
+            ..roomy(golden.tokens.len())
+        };
         let logits = all_logits(&mut open(&container, options), &golden.tokens, 7);
         let spread = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let difference = largest_difference(&logits, &expected);
-        assert!(difference <= 0.01 * spread, "{case:?}: {difference} of {spread}");
+        assert!(
+            difference <= 0.01 * spread,
+            "{case:?}: {difference} of {spread}"
+        );
     }
 }
 
@@ -109,8 +132,15 @@ fn nothing_but_the_weights_decides_a_bit() {
         for quant in [DType::F32, DType::Q8, DType::Q4] {
             let container = packed(&case, dir.path(), quant);
             let context = golden.tokens.len();
-            let dense = Options { sparsity: Sparsity::Dense, ..roomy(context) };
-            let expected = bits(&all_logits(&mut open(&container, dense.clone()), &golden.tokens, 16));
+            let dense = Options {
+                sparsity: Sparsity::Dense,
+                ..roomy(context)
+            };
+            let expected = bits(&all_logits(
+                &mut open(&container, dense.clone()),
+                &golden.tokens,
+                16,
+            ));
             let sparse = open(&container, roomy(context)).sparsity() == Sparsity::Exact;
             let modes: &[Sparsity] = if sparse {
                 &[Sparsity::Dense, Sparsity::Exact]

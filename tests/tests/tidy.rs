@@ -54,9 +54,32 @@ fn crate_edges_point_down() {
         ("models", &["kernels"]),
         ("predictor", &["kernels"]),
         ("engine", &["kernels", "storage", "models", "predictor"]),
-        ("tools", &["kernels", "storage", "models", "predictor", "engine"]),
-        ("benches", &["kernels", "storage", "models", "predictor", "engine", "emberflow"]),
-        ("tests", &["kernels", "storage", "models", "predictor", "engine", "emberflow"]),
+        (
+            "tools",
+            &["kernels", "storage", "models", "predictor", "engine"],
+        ),
+        (
+            "benches",
+            &[
+                "kernels",
+                "storage",
+                "models",
+                "predictor",
+                "engine",
+                "emberflow",
+            ],
+        ),
+        (
+            "tests",
+            &[
+                "kernels",
+                "storage",
+                "models",
+                "predictor",
+                "engine",
+                "emberflow",
+            ],
+        ),
     ]);
     for (dir, allowed) in allowed {
         let text = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect(dir);
@@ -149,8 +172,11 @@ fn documents_name_files_that_exist() {
             let looks_like_path = quoted.contains('/')
                 && !quoted.contains([' ', '<', '*', '$', '~', '{'])
                 && !quoted.starts_with(['/', '-'])
-                && (quoted.ends_with(".rs") || quoted.ends_with(".py") || quoted.ends_with('/')
-                    || quoted.ends_with(".md") || quoted.ends_with(".svg"));
+                && (quoted.ends_with(".rs")
+                    || quoted.ends_with(".py")
+                    || quoted.ends_with('/')
+                    || quoted.ends_with(".md")
+                    || quoted.ends_with(".svg"));
             if looks_like_path {
                 checked += 1;
                 let beside = root().join(document).parent().map(|p| p.join(quoted));

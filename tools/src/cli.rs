@@ -321,6 +321,8 @@ fn parse_share(text: &str) -> Result<f64, String> {
 fn parse_sector(text: &str) -> Result<u32, String> {
     match size::parse(text)? {
         n @ (512 | 1024 | 2048 | 4096) => Ok(n as u32),
-        n => Err(format!("a sector of {n} bytes, expected 512, 1024, 2048 or 4096")),
+        n => Err(format!(
+            "a sector of {n} bytes, expected 512, 1024, 2048 or 4096"
+        )),
     }
 }

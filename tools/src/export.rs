@@ -6,10 +6,10 @@ use emberflow_models::names::{Role, required};
 use emberflow_models::{Folder, SamplingDefaults, write_folder};
 use emberflow_storage::container::Container;
 
+use crate::Failure;
 use crate::cli::ExportArgs;
 use crate::model::open_container;
 use crate::packed::Packed;
-use crate::Failure;
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<(), Failure> {
@@ -25,9 +25,10 @@ pub fn export(container: &Container, dir: &Path) -> Result<(), Failure> {
     let tensors = required(packed.config());
     let read = |id| {
         match id {
-            emberflow_models::names::TensorId { role: Role::Gate | Role::Up | Role::Down, .. } => {
-                packed.ffn_matrix(id)
-            }
+            emberflow_models::names::TensorId {
+                role: Role::Gate | Role::Up | Role::Down,
+                ..
+            } => packed.ffn_matrix(id),
             _ => packed.tensor(id).map(|(_, values)| values),
         }
         .map_err(|e| e.to_string())

@@ -140,8 +140,11 @@ fn inspect(
             .iter()
             .zip(stats.active_share())
             .map(|(layer, active_share)| {
-                let mut counts: Vec<u64> =
-                    layer.experts.iter().flat_map(|e| e.counts.iter().copied()).collect();
+                let mut counts: Vec<u64> = layer
+                    .experts
+                    .iter()
+                    .flat_map(|e| e.counts.iter().copied())
+                    .collect();
                 counts.sort_unstable_by(|a, b| b.cmp(a));
                 LayerTemperature {
                     layer: layer.layer,
@@ -170,7 +173,11 @@ fn inspect(
         meta: shown,
         bundle: Bundle {
             sector: g.sector,
-            scales: if g.placement == Placement::Inline { "inline" } else { "resident" },
+            scales: if g.placement == Placement::Inline {
+                "inline"
+            } else {
+                "resident"
+            },
             gate_bytes: g.gate_len,
             rest_bytes: g.rest_len,
             split: g.is_split(),
@@ -195,7 +202,9 @@ fn deciles(sorted: &[u64], tokens: u64) -> Vec<f64> {
     (0..=10)
         .map(|i| {
             let at = (i * sorted.len() / 10).min(sorted.len().saturating_sub(1));
-            sorted.get(at).map_or(0.0, |&c| c as f64 / tokens.max(1) as f64)
+            sorted
+                .get(at)
+                .map_or(0.0, |&c| c as f64 / tokens.max(1) as f64)
         })
         .collect()
 }
@@ -216,7 +225,11 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         "ffn        {} neurons per layer, {:?}{}",
         c.ffn,
         c.ffn_kind.activation,
-        if c.ffn_kind.relu_on_up { ", relu on up" } else { "" }
+        if c.ffn_kind.relu_on_up {
+            ", relu on up"
+        } else {
+            ""
+        }
     );
     let _ = writeln!(
         out,
@@ -240,14 +253,25 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         if b.split { ", gate readable alone" } else { "" },
         b.scales
     );
-    let _ = writeln!(out, "source     {} ({})", meta.source.name, meta.source.fingerprint);
-    let _ = writeln!(out, "sections   {:<12} {:>12} {:>12}", "", "payload", "padding");
+    let _ = writeln!(
+        out,
+        "source     {} ({})",
+        meta.source.name, meta.source.fingerprint
+    );
+    let _ = writeln!(
+        out,
+        "sections   {:<12} {:>12} {:>12}",
+        "", "payload", "padding"
+    );
     for s in &i.sections {
         let (payload, padding) = (size::show(s.payload), size::show(s.padding));
         let _ = writeln!(out, "           {:<12} {payload:>12} {padding:>12}", s.name);
     }
     if let Some(layers) = &i.temperature {
-        let _ = writeln!(out, "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order fires");
+        let _ = writeln!(
+            out,
+            "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order fires"
+        );
         for l in layers {
             let curve: Vec<String> = l.deciles.iter().map(|d| format!("{:.2}", d)).collect();
             let _ = writeln!(
@@ -261,7 +285,14 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         }
     }
     for t in i.tensors.iter().flatten() {
-        let _ = writeln!(out, "  {:<28} {:<5} {:?} {}", t.name, t.dtype, t.shape, size::show(t.bytes));
+        let _ = writeln!(
+            out,
+            "  {:<28} {:<5} {:?} {}",
+            t.name,
+            t.dtype,
+            t.shape,
+            size::show(t.bytes)
+        );
     }
     out
 }
@@ -273,8 +304,11 @@ fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
         .layers
         .iter()
         .map(|layer| {
-            let mut counts: Vec<u64> =
-                layer.experts.iter().flat_map(|e| e.counts.iter().copied()).collect();
+            let mut counts: Vec<u64> = layer
+                .experts
+                .iter()
+                .flat_map(|e| e.counts.iter().copied())
+                .collect();
             counts.sort_unstable_by(|a, b| b.cmp(a));
             let n = counts.len().max(2) as f64 - 1.0;
             let points = counts
@@ -286,7 +320,10 @@ fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
         })
         .collect::<Vec<_>>();
     svg::lines(
-        &format!("{}: temperature ({} tokens)", meta.config.name, stats.tokens),
+        &format!(
+            "{}: temperature ({} tokens)",
+            meta.config.name, stats.tokens
+        ),
         "share of neurons, hottest first",
         "share of tokens that fire it",
         &curves,

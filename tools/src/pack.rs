@@ -133,10 +133,15 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
     };
     options.force = args.force;
     let bar = progress::bytes("packing", 0);
-    let report = pack(&args.checkpoint, &args.output, &options, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
+    let report = pack(
+        &args.checkpoint,
+        &args.output,
+        &options,
+        &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        },
+    );
     bar.finish_and_clear();
     let report = report?;
     if args.json {
@@ -156,7 +161,10 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         report.seconds
     );
     if report.resumed_units > 0 {
-        println!("took over {} finished parts of an interrupted pack", report.resumed_units);
+        println!(
+            "took over {} finished parts of an interrupted pack",
+            report.resumed_units
+        );
     }
     Ok(())
 }
@@ -257,12 +265,16 @@ impl Plan {
             None => Vec::new(),
         };
         let sector = options.sector.unwrap_or_else(|| sector_for(output));
-        let (q, s) = (options.ffn.quants_bytes(d) as u32, options.ffn.scales_bytes(d) as u32);
-        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales)
-            .map_err(|source| emberflow_storage::Error::Layout {
+        let (q, s) = (
+            options.ffn.quants_bytes(d) as u32,
+            options.ffn.scales_bytes(d) as u32,
+        );
+        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales).map_err(
+            |source| emberflow_storage::Error::Layout {
                 path: output.to_path_buf(),
                 source,
-            })?;
+            },
+        )?;
         let format = NeuronFormat {
             dtype: options.ffn,
             d,
@@ -294,7 +306,10 @@ impl Plan {
                 geometry,
                 bundle_dtype: options.ffn.code(),
                 meta: to_json(&meta)?,
-                stats: packed_stats.map(|s| to_json(&s)).transpose()?.unwrap_or_default(),
+                stats: packed_stats
+                    .map(|s| to_json(&s))
+                    .transpose()?
+                    .unwrap_or_default(),
                 predictor_len: 0,
                 tensors: specs,
                 banks: bank_ids
@@ -366,7 +381,11 @@ fn meta_of(
             attention: options.attention.name().into(),
             embedding: options.embedding.name().into(),
         },
-        order: if stats.is_some() { Order::Temperature } else { Order::Original },
+        order: if stats.is_some() {
+            Order::Temperature
+        } else {
+            Order::Original
+        },
         source: Source {
             name: source
                 .path()
@@ -441,15 +460,16 @@ impl Work<'_> {
         self.encoded.resize(count * stride, 0);
         let failed = std::sync::Mutex::new(None);
         let rows = &self.rows;
-        self.workers.for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
-            let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
-            let row = &rows[i * cols..(i + 1) * cols];
-            if let Err(e) = quantize_row(dtype, row, quants, scales)
-                && let Ok(mut failed) = failed.lock()
-            {
-                failed.get_or_insert(format!("row {i} of a batch: {e}"));
-            }
-        });
+        self.workers
+            .for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
+                let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
+                let row = &rows[i * cols..(i + 1) * cols];
+                if let Err(e) = quantize_row(dtype, row, quants, scales)
+                    && let Ok(mut failed) = failed.lock()
+                {
+                    failed.get_or_insert(format!("row {i} of a batch: {e}"));
+                }
+            });
         match failed.into_inner() {
             Ok(None) => Ok(()),
             Ok(Some(reason)) => Err(Failure::Fault(format!(
@@ -479,7 +499,11 @@ impl Work<'_> {
 
     /// Writes one bank of neurons in packed order.
     fn bank(&mut self, writer: &mut Writer, i: usize, bank: &BankSpec) -> Result<(), Failure> {
-        let NeuronFormat { dtype, d, inline_scales } = self.plan.format;
+        let NeuronFormat {
+            dtype,
+            d,
+            inline_scales,
+        } = self.plan.format;
         let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
         let stride = u64::from(self.plan.spec.geometry.stride);
         let neurons = bank.neurons as usize;
@@ -488,8 +512,15 @@ impl Work<'_> {
         let mut sink = writer.begin_bank(i)?;
         for first in (0..neurons).step_by(BATCH) {
             let count = BATCH.min(neurons - first);
-            for (role, part) in [Role::Gate, Role::Up, Role::Down].into_iter().zip(&mut parts) {
-                let id = TensorId { role, layer: bank.layer, expert: bank.expert };
+            for (role, part) in [Role::Gate, Role::Up, Role::Down]
+                .into_iter()
+                .zip(&mut parts)
+            {
+                let id = TensorId {
+                    role,
+                    layer: bank.layer,
+                    expert: bank.expert,
+                };
                 self.read(id, Some(i), first, count, d)?;
                 self.encode(id, dtype, d)?;
                 std::mem::swap(part, &mut self.encoded);

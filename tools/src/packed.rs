@@ -60,7 +60,10 @@ impl<'a> Packed<'a> {
     /// All values of a tensor that is not FFN, with its block format.
     pub fn tensor(&self, id: TensorId) -> Result<(DType, Vec<f32>), Failure> {
         let fail = |what: String| {
-            Failure::Fault(format!("{}: tensor {id} {what}", self.container.path().display()))
+            Failure::Fault(format!(
+                "{}: tensor {id} {what}",
+                self.container.path().display()
+            ))
         };
         let name = id.to_string();
         let entry = self
@@ -68,19 +71,28 @@ impl<'a> Packed<'a> {
             .tensor(&name)
             .ok_or_else(|| fail("is missing".into()))?;
         let [rows, cols] = *entry.dims() else {
-            return Err(fail(format!("has shape {:?}, expected two numbers", entry.dims())));
+            return Err(fail(format!(
+                "has shape {:?}, expected two numbers",
+                entry.dims()
+            )));
         };
         let (rows, cols) = (rows as usize, cols as usize);
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
         let stride = dtype.row_bytes(cols);
         if rows.checked_mul(stride) != Some(entry.len as usize) || cols == 0 {
-            return Err(fail(format!("has {} bytes for {rows} rows of {cols}", entry.len)));
+            return Err(fail(format!(
+                "has {} bytes for {rows} rows of {cols}",
+                entry.len
+            )));
         }
         let mut bytes = vec![0; entry.len as usize];
         self.container.read_tensor(entry, &mut bytes)?;
         let mut values = vec![0.0; rows * cols];
-        for (row, out) in bytes.chunks_exact(stride).zip(values.chunks_exact_mut(cols)) {
+        for (row, out) in bytes
+            .chunks_exact(stride)
+            .zip(values.chunks_exact_mut(cols))
+        {
             self.cpu.dequantize(Row::inline(dtype, cols, row), out);
         }
         Ok((dtype, values))

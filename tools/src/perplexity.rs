@@ -63,7 +63,11 @@ pub fn measure(
     if ids.len() < 2 {
         return Err(Failure::usage("the text has fewer than two tokens"));
     }
-    let bos = engine.config().add_bos.then_some(engine.config().bos).flatten();
+    let bos = engine
+        .config()
+        .add_bos
+        .then_some(engine.config().bos)
+        .flatten();
     let body = window - usize::from(bos.is_some());
     let bar = show_progress.then(|| progress::steps("perplexity", ids.len() as u64));
     let mut sequence = engine.new_sequence();

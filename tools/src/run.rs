@@ -3,8 +3,8 @@
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, Stop};
 use emberflow_models::chat::Message;
@@ -57,13 +57,17 @@ fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
         (Some(text), _) => text.clone(),
         (None, Some(path)) if path == Path::new("-") => {
             let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map_err(Failure::file(path))?;
+            std::io::stdin()
+                .read_to_string(&mut text)
+                .map_err(Failure::file(path))?;
             text
         }
         (None, Some(path)) => std::fs::read_to_string(path).map_err(Failure::file(path))?,
         (None, None) if args.model.model.is_none() => DEFAULT_PROMPT.to_owned(),
         (None, None) => {
-            return Err(Failure::usage("no prompt: give one with -p TEXT, -f FILE or --chat"));
+            return Err(Failure::usage(
+                "no prompt: give one with -p TEXT, -f FILE or --chat",
+            ));
         }
     };
     Ok(text)
@@ -162,11 +166,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         ));
     };
     let stop = on_interrupt(&engine);
-    let mut messages: Vec<Message> = args
-        .system
-        .iter()
-        .map(|s| message("system", s))
-        .collect();
+    let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let mut sequence = engine.new_sequence();
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut lines = std::io::stdin().lock().lines();
@@ -189,8 +189,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         let common = known.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         let common = common.min(ids.len() - 1);
         sequence.truncate(common);
-        let (generation, text) =
-            generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
+        let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         messages.push(message("assistant", text.trim()));
         finish(&engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {

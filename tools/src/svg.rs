@@ -69,14 +69,21 @@ pub fn lines(title: &str, x: &str, y: &str, curves: &[(String, Vec<(f64, f64)>)]
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn names_are_escaped_and_points_stay_inside() {
-        let svg = super::lines("a<b", "x", "y", &[("c&d".into(), vec![(0.0, 2.0), (1.0, -1.0)])]);
+        let svg = super::lines(
+            "a<b",
+            "x",
+            "y",
+            &[("c&d".into(), vec![(0.0, 2.0), (1.0, -1.0)])],
+        );
         assert!(svg.contains("a&lt;b") && svg.contains("c&amp;d"));
         assert!(svg.contains("M60.0 40.0L580.0 350.0"), "{svg}");
     }

@@ -71,7 +71,11 @@ pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
             println!("{problem}");
         }
         if result.ok {
-            println!("{}: {} read, every checksum matches", result.file, size::show(result.bytes));
+            println!(
+                "{}: {} read, every checksum matches",
+                result.file,
+                size::show(result.bytes)
+            );
         }
         if let Some(s) = &result.source {
             println!(
@@ -119,7 +123,11 @@ pub fn compare(container: &Container, checkpoint: &Path) -> Result<SourceResult,
         let (dtype, values) = packed.tensor(info.id)?;
         let neurons = info.id.role == Role::PredictorFc2;
         for (r, row) in values.chunks_exact(info.cols).enumerate() {
-            let original = if neurons { orders.original(info.id.layer as usize, r) } else { r };
+            let original = if neurons {
+                orders.original(info.id.layer as usize, r)
+            } else {
+                r
+            };
             check.row(info.id, original, dtype, row)?;
         }
     }
@@ -131,7 +139,11 @@ pub fn compare(container: &Container, checkpoint: &Path) -> Result<SourceResult,
                 (Role::Up, &neuron.up),
                 (Role::Down, &neuron.down),
             ] {
-                let id = TensorId { role, layer: bank.layer, expert: bank.expert };
+                let id = TensorId {
+                    role,
+                    layer: bank.layer,
+                    expert: bank.expert,
+                };
                 check.row(id, original, packed.ffn_dtype(), row)?;
             }
             Ok(())
@@ -183,7 +195,13 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    fn row(&mut self, id: TensorId, row: usize, dtype: DType, found: &[f32]) -> Result<(), Failure> {
+    fn row(
+        &mut self,
+        id: TensorId,
+        row: usize,
+        dtype: DType,
+        found: &[f32],
+    ) -> Result<(), Failure> {
         self.buffer.resize(found.len(), 0.0);
         self.source.read_rows(id, row, 1, &mut self.buffer)?;
         for (group, (want, have)) in self.buffer.chunks(32).zip(found.chunks(32)).enumerate() {

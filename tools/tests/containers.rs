@@ -22,11 +22,17 @@ fn packing_is_deterministic_and_verifies_against_its_source() {
         let (a, b) = (dir.path().join("a.ember"), dir.path().join("b.ember"));
         pack(&folder, &a, &["--quant", quant, "--force"]);
         pack(&folder, &b, &["--quant", quant, "--force"]);
-        assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap(), "{quant}");
+        assert!(
+            std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap(),
+            "{quant}"
+        );
         let a = a.display().to_string();
         let result = json(&["verify", &a, "--source", &folder, "--json"]);
         assert_eq!(result["ok"], true, "{result}");
-        assert!(result["source"]["weights"].as_u64().unwrap() > 1_000_000, "{result}");
+        assert!(
+            result["source"]["weights"].as_u64().unwrap() > 1_000_000,
+            "{result}"
+        );
     }
 }
 
@@ -59,12 +65,25 @@ fn temperature_order_keeps_the_model_and_shows_in_inspect() {
     let svg = dir.path().join("t.svg").display().to_string();
     let shown = json(&["inspect", &sorted, "--json", "--tensors", "--svg", &svg]);
     assert_eq!(shown["meta"]["order"], "temperature");
-    assert_eq!(shown["temperature"].as_array().unwrap().len() as u64, layers);
+    assert_eq!(
+        shown["temperature"].as_array().unwrap().len() as u64,
+        layers
+    );
     assert!(shown["tensors"].as_array().unwrap().len() as u64 > layers);
     assert!(std::fs::read_to_string(svg).unwrap().starts_with("<svg"));
     // the same text up to summation order: same tokens for a short greedy run
     let run = |model: &str| {
-        json(&["run", model, "-p", "The compiler", "-n", "12", "--ignore-eos", "--json"])["tokens"].clone()
+        json(&[
+            "run",
+            model,
+            "-p",
+            "The compiler",
+            "-n",
+            "12",
+            "--ignore-eos",
+            "--json",
+        ])["tokens"]
+            .clone()
     };
     let plain = dir.path().join("plain.ember");
     pack(&folder, &plain, &["--quant", "q8"]);
@@ -83,7 +102,8 @@ fn a_killed_pack_resumes() {
     let partial = dir.path().join("out.ember.partial");
     let journal = dir.path().join("out.ember.partial.journal");
     // two lines open the journal; every further one is a finished part
-    let parts = || std::fs::read_to_string(&journal).map_or(0, |t| t.lines().count().saturating_sub(2));
+    let parts =
+        || std::fs::read_to_string(&journal).map_or(0, |t| t.lines().count().saturating_sub(2));
     let mut resumed = 0;
     for _ in 0..5 {
         let mut child = emberflow()
@@ -114,7 +134,10 @@ fn a_killed_pack_resumes() {
     }
     assert!(std::fs::read(&output).unwrap() == std::fs::read(&whole).unwrap());
     assert!(!partial.exists() && !journal.exists());
-    assert!(resumed > 0, "nothing was taken over, or every attempt ended before it could be killed");
+    assert!(
+        resumed > 0,
+        "nothing was taken over, or every attempt ended before it could be killed"
+    );
 }
 
 #[test]
@@ -125,9 +148,22 @@ fn damage_is_found_and_never_runs() {
     pack(&folder, &path, &["--quant", "q8"]);
     let good = std::fs::read(&path).unwrap();
     let file = path.display().to_string();
-    let run = || call(&["run", &file, "-p", "The", "-n", "4", "--ignore-eos", "--json"]);
+    let run = || {
+        call(&[
+            "run",
+            &file,
+            "-p",
+            "The",
+            "-n",
+            "4",
+            "--ignore-eos",
+            "--json",
+        ])
+    };
     let hash = |output: &std::process::Output| {
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).map(|v| v["logits_hash"].clone()).ok()
+        serde_json::from_slice::<serde_json::Value>(&output.stdout)
+            .map(|v| v["logits_hash"].clone())
+            .ok()
     };
     let expected = hash(&run()).unwrap();
     for i in 0..40 {
@@ -136,11 +172,18 @@ fn damage_is_found_and_never_runs() {
         bad[at] ^= 1 << (i % 8);
         std::fs::write(&path, &bad).unwrap();
         let output = call(&["verify", &file]);
-        assert!(matches!(output.status.code(), Some(1 | 3)), "flip at {at} is not found");
+        assert!(
+            matches!(output.status.code(), Some(1 | 3)),
+            "flip at {at} is not found"
+        );
         // either it is refused, or the byte is one that this run never uses
         let output = run();
         if output.status.success() {
-            assert_eq!(hash(&output), Some(expected.clone()), "flip at {at} changed the text");
+            assert_eq!(
+                hash(&output),
+                Some(expected.clone()),
+                "flip at {at} changed the text"
+            );
         } else {
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(message.contains(&file), "{message}");
@@ -173,8 +216,17 @@ fn perplexity_depends_on_the_format_as_it_should() {
         let path = dir.path().join(format!("{quant}.ember"));
         pack(&folder, &path, &["--quant", quant]);
         let path = path.display().to_string();
-        let result =
-            json(&["perplexity", &path, "-f", text, "--limit", "3000", "--window", "256", "--json"]);
+        let result = json(&[
+            "perplexity",
+            &path,
+            "-f",
+            text,
+            "--limit",
+            "3000",
+            "--window",
+            "256",
+            "--json",
+        ]);
         result["perplexity"].as_f64().unwrap()
     };
     let (f32, q8, q4) = (of("f32"), of("q8"), of("q4"));

@@ -27,26 +27,54 @@ fn smallest_budget(extra: &[&str]) -> u64 {
 #[test]
 fn most_of_the_ffn_can_stay_on_disk() {
     let output = call(&["run", "--ffn-resident", "0.45", "-n", "32"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.len() > 60, "no text: {text:?}");
     let summary = String::from_utf8(output.stderr).unwrap();
-    for part in ["tok/s", "ms/token", "read/token", "cache hits", "resident", "peak", "logits"] {
+    for part in [
+        "tok/s",
+        "ms/token",
+        "read/token",
+        "cache hits",
+        "resident",
+        "peak",
+        "logits",
+    ] {
         assert!(summary.contains(part), "summary lacks {part}: {summary}");
     }
     let report = generate(&["--ffn-resident", "0.45"]);
     let resident = report["memory"]["ffn_resident_share"].as_f64().unwrap();
     assert!((0.3..=0.5).contains(&resident), "{resident}");
-    assert!(report["io"]["bytes_read"].as_u64().unwrap() > 0, "nothing was read");
+    assert!(
+        report["io"]["bytes_read"].as_u64().unwrap() > 0,
+        "nothing was read"
+    );
 }
 
 #[test]
 fn the_report_has_every_key_of_the_contract() {
     let report = generate(&[]);
     for key in [
-        "model", "text", "tokens", "prompt_tokens", "generated_tokens", "prefill_tokens_per_s",
-        "decode_tokens_per_s", "ttft_ms", "latency_ms", "memory", "io", "cache", "sparsity",
-        "logits_hash", "threads", "policy",
+        "model",
+        "text",
+        "tokens",
+        "prompt_tokens",
+        "generated_tokens",
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "ttft_ms",
+        "latency_ms",
+        "memory",
+        "io",
+        "cache",
+        "sparsity",
+        "logits_hash",
+        "threads",
+        "policy",
     ] {
         assert!(report.get(key).is_some(), "no {key}: {report}");
     }
@@ -54,10 +82,25 @@ fn the_report_has_every_key_of_the_contract() {
         ("latency_ms", &["mean", "p50", "p90", "p99"]),
         (
             "memory",
-            &["budget_bytes", "peak_rss_bytes", "fixed", "hot", "cold", "kv", "predictor", "scratch"],
+            &[
+                "budget_bytes",
+                "peak_rss_bytes",
+                "fixed",
+                "hot",
+                "cold",
+                "kv",
+                "predictor",
+                "scratch",
+            ],
         ),
-        ("io", &["engine", "bytes_read", "reads", "wait_ms", "wait_share"]),
-        ("cache", &["hit_rate", "hot_hit_rate", "cold_hit_rate", "evictions"]),
+        (
+            "io",
+            &["engine", "bytes_read", "reads", "wait_ms", "wait_share"],
+        ),
+        (
+            "cache",
+            &["hit_rate", "hot_hit_rate", "cold_hit_rate", "evictions"],
+        ),
         ("sparsity", &["mode", "active_share", "predictor_recall"]),
     ];
     for (group, keys) in groups {
@@ -81,7 +124,14 @@ fn the_budget_is_kept_and_changes_nothing_but_speed() {
         let mib = smallest + step * (full - smallest) / 5;
         for (sparsity, threads) in [("exact", "2"), ("dense", "1"), ("exact", "4")] {
             let memory = format!("{mib}MiB");
-            let args = ["--memory", &memory, "--sparsity", sparsity, "--threads", threads];
+            let args = [
+                "--memory",
+                &memory,
+                "--sparsity",
+                sparsity,
+                "--threads",
+                threads,
+            ];
             let floor = smallest_budget(&args[2..]);
             if mib < floor {
                 // more threads or dense mode may need a little more
@@ -110,7 +160,11 @@ fn every_instruction_set_gives_the_same_logits() {
             .output()
             .unwrap();
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(report["logits_hash"], best["logits_hash"], "{isa} as {}", report["isa"]);
+        assert_eq!(
+            report["logits_hash"], best["logits_hash"],
+            "{isa} as {}",
+            report["isa"]
+        );
     }
 }
 
@@ -125,9 +179,13 @@ fn sampling_is_seeded() {
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
     let cases: [(&[&str], i32, &str); 8] = [
-        (&["run", "--temp", "-1", "-p", "a"], 1, "temperature"),
+        (&["run", "--temp=-1", "-p", "a"], 1, "temperature"),
         (&["run", "--memory", "2cats"], 2, "unknown unit"),
-        (&["run", "/nowhere/model.ember", "-p", "a"], 1, "/nowhere/model.ember"),
+        (
+            &["run", "/nowhere/model.ember", "-p", "a"],
+            1,
+            "/nowhere/model.ember",
+        ),
         (&["run", "--io", "telepathy"], 2, "telepathy"),
         (&["run", "--context", "999999"], 1, "context"),
         (&["run", "--sparsity", "exakt"], 2, "exact"),
@@ -166,7 +224,18 @@ fn chat_uses_the_template_and_ends_with_its_input() {
 #[test]
 fn ctrl_c_ends_cleanly() {
     let mut child = common::emberflow()
-        .args(["run", "-p", PROMPT, "-n", "900", "--ignore-eos", "--sparsity", "dense", "--threads", "1"])
+        .args([
+            "run",
+            "-p",
+            PROMPT,
+            "-n",
+            "900",
+            "--ignore-eos",
+            "--sparsity",
+            "dense",
+            "--threads",
+            "1",
+        ])
         .env("EMBERFLOW_ISA", "scalar")
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())

@@ -106,7 +106,16 @@ impl Ffn {
         let gates_known = self.store.gates_resident();
         let mut fired = 0u64;
         if gates_known {
-            gates_of_bank(cpu, workers, &self.shape, &self.store, bank, x, tokens, gates);
+            gates_of_bank(
+                cpu,
+                workers,
+                &self.shape,
+                &self.store,
+                bank,
+                x,
+                tokens,
+                gates,
+            );
             fired = self.active.fill_firing(gates, tokens) as u64;
         }
         if self.shape.dense || !gates_known {
@@ -137,7 +146,9 @@ impl Ffn {
                 workers.for_each_chunk_mut(partials, tokens * d, &|_, c, partial| {
                     let low = (first_cluster + c) * CLUSTER;
                     let from = ids.partition_point(|&id| (id as usize) < low).max(done);
-                    let to = ids.partition_point(|&id| (id as usize) < low + CLUSTER).min(ready);
+                    let to = ids
+                        .partition_point(|&id| (id as usize) < low + CLUSTER)
+                        .min(ready);
                     if from < to {
                         let n = job.cluster(cpu, &ids[from..to], from, partial);
                         fired_in_bundles.fetch_add(n, Ordering::Relaxed);
@@ -273,7 +284,13 @@ impl Job<'_> {
                 *h = g * up;
             }
             if dense || hidden.iter().any(|&h| h != 0.0) {
-                axpys(cpu, format.down(bytes.rest, bytes.scales), hidden, !dense, partial);
+                axpys(
+                    cpu,
+                    format.down(bytes.rest, bytes.scales),
+                    hidden,
+                    !dense,
+                    partial,
+                );
             }
         }
         fired

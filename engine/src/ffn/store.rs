@@ -15,9 +15,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{ColdCache, Key, SlotId};
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{
-    Completion, EngineChoice, FileSource, IoOptions, IoThread, Read,
-};
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoOptions, IoThread, Read};
 
 use super::{CLUSTER, FfnShape};
 use crate::Error;
@@ -157,7 +155,7 @@ struct Part {
 impl Part {
     /// Bytes of a slot for reads of this part with `(offset, memory)` alignment.
     fn slot_len(&self, (offset, memory): (usize, usize)) -> usize {
-        let cover = if self.start % offset == 0 && self.stride % offset == 0 {
+        let cover = if self.start.is_multiple_of(offset) && self.stride.is_multiple_of(offset) {
             self.len.next_multiple_of(offset)
         } else {
             self.len.next_multiple_of(offset) + offset
@@ -237,8 +235,13 @@ impl NeuronStore {
             dense,
         } = prepared;
         let slots = u32::try_from(plan.slots).unwrap_or(u32::MAX - 1);
-        let arena = Arena::new(slots, part.slot_len(align), align.1, ArenaOptions::default())
-            .map_err(emberflow_storage::Error::from)?;
+        let arena = Arena::new(
+            slots,
+            part.slot_len(align),
+            align.1,
+            ArenaOptions::default(),
+        )
+        .map_err(emberflow_storage::Error::from)?;
         let sizes = vec![neurons as u32; banks];
         let cache = ColdCache::new(arena, &sizes).ok_or_else(|| Error::Bundles {
             path: container.path().to_path_buf(),
@@ -301,11 +304,20 @@ impl NeuronStore {
             Some(kept) => kept as usize,
             None => (plan.slots as usize).div_ceil(banks).min(neurons),
         };
-        let wanted = if self.gates.is_empty() { prefix } else { neurons };
+        let wanted = if self.gates.is_empty() {
+            prefix
+        } else {
+            neurons
+        };
         let stride = self.part.stride;
         let per_piece = ((staging_len - self.align) / stride).max(1);
-        let mut staging = Arena::new(STAGING_SLOTS, staging_len, memory_align, ArenaOptions::default())
-            .map_err(emberflow_storage::Error::from)?;
+        let mut staging = Arena::new(
+            STAGING_SLOTS,
+            staging_len,
+            memory_align,
+            ArenaOptions::default(),
+        )
+        .map_err(emberflow_storage::Error::from)?;
         let mut pieces = (0..banks)
             .flat_map(|b| (0..wanted).step_by(per_piece).map(move |n| (b, n)))
             .peekable();
@@ -318,9 +330,13 @@ impl NeuronStore {
                 let tag = (bank as u64) << 32 | first as u64;
                 self.reads.push(Read::new(tag, offset, len, slot));
             }
-            self.io.submit(&mut self.reads).map_err(emberflow_storage::Error::from)?;
+            self.io
+                .submit(&mut self.reads)
+                .map_err(emberflow_storage::Error::from)?;
             let mut arrived = std::mem::take(&mut self.completions);
-            self.io.wait(&mut arrived, 1).map_err(emberflow_storage::Error::from)?;
+            self.io
+                .wait(&mut arrived, 1)
+                .map_err(emberflow_storage::Error::from)?;
             for done in arrived.drain(..) {
                 done.result.map_err(emberflow_storage::Error::from)?;
                 let (bank, first) = ((done.tag >> 32) as usize, done.tag as u32 as usize);
@@ -524,8 +540,7 @@ impl NeuronStore {
     /// The bytes of the needed neuron at `place`, which is `neuron`; it must be
     /// ready and not released.
     pub fn bytes(&self, place: usize, neuron: u32) -> NeuronBytes<'_> {
-        let (_, _, shift) =
-            self.cover(self.bank as usize, neuron, self.part.start, self.part.len);
+        let (_, _, shift) = self.cover(self.bank as usize, neuron, self.part.start, self.part.len);
         let slot = match self.slots[place] {
             Some(slot) => self.cache.bytes(slot),
             None => unreachable!("neuron {neuron} is used before it is ready"),

@@ -32,6 +32,10 @@ pub fn json(args: &[&str]) -> serde_json::Value {
 pub fn exported(dir: &Path) -> String {
     let folder = dir.join("demo-hf").display().to_string();
     let output = call(&["export", "-o", &folder]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     folder
 }
