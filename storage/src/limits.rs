@@ -7,7 +7,9 @@ pub struct Limits {
     /// Commands in flight on the device. Random reads gain up to about 32 on NVMe-like disks and
     /// almost nothing beyond; UFS saturates far earlier.
     pub depth: u32,
-    /// Threads of the `pread` engine. Each carries one command, so this is its depth.
+    /// Threads of the `pread` engine. Each carries one command, so this is its depth. UFS has a
+    /// single command queue that two submitters fill and more slow down; disks with several
+    /// queues want many.
     pub lanes: u32,
     /// Batches that may wait in the request channel before `submit` blocks. Two would do for
     /// double buffering; a few more let the planner run ahead over layer borders.
@@ -34,9 +36,9 @@ impl Limits {
     /// The values used outside tests.
     pub const PRODUCTION: Self = Self {
         depth: 64,
-        lanes: 16,
+        lanes: if cfg!(target_os = "android") { 2 } else { 16 },
         batches: 16,
-        queued: 8192,
+        queued: 4096,
         block: 512 << 10,
         pieces: 32,
         gap: 4096,

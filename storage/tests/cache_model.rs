@@ -46,6 +46,7 @@ enum Op {
     Admit(u32),
     Abandon(u32),
     Unpin(u32),
+    UnpinFirstVictim(u32),
     UnpinAll,
     Resize(u32),
     Share(u32),
@@ -61,6 +62,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => n.clone().prop_map(Op::Admit),
         1 => n.clone().prop_map(Op::Abandon),
         6 => n.clone().prop_map(Op::Unpin),
+        2 => n.clone().prop_map(Op::UnpinFirstVictim),
         1 => Just(Op::UnpinAll),
         1 => (0..=CAPACITY).prop_map(Op::Resize),
         1 => n.prop_map(Op::Share),
@@ -187,15 +189,24 @@ impl World {
                     self.model.loading.retain(|&x| x != k);
                 }
             }
-            Op::Unpin(n) => {
+            Op::Unpin(n) | Op::UnpinFirstVictim(n) => {
                 let k = key(n);
                 if let Some(pins) = self.model.pins.get_mut(&k) {
-                    self.cache.unpin(self.ids[&k]);
+                    let first = matches!(op, Op::UnpinFirstVictim(_));
+                    if first {
+                        self.cache.unpin_first_victim(self.ids[&k]);
+                    } else {
+                        self.cache.unpin(self.ids[&k]);
+                    }
                     *pins -= 1;
                     if *pins == 0 {
                         self.model.pins.remove(&k);
                         self.model.pinned.retain(|&x| x != k);
-                        self.model.lru.push_back(k);
+                        if first {
+                            self.model.lru.push_front(k);
+                        } else {
+                            self.model.lru.push_back(k);
+                        }
                     }
                 }
             }

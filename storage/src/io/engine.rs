@@ -16,7 +16,7 @@ use super::device::{Device, Reaped, Waker};
 use super::error::IoError;
 use super::slip::Slip;
 use super::source::FileSource;
-use super::sys::Command;
+use super::sys::{Command, Piece};
 use super::{Completion, Priority, Read};
 use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::limits::Limits;
@@ -122,6 +122,17 @@ impl Engine {
             counters: EngineStats::default(),
             device,
         }
+    }
+
+    /// Most bytes an engine with these limits holds beside the slots in its reads.
+    pub(crate) fn overhead(limits: Limits) -> u64 {
+        let commands = u64::from(limits.depth.max(limits.lanes));
+        let pieces = limits.pieces as u64;
+        let per_piece = size_of::<Piece>() + size_of::<u32>() + size_of::<Option<Active>>() + 4;
+        let per_command = size_of::<Slip>() as u64 + pieces * per_piece as u64;
+        commands * per_command
+            + (limits.queued * size_of::<Queued>()) as u64
+            + u64::from(limits.gap.next_multiple_of(4096))
     }
 
     /// Name of the device: `uring`, `pread` or `sim`.

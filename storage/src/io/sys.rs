@@ -231,7 +231,7 @@ pub(crate) unsafe fn flip_bit(pieces: &[Piece], bit: u64) {
 /// Lets timed waits of this thread end within a microsecond instead of the usual 50.
 pub(crate) fn precise_sleeps() {
     // SAFETY: sets a property of the calling thread.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
 }
 
 /// CPU time this thread has used so far, in nanoseconds.

@@ -176,6 +176,18 @@ impl IoThread {
         })
     }
 
+    /// Bytes a thread with these limits holds beside the slots in its reads, for the budget.
+    #[must_use]
+    pub fn overhead(limits: Limits) -> u64 {
+        // A reading thread touches a few pages of its stack, and the kernel some for it.
+        const PER_THREAD: u64 = 32 << 10;
+        let carriers = limits.queued * size_of::<Read>() * 2;
+        let completions = limits.queued * size_of::<Completion>() * 2;
+        Engine::overhead(limits)
+            + (carriers + completions) as u64
+            + (u64::from(limits.lanes) + 1) * PER_THREAD
+    }
+
     /// Name of the device in use.
     #[must_use]
     pub fn engine(&self) -> &'static str {
