@@ -8,10 +8,11 @@ use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
+use emberflow_storage::io::IoOptions;
 use emberflow_storage::mem;
 
 use crate::bundle::NeuronFormat;
-use crate::ffn::{Ffn, FfnShape, MAX_CHUNK, NeuronStore, Prepared};
+use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
 use crate::forward::Decoder;
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
@@ -53,21 +54,21 @@ impl Engine {
             kind: c.ffn_kind,
             dense: sparsity == Sparsity::Dense,
         };
-        let prepared = Prepared::new(container, &c, &shape)?;
+        let (banks, source) = Banks::new(container, &c, &shape)?;
         let needs = Needs {
             process: mem::rss().unwrap_or(0),
             process_peak: mem::peak_rss().unwrap_or(0),
-            fixed: Weights::bytes_for(&prepared.container) + prepared.resident_scales(),
+            fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
             kv: kv_bytes(&options, &c),
             scratch: Scratch::bytes_for(&c, options.chunk, options.threads, options.context)
                 + Ffn::bytes_for(&shape, options.chunk)
-                + prepared.io_bytes()
+                + banks.io_bytes()
                 + 12 * u64::from(c.vocab),
-            gates: prepared.gate_bytes(),
-            whole_slot: prepared.slot_len(Residency::Bundles),
-            rest_slot: prepared.slot_len(Residency::GatesResident),
-            neurons: prepared.neurons(),
-            min_slots: prepared.min_slots(),
+            gates: banks.gate_bytes(),
+            whole_slot: banks.slot_len(Residency::Bundles),
+            rest_slot: banks.slot_len(Residency::GatesResident),
+            neurons: banks.total(),
+            min_slots: banks.min_slots(),
             gates_help: sparsity == Sparsity::Exact,
         };
         let budget = match options.budget {
@@ -80,9 +81,18 @@ impl Engine {
         let plan = needs.plan(budget)?;
         tracing::info!(?plan, ?needs, "memory plan");
 
-        let weights = Weights::load(&prepared.container, &c)?;
+        let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
-        let store = NeuronStore::open(prepared, &plan, options.io)?;
+        let store = NeuronStore::open(
+            banks,
+            source,
+            &plan,
+            options.io,
+            IoOptions {
+                core: options.io_core,
+                ..IoOptions::default()
+            },
+        )?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
@@ -195,6 +205,24 @@ impl Engine {
     /// Logits of the last position of the last pass, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
         self.decoder.logits()
+    }
+
+    /// Changes the budget between two calls of [`Engine::forward`]. A smaller one
+    /// gives memory back to the system before this returns, a larger one is
+    /// filled as neurons are needed. No result depends on it.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
+    pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        // A peak of the past cannot be taken back and does not bind the future.
+        let needs = Needs {
+            process_peak: 0,
+            ..self.needs
+        };
+        let plan = needs.plan(bytes)?;
+        self.decoder.ffn.store.set_plan(&plan)?;
+        self.plan = plan;
+        Ok(())
     }
 
     /// A flag that ends the running generation at the next token when set.

@@ -51,6 +51,12 @@ pub enum Error {
         /// Bytes that hold the whole model.
         full: u64,
     },
+    /// An earlier error; what is in memory may be incomplete.
+    #[error("this engine stopped at an earlier error and must be opened again: {first}")]
+    Failed {
+        /// The first error.
+        first: String,
+    },
     /// A token id outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     Token {

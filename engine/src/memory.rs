@@ -5,6 +5,8 @@
 //! rows stay resident (DESIGN: in exact mode a third of the FFN buys exact text
 //! at a predictable number of reads).
 
+use emberflow_storage::budget::Ledger;
+
 use crate::Error;
 
 /// Sizes that do not depend on the plan, in bytes.
@@ -49,21 +51,22 @@ pub enum Residency {
 }
 
 /// The division of one budget.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct MemoryPlan {
-    /// The budget, bytes.
-    pub budget: u64,
+    /// The budget and what every part of the process holds of it.
+    pub ledger: Ledger,
     /// What a slot holds.
     pub residency: Residency,
     /// Neurons the cold region holds at once.
     pub slots: u64,
-    /// Bytes of the cold region.
-    pub cold: u64,
-    /// Bytes of resident Gate rows (0 without).
-    pub gates: u64,
 }
 
 impl MemoryPlan {
+    /// The budget, bytes.
+    pub fn budget(&self) -> u64 {
+        self.ledger.budget()
+    }
+
     /// Share of the FFN's bytes that stay in memory, 0 to 1.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         let (slot, gates) = match self.residency {
@@ -80,8 +83,19 @@ impl MemoryPlan {
 }
 
 impl Needs {
+    /// What is held whatever the plan, by the names of the ledger.
+    fn base_entries(&self) -> [(&'static str, u64); 5] {
+        [
+            ("process", self.process),
+            ("fixed", self.fixed),
+            ("kv", self.kv),
+            ("scratch", self.scratch),
+            ("margin", RUNTIME_MARGIN),
+        ]
+    }
+
     fn base(&self) -> u64 {
-        self.process + self.fixed + self.kv + self.scratch + RUNTIME_MARGIN
+        self.base_entries().iter().map(|e| e.1).sum()
     }
 
     /// The smallest budget that works.
@@ -128,27 +142,34 @@ impl Needs {
                 full: self.full_budget(),
             });
         }
-        let left = budget - self.base();
-        let slots_in = |left: u64, slot: u64| (left / slot.max(1)).min(self.neurons);
-        if self.gates_help && left >= self.gates {
-            let slots = slots_in(left - self.gates, self.rest_slot);
-            if slots >= self.min_slots.min(self.neurons) {
-                return Ok(MemoryPlan {
-                    budget,
-                    residency: Residency::GatesResident,
-                    slots,
-                    cold: slots * self.rest_slot,
-                    gates: self.gates,
-                });
-            }
+        let mut ledger = Ledger::new(budget);
+        for (what, bytes) in self.base_entries() {
+            ledger
+                .charge(what, bytes)
+                .map_err(emberflow_storage::Error::from)?;
         }
-        let slots = slots_in(left, self.whole_slot);
+        let slots_in = |left: u64, slot: u64| (left / slot.max(1)).min(self.neurons);
+        let left = ledger.left();
+        let beside_gates = left
+            .checked_sub(self.gates)
+            .map_or(0, |left| slots_in(left, self.rest_slot));
+        let (residency, gates, slot, slots) =
+            if self.gates_help && beside_gates >= self.min_slots.min(self.neurons) {
+                let residency = Residency::GatesResident;
+                (residency, self.gates, self.rest_slot, beside_gates)
+            } else {
+                let slots = slots_in(left, self.whole_slot);
+                (Residency::Bundles, 0, self.whole_slot, slots)
+            };
+        for (what, bytes) in [("hot", gates), ("cold", slots * slot)] {
+            ledger
+                .charge(what, bytes)
+                .map_err(emberflow_storage::Error::from)?;
+        }
         Ok(MemoryPlan {
-            budget,
-            residency: Residency::Bundles,
+            ledger,
+            residency,
             slots,
-            cold: slots * self.whole_slot,
-            gates: 0,
         })
     }
 }
@@ -212,7 +233,9 @@ mod tests {
         fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool) {
             let n = Needs { gates_help, ..needs() };
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
-            prop_assert!(n.base() + plan.cold + plan.gates <= plan.budget);
+            let held = n.base() + plan.ledger.held("cold") + plan.ledger.held("hot");
+            prop_assert_eq!(held, plan.ledger.used());
+            prop_assert!(held <= plan.budget());
             prop_assert!(plan.slots >= n.min_slots);
             let more = n.plan(n.smallest_budget() + extra + (1 << 20)).unwrap();
             prop_assert!(more.ffn_resident_share(&n) >= plan.ffn_resident_share(&n)

@@ -37,6 +37,8 @@ pub struct Options {
     pub sparsity: Sparsity,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
+    /// Core the I/O thread is pinned to.
+    pub io_core: Option<usize>,
     /// Positions to make room for: prompt plus generated tokens.
     pub context: usize,
     /// Longest chunk of prompt tokens computed at once.
@@ -52,6 +54,7 @@ impl Default for Options {
             threads: 0,
             sparsity: Sparsity::Auto,
             io: Default::default(),
+            io_core: None,
             context: 1024,
             chunk: 16,
             kv: DType::F16,

@@ -36,6 +36,7 @@ pub fn open_engine(model: &ModelArg, args: &EngineArgs, context: usize) -> Resul
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         io: args.io.parse().map_err(Failure::usage)?,
+        io_core: args.io_core,
         context,
         chunk: args.chunk.into(),
         kv: match args.kv {

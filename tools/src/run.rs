@@ -119,10 +119,16 @@ fn generate(
             ControlFlow::Continue(())
         }
     })?;
-    match failure {
-        Some(f) => Err(f),
-        None => Ok((generation, text)),
+    if let Some(f) = failure {
+        return Err(f);
     }
+    if let Some(rest) = stream.finish() {
+        if !quiet {
+            print!("{rest}");
+        }
+        text.push_str(&rest);
+    }
+    Ok((generation, text))
 }
 
 fn finish(

@@ -11,6 +11,8 @@
 //! `exact` mode.
 
 mod activation;
+mod banks;
+mod fill;
 mod store;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +25,8 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::scratch::with_thread_buffer;
 
-pub(crate) use store::{NeuronStore, Prepared};
+pub(crate) use banks::Banks;
+pub(crate) use store::NeuronStore;
 
 /// Neurons per cluster.
 pub const CLUSTER: usize = 64;
@@ -126,7 +129,7 @@ impl Ffn {
         let clusters = neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters);
         let fired_in_bundles = AtomicU64::new(0);
-        self.store.begin(bank, ids.len());
+        self.store.begin(bank, ids.len())?;
         let mut done = 0;
         for first_cluster in (0..clusters).step_by(group) {
             let here = group.min(clusters - first_cluster);

@@ -1,0 +1,176 @@
+//! The container's banks as byte ranges: what a slot holds, and which aligned
+//! read covers it.
+
+use emberflow_models::config::ModelConfig;
+use emberflow_storage::cache::ColdCache;
+use emberflow_storage::container::Container;
+use emberflow_storage::io::{Completion, FileSource, Read};
+
+use super::{CLUSTER, FfnShape, fill};
+use crate::Error;
+use crate::bundle::NeuronFormat;
+use crate::memory::Residency;
+
+/// A checked container and the alignment of direct I/O on it.
+pub(crate) struct Banks {
+    pub container: Container,
+    pub format: NeuronFormat,
+    /// Number of banks.
+    pub count: usize,
+    /// Neurons per bank.
+    pub neurons: usize,
+    /// Offset and memory alignment of direct I/O; 1 when reads are buffered.
+    align: (usize, usize),
+    /// Every token needs every neuron.
+    pub dense: bool,
+}
+
+impl Banks {
+    /// Checks that the banks are those of the model, and opens their file for
+    /// reads.
+    pub fn new(
+        container: Container,
+        c: &ModelConfig,
+        shape: &FfnShape,
+    ) -> Result<(Self, FileSource), Error> {
+        let bad = |reason: String| Error::Bundles {
+            path: container.path().to_path_buf(),
+            reason,
+        };
+        if c.experts != 1 {
+            return Err(bad(format!(
+                "{} experts per layer; this version runs dense FFNs (1 expert)",
+                c.experts
+            )));
+        }
+        let banks = container.banks();
+        if banks.len() != c.layers as usize {
+            return Err(bad(format!(
+                "{} banks, expected one for each of {} layers",
+                banks.len(),
+                c.layers
+            )));
+        }
+        for (l, bank) in banks.iter().enumerate() {
+            if (bank.layer as usize, bank.expert, bank.neurons) != (l, 0, c.ffn) {
+                return Err(bad(format!(
+                    "bank {l} is layer {} expert {} with {} neurons, \
+                     expected layer {l} expert 0 with {}",
+                    bank.layer, bank.expert, bank.neurons, c.ffn
+                )));
+            }
+        }
+        let file = container
+            .file()
+            .try_clone()
+            .map_err(|e| bad(format!("cannot open the file a second time: {e}")))?;
+        let label = container.path().display().to_string();
+        let source = FileSource::from_file(file, label, container.base());
+        let align = source
+            .dio_align()
+            .map_or((1, 1), |a| (a.offset as usize, a.mem as usize));
+        let banks = Self {
+            format: shape.format,
+            count: banks.len(),
+            neurons: shape.neurons,
+            align,
+            dense: shape.dense,
+            container,
+        };
+        Ok((banks, source))
+    }
+
+    /// Neurons of the whole model.
+    pub fn total(&self) -> u64 {
+        (self.count * self.neurons) as u64
+    }
+
+    /// Bytes of all Gate rows.
+    pub fn gate_bytes(&self) -> u64 {
+        self.total() * self.format.gate_len() as u64
+    }
+
+    /// Bytes of the resident scales.
+    pub fn resident_scales(&self) -> u64 {
+        self.total() * self.format.resident_scales() as u64
+    }
+
+    /// Fewest slots a layer can be worked on with: two clusters, so that one
+    /// can be read while the other is computed.
+    pub fn min_slots(&self) -> u64 {
+        (2 * CLUSTER as u64).min(self.total())
+    }
+
+    /// Bytes of queues, tables and start-up staging.
+    pub fn io_bytes(&self) -> u64 {
+        let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 16);
+        let slots = u32::try_from(self.total()).unwrap_or(u32::MAX);
+        per_layer as u64 + ColdCache::overhead(slots, self.total()) + fill::staging_bytes(self)
+    }
+
+    /// Memory alignment of slots.
+    pub fn memory_align(&self) -> usize {
+        self.align.1
+    }
+
+    /// Bytes to add to a range so that its aligned cover fits.
+    pub fn slack(&self) -> usize {
+        self.align.0.max(self.align.1)
+    }
+
+    /// Aligned read that covers `len` bytes from byte `start` of a bundle on:
+    /// offset in the container, length, and where the wanted bytes begin.
+    pub fn cover(&self, bank: usize, neuron: u32, start: usize, len: usize) -> (u64, u32, usize) {
+        let align = self.align.0 as u64;
+        let from = self.container.neuron_offset(bank, neuron) + start as u64;
+        let low = from - from % align;
+        let high = (from + len as u64).next_multiple_of(align);
+        (low, (high - low) as u32, (from - low) as usize)
+    }
+
+    /// Bytes of a cache slot.
+    pub fn slot_len(&self, residency: Residency) -> u64 {
+        self.slot_len_of(&self.part(residency)) as u64
+    }
+
+    /// Bytes of a slot for a part.
+    pub fn slot_len_of(&self, part: &Part) -> usize {
+        part.slot_len(self.align)
+    }
+
+    /// What a slot holds.
+    pub fn part(&self, residency: Residency) -> Part {
+        let g = self.container.geometry();
+        let start = match residency {
+            Residency::Bundles => 0,
+            Residency::GatesResident => g.rest_read() as usize,
+        };
+        Part {
+            start,
+            len: g.stride as usize - start,
+            stride: g.stride as usize,
+            gate_span: g.gate_span as usize,
+        }
+    }
+}
+
+/// The bytes of a bundle that a slot holds: `[start, start + len)`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub start: usize,
+    pub len: usize,
+    pub stride: usize,
+    pub gate_span: usize,
+}
+
+impl Part {
+    /// Bytes of a slot for reads of this part with `(offset, memory)` alignment.
+    fn slot_len(&self, (offset, memory): (usize, usize)) -> usize {
+        let cover = if self.start.is_multiple_of(offset) && self.stride.is_multiple_of(offset) {
+            self.len.next_multiple_of(offset)
+        } else {
+            self.len.next_multiple_of(offset) + offset
+        };
+        cover.next_multiple_of(memory)
+    }
+}
