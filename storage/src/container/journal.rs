@@ -1,8 +1,8 @@
 //! The notebook of a pack in progress: which units of the partial file are complete.
 //!
-//! One line per entry, each ending in the crc32 of what stands before it, so that a line cut by
-//! a crash is told from a whole one. The first line names the specification. The journal is also
-//! the lock: whoever writes the container holds an exclusive lock on it until it is deleted.
+//! One line per entry. A line cut by a crash lacks its end and is dropped; other damage shows when
+//! the units are read again and compared. The first line names the specification. The journal is
+//! also the lock: whoever writes the container holds an exclusive lock on it until it is deleted.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -34,11 +34,11 @@ impl Journal {
         let file = lock(&path, target)?;
         let mut journal = Self { file, path };
         let text = journal.read()?;
-        let head = line(&format!("emberflow-journal 1 {spec:032x}"));
+        let head = format!("emberflow-journal 1 {spec:032x}\n");
         let mut units = Vec::new();
         let mut good = 0;
         for entry in text.split_inclusive('\n') {
-            let Some(fields) = entry.strip_suffix('\n').and_then(unseal) else {
+            let Some(fields) = entry.strip_suffix('\n') else {
                 break;
             };
             if good == 0 {
@@ -56,7 +56,7 @@ impl Journal {
         if good == 0 {
             journal.append(&head)?;
         }
-        journal.append(&line(&format!("pid {}", std::process::id())))?;
+        journal.append(&format!("pid {}\n", std::process::id()))?;
         Ok((journal, units))
     }
 
@@ -72,7 +72,10 @@ impl Journal {
                 source,
             })?;
         // Bytes that are no text end the good part like any other damage.
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        if let Err(error) = std::str::from_utf8(&bytes) {
+            bytes.truncate(error.valid_up_to());
+        }
+        Ok(String::from_utf8(bytes).unwrap_or_default())
     }
 
     fn cut(&mut self, len: u64) -> Result<()> {
@@ -107,7 +110,7 @@ impl Journal {
                     Unit::Tensor(i) => ("tensor", *i),
                     Unit::Bank(i) => ("bank", *i),
                 };
-                line(&format!("{kind} {index} {data:016x} {scales:016x}"))
+                format!("{kind} {index} {data:016x} {scales:016x}\n")
             })
             .collect();
         self.append(&text)?;
@@ -166,22 +169,8 @@ fn lock(path: &Path, target: &Path) -> Result<File> {
 /// The process that noted itself last; only for the message.
 fn holder(path: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(path).ok()?;
-    let fields = text
-        .lines()
-        .rev()
-        .find_map(|l| unseal(l)?.strip_prefix("pid "))?;
+    let fields = text.lines().rev().find_map(|l| l.strip_prefix("pid "))?;
     fields.parse().ok()
-}
-
-fn line(fields: &str) -> String {
-    format!("{fields} {:08x}\n", crc32fast::hash(fields.as_bytes()))
-}
-
-/// The fields of a line (without its end) whose crc32 is right.
-fn unseal(line: &str) -> Option<&str> {
-    let (fields, crc) = line.rsplit_once(' ')?;
-    let crc = u32::from_str_radix(crc, 16).ok()?;
-    (crc == crc32fast::hash(fields.as_bytes())).then_some(fields)
 }
 
 fn parse(fields: &str) -> Option<(Unit, Sums)> {

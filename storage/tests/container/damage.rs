@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use emberflow_storage::Error;
 use emberflow_storage::container::Container;
 
-use crate::lies::Forger;
+use crate::forger::Forger;
 use crate::support::{Packed, Rng, bare, full, random, read_all};
 
 /// Number of problems; a refusal to open counts as one.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failure is a failed test")]
 
 mod damage;
+mod forger;
 mod lies;
 mod resume;
 mod round_trip;
