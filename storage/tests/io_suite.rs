@@ -168,6 +168,25 @@ fn unaligned_reads_work_through_the_page_cache() {
 }
 
 #[test]
+fn a_file_without_direct_io_reads_the_same() {
+    let file = patterned(FILE);
+    each_engine(|open| {
+        let handle = file.reopen().unwrap();
+        let source = FileSource::buffered_only(handle, "buffered", 0);
+        assert_eq!(source.dio_align(), None);
+        let mut engine = open(source);
+        let mut arena = arena(4, 4096);
+        let reads = [5u64, 1, 9, 2].map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
+        for done in run(&mut engine, reads.into()) {
+            done.result.unwrap();
+            expect_bytes(done.slot.as_slice(), done.tag * 4096);
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.buffered, stats.commands);
+    });
+}
+
+#[test]
 fn the_base_of_a_source_is_added() {
     let file = patterned(FILE);
     for base in [4096, 100] {
