@@ -11,5 +11,6 @@ mod error;
 pub mod io;
 pub mod limits;
 pub mod mem;
+pub mod profile;
 
 pub use error::{Error, Part, Result};

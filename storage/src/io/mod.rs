@@ -18,6 +18,7 @@ mod drain_tests;
 mod engine;
 mod error;
 mod pread;
+mod probe;
 mod profile;
 mod sim;
 mod slip;
@@ -32,10 +33,11 @@ use device::Device;
 
 pub use engine::{Engine, EngineStats};
 pub use error::IoError;
+pub use probe::{UringFacts, probe_uring};
 pub use profile::{Core, Profile};
 pub use sim::{Faults, SimClock, SimOptions};
 pub use source::{FileSource, aligned_cover};
-pub use sys::DioAlign;
+pub use sys::{DioAlign, process_cpu_ns};
 pub use thread::{IoOptions, IoStats, IoThread};
 
 /// When a read is wanted.

@@ -1,0 +1,111 @@
+//! What io_uring offers here, for people: `emberflow doctor` prints it. The engine itself decides
+//! by reading (see [`super::EngineChoice`]).
+
+use io_uring::IoUring;
+
+/// io_uring on this kernel, for this user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UringFacts {
+    /// Error number of making a ring; `None` when that works.
+    pub errno: Option<i32>,
+    /// `/proc/sys/kernel/io_uring_disabled`: 0 for all, 1 for privileged users, 2 for nobody.
+    /// `None` where the kernel has no such switch (before 6.6).
+    pub disabled: Option<u32>,
+    /// Ways to set up a ring that save interrupts and system calls, as far as they work here.
+    pub features: Vec<&'static str>,
+}
+
+impl UringFacts {
+    /// Why rings cannot be made, in words; `None` when they can.
+    #[must_use]
+    pub fn why_not(&self) -> Option<String> {
+        let errno = self.errno?;
+        Some(match (errno, self.disabled) {
+            (0, _) => "applications on Android must not use io_uring".into(),
+            (_, Some(2)) => {
+                "switched off for everybody by the sysctl kernel.io_uring_disabled = 2".into()
+            }
+            (libc::EPERM, Some(1)) => {
+                "the sysctl kernel.io_uring_disabled = 1 leaves it to privileged users".into()
+            }
+            (libc::EPERM | libc::EACCES, _) => {
+                "refused (EPERM), probably by a container's system call filter".into()
+            }
+            (libc::ENOSYS, _) => {
+                "unknown to this kernel, or hidden by a system call filter (ENOSYS)".into()
+            }
+            (libc::ENOMEM, _) => "the limit of locked memory is too low (ENOMEM)".into(),
+            (e, _) => std::io::Error::from_raw_os_error(e).to_string(),
+        })
+    }
+}
+
+/// Makes a few small rings and drops them.
+#[must_use]
+pub fn probe_uring() -> UringFacts {
+    // A filter there kills the process that as much as asks.
+    if cfg!(target_os = "android") {
+        return UringFacts {
+            errno: Some(0),
+            ..UringFacts::default()
+        };
+    }
+    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+    let disabled = switch.and_then(|t| t.trim().parse().ok());
+    let errno = match IoUring::new(8) {
+        Ok(_) => None,
+        Err(e) => Some(e.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    let mut features = Vec::new();
+    if errno.is_none() {
+        let works = |ring: std::io::Result<IoUring>| ring.is_ok();
+        if works(IoUring::builder().setup_coop_taskrun().build(8)) {
+            features.push("coop_taskrun");
+        }
+        if works(IoUring::builder().setup_single_issuer().build(8)) {
+            features.push("single_issuer");
+        }
+        if works(
+            IoUring::builder()
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .build(8),
+        ) {
+            features.push("defer_taskrun");
+        }
+    }
+    UringFacts {
+        errno,
+        disabled,
+        features,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_name_the_switch_or_the_error() {
+        let why = |errno, disabled| {
+            let facts = UringFacts {
+                errno,
+                disabled,
+                features: Vec::new(),
+            };
+            facts.why_not().unwrap_or_default()
+        };
+        assert_eq!(why(None, Some(0)), "");
+        assert!(why(Some(libc::EPERM), Some(2)).contains("io_uring_disabled = 2"));
+        assert!(why(Some(libc::EPERM), Some(1)).contains("privileged"));
+        assert!(why(Some(libc::EPERM), Some(0)).contains("filter"));
+        assert!(why(Some(libc::ENOSYS), None).contains("ENOSYS"));
+        assert!(why(Some(libc::EMFILE), None).contains("open files"));
+    }
+
+    #[test]
+    fn the_probe_agrees_with_itself() {
+        let facts = probe_uring();
+        assert_eq!(facts.why_not().is_some(), facts.errno.is_some());
+    }
+}

@@ -1,0 +1,382 @@
+//! What a storage device can do, measured through our own reading path, and kept for the planner.
+//!
+//! A [`DeviceProfile`] is a set of points: throughput by read size, depth, address range and
+//! engine. PowerInfer-2 §2.3.2 shows that all four matter on phones; [`measure()`] finds out.
+
+mod machine;
+mod measure;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use machine::{FileFacts, Machine};
+pub use measure::{Plan, Target, measure};
+
+/// Version of the saved form; others are refused.
+pub const VERSION: u32 = 1;
+
+/// Share of the highest throughput from which on more depth is not worth its latency.
+const ENOUGH: f64 = 0.97;
+
+/// Why a profile could not be measured, read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// A read or an engine failed.
+    #[error(transparent)]
+    Io(#[from] crate::io::IoError),
+    /// No memory for reads.
+    #[error(transparent)]
+    Arena(#[from] crate::arena::ArenaError),
+    /// A file could not be read, written or asked for its properties.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file holds too little for a single measurement.
+    #[error("{} has {len} bytes, at least {needed} are needed to measure with", path.display())]
+    Small {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// Smallest length in bytes.
+        needed: u64,
+    },
+    /// A saved profile that is none.
+    #[error("{} is no device profile: {reason}; measure again with `emberflow bench io`", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ProfileError {
+    fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { path, source }
+    }
+}
+
+/// Order of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// Anywhere in the range, in multiples of the size.
+    Random,
+    /// One after the other.
+    Sequential,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// `uring`, `pread` or `sim`.
+    pub engine: String,
+    /// Order of addresses.
+    pub pattern: Pattern,
+    /// Bytes per read.
+    pub size: u32,
+    /// Commands on the device at once.
+    pub depth: u32,
+    /// Bytes of the file over which reads were spread.
+    pub range: u64,
+    /// Throughput in 10^6 bytes per second.
+    pub mb_per_s: f64,
+    /// Reads per second.
+    pub iops: f64,
+    /// CPU time of the I/O thread per read, in microseconds.
+    pub io_cpu_us_per_read: f64,
+    /// CPU time of the whole process per read, in microseconds: with the thread that asks and, for
+    /// `pread`, the threads that read.
+    pub cpu_us_per_read: f64,
+    /// Median time from submission to completion with exactly `depth` reads under way, in
+    /// microseconds, as the asking thread sees it.
+    pub p50_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
+    /// Reads behind the throughput.
+    pub reads: u64,
+}
+
+/// What to use on this device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Engine with the highest throughput over all sizes (geometric mean of each size's best).
+    pub engine: String,
+    /// Smallest depth with which random reads of every size reach 97 % of that engine's best.
+    pub depth: u32,
+    /// Highest random throughput in 10^6 bytes per second.
+    pub random_mb_per_s: f64,
+    /// Highest sequential throughput in 10^6 bytes per second.
+    pub sequential_mb_per_s: f64,
+}
+
+/// A measured device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceProfile {
+    /// [`VERSION`] of this form.
+    pub version: u32,
+    /// The machine.
+    pub machine: Machine,
+    /// The file that was read and what it lies on.
+    pub file: FileFacts,
+    /// All measurements.
+    pub points: Vec<Point>,
+    /// The conclusion; absent when nothing was measured.
+    pub best: Option<Best>,
+}
+
+impl DeviceProfile {
+    /// A profile from its measurements.
+    #[must_use]
+    pub fn new(machine: Machine, file: FileFacts, points: Vec<Point>) -> Self {
+        let best = best(&points);
+        Self {
+            version: VERSION,
+            machine,
+            file,
+            points,
+            best,
+        }
+    }
+
+    /// Random throughput in 10^6 bytes per second for reads of `size` bytes spread over `range`
+    /// bytes, at the depth that is best. Between measured sizes it is interpolated over their
+    /// logarithm; of the ranges the nearest one above counts. `None` without such measurements.
+    #[must_use]
+    pub fn random_mb_per_s(&self, engine: &str, size: u32, range: u64) -> Option<f64> {
+        let random = |p: &&Point| p.engine == engine && p.pattern == Pattern::Random;
+        let ranges = self.points.iter().filter(random).map(|p| p.range);
+        let above = ranges.clone().filter(|&r| r >= range).min();
+        let range = above.or_else(|| ranges.max())?;
+        let here = || (self.points.iter().filter(random)).filter(move |p| p.range == range);
+        let at = |size: u32| {
+            here()
+                .filter(|p| p.size == size)
+                .map(|p| p.mb_per_s)
+                .reduce(f64::max)
+        };
+        let below = here().map(|p| p.size).filter(|&s| s <= size).max();
+        let above = here().map(|p| p.size).filter(|&s| s >= size).min();
+        match (below, above) {
+            (Some(a), Some(b)) if a < b => {
+                let share =
+                    (f64::from(size) / f64::from(a)).ln() / (f64::from(b) / f64::from(a)).ln();
+                let (low, high) = (at(a)?, at(b)?);
+                Some(low + (high - low) * share)
+            }
+            // Below the first size the number of commands limits, not their bytes.
+            (None, Some(b)) => Some(at(b)? * f64::from(size) / f64::from(b)),
+            (Some(a), _) => at(a),
+            (None, None) => None,
+        }
+    }
+
+    /// Sequential throughput in 10^6 bytes per second at the depth that is best.
+    #[must_use]
+    pub fn sequential_mb_per_s(&self, engine: &str) -> Option<f64> {
+        peak(&self.points, |p| {
+            p.engine == engine && p.pattern == Pattern::Sequential
+        })
+    }
+
+    /// Where the profile is kept unless told otherwise: `emberflow/device.json` in
+    /// `$XDG_CACHE_HOME`, else in `~/.cache`. `None` when neither is known.
+    #[must_use]
+    pub fn default_path() -> Option<PathBuf> {
+        let absolute = |name: &str| {
+            let path = PathBuf::from(std::env::var_os(name)?);
+            path.is_absolute().then_some(path)
+        };
+        let cache =
+            absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+        Some(cache.join("emberflow").join("device.json"))
+    }
+
+    /// Reads a saved profile.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`] when it cannot be read, [`ProfileError::Format`] when it is not a
+    /// profile or one of another version.
+    pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        let text = std::fs::read(path).map_err(ProfileError::file(path))?;
+        let bad = |reason: String| ProfileError::Format {
+            path: path.to_owned(),
+            reason,
+        };
+        let value: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(v) if v == u64::from(VERSION) => {}
+            Some(v) => return Err(bad(format!("version {v}, expected {VERSION}"))),
+            None => return Err(bad("it has no version".into())),
+        }
+        serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+    }
+
+    /// Writes the profile so that a reader finds the old one or the new one, never a part. Folders
+    /// on the way are made.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`] with the path that could not be written.
+    pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
+        if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+            std::fs::create_dir_all(dir).map_err(ProfileError::file(dir))?;
+        }
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(format!(".{}.partial", std::process::id()));
+        let partial = PathBuf::from(partial);
+        let write = || -> std::io::Result<()> {
+            let mut file = std::fs::File::create(&partial)?;
+            serde_json::to_writer_pretty(&mut file, self)?;
+            file.write_all(b"\n")?;
+            file.sync_all()?;
+            std::fs::rename(&partial, path)
+        };
+        write().map_err(|e| {
+            let _ = std::fs::remove_file(&partial);
+            ProfileError::file(path)(e)
+        })
+    }
+}
+
+fn peak(points: &[Point], mut wanted: impl FnMut(&Point) -> bool) -> Option<f64> {
+    let speeds = points.iter().filter(|p| wanted(p)).map(|p| p.mb_per_s);
+    speeds.reduce(f64::max)
+}
+
+fn distinct<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = all.collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Draws the conclusion from random reads over the widest range, which is what a model needs.
+fn best(points: &[Point]) -> Option<Best> {
+    let range = points.iter().map(|p| p.range).max()?;
+    let wide: Vec<&Point> = (points.iter())
+        .filter(|p| p.pattern == Pattern::Random && p.range == range)
+        .collect();
+    let sizes = distinct(wide.iter().map(|p| p.size));
+    let top = |engine: &str, size: u32| {
+        let here = wide.iter().filter(|p| p.engine == engine && p.size == size);
+        here.map(|p| p.mb_per_s).reduce(f64::max)
+    };
+    let score = |engine: &str| -> f64 {
+        let logs = sizes.iter().filter_map(|&s| top(engine, s));
+        logs.map(|speed| speed.max(1e-9).ln()).sum()
+    };
+    let engines = distinct(wide.iter().map(|p| p.engine.as_str()));
+    let engine = (engines.into_iter()).max_by(|a, b| score(a).total_cmp(&score(b)))?;
+    let enough = |size: u32| {
+        let most = top(engine, size)?;
+        (wide.iter())
+            .filter(|p| p.engine == engine && p.size == size && p.mb_per_s >= ENOUGH * most)
+            .map(|p| p.depth)
+            .min()
+    };
+    let mine = |p: &Point, pattern| p.engine == engine && p.pattern == pattern;
+    Some(Best {
+        engine: engine.to_owned(),
+        depth: sizes.iter().filter_map(|&s| enough(s)).max()?,
+        random_mb_per_s: peak(points, |p| mine(p, Pattern::Random))?,
+        sequential_mb_per_s: peak(points, |p| mine(p, Pattern::Sequential)).unwrap_or(0.0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(engine: &str, size: u32, depth: u32, range: u64, mb_per_s: f64) -> Point {
+        Point {
+            engine: engine.into(),
+            pattern: Pattern::Random,
+            size,
+            depth,
+            range,
+            mb_per_s,
+            iops: mb_per_s * 1e6 / f64::from(size),
+            io_cpu_us_per_read: 1.0,
+            cpu_us_per_read: 2.0,
+            p50_us: 3.0,
+            p99_us: 4.0,
+            reads: 5,
+        }
+    }
+
+    fn profile() -> DeviceProfile {
+        let mut points = vec![
+            point("uring", 4096, 1, 1000, 50.0),
+            point("uring", 4096, 8, 1000, 390.0),
+            point("uring", 4096, 32, 1000, 400.0),
+            point("uring", 65536, 1, 1000, 795.0),
+            point("uring", 65536, 8, 1000, 800.0),
+            point("pread", 4096, 8, 1000, 300.0),
+            point("pread", 65536, 8, 1000, 900.0),
+            point("uring", 4096, 8, 100, 500.0),
+        ];
+        let mut seq = point("uring", 1 << 20, 4, 1000, 1500.0);
+        seq.pattern = Pattern::Sequential;
+        points.push(seq);
+        DeviceProfile::new(Machine::default(), FileFacts::default(), points)
+    }
+
+    #[test]
+    fn the_conclusion_prefers_the_engine_that_wins_over_all_sizes() {
+        // 400 * 800 > 300 * 900; 4 KiB needs depth 8 for 97 %, 64 KiB is content with 1.
+        let best = profile().best.unwrap();
+        assert_eq!((best.engine.as_str(), best.depth), ("uring", 8));
+        assert_eq!(best.random_mb_per_s, 800.0);
+        assert_eq!(best.sequential_mb_per_s, 1500.0);
+        assert_eq!(super::best(&[]), None);
+    }
+
+    #[test]
+    fn throughput_between_sizes_is_interpolated() {
+        let p = profile();
+        assert_eq!(p.random_mb_per_s("uring", 4096, 500), Some(400.0));
+        assert_eq!(p.random_mb_per_s("uring", 4096, 100), Some(500.0));
+        assert_eq!(p.random_mb_per_s("uring", 4096, 9999), Some(400.0));
+        assert_eq!(p.random_mb_per_s("uring", 2048, 1000), Some(200.0));
+        assert_eq!(p.random_mb_per_s("uring", 1 << 20, 1000), Some(800.0));
+        let half = p.random_mb_per_s("uring", 16384, 1000).unwrap();
+        assert!((half - 600.0).abs() < 1e-9, "{half}");
+        assert_eq!(p.random_mb_per_s("sim", 4096, 1000), None);
+        assert_eq!(p.sequential_mb_per_s("uring"), Some(1500.0));
+        assert_eq!(p.sequential_mb_per_s("pread"), None);
+    }
+
+    #[test]
+    fn a_saved_profile_comes_back_and_others_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/device.json");
+        let p = profile();
+        p.save(&path).unwrap();
+        assert_eq!(DeviceProfile::load(&path).unwrap(), p);
+        let left = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1, "the partial file is still there");
+        for (text, said) in [
+            ("{\"version\": 99}", "version 99, expected 1"),
+            ("{}", "no version"),
+            ("nonsense", "no device profile"),
+            ("{\"version\": 1}", "missing field"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = DeviceProfile::load(&path).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        let error = DeviceProfile::load(&path).unwrap_err().to_string();
+        assert!(error.contains("device.json"), "{error}");
+    }
+}
