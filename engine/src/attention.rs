@@ -80,7 +80,9 @@ pub(crate) fn attention(
                 (position + 1).saturating_sub(window)
             };
             let query = &q[item * hd..][..hd];
-            with_thread_buffer(position + 1 - from, |scores| {
+            // at its full size from the start, so that a growing context allocates nothing
+            with_thread_buffer(kv.capacity(), |buffer| {
+                let scores = &mut buffer[..position + 1 - from];
                 for (p, score) in (from..).zip(scores.iter_mut()) {
                     *score = scale * cpu.dot(kv.row(index, Half::Keys, h / group, p), query);
                 }

@@ -223,6 +223,8 @@ impl IoThread {
             return Ok(());
         }
         let mut carrier = self.spare.try_recv().unwrap_or_default();
+        // Sized once for the caller's largest batch, so that later ones allocate nothing.
+        carrier.reserve(batch.capacity());
         carrier.append(batch);
         let n = carrier.len();
         self.outstanding.fetch_add(n, Ordering::Relaxed);

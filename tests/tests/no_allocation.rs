@@ -1,0 +1,87 @@
+//! Steady state allocates nothing: a counting allocator over the whole process,
+//! engine and I/O threads alike.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use emberflow::cli::ModelArg;
+use emberflow::model::open_container;
+use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling};
+use emberflow_storage::io::EngineChoice;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_token_allocates_nothing() {
+    // one test, so that nothing else allocates meanwhile
+    for io in [EngineChoice::Auto, EngineChoice::Pread] {
+        let container = open_container(&ModelArg { model: None }).expect("the bundled model");
+        let mut engine = Engine::open(
+            container,
+            Options {
+                budget: Budget::FfnShare(0.45),
+                threads: 2,
+                context: 256,
+                io,
+                ..Options::default()
+            },
+        )
+        .expect("open");
+        let mut sampler = Sampler::new(
+            Sampling {
+                temperature: 0.9,
+                top_k: 40,
+                top_p: 0.95,
+                ..Sampling::default()
+            },
+            engine.config().vocab as usize,
+        );
+        let mut sequence = engine.new_sequence();
+        let prompt = engine.encode("A closure captures").expect("encode");
+        engine
+            .forward(&mut sequence, &prompt, Logits::Last)
+            .expect("prefill");
+        let mut step = |engine: &mut Engine| {
+            let token = sampler.sample(engine.logits(), sequence.tokens());
+            engine
+                .forward(&mut sequence, &[token], Logits::Last)
+                .expect("forward");
+        };
+        // queues and per-thread buffers reach their size
+        for _ in 0..60 {
+            step(&mut engine);
+        }
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for _ in 0..120 {
+            step(&mut engine);
+        }
+        let during = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        assert_eq!(during, 0, "{during} allocations in 120 tokens with {io:?}");
+    }
+}

@@ -1,0 +1,173 @@
+//! The bundled model under random budgets, budget changes, engines, threads and
+//! faults: the tokens and every logit stay those of the resident run, or the
+//! run ends with an error. Each failure prints the seed that repeats it.
+
+use emberflow::cli::ModelArg;
+use emberflow::model::open_container;
+use emberflow_engine::memory::Needs;
+use emberflow_engine::{Budget, Engine, Error, Logits, Options, Sparsity};
+use emberflow_storage::io::{EngineChoice, Faults, Profile, SimOptions};
+
+const PROMPT: &str = "The borrow checker";
+const TOKENS: usize = 12;
+
+/// splitmix64
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn share(&mut self) -> f64 {
+        self.below(1001) as f64 / 1000.0
+    }
+}
+
+fn open(options: Options) -> Result<Engine, Error> {
+    let container = open_container(&ModelArg { model: None }).expect("the bundled model");
+    Engine::open(container, options)
+}
+
+fn options(budget: Budget) -> Options {
+    Options {
+        budget,
+        threads: 1,
+        context: 64,
+        ..Options::default()
+    }
+}
+
+fn simulated(random: &mut Random, faults: Faults) -> EngineChoice {
+    let profiles = [Profile::Ufs4, Profile::Ufs31, Profile::Nvme, Profile::Emmc];
+    let profile = profiles[random.below(4) as usize];
+    EngineChoice::Sim(SimOptions::new(profile, random.next()).faulty(faults))
+}
+
+/// Generates greedily, changing the budget before some of the tokens.
+fn generate(
+    engine: &mut Engine,
+    budgets: &mut dyn FnMut(&mut Engine) -> Result<(), Error>,
+) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let prompt = engine.encode(PROMPT)?;
+    let mut sequence = engine.new_sequence();
+    for chunk in prompt.chunks(engine.chunk()) {
+        engine.forward(&mut sequence, chunk, Logits::Last)?;
+    }
+    let mut tokens = Vec::new();
+    let mut bits = Vec::new();
+    for _ in 0..TOKENS {
+        bits.extend(engine.logits().iter().map(|l| l.to_bits()));
+        let token = emberflow_kernels::argmax(engine.logits()).expect("finite logits") as u32;
+        tokens.push(token);
+        budgets(engine)?;
+        engine.forward(&mut sequence, &[token], Logits::Last)?;
+    }
+    Ok((tokens, bits))
+}
+
+fn resident() -> (Vec<u32>, Vec<u32>) {
+    let mut engine = open(options(Budget::FfnShare(1.0))).expect("open");
+    generate(&mut engine, &mut |_| Ok(())).expect("resident run")
+}
+
+/// 200 random scenarios with recoverable faults: short reads, interruptions,
+/// delays, reordering. Nothing may change, and memory stays within the budget.
+#[test]
+fn recoverable_faults_and_changing_budgets_change_no_bit() {
+    let expected = resident();
+    let mut changed_residency = 0;
+    for seed in 0..200u64 {
+        let mut random = Random(seed);
+        let faults = Faults {
+            short: random.below(200) as u16,
+            again: random.below(200) as u16,
+            delay: random.below(200) as u16,
+            shuffle: random.below(2) == 0,
+            ..Faults::default()
+        };
+        let io = match random.below(4) {
+            0 => EngineChoice::Auto,
+            1 => EngineChoice::Pread,
+            _ => simulated(&mut random, faults),
+        };
+        let mut engine = open(Options {
+            io,
+            threads: 1 + random.below(3) as usize,
+            chunk: 1 + random.below(20) as usize,
+            sparsity: [Sparsity::Exact, Sparsity::Dense][random.below(4) as usize / 3],
+            ..options(Budget::FfnShare(random.share()))
+        })
+        .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let first = engine.plan().residency;
+        let found = generate(&mut engine, &mut |engine| {
+            if random.below(3) == 0 {
+                // below about a third, Gate rows do not stay resident
+                let range = [1.0, 0.4][random.below(2) as usize];
+                let needs = Needs {
+                    process_peak: 0,
+                    ..*engine.needs()
+                };
+                let bytes = needs.budget_for_share(range * random.share());
+                engine.set_budget(bytes)?;
+                changed_residency += usize::from(engine.plan().residency != first);
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert!(found == expected, "seed {seed}: the output changed");
+    }
+    assert!(
+        changed_residency > 20,
+        "only {changed_residency} changes of residency"
+    );
+}
+
+/// Faults that cannot be repaired end the run with an error that says where, or
+/// were not on the way of this run; they never change a bit.
+#[test]
+fn damage_ends_the_run_and_never_changes_it() {
+    let expected = resident();
+    let mut ended = 0;
+    for seed in 1000..1040u64 {
+        let mut random = Random(seed);
+        let faults = Faults {
+            eio: [0, 3][random.below(2) as usize],
+            flip: [3, 20][random.below(2) as usize],
+            ..Faults::default()
+        };
+        let io = simulated(&mut random, faults);
+        let opened = open(Options {
+            io,
+            ..options(Budget::FfnShare(0.1 + 0.8 * random.share()))
+        });
+        let outcome = opened.and_then(|mut engine| {
+            let outcome = generate(&mut engine, &mut |_| Ok(()));
+            if outcome.is_err() {
+                let again = generate(&mut engine, &mut |_| Ok(()));
+                assert!(again.is_err(), "seed {seed}: went on after a failure");
+            }
+            outcome
+        });
+        match outcome {
+            Ok(found) => assert!(found == expected, "seed {seed}: the output changed"),
+            Err(e) => {
+                ended += 1;
+                let message = e.to_string();
+                assert!(
+                    message.contains("bundled model") && message.contains("offset"),
+                    "seed {seed}: {message:?} does not say where"
+                );
+            }
+        }
+    }
+    assert!(ended > 5, "only {ended} runs met a fault");
+}
