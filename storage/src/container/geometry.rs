@@ -64,8 +64,8 @@ impl BundleGeometry {
     /// Chooses placement and split for rows of the given sizes in bytes (`rest` = Up and Down
     /// together).
     ///
-    /// Scales go inline, because that needs no RAM, unless resident ones save at least 10 % of
-    /// the padded stride. The Gate part is split off when its padding adds at most 12.5 % to the
+    /// Scales go inline unless keeping them resident saves at least 10 % of the padded stride even
+    /// when the RAM they take is counted against it: that RAM would else hold bundles. The Gate part is split off when its padding adds at most 12.5 % to the
     /// stride, because then the two phases of PowerInfer-2 §4.4 read disjoint sectors.
     ///
     /// # Errors
@@ -104,7 +104,8 @@ impl BundleGeometry {
             Prefer::Resident => resident(),
             Prefer::Auto => {
                 let (i, r) = (inline()?, resident()?);
-                let saves = 10 * u64::from(r.stride) <= 9 * u64::from(i.stride);
+                let cost = u64::from(r.stride) + u64::from(r.scales_per_neuron);
+                let saves = 10 * cost <= 9 * u64::from(i.stride);
                 Ok(if saves { r } else { i })
             }
         }
@@ -270,12 +271,13 @@ mod tests {
 
         let g = choose(q4, 512, Prefer::Inline);
         assert_eq!((g.gate_span, g.stride, g.is_split()), (2560, 7168, true));
-        // 6144 against 7168 is a seventh less, so Auto moves the scales to RAM.
-        let g = choose(q4, 512, Prefer::Auto);
-        assert_eq!(
-            (g.placement, g.gate_span, g.stride),
-            (Placement::Resident, 2048, 6144)
-        );
+        // 6144 on flash and 768 in RAM against 7168: not worth the RAM.
+        assert_eq!(choose(q4, 512, Prefer::Auto), g);
+        let g = choose(q4, 512, Prefer::Resident);
+        assert_eq!((g.gate_span, g.stride), (2048, 6144));
+        // A bundle that just misses a sector: 1056 -> 1536 inline, 1024 and 32 resident.
+        let g = choose([352, 0, 672, 32], 512, Prefer::Auto);
+        assert_eq!((g.placement, g.stride), (Placement::Resident, 1024));
     }
 
     #[test]
