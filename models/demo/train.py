@@ -18,16 +18,18 @@ import signal
 import sys
 import time
 
-# Without this, glibc returns every large buffer to the system and each step pays
-# for page faults again: about a third of the time on the machine it was written on.
-MALLOC = {
+# Without the first four, glibc returns every large buffer to the system and each step
+# pays for page faults again. Without the last, threads that wait for each other spin,
+# which costs far more on a machine that is shared than it saves on an idle one.
+ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
     "MALLOC_TOP_PAD_": "67108864",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "OMP_WAIT_POLICY": "passive",
 }
 if __name__ == "__main__" and os.environ.get("MALLOC_TOP_PAD_") is None:
-    os.environ.update(MALLOC)
+    os.environ.update(ENVIRONMENT)
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import numpy as np
