@@ -4,7 +4,8 @@
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{Completion, FileSource, Read};
+use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
+use emberflow_storage::limits::Limits;
 
 use super::{CLUSTER, FfnShape, fill};
 use crate::Error;
@@ -105,7 +106,10 @@ impl Banks {
     pub fn io_bytes(&self) -> u64 {
         let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 16);
         let slots = u32::try_from(self.total()).unwrap_or(u32::MAX);
-        per_layer as u64 + ColdCache::overhead(slots, self.total()) + fill::staging_bytes(self)
+        per_layer as u64
+            + ColdCache::overhead(slots, self.total())
+            + IoThread::overhead(Limits::PRODUCTION)
+            + fill::staging_bytes(self)
     }
 
     /// Memory alignment of slots.
