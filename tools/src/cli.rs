@@ -40,6 +40,18 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Say what this machine offers and what to change.
+    Doctor(DoctorArgs),
+}
+
+/// `bench`
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Speed of the device by read size, depth, address range and engine.
+    Io(BenchIoArgs),
 }
 
 /// Which container.
@@ -69,6 +81,9 @@ pub struct EngineArgs {
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
+    /// Core to pin the I/O thread to.
+    #[arg(long, value_name = "CORE")]
+    pub io_core: Option<usize>,
     /// Prompt tokens computed at once.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub chunk: u16,
@@ -301,6 +316,50 @@ pub struct ExportArgs {
     /// Folder to create.
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
+}
+
+/// `bench io`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench io                            a temporary file here; saved for the planner
+  emberflow bench io model.ember --json
+  emberflow bench io --quick --io sim:ufs4 --svg ufs4.svg")]
+pub struct BenchIoArgs {
+    /// A large file to read; default: a temporary one in the current folder.
+    #[arg(value_name = "FILE", conflicts_with = "size")]
+    pub file: Option<PathBuf>,
+    /// Size of the temporary file; default: 1GiB, or 64MiB with --quick.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// Fewer points and less time for each: a few seconds in all.
+    #[arg(long)]
+    pub quick: bool,
+    /// Which engine: auto (all that work here), uring, pread, or sim:PROFILE.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the curves as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Save the profile, to FILE or where the planner looks for it
+    /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement of a real device is saved there
+    /// anyway.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub save: Option<Option<PathBuf>>,
+}
+
+/// `doctor`
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// A model or folder whose file system is looked at; default: the current folder.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {

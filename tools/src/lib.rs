@@ -5,7 +5,9 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 
+pub mod bench_io;
 pub mod cli;
+pub mod doctor;
 pub mod export;
 pub mod inspect;
 pub mod model;
@@ -35,6 +37,9 @@ pub enum Failure {
     /// Statistics.
     #[error(transparent)]
     Stats(#[from] emberflow_predictor::stats::StatsError),
+    /// A device profile.
+    #[error(transparent)]
+    Device(#[from] emberflow_storage::profile::ProfileError),
     /// A file of the command line.
     #[error("{}: {source}", path.display())]
     File {
@@ -89,6 +94,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Verify(args) => verify::command(&args),
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Export(args) => export::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Doctor(args) => doctor::command(&args),
     }
 }
 

@@ -68,6 +68,108 @@ pub fn lines(title: &str, x: &str, y: &str, curves: &[(String, Vec<(f64, f64)>)]
     out
 }
 
+/// A part of a chart: named curves of positive points, each in order of x.
+pub struct Panel {
+    /// Headline.
+    pub title: String,
+    /// Name and points of each curve.
+    pub curves: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+/// Panels side by side, two in a row, with the same logarithmic axes in all of them: powers of 2
+/// along x, powers of 10 along y.
+pub fn log_panels(title: &str, x: &str, y: &str, panels: &[Panel]) -> String {
+    const COLUMNS: usize = 2;
+    const CELL_H: f64 = HEIGHT - 20.0;
+    let points = || {
+        panels
+            .iter()
+            .flat_map(|p| p.curves.iter().flat_map(|c| &c.1))
+    };
+    let (x0, x1) = powers(points().map(|p| p.0.log2()));
+    let (y0, y1) = powers(points().map(|p| p.1.log10()));
+    let to_x = |v: f64| LEFT + (v.log2() - x0) / (x1 - x0) * PLOT_W;
+    let to_y = |v: f64| TOP + PLOT_H - (v.log10() - y0) / (y1 - y0) * PLOT_H;
+    let (bottom, right) = (TOP + PLOT_H, LEFT + PLOT_W);
+    let rows = panels.len().div_ceil(COLUMNS);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>\n",
+        WIDTH * COLUMNS as f64,
+        CELL_H * rows as f64 + 40.0,
+        escape(title)
+    );
+    // writing to a String cannot fail
+    for (i, panel) in panels.iter().enumerate() {
+        let (column, row) = (i % COLUMNS, i / COLUMNS);
+        let _ = write!(
+            out,
+            "<g transform=\"translate({:.0} {:.0})\">\n<text x=\"{LEFT}\" y=\"30\">{}</text>\n",
+            WIDTH * column as f64,
+            CELL_H * row as f64 + 30.0,
+            escape(&panel.title)
+        );
+        for power in x0 as i32..=x1 as i32 {
+            let (value, at) = (2f64.powi(power), to_x(2f64.powi(power)));
+            let _ = write!(
+                out,
+                "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>\
+                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>\n",
+                bottom + 16.0
+            );
+        }
+        for power in y0 as i32..=y1 as i32 {
+            let (value, at) = (10f64.powi(power), to_y(10f64.powi(power)));
+            let _ = write!(
+                out,
+                "<path d=\"M{LEFT} {at:.1}H{right}\" stroke=\"#ddd\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>\n",
+                LEFT - 6.0,
+                at + 4.0
+            );
+        }
+        for (i, (name, points)) in panel.curves.iter().enumerate() {
+            let hue = 360.0 * i as f64 / panel.curves.len() as f64;
+            let path: Vec<String> = (points.iter())
+                .map(|&(x, y)| format!("{:.1} {:.1}", to_x(x), to_y(y)))
+                .collect();
+            let _ = write!(
+                out,
+                "<path d=\"M{}\" fill=\"none\" stroke=\"hsl({hue:.0},70%,45%)\" stroke-width=\"1.5\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" fill=\"hsl({hue:.0},70%,35%)\">{}</text>\n",
+                path.join("L"),
+                right + 12.0,
+                TOP + 14.0 * i as f64 + 10.0,
+                escape(name)
+            );
+        }
+        let _ = write!(
+            out,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
+             <text transform=\"translate(18 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n</g>\n",
+            LEFT + PLOT_W / 2.0,
+            bottom + 34.0,
+            escape(x),
+            TOP + PLOT_H / 2.0,
+            escape(y)
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+/// Whole numbers around all finite values, at least one apart.
+fn powers(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let finite = values.filter(|v| v.is_finite());
+    let (low, high) = finite.fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
+    if low > high {
+        return (0.0, 1.0);
+    }
+    (low.floor(), high.ceil().max(low.floor() + 1.0))
+}
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -86,5 +188,20 @@ mod tests {
         );
         assert!(svg.contains("a&lt;b") && svg.contains("c&amp;d"));
         assert!(svg.contains("M60.0 40.0L580.0 350.0"), "{svg}");
+    }
+
+    #[test]
+    fn log_axes_end_at_powers() {
+        // x from 1 to 4 is three powers of 2, y from 9 to 900 reaches from 1 to 1000.
+        let panel = super::Panel {
+            title: "a<b".into(),
+            curves: vec![("c".into(), vec![(1.0, 9.0), (2.0, 1000.0), (4.0, 900.0)])],
+        };
+        let svg = super::log_panels("t", "x", "y", &[panel]);
+        for part in ["a&lt;b", ">4<", ">1000<", "L320.0 40.0L"] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+        assert_eq!(super::powers([].into_iter()), (0.0, 1.0));
+        assert_eq!(super::powers([f64::NAN, 2.0].into_iter()), (2.0, 3.0));
     }
 }

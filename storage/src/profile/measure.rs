@@ -147,6 +147,15 @@ impl Target {
         &self.facts
     }
 
+    /// Whether an engine can be opened on the file.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn works(&self, engine: EngineChoice) -> Result<(), ProfileError> {
+        IoThread::spawn(self.source()?, engine, IoOptions::default())?;
+        Ok(())
+    }
+
     fn source(&self) -> Result<FileSource, ProfileError> {
         let path = &self.facts.path;
         let file = self.file.try_clone().map_err(ProfileError::file(path))?;

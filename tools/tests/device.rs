@@ -1,0 +1,154 @@
+//! `emberflow bench io` and `emberflow doctor`, as a user runs them.
+
+mod common;
+
+use std::path::Path;
+
+use common::{call, emberflow, json};
+use serde_json::Value;
+
+/// Runs it with its own cache folder and expects JSON.
+fn in_dir(dir: &Path, args: &[&str]) -> Value {
+    let output = emberflow()
+        .args(args)
+        .current_dir(dir)
+        .env("XDG_CACHE_HOME", dir.join("cache"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn has_keys(value: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(value.get(key).is_some(), "no {key}: {value}");
+    }
+}
+
+#[test]
+fn bench_io_measures_draws_and_saves() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [
+        "bench", "io", "--quick", "--size", "8MiB", "--json", "--svg", "io.svg", "--save",
+    ];
+    let report = in_dir(dir.path(), &args);
+    has_keys(
+        &report,
+        &["version", "machine", "file", "points", "best", "saved_to"],
+    );
+    has_keys(
+        &report["machine"],
+        &["kernel", "arch", "cpu", "cores", "memory"],
+    );
+    let file_keys = [
+        "path",
+        "len",
+        "fs",
+        "device",
+        "read_ahead_kb",
+        "sector",
+        "memory_align",
+    ];
+    has_keys(&report["file"], &file_keys);
+    has_keys(
+        &report["best"],
+        &["engine", "depth", "random_mb_per_s", "sequential_mb_per_s"],
+    );
+    let points = report["points"].as_array().unwrap();
+    // Six sizes at three depths, for pread and, where it works, io_uring.
+    assert!(points.len() == 18 || points.len() == 36, "{}", points.len());
+    for point in points {
+        for key in [
+            "mb_per_s",
+            "iops",
+            "io_cpu_us_per_read",
+            "cpu_us_per_read",
+            "p50_us",
+            "p99_us",
+        ] {
+            assert!(point[key].as_f64().unwrap() > 0.0, "{key}: {point}");
+        }
+        has_keys(
+            point,
+            &["engine", "pattern", "size", "depth", "range", "reads"],
+        );
+    }
+    let svg = std::fs::read_to_string(dir.path().join("io.svg")).unwrap();
+    assert!(svg.contains("pread, random over 8.0 MiB"), "{svg}");
+    // The test file is gone, and doctor finds the profile.
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "io.svg" && name != "cache")
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    let doctor = in_dir(dir.path(), &["doctor", "--json"]);
+    assert_eq!(doctor["device_profile"]["status"], "ok", "{doctor}");
+    assert_eq!(doctor["device_profile"]["engine"], report["best"]["engine"]);
+}
+
+#[test]
+fn a_simulated_device_shows_its_published_curve() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [
+        "bench", "io", "--quick", "--size", "8MiB", "--io", "sim:emmc", "--json",
+    ];
+    let report = in_dir(dir.path(), &args);
+    assert_eq!(report["saved_to"], Value::Null);
+    let points = report["points"].as_array().unwrap();
+    let speed = |size: u64| {
+        let here = points
+            .iter()
+            .filter(|p| p["size"] == size && p["engine"] == "sim");
+        here.map(|p| p["mb_per_s"].as_f64().unwrap())
+            .fold(0.0, f64::max)
+    };
+    for (size, published) in [(4 << 10, 40.0), (512 << 10, 250.0), (1 << 20, 280.0)] {
+        let share = speed(size) / published;
+        // A busy machine may be late, but never early.
+        assert!((0.6..1.1).contains(&share), "{size}: {}", speed(size));
+    }
+}
+
+#[test]
+fn doctor_looks_at_everything_and_never_fails() {
+    let report = json(&["doctor", "--json"]);
+    for check in [
+        "direct_io",
+        "io_uring",
+        "locked_memory",
+        "memory",
+        "cgroup",
+        "cores",
+        "isa",
+        "huge_pages",
+        "read_ahead",
+        "device_profile",
+    ] {
+        has_keys(&report[check], &["status", "found", "advice"]);
+        let advice = report[check]["advice"].is_string();
+        assert_eq!(report[check]["status"] == "advice", advice, "{report}");
+    }
+    assert!(report["memory"]["auto_budget_bytes"].as_u64().unwrap() > 0);
+    let nowhere = json(&["doctor", "/no/such/model.ember", "--json"]);
+    assert_eq!(nowhere["direct_io"]["status"], "unknown");
+    let text = String::from_utf8(call(&["doctor"]).stdout).unwrap();
+    assert!(
+        text.contains("io_uring") && text.contains("direct_io"),
+        "{text}"
+    );
+}
+
+#[test]
+fn wrong_use_is_told_apart_from_failure() {
+    let wrong = call(&["bench", "io", "--io", "floppy"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("floppy"));
+    let missing = call(&["bench", "io", "/no/such/file"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/file"));
+}
