@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use emberflow_storage::io::EngineChoice;
 use emberflow_storage::profile::{DeviceProfile, Machine, Pattern, Plan, Point, Target, measure};
 use serde::Serialize;
 
-use crate::cli::BenchIoArgs;
+use crate::cli::{BenchIoArgs, ReadSize};
 use crate::{Failure, print_json, progress, size, svg};
 
 const FULL: u64 = 1 << 30;
@@ -35,12 +36,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
              not of the device"
         );
     }
-    let (engines, simulated) = engines(args, &target)?;
-    let plan = if args.quick {
-        Plan::quick(engines)
-    } else {
-        Plan::full(engines)
-    };
+    let plan = plan(args, engines(args, &target)?);
     let bar = progress::steps("measuring", plan.points(target.facts().len) as u64);
     let points = measure(&target, &plan, |_| bar.inc(1))?;
     bar.finish_and_clear();
@@ -48,8 +44,13 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         std::fs::write(path, chart(&profile)).map_err(Failure::file(path))?;
     }
-    // A quick look and a made-up device are no base for plans unless the user says so.
-    let wanted = !args.quick && !simulated && profile.file.sector.is_some();
+    // A part of the picture is no base for plans unless the user says so.
+    let partial = args.quick
+        || args.io != "auto"
+        || !args.sizes.is_empty()
+        || !args.depths.is_empty()
+        || !args.ranges.is_empty();
+    let wanted = !partial && profile.file.sector.is_some();
     let saved_to = match &args.save {
         Some(Some(path)) => Some(path.clone()),
         Some(None) => Some(DeviceProfile::default_path().ok_or_else(|| {
@@ -75,8 +76,36 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     }
 }
 
-/// The engines to measure, and whether they are made up.
-fn engines(args: &BenchIoArgs, target: &Target) -> Result<(Vec<EngineChoice>, bool), Failure> {
+fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {
+    let mut plan = if args.quick {
+        Plan::quick(engines)
+    } else {
+        Plan::full(engines)
+    };
+    if !args.sizes.is_empty() {
+        let random = |s: &ReadSize| match s {
+            ReadSize::Random(n) => Some(*n),
+            ReadSize::Sequential => None,
+        };
+        plan.random = args.sizes.iter().filter_map(random).collect();
+        if plan.random.len() == args.sizes.len() {
+            plan.sequential.clear();
+        }
+    }
+    if !args.depths.is_empty() {
+        plan.depths = args.depths.clone();
+    }
+    if !args.ranges.is_empty() {
+        plan.ranges = args.ranges.iter().copied().filter(|&r| r > 0).collect();
+    }
+    if let Some(ms) = args.millis {
+        plan.time = Duration::from_millis(u64::from(ms));
+    }
+    plan
+}
+
+/// The engines to measure.
+fn engines(args: &BenchIoArgs, target: &Target) -> Result<Vec<EngineChoice>, Failure> {
     match args.io.as_str() {
         "auto" => {
             let mut engines = vec![EngineChoice::Pread];
@@ -84,12 +113,12 @@ fn engines(args: &BenchIoArgs, target: &Target) -> Result<(Vec<EngineChoice>, bo
                 Ok(()) => engines.insert(0, EngineChoice::Uring),
                 Err(reason) => eprintln!("emberflow: only pread is measured: {reason}"),
             }
-            Ok((engines, false))
+            Ok(engines)
         }
         name => {
             let choice: EngineChoice = name.parse().map_err(Failure::usage)?;
             target.works(choice)?;
-            Ok((vec![choice], matches!(choice, EngineChoice::Sim(_))))
+            Ok(vec![choice])
         }
     }
 }

@@ -20,8 +20,8 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage; 3 a check found a fault (verify);
-130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage; 3 a fault in a file (verify, or
+weights that cannot be stored); 130 stopped by Ctrl-C.
 
 Every MODEL defaults to the model bundled in the program.";
 
@@ -140,7 +140,7 @@ pub enum QuantArg {
 #[command(after_help = "\
 Examples:
   emberflow run -p \"A vector is\" -n 80
-  emberflow run --memory 24MiB                  bundled model, most of its FFN left on disk
+  emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
   emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
   emberflow run model.ember --chat --memory 4GiB
   emberflow run model.ember -p \"Hello\" --json")]
@@ -154,7 +154,7 @@ pub struct RunArgs {
     /// File with the text to continue; `-` for standard input.
     #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
     pub file: Option<PathBuf>,
-    /// Talk to the model with its chat template; with --json or a pipe, reads one message.
+    /// Talk to the model with its chat template, one message per line of standard input.
     #[arg(long)]
     pub chat: bool,
     /// System message for --chat.
@@ -290,9 +290,10 @@ pub struct PerplexityArgs {
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// Tokens per window; each window starts afresh and its first token is not scored.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub window: u32,
+    /// Tokens per window; each window starts afresh and its first token is not scored; default:
+    /// 512, or the model's limit.
+    #[arg(long, value_name = "N")]
+    pub window: Option<u32>,
     /// Stop after this many tokens.
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
@@ -338,6 +339,18 @@ pub struct BenchIoArgs {
     /// Which engine: auto (all that work here), uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
+    /// Only these read sizes, multiples of 4KiB; `seq` stands for sequential reads of 1MiB.
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_read_size)]
+    pub sizes: Vec<ReadSize>,
+    /// Only these numbers of reads in flight.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub depths: Vec<u32>,
+    /// Only these address ranges beside the whole file; `0` for none.
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = size::parse)]
+    pub ranges: Vec<u64>,
+    /// Time for each point.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub millis: Option<u32>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -351,6 +364,15 @@ pub struct BenchIoArgs {
     pub save: Option<Option<PathBuf>>,
 }
 
+/// A kind of read.
+#[derive(Debug, Clone, Copy)]
+pub enum ReadSize {
+    /// This many bytes, anywhere.
+    Random(u32),
+    /// 1 MiB after 1 MiB.
+    Sequential,
+}
+
 /// `doctor`
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -360,6 +382,20 @@ pub struct DoctorArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+fn parse_read_size(text: &str) -> Result<ReadSize, String> {
+    if text == "seq" {
+        return Ok(ReadSize::Sequential);
+    }
+    match size::parse(text)? {
+        n if (4096..=16 << 20).contains(&n) && n.is_multiple_of(4096) => {
+            Ok(ReadSize::Random(n as u32))
+        }
+        n => Err(format!(
+            "a read of {n} bytes, expected a multiple of 4KiB up to 16MiB"
+        )),
+    }
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {

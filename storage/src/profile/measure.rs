@@ -17,7 +17,7 @@ const AHEAD: u32 = 4 << 20;
 /// Slots start and end on this, which satisfies every direct I/O in use.
 const ALIGN: u32 = 4096;
 
-/// Random reads of these sizes: one page, bundles of small models up, and a good block.
+/// Sizes of random reads: one page, bundles of small and large models, and a good block.
 const RANDOM: [u32; 5] = [4 << 10, 8 << 10, 24 << 10, 64 << 10, 512 << 10];
 const SEQUENTIAL: u32 = 1 << 20;
 
@@ -26,6 +26,10 @@ const SEQUENTIAL: u32 = 1 << 20;
 pub struct Plan {
     /// Engines.
     pub engines: Vec<EngineChoice>,
+    /// Bytes per random read, multiples of 4096.
+    pub random: Vec<u32>,
+    /// Bytes per sequential read, multiples of 4096.
+    pub sequential: Vec<u32>,
     /// Depths for every size.
     pub depths: Vec<u32>,
     /// Address ranges in bytes beside the whole file; those the file does not hold are left out.
@@ -40,6 +44,8 @@ impl Plan {
     pub fn full(engines: Vec<EngineChoice>) -> Self {
         Self {
             engines,
+            random: RANDOM.to_vec(),
+            sequential: vec![SEQUENTIAL],
             depths: vec![1, 2, 4, 8, 16, 32, 64],
             ranges: vec![128 << 20, 512 << 20],
             time: Duration::from_millis(250),
@@ -51,6 +57,8 @@ impl Plan {
     pub fn quick(engines: Vec<EngineChoice>) -> Self {
         Self {
             engines,
+            random: RANDOM.to_vec(),
+            sequential: vec![SEQUENTIAL],
             depths: vec![1, 8, 32],
             ranges: Vec::new(),
             time: Duration::from_millis(50),
@@ -77,11 +85,13 @@ impl Plan {
                 }
             }
         };
-        for size in RANDOM {
+        for &size in &self.random {
             add(Pattern::Random, size, &ranges);
         }
         // Sequential reads do not depend on the range.
-        add(Pattern::Sequential, SEQUENTIAL, &[len]);
+        for &size in &self.sequential {
+            add(Pattern::Sequential, size, &[len]);
+        }
         all
     }
 
