@@ -35,7 +35,7 @@ pub(crate) fn attention(
         (&layer.k, &mut s.k),
         (&layer.v, &mut s.v),
     ] {
-        matrix.matmul(cpu, workers, &s.normed, tokens, &mut s.staging, out);
+        matrix.matmul(cpu, workers, &s.normed, tokens, &mut s.rows, out);
     }
     if let Some(biases) = &layer.qkv_bias {
         for (bias, out) in biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
@@ -95,14 +95,9 @@ pub(crate) fn attention(
         },
     );
 
-    layer.o.matmul(
-        cpu,
-        workers,
-        &s.attended,
-        tokens,
-        &mut s.staging,
-        &mut s.out,
-    );
+    layer
+        .o
+        .matmul(cpu, workers, &s.attended, tokens, &mut s.rows, &mut s.out);
     if let Some(bias) = &layer.o_bias {
         add_bias(bias, &mut s.out, tokens);
     }

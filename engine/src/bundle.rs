@@ -31,6 +31,7 @@ impl NeuronFormat {
     /// The format that `meta` names, checked against the container's byte geometry.
     pub fn of(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
         let g = container.geometry();
+        let g_dtype = container.bundle_dtype();
         let format = Self {
             dtype: DType::parse(&meta.quant.ffn).ok_or_else(|| Error::Metadata {
                 path: container.path().to_path_buf(),
@@ -45,6 +46,15 @@ impl NeuronFormat {
             format.rest_len(),
             format.resident_scales(),
         ];
+        if g_dtype != format.dtype.code() {
+            return Err(Error::Bundles {
+                path: container.path().to_path_buf(),
+                reason: format!(
+                    "the superblock says block format {g_dtype}, the metadata says {}",
+                    meta.quant.ffn
+                ),
+            });
+        }
         if stored != expected {
             return Err(Error::Bundles {
                 path: container.path().to_path_buf(),

@@ -4,19 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_kernels::{Cpu, DType, Workers};
-use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::tokenizer::Tokenizer;
-use emberflow_storage::container::Container;
 use emberflow_storage::io::IoOptions;
 use emberflow_storage::mem;
 
 use crate::bundle::NeuronFormat;
+use crate::counters::Counters;
 use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
 use crate::forward::Decoder;
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
-use crate::meta::ContainerMeta;
+use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -27,8 +25,7 @@ use crate::{Error, Logits};
 /// A model that is open and ready to run.
 pub struct Engine {
     decoder: Decoder,
-    meta: ContainerMeta,
-    tokenizer: Arc<Tokenizer>,
+    text: Text,
     options: Options,
     needs: Needs,
     plan: MemoryPlan,
@@ -37,45 +34,27 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens `container`: divides the budget, loads what is resident, fills the
-    /// cold region with the hottest neurons.
+    /// Opens `model`: divides the budget, loads what is resident, fills the cold
+    /// region with the hottest neurons.
     ///
     /// # Errors
     /// A container that does not fit its own metadata, a failed read or
     /// checksum, or a budget below the smallest that works (the error names it).
-    pub fn open(container: Container, options: Options) -> Result<Self, Error> {
-        let meta = ContainerMeta::parse(container.meta(), container.path())?;
-        let tokenizer = Arc::new(Tokenizer::from_json(&meta.tokenizer)?);
-        let c = meta.config.clone();
+    pub fn open(model: Model, options: Options) -> Result<Self, Error> {
+        let Model { container, text } = model;
+        let c = text.config().clone();
         let (options, sparsity) = check_options(options, &c)?;
         let shape = FfnShape {
-            format: NeuronFormat::of(&container, &meta)?,
+            format: NeuronFormat::of(&container, text.meta())?,
             neurons: c.ffn as usize,
             kind: c.ffn_kind,
             dense: sparsity == Sparsity::Dense,
         };
         let (banks, source) = Banks::new(container, &c, &shape)?;
-        let needs = Needs {
-            process: mem::rss().unwrap_or(0),
-            process_peak: mem::peak_rss().unwrap_or(0),
-            fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
-            kv: kv_bytes(&options, &c),
-            scratch: Scratch::bytes_for(&c, options.chunk, options.threads, options.context)
-                + Ffn::bytes_for(&shape, options.chunk)
-                + banks.io_bytes()
-                + 12 * u64::from(c.vocab),
-            gates: banks.gate_bytes(),
-            whole_slot: banks.slot_len(Residency::Bundles),
-            rest_slot: banks.slot_len(Residency::GatesResident),
-            neurons: banks.total(),
-            min_slots: banks.min_slots(),
-            gates_help: sparsity == Sparsity::Exact,
-        };
+        let needs = needs(&banks, &c, &shape, &options, sparsity);
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
-            Budget::Auto => {
-                mem::auto_budget().map_or(needs.full_budget(), |safe| safe.min(needs.full_budget()))
-            }
+            Budget::Auto => auto_budget(&needs),
             Budget::FfnShare(share) => needs.budget_for_share(share),
         };
         let plan = needs.plan(budget)?;
@@ -83,28 +62,22 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
-        let store = NeuronStore::open(
-            banks,
-            source,
-            &plan,
-            options.io,
-            IoOptions {
-                core: options.io_core,
-                ..IoOptions::default()
-            },
-        )?;
+        let io = IoOptions {
+            core: options.io_core,
+            ..IoOptions::default()
+        };
+        let store = NeuronStore::open(banks, source, &plan, options.io, io)?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
                 workers,
                 rope: RopeTable::new(&c.rope, options.chunk),
-                scratch: Scratch::new(&c, options.chunk),
-                ffn: Ffn::new(shape, store, options.chunk),
+                scratch: Scratch::new(&c, options.chunk, options.threads),
+                ffn: Ffn::new(shape, store, options.chunk, options.threads),
                 weights,
                 config: c,
             },
-            meta,
-            tokenizer,
+            text,
             options,
             needs,
             plan,
@@ -118,52 +91,15 @@ impl Engine {
         &self.decoder.config
     }
 
-    /// The container's metadata.
-    pub fn meta(&self) -> &ContainerMeta {
-        &self.meta
-    }
-
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
-    }
-
-    /// The chat template, if the model has one.
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
-        let name = |id: Option<u32>| {
-            id.and_then(|id| self.tokenizer.id_to_token(id))
-                .unwrap_or_default()
-        };
-        let bos = name(self.config().bos);
-        let eos = name(self.config().eos.first().copied());
-        self.meta
-            .chat_template
-            .as_deref()
-            .map(|t| ChatTemplate::new(t, &bos, &eos).map_err(Error::from))
-            .transpose()
-    }
-
-    /// Tokens of a text, with the model's own start token where it wants one.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let mut ids = self.tokenizer.encode(text, false)?;
-        if let (true, Some(bos)) = (self.config().add_bos, self.config().bos)
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
-        }
-        Ok(ids)
+    /// Metadata, tokenizer, chat template.
+    pub fn text(&self) -> &Text {
+        &self.text
     }
 
     /// An empty sequence with room for the options' context.
     pub fn new_sequence(&self) -> Sequence {
         let c = self.config();
-        Sequence::new(KvCache::new(
-            self.options.kv,
-            c.layers as usize,
-            c.kv_heads as usize,
-            c.head_dim as usize,
-            self.options.context,
-        ))
+        Sequence::new(KvCache::new(self.options.kv, c, self.options.context))
     }
 
     /// Longest chunk that [`Engine::forward`] accepts.
@@ -186,12 +122,7 @@ impl Engine {
         if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
             return Err(Error::Token { token, vocab });
         }
-        if tokens.len() > sequence.room() {
-            return Err(Error::ContextFull {
-                capacity: sequence.len() + sequence.room(),
-                needed: sequence.len() + tokens.len(),
-            });
-        }
+        self.check_room(sequence, tokens.len())?;
         if tokens.is_empty() || tokens.len() > self.options.chunk {
             return Err(Error::Option(format!(
                 "a chunk of {} tokens, expected 1 to {}",
@@ -200,6 +131,17 @@ impl Engine {
             )));
         }
         self.decoder.forward(sequence, tokens, wanted)
+    }
+
+    pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
+        if tokens <= sequence.room() {
+            return Ok(());
+        }
+        Err(Error::ContextFull {
+            capacity: sequence.len() + sequence.room(),
+            needed: sequence.len() + tokens,
+            limit: self.config().max_context as usize,
+        })
     }
 
     /// Logits of the last position of the last pass, `[vocab]`.
@@ -259,21 +201,76 @@ impl Engine {
         self.decoder.cpu
     }
 
-    /// Share of (neuron, token) pairs whose gate fired so far.
-    pub fn active_share(&self) -> f64 {
-        let a = self.decoder.ffn.active_counters;
-        a.fired as f64 / a.possible.max(1) as f64
+    /// What was done since the engine was opened, the start-up fill included.
+    pub fn counters(&self) -> Counters {
+        self.decoder.ffn.counters()
     }
 
-    pub(crate) fn ffn(&self) -> &Ffn {
-        &self.decoder.ffn
+    /// Name of the I/O engine in use.
+    pub fn io_name(&self) -> &'static str {
+        self.decoder.ffn.store.io_name()
     }
+}
+
+/// Bytes of a thread's stack and allocator that a pool thread comes to touch.
+const PER_THREAD: u64 = 64 << 10;
+
+/// Bytes per position outside the KV cache: token lists, latencies, the report.
+const PER_POSITION: u64 = 48;
+
+fn needs(
+    banks: &Banks,
+    c: &ModelConfig,
+    shape: &FfnShape,
+    o: &Options,
+    sparsity: Sparsity,
+) -> Needs {
+    let position = PER_POSITION * o.context as u64;
+    // a candidate list of the sampler
+    let sampler = 12 * u64::from(c.vocab);
+    let scratch = [
+        Scratch::bytes_for(c, o.chunk, o.threads, o.context),
+        Ffn::bytes_for(shape, o.chunk, o.threads),
+        banks.io_bytes(),
+        PER_THREAD * o.threads as u64,
+        position,
+        sampler,
+    ];
+    Needs {
+        process: mem::rss().unwrap_or(0),
+        process_peak: mem::peak_rss().unwrap_or(0),
+        fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
+        kv: kv_bytes(o, c),
+        scratch: scratch.into_iter().fold(0, u64::saturating_add),
+        gates: banks.gate_bytes(),
+        gate_len: shape.format.gate_len() as u64,
+        rest_len: shape.format.rest_len() as u64,
+        whole_slot: banks.slot_len(Residency::Bundles),
+        rest_slot: banks.slot_len(Residency::GatesResident),
+        neurons: banks.total(),
+        min_slots: banks.min_slots(),
+        gates_help: sparsity == Sparsity::Exact,
+    }
+}
+
+/// All that the model can use, within what the machine can safely give; where
+/// that is too little, the smallest that works if the machine has it at all.
+fn auto_budget(needs: &Needs) -> u64 {
+    let full = needs.full_budget();
+    let Some(safe) = mem::auto_budget() else {
+        return full;
+    };
+    let reach = mem::mem_available().map_or(u64::MAX, |free| needs.process.saturating_add(free));
+    let reach = mem::cgroup_limit().map_or(reach, |limit| limit.min(reach));
+    let smallest = needs.smallest_budget();
+    let floor = if smallest <= reach { smallest } else { safe };
+    safe.max(floor).min(full)
 }
 
 /// Resolves defaults and refuses what has no meaning.
 fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity), Error> {
     if o.threads == 0 {
-        o.threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        o.threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(256));
     }
     if o.threads > 256 {
         return Err(Error::Option(format!(
@@ -316,11 +313,5 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
 }
 
 fn kv_bytes(o: &Options, c: &ModelConfig) -> u64 {
-    KvCache::bytes_for(
-        o.kv,
-        c.layers as usize,
-        c.kv_heads as usize,
-        c.head_dim as usize,
-        o.context,
-    ) as u64
+    KvCache::bytes_for(o.kv, c, o.context)
 }

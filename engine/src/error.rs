@@ -67,13 +67,25 @@ pub enum Error {
     },
     /// More tokens than the sequence has room for.
     #[error(
-        "the context holds {capacity} tokens and {needed} are needed; raise --context or shorten the prompt"
+        "{needed} tokens are needed and the context holds {capacity} (the model was made for at \
+         most {limit}); shorten the prompt{}", if capacity < limit { " or raise --context" } else { "" }
     )]
     ContextFull {
         /// Positions the KV cache holds.
         capacity: usize,
         /// Positions asked for.
         needed: usize,
+        /// Longest context of the model.
+        limit: usize,
+    },
+    /// The logits are not numbers.
+    #[error(
+        "the model computed a logit that is not finite at position {position}: its weights are \
+         damaged at the source, or too large for their format"
+    )]
+    NotFinite {
+        /// Position in the sequence.
+        position: usize,
     },
     /// An option that has no meaning for this model.
     #[error("{0}")]

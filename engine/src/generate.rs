@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::counters::Counters;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
 use crate::{Engine, Error, Logits};
@@ -50,6 +51,8 @@ pub struct Generation {
     pub logits_hash: u64,
     /// Why it ended.
     pub stop: Stop,
+    /// What was done for it.
+    pub counters: Counters,
 }
 
 impl Engine {
@@ -69,11 +72,14 @@ impl Engine {
                 "the prompt is empty; give at least one token of text".into(),
             ));
         }
+        self.check_room(sequence, prompt.len())?;
+        let before = self.counters();
         let start = Instant::now();
         let mut sampler = Sampler::new(request.sampling, self.config().vocab as usize);
         let mut hash = Xxh3::new();
-        let mut latencies = Vec::with_capacity(request.max_tokens);
-        let mut tokens = Vec::with_capacity(request.max_tokens);
+        let most = request.max_tokens.min(sequence.room() - prompt.len() + 1);
+        let mut latencies = Vec::with_capacity(most);
+        let mut tokens = Vec::with_capacity(most);
 
         let mut interrupted = false;
         for chunk in prompt.chunks(self.chunk()) {
@@ -92,6 +98,11 @@ impl Engine {
             }
             if tokens.len() == request.max_tokens {
                 break Stop::Length;
+            }
+            if !self.logits().iter().all(|l| l.is_finite()) {
+                return Err(Error::NotFinite {
+                    position: sequence.len() - 1,
+                });
             }
             hash.update(bytemuck::cast_slice(self.logits()));
             let token = sampler.sample(self.logits(), sequence.tokens());
@@ -124,6 +135,7 @@ impl Engine {
             latencies,
             logits_hash: hash.digest(),
             stop,
+            counters: self.counters().since(before),
         })
     }
 }

@@ -5,6 +5,7 @@
 //! of the kernels' block formats.
 
 use emberflow_kernels::{Cpu, DType, Row};
+use emberflow_models::config::ModelConfig;
 
 /// Keys and values for up to `capacity` positions of every layer.
 #[derive(Debug)]
@@ -25,32 +26,25 @@ pub(crate) enum Half {
 }
 
 impl KvCache {
-    /// Bytes such a cache holds.
-    pub fn bytes_for(
-        dtype: DType,
-        layers: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        capacity: usize,
-    ) -> usize {
-        2 * layers * kv_heads * capacity * dtype.row_bytes(head_dim)
+    /// Bytes such a cache holds; saturates.
+    pub fn bytes_for(dtype: DType, c: &ModelConfig, capacity: usize) -> u64 {
+        [c.layers, c.kv_heads]
+            .into_iter()
+            .map(u64::from)
+            .chain([capacity as u64, dtype.row_bytes(c.head_dim as usize) as u64])
+            .fold(2, u64::saturating_mul)
     }
 
     /// An empty cache. The memory is zero pages until it is used.
-    pub fn new(
-        dtype: DType,
-        layers: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        capacity: usize,
-    ) -> Self {
+    pub fn new(dtype: DType, c: &ModelConfig, capacity: usize) -> Self {
+        let (kv_heads, head_dim) = (c.kv_heads as usize, c.head_dim as usize);
         let half = || vec![0u8; kv_heads * capacity * dtype.row_bytes(head_dim)];
         Self {
             dtype,
             kv_heads,
             head_dim,
             capacity,
-            data: (0..layers).map(|_| [half(), half()]).collect(),
+            data: (0..c.layers).map(|_| [half(), half()]).collect(),
         }
     }
 

@@ -14,6 +14,7 @@
 
 mod attention;
 pub mod bundle;
+mod counters;
 mod engine;
 mod error;
 mod ffn;
@@ -22,6 +23,7 @@ mod generate;
 mod kv_cache;
 pub mod memory;
 pub mod meta;
+mod model;
 mod options;
 mod report;
 mod rope;
@@ -30,12 +32,14 @@ mod scratch;
 mod sequence;
 mod weights;
 
+pub use counters::Counters;
 pub use engine::Engine;
 pub use error::Error;
-pub use ffn::{ActiveCounters, CLUSTER, MAX_CHUNK};
+pub use ffn::{CLUSTER, MAX_CHUNK};
 pub use forward::Logits;
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;
+pub use model::{Model, Text};
 pub use options::{Budget, Options, Sparsity};
 pub use report::Report;
 pub use sampler::{Sampler, Sampling};

@@ -25,6 +25,10 @@ pub struct Needs {
     pub scratch: u64,
     /// All Gate rows of all layers.
     pub gates: u64,
+    /// Payload bytes of one neuron's Gate part, and of its Up and Down part.
+    pub gate_len: u64,
+    /// See `gate_len`.
+    pub rest_len: u64,
     /// Bytes of one cache slot that holds a whole bundle.
     pub whole_slot: u64,
     /// Bytes of one cache slot that holds only Up and Down.
@@ -67,17 +71,15 @@ impl MemoryPlan {
         self.ledger.budget()
     }
 
-    /// Share of the FFN's bytes that stay in memory, 0 to 1.
+    /// Share of the FFN's weights that stay in memory, 0 to 1. Weights count
+    /// once, and neither padding nor a second copy in a slot counts.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
-        let (slot, gates) = match self.residency {
-            Residency::GatesResident => (needs.rest_slot, needs.gates),
-            Residency::Bundles => (needs.whole_slot, 0),
-        };
-        let total = needs.neurons * slot + gates;
-        if total == 0 {
-            1.0
-        } else {
-            (self.slots.min(needs.neurons) * slot + gates) as f64 / total as f64
+        let slots = self.slots.min(needs.neurons) as f64;
+        let neurons = (needs.neurons as f64).max(1.0);
+        let gate = needs.gate_len as f64 / (needs.gate_len + needs.rest_len).max(1) as f64;
+        match self.residency {
+            Residency::GatesResident => gate + (1.0 - gate) * slots / neurons,
+            Residency::Bundles => slots / neurons,
         }
     }
 }
@@ -95,41 +97,53 @@ impl Needs {
     }
 
     fn base(&self) -> u64 {
-        self.base_entries().iter().map(|e| e.1).sum()
+        self.base_entries()
+            .iter()
+            .fold(0u64, |sum, entry| sum.saturating_add(entry.1))
     }
 
     /// The smallest budget that works.
     pub fn smallest_budget(&self) -> u64 {
-        let streaming = self.base() + self.min_slots * self.whole_slot;
-        let gates = self.base() + self.gates + self.min_slots * self.rest_slot;
+        let streaming = self
+            .base()
+            .saturating_add(self.min_slots.saturating_mul(self.whole_slot));
+        let gates = self
+            .base()
+            .saturating_add(self.gates)
+            .saturating_add(self.min_slots.saturating_mul(self.rest_slot));
         let least = if self.gates_help {
             streaming.min(gates)
         } else {
             streaming
         };
-        least.max(self.process_peak + RUNTIME_MARGIN)
+        least.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
     }
 
     /// The budget that holds the whole model.
     pub fn full_budget(&self) -> u64 {
         let ffn = if self.gates_help {
-            self.gates + self.neurons * self.rest_slot
+            self.gates
+                .saturating_add(self.neurons.saturating_mul(self.rest_slot))
         } else {
-            self.neurons * self.whole_slot
+            self.neurons.saturating_mul(self.whole_slot)
         };
-        (self.base() + ffn).max(self.smallest_budget())
+        self.base().saturating_add(ffn).max(self.smallest_budget())
     }
 
-    /// The budget that keeps about `share` (0 to 1) of the FFN's bytes in memory.
+    /// The budget that keeps `share` (0 to 1) of the FFN's weights in memory, or
+    /// the smallest that works if that is more.
     pub fn budget_for_share(&self, share: f64) -> u64 {
-        let slot = if self.gates_help {
-            self.rest_slot
+        let neurons = self.neurons as f64;
+        let gate = self.gate_len as f64 / (self.gate_len + self.rest_len).max(1) as f64;
+        let beside_gates = ((share - gate) / (1.0 - gate) * neurons) as u64;
+        let ffn = if self.gates_help && share > gate && beside_gates >= self.min_slots {
+            self.gates
+                .saturating_add(beside_gates.saturating_mul(self.rest_slot))
         } else {
-            self.whole_slot
+            let slots = (share * neurons) as u64;
+            slots.saturating_mul(self.whole_slot)
         };
-        let gates = if self.gates_help { self.gates } else { 0 };
-        let ffn = (share * (gates + self.neurons * slot) as f64) as u64;
-        (self.base() + ffn).max(self.smallest_budget())
+        self.base().saturating_add(ffn).max(self.smallest_budget())
     }
 
     /// Divides `budget`, or says which one is the smallest that works.
@@ -186,9 +200,11 @@ mod tests {
             fixed: 4 << 20,
             kv: 1 << 20,
             scratch: 1 << 20,
-            gates: 3 << 20,
+            gates: 340 * 8000,
+            gate_len: 340,
+            rest_len: 680,
             whole_slot: 1024,
-            rest_slot: 680,
+            rest_slot: 1024,
             neurons: 8000,
             min_slots: 128,
             gates_help: true,
@@ -226,6 +242,25 @@ mod tests {
             ..needs()
         };
         assert!(n.smallest_budget() > 100 << 20);
+    }
+
+    #[test]
+    fn a_share_counts_every_weight_once() {
+        let n = needs();
+        for share in [0.34, 0.45, 0.5, 0.75, 1.0] {
+            let plan = n.plan(n.budget_for_share(share)).unwrap();
+            let slots = plan.slots as f64 * 680.0;
+            let resident = match plan.residency {
+                Residency::GatesResident => slots + 8000.0 * 340.0,
+                Residency::Bundles => plan.slots as f64 * 1020.0,
+            };
+            let distinct = resident / (8000.0 * 1020.0);
+            assert!((distinct - plan.ffn_resident_share(&n)).abs() < 1e-9);
+            assert!(
+                distinct <= share + 1e-9 && distinct > share - 0.02,
+                "{share}: {distinct}"
+            );
+        }
     }
 
     proptest! {

@@ -82,6 +82,13 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     /// Keep the smallest set of tokens with at least this probability mass.
     pub top_p: Option<f32>,
+    /// Drop tokens below this share of the likeliest one's probability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f32>,
+    /// Divides the positive logits of tokens already seen, multiplies the
+    /// negative ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repetition_penalty: Option<f32>,
 }
 
 impl ContainerMeta {

@@ -92,6 +92,10 @@ pub struct Io {
     pub bytes_read: u64,
     /// Read requests.
     pub reads: u64,
+    /// Bytes per second while the device had something to do, in GB/s.
+    pub gb_per_s: f64,
+    /// Share of the device's busy time that was hidden behind computation.
+    pub overlap: f64,
     /// Time the computation waited for reads.
     pub wait_ms: f64,
     /// That time as a share of the run.
@@ -123,8 +127,7 @@ pub struct SparsityReport {
 }
 
 impl Report {
-    /// Collects the numbers of `generation` from `engine`, which has run nothing
-    /// else since it was opened. `text` is the decoded output.
+    /// The numbers of `generation`, made by `engine`. `text` is the decoded output.
     pub fn new(engine: &Engine, generation: &Generation, text: String) -> Self {
         let mut ms: Vec<f64> = generation
             .latencies
@@ -135,13 +138,13 @@ impl Report {
         ms.sort_by(f64::total_cmp);
         let needs = engine.needs();
         let plan = engine.plan();
-        let store = engine.ffn().store.counters();
-        let active = engine.ffn().active_counters;
-        let lookups = store.hits + store.misses;
+        let done = generation.counters;
+        let lookups = done.hits + done.misses;
         let run_ms = generation.first_token.as_secs_f64() * 1e3 + total_decode_ms;
-        let wait_ms = store.wait.as_secs_f64() * 1e3;
+        let wait_ms = done.wait_ns as f64 / 1e6;
+        let busy_s = done.busy_ns as f64 / 1e9;
         let gates_resident = plan.residency == Residency::GatesResident;
-        let gate_rows = if gates_resident { active.possible } else { 0 };
+        let gate_rows = if gates_resident { done.possible } else { 0 };
         Self {
             model: engine.config().name.clone(),
             text,
@@ -172,27 +175,33 @@ impl Report {
                 ffn_resident_share: plan.ffn_resident_share(needs),
             },
             io: Io {
-                engine: engine.ffn().store.io_name().to_string(),
-                bytes_read: store.bytes_read,
-                reads: store.reads,
+                engine: engine.io_name().to_string(),
+                bytes_read: done.bytes_read,
+                reads: done.reads,
+                gb_per_s: ratio(done.bytes_read as f64 / 1e9, busy_s),
+                overlap: if busy_s > 0.0 {
+                    (1.0 - wait_ms / 1e3 / busy_s).max(0.0)
+                } else {
+                    1.0
+                },
                 wait_ms,
                 wait_share: ratio(wait_ms, run_ms),
             },
             cache: Cache {
                 hit_rate: ratio(
-                    (gate_rows + 2 * store.hits) as f64,
+                    (gate_rows + 2 * done.hits) as f64,
                     (gate_rows + 2 * lookups) as f64,
                 ),
                 hot_hit_rate: if gates_resident { 1.0 } else { 0.0 },
-                cold_hit_rate: ratio(store.hits as f64, lookups as f64),
-                evictions: store.evictions,
+                cold_hit_rate: ratio(done.hits as f64, lookups as f64),
+                evictions: done.evictions,
             },
             sparsity: SparsityReport {
                 mode: match engine.sparsity() {
                     Sparsity::Exact => "exact",
                     _ => "dense",
                 },
-                active_share: ratio(active.fired as f64, active.possible as f64),
+                active_share: done.active_share(),
                 predictor_recall: None,
             },
             logits_hash: format!("{:016x}", generation.logits_hash),
@@ -211,18 +220,18 @@ impl Report {
     /// One line for people.
     pub fn summary(&self) -> String {
         let tokens = (self.prompt_tokens + self.generated_tokens).max(1) as f64;
-        let seconds = self.io.wait_ms.max(1e-9) / 1e3;
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
-            "{:.1} tok/s ({:.2} ms/token), prompt {:.1} tok/s | {:.1} KiB read/token, \
-             waited {:.1} % at {:.2} GB/s | cache hits {:.1} %, {:.1} % of neurons fired | \
+            "{:.1} tok/s ({:.2} ms/token), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
+             overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {:.1} of {:.1} MiB | {} {} | logits {}",
             self.decode_tokens_per_s,
             self.latency_ms.mean,
             self.prefill_tokens_per_s,
             self.io.bytes_read as f64 / 1024.0 / tokens,
+            self.io.gb_per_s,
+            100.0 * self.io.overlap,
             100.0 * self.io.wait_share,
-            self.io.bytes_read as f64 / 1e9 / seconds,
             100.0 * self.cache.cold_hit_rate,
             100.0 * self.sparsity.active_share,
             100.0 * self.memory.ffn_resident_share,

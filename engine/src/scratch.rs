@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use emberflow_kernels::matmul_scratch;
 use emberflow_models::config::ModelConfig;
 
 thread_local! {
@@ -37,15 +38,15 @@ pub struct Scratch {
     pub v: Vec<f32>,
     /// Attention output before the projection, `[chunk × heads·head_dim]`.
     pub attended: Vec<f32>,
-    /// Staging of multi-token matrix products.
-    pub staging: Vec<f32>,
+    /// Decoded rows of multi-token matrix products, one buffer per thread.
+    pub rows: Vec<Vec<f32>>,
     /// Logits of one token, `[vocab]`.
     pub logits: Vec<f32>,
 }
 
 impl Scratch {
-    /// Allocates for a model and a chunk length.
-    pub fn new(c: &ModelConfig, chunk: usize) -> Self {
+    /// Allocates for a model, a chunk length and a thread count.
+    pub fn new(c: &ModelConfig, chunk: usize, threads: usize) -> Self {
         let [d, q, kv, vocab] = widths(c);
         Self {
             x: vec![0.0; chunk * d],
@@ -55,7 +56,7 @@ impl Scratch {
             k: vec![0.0; chunk * kv],
             v: vec![0.0; chunk * kv],
             attended: vec![0.0; chunk * q],
-            staging: vec![0.0; chunk * q.max(d).max(kv)],
+            rows: vec![vec![0.0; matmul_scratch(d.max(q))]; threads],
             logits: vec![0.0; vocab],
         }
     }
@@ -63,8 +64,8 @@ impl Scratch {
     /// Bytes that [`Scratch::new`] allocates, and the per-thread buffers.
     pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize, context: usize) -> u64 {
         let [d, q, kv, vocab] = widths(c);
-        let shared = chunk * (3 * d + 2 * q + 2 * kv + q.max(d).max(kv)) + vocab;
-        let per_thread = context.max(4 * d).max(q);
+        let shared = chunk * (3 * d + 2 * q + 2 * kv) + vocab;
+        let per_thread = context.max(d) + matmul_scratch(d.max(q));
         4 * (shared + threads * per_thread) as u64
     }
 }

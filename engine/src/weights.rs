@@ -1,12 +1,11 @@
 //! The resident weights: everything that is not FFN.
 
-use emberflow_kernels::{Cpu, DType, Row, Workers};
+use emberflow_kernels::{Columns, Cpu, DType, Row, Workers};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::Error;
-use crate::scratch::with_thread_buffer;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -32,46 +31,35 @@ impl Matrix {
     }
 
     /// `y[t] = self · x[t]` for `tokens` inputs `x [tokens × cols]`; `y` is
-    /// `[tokens × rows]`. `staging` holds at least `tokens × rows`. A token's
-    /// result does not depend on the other tokens or on the thread count.
+    /// `[tokens × rows]`. `scratch` has an entry of [`matmul_scratch`] elements
+    /// for each thread. A token's result does not depend on the other tokens or
+    /// on the thread count.
+    ///
+    /// [`matmul_scratch`]: emberflow_kernels::matmul_scratch
     pub fn matmul(
         &self,
         cpu: Cpu,
         workers: &Workers,
         x: &[f32],
         tokens: usize,
-        staging: &mut [f32],
+        scratch: &mut [Vec<f32>],
         y: &mut [f32],
     ) {
         let (rows, cols, stride) = (self.rows, self.cols, self.stride());
-        let x = &x[..tokens * cols];
-        let bytes = &self.bytes;
-        let dtype = self.dtype;
+        let (x, y) = (&x[..tokens * cols], &mut y[..tokens * rows]);
         if tokens == 1 {
-            workers.for_each_chunk_mut(&mut y[..rows], ROWS_PER_CHUNK, &|_, chunk, out| {
+            workers.for_each_chunk_mut(y, ROWS_PER_CHUNK, &|_, chunk, out| {
                 let first = chunk * ROWS_PER_CHUNK;
-                let part = &bytes[first * stride..(first + out.len()) * stride];
-                cpu.matvec(dtype, part, stride, cols, x, out);
+                let part = &self.bytes[first * stride..(first + out.len()) * stride];
+                cpu.matvec(self.dtype, part, stride, cols, x, out);
             });
             return;
         }
-        // Each chunk of rows writes its own [tokens × rows-of-chunk] block.
-        let staging = &mut staging[..tokens * rows];
-        workers.for_each_chunk_mut(staging, ROWS_PER_CHUNK * tokens, &|_, chunk, out| {
-            let first = chunk * ROWS_PER_CHUNK;
-            let here = out.len() / tokens;
-            let part = &bytes[first * stride..(first + here) * stride];
-            with_thread_buffer(cols, |buffer| {
-                cpu.matmul(dtype, part, stride, cols, x, tokens, out, here, buffer);
-            });
+        let y = Columns::new(y, tokens, rows, rows);
+        workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
+            let bytes = &self.bytes[first * stride..(first + block.width()) * stride];
+            cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
         });
-        for (chunk, block) in staging.chunks(ROWS_PER_CHUNK * tokens).enumerate() {
-            let here = block.len() / tokens;
-            for (t, values) in block.chunks_exact(here).enumerate() {
-                let at = t * rows + chunk * ROWS_PER_CHUNK;
-                y[at..at + here].copy_from_slice(values);
-            }
-        }
     }
 }
 

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use emberflow::pack::{self, PackOptions};
-use emberflow_engine::{Budget, Engine, Logits, Options};
+use emberflow_engine::{Budget, Engine, Logits, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
@@ -76,7 +76,9 @@ pub fn roomy(context: usize) -> Options {
 
 /// Opens a container file.
 pub fn open(path: &Path, options: Options) -> Engine {
-    Engine::open(Container::open(path).expect("container"), options).expect("engine")
+    let container = Container::open(path).expect("container");
+    let model = Model::open(container).expect("model");
+    Engine::open(model, options).expect("engine")
 }
 
 /// Logits of every position, `[tokens × vocab]`, computed in chunks of `chunk`.
@@ -95,4 +97,16 @@ pub fn all_logits(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Vec<f32>
 /// The bits of every value, for comparisons that must be exact.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Brings an open engine down to `share` of its FFN, whatever other tests of the
+/// process have used before.
+pub fn squeeze(engine: &mut Engine, share: f64) {
+    let needs = emberflow_engine::memory::Needs {
+        process_peak: 0,
+        ..*engine.needs()
+    };
+    engine
+        .set_budget(needs.budget_for_share(share))
+        .expect("budget");
 }

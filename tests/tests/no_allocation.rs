@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow::cli::ModelArg;
-use emberflow::model::open_container;
+use emberflow::model::open_model;
 use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling};
 use emberflow_storage::io::EngineChoice;
 
@@ -41,9 +41,9 @@ static ALLOCATOR: Counting = Counting;
 fn a_token_allocates_nothing() {
     // one test, so that nothing else allocates meanwhile
     for io in [EngineChoice::Auto, EngineChoice::Pread] {
-        let container = open_container(&ModelArg { model: None }).expect("the bundled model");
+        let model = open_model(&ModelArg { model: None }).expect("the bundled model");
         let mut engine = Engine::open(
-            container,
+            model,
             Options {
                 budget: Budget::FfnShare(0.45),
                 threads: 2,
@@ -63,7 +63,7 @@ fn a_token_allocates_nothing() {
             engine.config().vocab as usize,
         );
         let mut sequence = engine.new_sequence();
-        let prompt = engine.encode("A closure captures").expect("encode");
+        let prompt = engine.text().encode("A closure captures").expect("encode");
         engine
             .forward(&mut sequence, &prompt, Logits::Last)
             .expect("prefill");

@@ -3,7 +3,7 @@
 //! run ends with an error. Each failure prints the seed that repeats it.
 
 use emberflow::cli::ModelArg;
-use emberflow::model::open_container;
+use emberflow::model::open_model;
 use emberflow_engine::memory::Needs;
 use emberflow_engine::{Budget, Engine, Error, Logits, Options, Sparsity};
 use emberflow_storage::io::{EngineChoice, Faults, Profile, SimOptions};
@@ -33,8 +33,8 @@ impl Random {
 }
 
 fn open(options: Options) -> Result<Engine, Error> {
-    let container = open_container(&ModelArg { model: None }).expect("the bundled model");
-    Engine::open(container, options)
+    let model = open_model(&ModelArg { model: None }).expect("the bundled model");
+    Engine::open(model, options)
 }
 
 fn options(budget: Budget) -> Options {
@@ -57,7 +57,7 @@ fn generate(
     engine: &mut Engine,
     budgets: &mut dyn FnMut(&mut Engine) -> Result<(), Error>,
 ) -> Result<(Vec<u32>, Vec<u32>), Error> {
-    let prompt = engine.encode(PROMPT)?;
+    let prompt = engine.text().encode(PROMPT)?;
     let mut sequence = engine.new_sequence();
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut sequence, chunk, Logits::Last)?;

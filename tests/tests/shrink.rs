@@ -4,13 +4,13 @@
 use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
-use emberflow::model::open_container;
+use emberflow::model::open_model;
 use emberflow_engine::{Budget, Engine, Error, Options, Request, Sampling};
 use emberflow_storage::mem;
 
 fn tokens(engine: &mut Engine) -> Vec<u32> {
     let mut sequence = engine.new_sequence();
-    let prompt = engine.encode("The borrow checker").expect("encode");
+    let prompt = engine.text().encode("The borrow checker").expect("encode");
     let request = Request {
         max_tokens: 24,
         sampling: Sampling::default(),
@@ -26,14 +26,14 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
 
 #[test]
 fn memory_follows_the_budget_and_the_text_does_not() {
-    let container = open_container(&ModelArg { model: None }).expect("the bundled model");
+    let model = open_model(&ModelArg { model: None }).expect("the bundled model");
     let options = Options {
         budget: Budget::FfnShare(1.0),
         threads: 1,
         context: 64,
         ..Options::default()
     };
-    let mut engine = Engine::open(container, options).expect("open");
+    let mut engine = Engine::open(model, options).expect("open");
     let expected = tokens(&mut engine);
     let full = mem::rss().expect("rss");
     assert!(full <= engine.plan().budget());

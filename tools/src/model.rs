@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use emberflow_engine::{Budget, Engine, Options};
+use emberflow_engine::{Budget, Engine, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_models::demo;
 use emberflow_storage::container::Container;
@@ -29,8 +29,13 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     }
 }
 
+/// Opens the model that `arg` names.
+pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
+    Ok(Model::open(open_container(arg)?)?)
+}
+
 /// Opens an engine with room for `context` positions.
-pub fn open_engine(model: &ModelArg, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
     let mut options = Options {
         budget: args.memory,
         threads: args.threads.unwrap_or(0).into(),
@@ -47,5 +52,5 @@ pub fn open_engine(model: &ModelArg, args: &EngineArgs, context: usize) -> Resul
     if let Some(share) = args.ffn_resident {
         options.budget = Budget::FfnShare(share);
     }
-    Ok(Engine::open(open_container(model)?, options)?)
+    Ok(Engine::open(model, options)?)
 }

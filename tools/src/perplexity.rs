@@ -1,10 +1,13 @@
 //! `emberflow perplexity`: how well a model predicts a text.
 
+use std::io::Write;
+
 use emberflow_engine::{Engine, Logits};
+use emberflow_storage::mem;
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
-use crate::model::open_engine;
+use crate::model::{open_engine, open_model};
 use crate::{Failure, print_json, progress};
 
 /// The result. Keys are a contract.
@@ -24,31 +27,47 @@ pub struct Perplexity {
     pub window: u32,
     /// Share of (neuron, token) pairs that fired.
     pub active_share: f64,
+    /// Highest resident set of the process (VmHWM).
+    pub peak_rss_bytes: u64,
+    /// The budget.
+    pub budget_bytes: u64,
 }
+
+/// Tokens per window when none is given.
+const WINDOW: u32 = 512;
 
 /// Runs the command.
 pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
-    if args.window < 2 {
-        return Err(Failure::usage("--window must be at least 2"));
+    let model = open_model(&args.model)?;
+    let max = model.text().config().max_context;
+    let window = args.window.unwrap_or(WINDOW.min(max));
+    if window < 2 || window > max {
+        return Err(Failure::usage(format!(
+            "--window {window}: this model takes 2 to {max}"
+        )));
     }
-    let mut engine = open_engine(&args.model, &args.engine, args.window as usize)?;
-    let mut ids = engine.tokenizer().encode(&text, false)?;
+    // Tokenised before the memory is planned, so that the plan knows what it costs.
+    let mut ids = model.text().tokens(&text)?;
+    drop(text);
     if let Some(limit) = args.limit {
         ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     }
-    let result = measure(&mut engine, &ids, args.window as usize, true)?;
+    let mut engine = open_engine(model, &args.engine, window as usize)?;
+    let result = measure(&mut engine, &ids, window as usize, true)?;
     if args.json {
         return print_json(&result);
     }
-    println!(
-        "perplexity {:.4} ({:.4} bits/byte) over {} tokens in windows of {}; {:.1} % of neurons fired",
+    writeln!(
+        std::io::stdout().lock(),
+        "perplexity {:.4} ({:.4} bits/byte) over {} tokens in windows of {}; \
+         {:.1} % of neurons fired",
         result.perplexity,
         result.bits_per_byte,
         result.tokens,
         result.window,
         100.0 * result.active_share
-    );
+    )?;
     Ok(())
 }
 
@@ -63,11 +82,7 @@ pub fn measure(
     if ids.len() < 2 {
         return Err(Failure::usage("the text has fewer than two tokens"));
     }
-    let bos = engine
-        .config()
-        .add_bos
-        .then_some(engine.config().bos)
-        .flatten();
+    let bos = engine.text().start_token();
     let body = window - usize::from(bos.is_some());
     let bar = show_progress.then(|| progress::steps("perplexity", ids.len() as u64));
     let mut sequence = engine.new_sequence();
@@ -89,7 +104,7 @@ pub fn measure(
             };
             engine.forward(&mut sequence, piece, Logits::Each(&mut sink))?;
         }
-        bytes += engine.tokenizer().decode(&tokens[1..], true)?.len() as u64;
+        bytes += engine.text().tokenizer().decode(&tokens[1..], true)?.len() as u64;
         if let Some(bar) = &bar {
             bar.inc(part.len() as u64);
         }
@@ -104,7 +119,9 @@ pub fn measure(
         tokens: scored,
         bytes,
         window: window as u32,
-        active_share: engine.active_share(),
+        active_share: engine.counters().active_share(),
+        peak_rss_bytes: mem::peak_rss().unwrap_or(0),
+        budget_bytes: engine.plan().budget(),
     })
 }
 

@@ -10,7 +10,7 @@ use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, 
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_container, open_engine};
+use crate::model::{open_engine, open_model};
 use crate::{Failure, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -25,31 +25,35 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return chat(args);
     }
     let text = prompt_text(args)?;
-    // The prompt's length decides the context, and the context the memory plan.
-    // A token has at least one byte, so this needs no tokenizer yet.
-    let room = text.len() + 2 + args.tokens as usize;
-    let max = model_context(args)?;
-    let context = args.context.map_or(room.min(max), |c| c as usize);
-    let mut engine = open_engine(&args.model, &args.engine, context)?;
+    let model = open_model(&args.model)?;
+    let prompt = model.text().encode(&text)?;
+    if prompt.is_empty() {
+        return Err(Failure::usage("the prompt is empty; give some text"));
+    }
+    // The context decides the memory plan: as long as needed, not as long as possible.
+    let max = model.text().config().max_context as usize;
+    let needed = prompt.len().saturating_add(args.tokens as usize);
+    let context = args.context.map_or(needed.min(max), |c| c as usize);
+    let mut engine = open_engine(model, &args.engine, context)?;
     let stop = on_interrupt(&engine);
-    let prompt = engine.encode(&text)?;
     let mut sequence = engine.new_sequence();
     if !args.json {
-        print!("{text}");
-        std::io::stdout().flush()?;
+        say(&text)?;
     }
-    let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args, &stop)?;
+    let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
     finish(&engine, &generation, text, args)?;
-    if generation.stop == Stop::Caller {
+    if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
     }
     Ok(())
 }
 
-fn model_context(args: &RunArgs) -> Result<usize, Failure> {
-    let container = open_container(&args.model)?;
-    let meta = emberflow_engine::meta::ContainerMeta::parse(container.meta(), container.path())?;
-    Ok(meta.config.max_context as usize)
+/// Writes text to standard output at once.
+fn say(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
 }
 
 fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
@@ -79,9 +83,8 @@ fn generate(
     sequence: &mut Sequence,
     prompt: &[u32],
     args: &RunArgs,
-    stop: &AtomicBool,
 ) -> Result<(Generation, String), Failure> {
-    let defaults = engine.meta().sampling;
+    let defaults = engine.text().meta().sampling;
     let request = Request {
         max_tokens: args.tokens as usize,
         sampling: Sampling {
@@ -94,7 +97,8 @@ fn generate(
         },
         ignore_eos: args.ignore_eos,
     };
-    let tokenizer = engine.tokenizer().clone();
+    let tokenizer = engine.text().tokenizer().clone();
+    let stop = engine.stop_flag();
     let mut stream = if args.chat {
         tokenizer.stream()
     } else {
@@ -105,12 +109,12 @@ fn generate(
     let quiet = args.json;
     let generation = engine.generate(sequence, prompt, &request, &mut |token| {
         let piece = stream.push(token).unwrap_or_default();
-        if !quiet && !piece.is_empty() {
-            let mut out = std::io::stdout().lock();
-            if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
-                failure = Some(e.into());
-                return ControlFlow::Break(());
-            }
+        if !quiet
+            && !piece.is_empty()
+            && let Err(e) = say(&piece)
+        {
+            failure = Some(e);
+            return ControlFlow::Break(());
         }
         text.push_str(&piece);
         if stop.load(Ordering::Relaxed) {
@@ -124,7 +128,7 @@ fn generate(
     }
     if let Some(rest) = stream.finish() {
         if !quiet {
-            print!("{rest}");
+            say(&rest)?;
         }
         text.push_str(&rest);
     }
@@ -141,7 +145,10 @@ fn finish(
     if args.json {
         print_json(&report)
     } else {
-        println!();
+        say("\n")?;
+        if generation.stop == Stop::Context {
+            eprintln!("\nthe context is full; --context makes more room");
+        }
         eprintln!("\n{}", report.summary());
         Ok(())
     }
@@ -163,16 +170,18 @@ fn on_interrupt(engine: &Engine) -> Arc<AtomicBool> {
 }
 
 fn chat(args: &RunArgs) -> Result<(), Failure> {
-    let max = model_context(args)?;
+    let model = open_model(&args.model)?;
+    let max = model.text().config().max_context as usize;
     let context = args.context.map_or(CHAT_CONTEXT.min(max), |c| c as usize);
-    let mut engine = open_engine(&args.model, &args.engine, context)?;
-    let Some(template) = engine.chat_template()? else {
+    let Some(template) = model.text().chat_template()? else {
         return Err(Failure::usage(
             "this model has no chat template; use -p TEXT or -f FILE",
         ));
     };
+    let mut engine = open_engine(model, &args.engine, context)?;
     let stop = on_interrupt(&engine);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
+    let first_turn = messages.len();
     let mut sequence = engine.new_sequence();
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut lines = std::io::stdin().lock().lines();
@@ -180,22 +189,37 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         if interactive {
             eprint!("\n> ");
         }
-        let Some(line) = lines.next().transpose()? else {
-            return Ok(());
+        let line = match lines.next() {
+            None => return Ok(()),
+            Some(line) => line.map_err(Failure::file(Path::new("standard input")))?,
         };
+        // Ctrl-C at the prompt, where nothing was running
+        if stop.load(Ordering::Relaxed) {
+            return Err(Failure::Interrupted);
+        }
         if line.trim().is_empty() {
             continue;
         }
         messages.push(message("user", &line));
-        let rendered = template.render(&messages, true)?;
-        // The template writes its own special tokens.
-        let ids = engine.tokenizer().encode(&rendered, false)?;
+        let ids = loop {
+            let rendered = template.render(&messages, true)?;
+            // The template writes its own special tokens.
+            let ids = engine.text().tokens(&rendered)?;
+            if ids.len() < context || messages.len() <= first_turn + 1 {
+                break ids;
+            }
+            eprintln!("(the context is full: the oldest exchange is forgotten)");
+            messages.drain(first_turn..(first_turn + 2).min(messages.len() - 1));
+        };
+        if ids.is_empty() {
+            return Err(Failure::usage("the chat template renders to no text"));
+        }
         // What the sequence already holds is kept as far as it agrees.
         let known = sequence.tokens();
         let common = known.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         let common = common.min(ids.len() - 1);
         sequence.truncate(common);
-        let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
+        let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args)?;
         messages.push(message("assistant", text.trim()));
         finish(&engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {

@@ -48,7 +48,7 @@ fn most_of_the_ffn_can_stay_on_disk() {
     }
     let report = generate(&["--ffn-resident", "0.45"]);
     let resident = report["memory"]["ffn_resident_share"].as_f64().unwrap();
-    assert!((0.3..=0.5).contains(&resident), "{resident}");
+    assert!((0.4..=0.451).contains(&resident), "{resident}");
     assert!(
         report["io"]["bytes_read"].as_u64().unwrap() > 0,
         "nothing was read"
@@ -112,47 +112,82 @@ fn the_report_has_every_key_of_the_contract() {
 }
 
 /// Peak RSS stays within the budget from the smallest one up, and the text and
-/// every logit stay the same whatever the budget, mode and thread count.
+/// every logit stay the same whatever the budget, mode, thread count and I/O engine.
 #[test]
 fn the_budget_is_kept_and_changes_nothing_but_speed() {
-    let smallest = smallest_budget(&[]);
     let expected = generate(&["--sparsity", "dense", "--threads", "1"]);
     let full = expected["memory"]["budget_bytes"].as_u64().unwrap() >> 20;
-    assert!(full > smallest, "{full} {smallest}");
-    let mut seen_streaming = false;
-    for step in 0..=5 {
-        let mib = smallest + step * (full - smallest) / 5;
-        for (sparsity, threads) in [("exact", "2"), ("dense", "1"), ("exact", "4")] {
+    let variants = [
+        ["exact", "2", "auto"],
+        ["dense", "1", "pread"],
+        ["exact", "4", "sim:ufs4"],
+        ["dense", "16", "uring"],
+    ];
+    for [sparsity, threads, io] in variants {
+        let mut args = vec!["--sparsity", sparsity, "--threads", threads, "--io", io];
+        let smallest = smallest_budget(&args);
+        assert!(full > smallest + 4, "{args:?}: {smallest} of {full} MiB");
+        for step in 0..5 {
+            let mib = smallest + step * (full - smallest) / 4;
             let memory = format!("{mib}MiB");
-            let args = [
-                "--memory",
-                &memory,
-                "--sparsity",
-                sparsity,
-                "--threads",
-                threads,
-            ];
-            let floor = smallest_budget(&args[2..]);
-            if mib < floor {
-                // more threads or dense mode may need a little more
-                assert!(floor < smallest + 8, "{args:?} needs {floor} MiB");
-                continue;
-            }
+            args.truncate(6);
+            args.extend(["--memory", &memory]);
             let report = generate(&args);
             let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
             assert!(peak <= mib << 20, "{args:?}: peak {peak} above {mib} MiB");
-            seen_streaming |= report["io"]["bytes_read"].as_u64().unwrap() > 0;
+            let share = report["memory"]["ffn_resident_share"].as_f64().unwrap();
+            let read = report["io"]["bytes_read"].as_u64().unwrap();
+            assert!(
+                step > 0 || (share < 0.5 && read > 0),
+                "{args:?}: {share}, {read}"
+            );
             for key in ["logits_hash", "text", "tokens"] {
                 assert_eq!(report[key], expected[key], "{args:?}: {key} differs");
             }
         }
     }
-    assert!(seen_streaming, "no budget made it read");
+}
+
+/// A long prompt and a long text stay within the budget too.
+#[test]
+fn long_inputs_are_in_the_budget() {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let args = [
+        "perplexity",
+        "-f",
+        text,
+        "--window",
+        "64",
+        "--limit",
+        "600",
+        "--json",
+    ];
+    let refused = call(&[&args[..], &["--memory", "1MiB"]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let (_, after) = message.split_once("--memory ").expect(&message);
+    let (mib, _) = after.split_once("MiB").expect(&message);
+    let memory = format!("{mib}MiB");
+    let report = json(&[&args[..], &["--memory", &memory]].concat());
+    let peak = report["peak_rss_bytes"].as_u64().unwrap();
+    let budget = report["budget_bytes"].as_u64().unwrap();
+    assert!(peak <= budget, "perplexity: {peak} of {budget}");
+
+    let prompt = "fn main() { let x = vec![1, 2, 3]; } ".repeat(40);
+    let run = ["run", "-p", &prompt, "-n", "16", "--json"];
+    let refused = call(&[&run[..], &["--memory", "1MiB"]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let (_, after) = message.split_once("--memory ").expect(&message);
+    let (mib, _) = after.split_once("MiB").expect(&message);
+    let report = json(&[&run[..], &["--memory", &format!("{mib}MiB")]].concat());
+    let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
+    let budget = report["memory"]["budget_bytes"].as_u64().unwrap();
+    assert!(peak <= budget, "long prompt: {peak} of {budget}");
 }
 
 #[test]
 fn every_instruction_set_gives_the_same_logits() {
     let best = generate(&[]);
+    let mut compared = 0;
     for isa in ["scalar", "avx2", "avx512", "neon"] {
         let output = common::emberflow()
             .env("EMBERFLOW_ISA", isa)
@@ -160,12 +195,14 @@ fn every_instruction_set_gives_the_same_logits() {
             .output()
             .unwrap();
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(
-            report["logits_hash"], best["logits_hash"],
-            "{isa} as {}",
-            report["isa"]
-        );
+        if report["isa"].as_str().unwrap().starts_with(isa) {
+            compared += 1;
+            assert_eq!(report["logits_hash"], best["logits_hash"], "{isa}");
+        } else {
+            eprintln!("SKIPPED: this machine has no {isa}");
+        }
     }
+    assert!(compared > 0);
 }
 
 #[test]
@@ -190,7 +227,11 @@ fn wrong_use_is_refused_with_what_to_do() {
         (&["run", "--context", "999999"], 1, "context"),
         (&["run", "--sparsity", "exakt"], 2, "exact"),
         (&["runn"], 2, "run"),
-        (&["run", "-p", ""], 1, "prompt"),
+        (
+            &["run", "-p", "a", "-n", "4", "--context", "1"],
+            1,
+            "tokens are needed",
+        ),
     ];
     for (args, code, part) in cases {
         let output = call(args);

@@ -66,7 +66,27 @@ impl Banks {
             .try_clone()
             .map_err(|e| bad(format!("cannot open the file a second time: {e}")))?;
         let label = container.path().display().to_string();
-        let source = FileSource::from_file(file, label, container.base());
+        let direct = FileSource::from_file(file, label.clone(), container.base());
+        let stride = container.geometry().stride;
+        let fits = |align: u32| align <= 4096 && stride.is_multiple_of(align);
+        // Bundles smaller than the device's unit would cost a whole unit of memory each; the page
+        // cache shares units between them.
+        let source = match direct.dio_align() {
+            Some(align) if !fits(align.offset) => {
+                tracing::info!(
+                    stride,
+                    unit = align.offset,
+                    "bundles do not fill the units of direct i/o here; reading through the page \
+                     cache (pack the checkpoint again on this device for direct reads)"
+                );
+                let file = container
+                    .file()
+                    .try_clone()
+                    .map_err(|e| bad(format!("cannot open the file a third time: {e}")))?;
+                FileSource::buffered_only(file, label, container.base())
+            }
+            _ => direct,
+        };
         let align = source
             .dio_align()
             .map_or((1, 1), |a| (a.offset as usize, a.mem as usize));

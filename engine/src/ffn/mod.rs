@@ -23,6 +23,7 @@ use emberflow_predictor::ActiveSet;
 
 use crate::Error;
 use crate::bundle::NeuronFormat;
+use crate::counters::Counters;
 use crate::scratch::with_thread_buffer;
 
 pub(crate) use banks::Banks;
@@ -34,9 +35,11 @@ pub const CLUSTER: usize = 64;
 /// Bytes of partial sums that are filled before they are reduced.
 const PARTIAL_BYTES: usize = 1 << 20;
 
-/// Clusters whose partials exist at once, for chunks of `tokens`.
-fn clusters_per_group(tokens: usize, d: usize, clusters: usize) -> usize {
-    (PARTIAL_BYTES / (4 * tokens * d)).clamp(4, clusters.max(4))
+/// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
+/// every thread busy.
+fn clusters_per_group(tokens: usize, d: usize, clusters: usize, threads: usize) -> usize {
+    let least = (2 * threads).min(clusters);
+    (PARTIAL_BYTES / (4 * tokens * d)).clamp(least, clusters)
 }
 
 /// What the sums need to know about the FFN.
@@ -49,15 +52,6 @@ pub(crate) struct FfnShape {
     pub dense: bool,
 }
 
-/// How much of the FFN was needed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ActiveCounters {
-    /// (neuron, token) pairs whose gate fired.
-    pub fired: u64,
-    /// All (neuron, token) pairs.
-    pub possible: u64,
-}
-
 /// The FFN of every layer, over a [`NeuronStore`].
 pub(crate) struct Ffn {
     shape: FfnShape,
@@ -66,26 +60,38 @@ pub(crate) struct Ffn {
     /// Activated gates, `[neurons × tokens]`; used when Gate rows are resident.
     gates: Vec<f32>,
     partials: Vec<f32>,
-    pub active_counters: ActiveCounters,
+    /// (neuron, token) pairs whose gate fired, and all of them.
+    fired: u64,
+    possible: u64,
 }
 
 impl Ffn {
-    pub fn new(shape: FfnShape, store: NeuronStore, chunk: usize) -> Self {
-        let (gates, partials) = buffer_lens(&shape, chunk);
+    pub fn new(shape: FfnShape, store: NeuronStore, chunk: usize, threads: usize) -> Self {
+        let (gates, partials) = buffer_lens(&shape, chunk, threads);
         Self {
             active: ActiveSet::with_capacity(shape.neurons),
             gates: vec![0.0; gates],
             partials: vec![0.0; partials],
             shape,
             store,
-            active_counters: ActiveCounters::default(),
+            fired: 0,
+            possible: 0,
         }
     }
 
     /// Bytes that [`Ffn::new`] allocates.
-    pub fn bytes_for(shape: &FfnShape, chunk: usize) -> u64 {
-        let (gates, partials) = buffer_lens(shape, chunk);
+    pub fn bytes_for(shape: &FfnShape, chunk: usize, threads: usize) -> u64 {
+        let (gates, partials) = buffer_lens(shape, chunk, threads);
         4 * (gates + partials + 2 * shape.neurons) as u64
+    }
+
+    /// What was done since the FFN was made.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            fired: self.fired,
+            possible: self.possible,
+            ..self.store.counters()
+        }
     }
 
     /// `out[t] = FFN(x[t])` for `tokens` rows of `[d_model]`.
@@ -127,9 +133,9 @@ impl Ffn {
 
         let ids = self.active.ids();
         let clusters = neurons.div_ceil(CLUSTER);
-        let group = clusters_per_group(tokens, d, clusters);
+        let group = clusters_per_group(tokens, d, clusters, workers.threads());
         let fired_in_bundles = AtomicU64::new(0);
-        self.store.begin(bank, ids.len())?;
+        self.store.begin(bank, ids)?;
         let mut done = 0;
         for first_cluster in (0..clusters).step_by(group) {
             let here = group.min(clusters - first_cluster);
@@ -139,6 +145,9 @@ impl Ffn {
             while done < end {
                 self.store.issue(ids)?;
                 let ready = self.store.wait(ids, end)?;
+                if ready == done {
+                    return Err(self.store.stuck());
+                }
                 let job = Job {
                     shape: &self.shape,
                     store: &self.store,
@@ -165,17 +174,17 @@ impl Ffn {
         if !gates_known {
             fired = fired_in_bundles.into_inner();
         }
-        self.active_counters.fired += fired;
-        self.active_counters.possible += (neurons * tokens) as u64;
+        self.fired += fired;
+        self.possible += (neurons * tokens) as u64;
         Ok(())
     }
 }
 
-fn buffer_lens(shape: &FfnShape, chunk: usize) -> (usize, usize) {
+fn buffer_lens(shape: &FfnShape, chunk: usize, threads: usize) -> (usize, usize) {
     let clusters = shape.neurons.div_ceil(CLUSTER);
     let d = shape.format.d;
     let partials = (1..=chunk)
-        .map(|t| clusters_per_group(t, d, clusters) * t * d)
+        .map(|t| clusters_per_group(t, d, clusters, threads) * t * d)
         .max()
         .unwrap_or(0);
     (shape.neurons * chunk, partials)

@@ -18,7 +18,12 @@ use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoOptions, IoT
 use super::CLUSTER;
 use super::banks::{Banks, Part};
 use crate::Error;
+use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
+
+/// Reads handed over at once: the first are under way while the next are still
+/// looked up.
+const BATCH: usize = 256;
 
 /// The bytes of one neuron.
 pub(crate) struct NeuronBytes<'a> {
@@ -28,18 +33,6 @@ pub(crate) struct NeuronBytes<'a> {
     pub rest: &'a [u8],
     /// Resident scales; empty when inline.
     pub scales: &'a [u8],
-}
-
-/// Counters since the start-up fill.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct StoreCounters {
-    pub hits: u64,
-    pub misses: u64,
-    pub evictions: u64,
-    pub reads: u64,
-    pub bytes_read: u64,
-    /// Time the computation waited for reads.
-    pub wait: Duration,
 }
 
 /// Neurons under a budget.
@@ -59,9 +52,12 @@ pub(crate) struct NeuronStore {
     pub(super) io: IoThread,
     pub(super) reads: Vec<Read>,
     pub(super) completions: Vec<Completion>,
-    counters: StoreCounters,
-    /// Evictions and I/O that do not count: those of fills.
-    uncounted: StoreCounters,
+    hits: u64,
+    misses: u64,
+    /// Evictions of caches that were replaced.
+    past_evictions: u64,
+    /// Time the computation waited for reads.
+    waited: Duration,
     /// The first failure. What is in memory may be incomplete after it, so the
     /// store refuses to work on.
     failed: Option<String>,
@@ -73,6 +69,10 @@ pub(crate) struct NeuronStore {
     issued: usize,
     ready: usize,
     released: usize,
+    /// Issued and not released neurons that are not kept.
+    passing: usize,
+    /// How many of those there may be, so that kept ones are never evicted.
+    passing_limit: usize,
 }
 
 impl NeuronStore {
@@ -105,16 +105,20 @@ impl NeuronStore {
             gates: Vec::new(),
             scales,
             io,
-            reads: Vec::with_capacity(banks.neurons),
+            reads: Vec::with_capacity(BATCH),
             completions: Vec::with_capacity(banks.neurons),
-            counters: StoreCounters::default(),
-            uncounted: StoreCounters::default(),
+            hits: 0,
+            misses: 0,
+            past_evictions: 0,
+            waited: Duration::ZERO,
             failed: None,
             bank: 0,
             slots: Vec::with_capacity(banks.neurons),
             issued: 0,
             ready: 0,
             released: 0,
+            passing: 0,
+            passing_limit: usize::MAX,
             banks,
         };
         store.adopt(plan)?;
@@ -130,6 +134,7 @@ impl NeuronStore {
         }
         // The old contents go before the new ones come, so that both never add up.
         self.cache.resize(0);
+        self.past_evictions += self.cache.stats().evictions;
         self.gates = Vec::new();
         self.part = self.banks.part(plan.residency);
         self.residency = plan.residency;
@@ -146,7 +151,11 @@ impl NeuronStore {
         // Gates in the bundle mean that every neuron is looked at for every token.
         let scans = (self.banks.dense || !self.gates_resident()) && slots < total;
         let spare = (2 * CLUSTER as u64).min(slots);
-        self.kept = scans.then(|| ((slots - spare) / self.banks.count as u64) as u32);
+        let banks = self.banks.count as u64;
+        self.kept = scans.then(|| ((slots - spare) / banks) as u32);
+        self.passing_limit = self.kept.map_or(usize::MAX, |kept| {
+            (slots - u64::from(kept) * banks) as usize
+        });
     }
 
     /// Takes over a plan with an empty cache, and fills it.
@@ -156,13 +165,7 @@ impl NeuronStore {
             let len = self.banks.neurons * self.banks.format.gate_len();
             self.gates = (0..self.banks.count).map(|_| vec![0; len]).collect();
         }
-        let before = self.totals();
-        self.fill(plan.slots)?;
-        let after = self.totals();
-        self.uncounted.evictions += after.evictions - before.evictions;
-        self.uncounted.reads += after.reads - before.reads;
-        self.uncounted.bytes_read += after.bytes_read - before.bytes_read;
-        Ok(())
+        self.fill(plan.slots)
     }
 
     fn usable(&self) -> Result<(), Error> {
@@ -202,15 +205,24 @@ impl NeuronStore {
         }
     }
 
-    /// Starts a layer that needs `needed` neurons.
-    pub fn begin(&mut self, bank: u32, needed: usize) -> Result<(), Error> {
+    /// Starts a layer that needs the neurons `ids`.
+    pub fn begin(&mut self, bank: u32, ids: &[u32]) -> Result<(), Error> {
         self.usable()?;
         self.bank = bank;
         self.slots.clear();
-        self.slots.resize(needed, None);
+        self.slots.resize(ids.len(), None);
         self.issued = 0;
         self.ready = 0;
         self.released = 0;
+        self.passing = 0;
+        // What is there becomes the newest, so that this layer's own misses do
+        // not evict it before its turn.
+        for &neuron in ids {
+            let key = Key { bank, neuron };
+            if let Some(slot) = self.cache.get_pin(key) {
+                self.cache.unpin(slot);
+            }
+        }
         Ok(())
     }
 
@@ -218,50 +230,71 @@ impl NeuronStore {
     /// allow, in order.
     pub fn issue(&mut self, ids: &[u32]) -> Result<(), Error> {
         for (place, &neuron) in ids.iter().enumerate().skip(self.issued) {
+            let passing = self.passes(neuron);
+            if passing && self.passing == self.passing_limit {
+                break;
+            }
             let key = Key {
                 bank: self.bank,
                 neuron,
             };
             if let Some(slot) = self.cache.get_pin(key) {
-                self.counters.hits += 1;
+                self.hits += 1;
                 self.slots[place] = Some(slot);
             } else if let Some(slot) = self.cache.reserve(key) {
-                self.counters.misses += 1;
+                self.misses += 1;
                 let (offset, len, _) =
                     self.banks
                         .cover(self.bank as usize, neuron, self.part.start, self.part.len);
                 self.reads.push(Read::new(place as u64, offset, len, slot));
+                if self.reads.len() == BATCH {
+                    self.submit()?;
+                }
             } else {
                 break;
             }
             self.issued = place + 1;
+            self.passing += usize::from(passing);
         }
-        self.io
-            .submit(&mut self.reads)
-            .map_err(emberflow_storage::Error::from)?;
-        Ok(())
+        self.submit()
     }
 
-    /// Waits until all issued neurons before place `end` are there. Returns the
-    /// place up to which they are.
+    fn submit(&mut self) -> Result<(), Error> {
+        let sent = self.io.submit(&mut self.reads);
+        self.latch(sent.map_err(|e| emberflow_storage::Error::from(e).into()))
+    }
+
+    /// Whether a neuron is only passing through: not kept in a scan that is
+    /// larger than the cache.
+    fn passes(&self, neuron: u32) -> bool {
+        self.kept.is_some_and(|kept| neuron >= kept)
+    }
+
+    /// Waits until the issued neurons up to the next cluster border are there.
+    /// Returns the place before which all are, at most `end`: whole clusters
+    /// where reads are still under way, so that computing can go on beside them.
     pub fn wait(&mut self, ids: &[u32], end: usize) -> Result<usize, Error> {
-        let target = end.min(self.issued);
+        let limit = end.min(self.issued);
+        let border = match ids.get(self.released) {
+            Some(&id) => (id as usize / CLUSTER + 1) * CLUSTER,
+            None => return Ok(limit),
+        };
+        let cluster_end = ids[..limit].partition_point(|&id| (id as usize) < border);
         loop {
-            while self.ready < target && self.slots[self.ready].is_some() {
+            while self.ready < limit && self.slots[self.ready].is_some() {
                 self.ready += 1;
             }
-            if self.ready == target {
-                return Ok(target);
+            if self.ready >= cluster_end {
+                return Ok(self.ready);
             }
             let start = Instant::now();
-            self.io
-                .wait(&mut self.completions, 1)
-                .map_err(emberflow_storage::Error::from)?;
-            self.counters.wait += start.elapsed();
+            let waited = self.io.wait(&mut self.completions, 1);
+            self.waited += start.elapsed();
+            self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
             let admitted = self.admit(ids);
             if admitted.is_err() {
                 self.abandon_layer(ids);
-                return self.latch(admitted).map(|()| target);
+                return self.latch(admitted).map(|()| limit);
             }
         }
     }
@@ -349,6 +382,7 @@ impl NeuronStore {
         for (slot, &id) in self.slots[..upto].iter().zip(ids).skip(self.released) {
             if let Some(slot) = *slot {
                 if self.kept.is_some_and(|kept| id >= kept) {
+                    self.passing -= 1;
                     self.cache.unpin_first_victim(slot);
                 } else {
                     self.cache.unpin(slot);
@@ -363,25 +397,27 @@ impl NeuronStore {
         self.io.engine()
     }
 
-    fn totals(&self) -> StoreCounters {
+    /// What was done since the store was opened.
+    pub fn counters(&self) -> Counters {
         let io = self.io.stats();
-        StoreCounters {
-            evictions: self.cache.stats().evictions,
+        Counters {
+            hits: self.hits,
+            misses: self.misses,
+            evictions: self.past_evictions + self.cache.stats().evictions,
             reads: io.reads,
-            bytes_read: io.bytes,
-            ..self.counters
+            bytes_read: io.bytes + io.gap_bytes,
+            wait_ns: u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX),
+            busy_ns: io.busy_ns,
+            ..Counters::default()
         }
     }
 
-    /// Counters since the start-up fill.
-    pub fn counters(&self) -> StoreCounters {
-        let now = self.totals();
-        StoreCounters {
-            evictions: now.evictions - self.uncounted.evictions,
-            reads: now.reads - self.uncounted.reads,
-            bytes_read: now.bytes_read - self.uncounted.bytes_read,
-            ..now
-        }
+    /// The error of a layer that can get no slot at all.
+    pub fn stuck(&mut self) -> Error {
+        let slots = self.cache.slots();
+        let first = format!("none of {slots} cache slots can be had");
+        self.failed.get_or_insert(first.clone());
+        Error::Failed { first }
     }
 }
 

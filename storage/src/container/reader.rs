@@ -131,6 +131,11 @@ impl Container {
         })
     }
 
+    /// Takes the metadata out of memory, where they may be large, once they are understood.
+    pub fn take_meta(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.meta)
+    }
+
     /// JSON metadata as written.
     #[must_use]
     pub fn meta(&self) -> &[u8] {

@@ -1,0 +1,46 @@
+//! What an engine has done: plain sums, compared before and after.
+
+/// Sums since the engine was opened, or between two moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// (neuron, token) pairs whose gate fired.
+    pub fired: u64,
+    /// All (neuron, token) pairs.
+    pub possible: u64,
+    /// Look-ups in the cold region that found their neuron.
+    pub hits: u64,
+    /// Look-ups that did not.
+    pub misses: u64,
+    /// Neurons that left the cold region for others.
+    pub evictions: u64,
+    /// Reads that were asked for.
+    pub reads: u64,
+    /// Bytes that came from the device, those between merged reads included.
+    pub bytes_read: u64,
+    /// Time the computation waited for reads.
+    pub wait_ns: u64,
+    /// Time the device had something to do.
+    pub busy_ns: u64,
+}
+
+impl Counters {
+    /// What was done since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            fired: self.fired.saturating_sub(before.fired),
+            possible: self.possible.saturating_sub(before.possible),
+            hits: self.hits.saturating_sub(before.hits),
+            misses: self.misses.saturating_sub(before.misses),
+            evictions: self.evictions.saturating_sub(before.evictions),
+            reads: self.reads.saturating_sub(before.reads),
+            bytes_read: self.bytes_read.saturating_sub(before.bytes_read),
+            wait_ns: self.wait_ns.saturating_sub(before.wait_ns),
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+        }
+    }
+
+    /// Share of (neuron, token) pairs whose gate fired.
+    pub fn active_share(self) -> f64 {
+        self.fired as f64 / self.possible.max(1) as f64
+    }
+}

@@ -1,0 +1,114 @@
+//! A container whose metadata and tokenizer are open, before any memory is
+//! planned: enough to count a prompt's tokens, which the plan depends on.
+
+use std::sync::Arc;
+
+use emberflow_models::chat::ChatTemplate;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::tokenizer::Tokenizer;
+use emberflow_storage::container::Container;
+
+use crate::Error;
+use crate::meta::ContainerMeta;
+
+/// An opened container, ready for [`crate::Engine::open`].
+pub struct Model {
+    pub(crate) container: Container,
+    pub(crate) text: Text,
+}
+
+/// Everything about a model that concerns text.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// The metadata; the tokenizer's text has been taken out.
+    pub(crate) meta: ContainerMeta,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Model {
+    /// Reads the metadata and builds the tokenizer.
+    ///
+    /// # Errors
+    /// Metadata or a tokenizer that make no sense.
+    pub fn open(mut container: Container) -> Result<Self, Error> {
+        let mut meta = ContainerMeta::parse(&container.take_meta(), container.path())?;
+        let json = std::mem::take(&mut meta.tokenizer);
+        let tokenizer = Arc::new(Tokenizer::from_json(&json)?);
+        Ok(Self {
+            container,
+            text: Text { meta, tokenizer },
+        })
+    }
+
+    /// The text side.
+    pub fn text(&self) -> &Text {
+        &self.text
+    }
+}
+
+impl Text {
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.meta.config
+    }
+
+    /// The container's metadata, without the tokenizer's text.
+    pub fn meta(&self) -> &ContainerMeta {
+        &self.meta
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The chat template, if the model has one.
+    ///
+    /// # Errors
+    /// A template that does not compile.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
+        let name = |id: Option<u32>| {
+            id.and_then(|id| self.tokenizer.id_to_token(id))
+                .unwrap_or_default()
+        };
+        let bos = name(self.config().bos);
+        let eos = name(self.config().eos.first().copied());
+        self.meta
+            .chat_template
+            .as_deref()
+            .map(|t| ChatTemplate::new(t, &bos, &eos).map_err(Error::from))
+            .transpose()
+    }
+
+    /// The start token, where the model wants one before every text.
+    pub fn start_token(&self) -> Option<u32> {
+        self.config().bos.filter(|_| self.config().add_bos)
+    }
+
+    /// Tokens of a text as it stands, every one within the model's vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Token`] for a token that the tokenizer knows and the model does not.
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let ids = self.tokenizer.encode(text, false)?;
+        let vocab = self.config().vocab;
+        match ids.iter().find(|&&t| t >= vocab) {
+            Some(&token) => Err(Error::Token { token, vocab }),
+            None => Ok(ids),
+        }
+    }
+
+    /// Tokens of a text with the start token in front.
+    ///
+    /// # Errors
+    /// As [`Text::tokens`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.tokens(text)?;
+        if let Some(bos) = self.start_token()
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+}
