@@ -176,7 +176,7 @@ fn documents_name_files_that_exist() {
                     || quoted.ends_with(".py")
                     || quoted.ends_with('/')
                     || quoted.ends_with(".md")
-                    || quoted.ends_with(".svg"));
+                    || [".svg", ".json", ".txt", ".sh"].iter().any(|e| quoted.ends_with(e)));
             if looks_like_path {
                 checked += 1;
                 let beside = root().join(document).parent().map(|p| p.join(quoted));
