@@ -177,7 +177,7 @@ impl ActivationStats {
         let share = |layer: &LayerStats| {
             let counts = || layer.experts.iter().flat_map(|e| &e.counts);
             let possible = counts().count() as f64 * self.tokens as f64;
-            counts().sum::<u64>() as f64 / possible.max(1.0)
+            total(counts()) as f64 / possible.max(1.0)
         };
         self.layers.iter().map(share).collect()
     }
@@ -202,19 +202,24 @@ fn is_permutation(ids: &[u32], n: usize) -> bool {
         })
 }
 
+/// Sum of counts. A file may hold any counts, and 2^64 of the largest fit.
+fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u128 {
+    counts.into_iter().map(|&c| u128::from(c)).sum()
+}
+
 /// Share of the neurons that gives `share` of all activations; `counts` in any
 /// order. 0 when nothing ever fired. (PowerInfer's measure of skew: for
 /// `share` = 0.8 a small value means few hot neurons do most of the work.)
 pub fn hot_share(counts: &[u64], share: f64) -> f64 {
-    let total: u64 = counts.iter().sum();
+    let total = total(counts);
     if total == 0 {
         return 0.0;
     }
     let mut sorted = counts.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
-    let mut sum = 0u64;
-    for (i, c) in sorted.iter().enumerate() {
-        sum += c;
+    let mut sum = 0u128;
+    for (i, &c) in sorted.iter().enumerate() {
+        sum += u128::from(c);
         if sum as f64 >= share * total as f64 {
             return (i + 1) as f64 / counts.len() as f64;
         }
@@ -291,6 +296,16 @@ mod tests {
             ActivationStats::parse(&bytes, 1, 1, 3),
             Err(StatsError::Order { .. })
         ));
+    }
+
+    #[test]
+    fn the_largest_counts_do_not_overflow() {
+        let mut s = stats(vec![u64::MAX, u64::MAX, 0, 0]);
+        s.tokens = u64::MAX;
+        let json = serde_json::to_vec(&s).unwrap();
+        let s = ActivationStats::parse(&json, 1, 1, 4).unwrap();
+        assert_eq!(s.active_share(), [0.5]);
+        assert_eq!(hot_share(s.counts(0, 0).unwrap(), 0.8), 0.5);
     }
 
     #[test]
