@@ -34,6 +34,12 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     /// Probability mass kept, in (0, 1].
     pub top_p: Option<f32>,
+    /// Candidates below this share of the likeliest one's probability are
+    /// dropped, in [0, 1].
+    pub min_p: Option<f32>,
+    /// Divides the positive logits of tokens already seen, and multiplies the
+    /// negative ones; above 0, and 1 does nothing.
+    pub repetition_penalty: Option<f32>,
 }
 
 /// A checkpoint whose header has been read and checked in full.

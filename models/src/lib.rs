@@ -24,7 +24,7 @@ pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo, open};
 pub use error::Error;
-pub use hf::write::{Folder, write_folder};
+pub use hf::write::{Folder, RowSink, write_folder};
 
 #[cfg(test)]
 mod testing;

@@ -1,6 +1,7 @@
 //! `emberflow inspect`: what is in a container.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use emberflow_engine::meta::{ContainerMeta, Order};
 use emberflow_kernels::DType;
@@ -106,8 +107,8 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
     if args.json {
         print_json(&inspection)
     } else {
-        print!("{}", text(&inspection, &meta));
-        Ok(())
+        let mut out = std::io::stdout().lock();
+        Ok(out.write_all(text(&inspection, &meta).as_bytes())?)
     }
 }
 

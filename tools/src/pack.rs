@@ -2,9 +2,12 @@
 //!
 //! Everything streams: rows are read, quantised and written a batch at a time;
 //! only the transposition of one Down matrix is ever held whole. What is written
-//! depends on the checkpoint and the options alone, so the same command always
-//! gives the same bytes, and a killed pack can go on where it stopped.
+//! depends on the checkpoint, the options and the sector alone. Without `--sector`
+//! the sector is what direct I/O needs on the output's file system, so the same
+//! command gives the same bytes on file systems that need the same; with it,
+//! anywhere. A killed pack can go on where it stopped.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,7 @@ use emberflow_engine::meta::{
 };
 use emberflow_kernels::{DType, Workers, quantize_row};
 use emberflow_models::names::{Role, TensorId};
+use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::order;
 use emberflow_predictor::stats::ActivationStats;
@@ -147,7 +151,9 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&report);
     }
-    println!(
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
         "{}: {}, {} neurons in bundles of {} bytes ({:.1} % padding), {} order, {:.1} s",
         report.output,
         size::show(report.bytes),
@@ -159,12 +165,13 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
             Order::Temperature => "temperature",
         },
         report.seconds
-    );
+    )?;
     if report.resumed_units > 0 {
-        println!(
+        writeln!(
+            out,
             "took over {} finished parts of an interrupted pack",
             report.resumed_units
-        );
+        )?;
     }
     Ok(())
 }
@@ -184,6 +191,7 @@ pub fn pack(
         )));
     }
     let source = emberflow_models::open(checkpoint)?;
+    check_tokenizer(source.as_ref())?;
     let plan = Plan::new(source.as_ref(), output, options)?;
     let durable = emberflow_storage::container::Options {
         checkpoint_bytes: CHECKPOINT_BYTES,
@@ -352,18 +360,36 @@ fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
 }
 
-/// What direct I/O needs where `output` will lie, asked from a file made there.
+/// A tokenizer that does not build would be found only when the model first runs.
+fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
+    let path = source.path().display();
+    let tokens = Tokenizer::from_json(source.tokenizer_json())
+        .map_err(|e| Failure::Fault(format!("{path}: {e}")))?
+        .vocab_size();
+    let vocab = source.config().vocab;
+    if tokens > vocab {
+        tracing::warn!(
+            "{path}: the tokenizer has ids up to {}, the model's vocabulary has {vocab} rows: \
+             a prompt that holds one of the tokens past them will be refused",
+            tokens - 1
+        );
+    }
+    Ok(())
+}
+
+/// What direct I/O needs where `output` will lie, asked from a file made there,
+/// whose name is taken away again at once.
 fn sector_for(output: &Path) -> u32 {
     let mut probe = output.as_os_str().to_owned();
-    probe.push(".probe");
-    let probe = Path::new(&probe);
-    let align = std::fs::File::create(probe)
-        .ok()
-        .and_then(|file| FileSource::from_file(file, "probe", 0).dio_align())
-        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR));
-    // it was only made to be asked
-    let _ = std::fs::remove_file(probe);
-    align
+    probe.push(format!(".{}.probe", std::process::id()));
+    let Ok(file) = std::fs::File::create_new(&probe) else {
+        return DEFAULT_SECTOR;
+    };
+    // left over, it would only be an empty file
+    let _ = std::fs::remove_file(&probe);
+    FileSource::from_file(file, "probe", 0)
+        .dio_align()
+        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR))
 }
 
 fn meta_of(
@@ -402,6 +428,8 @@ fn meta_of(
             temperature: sampling.temperature,
             top_k: sampling.top_k,
             top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
         },
         chat_template: source.chat_template().map(str::to_owned),
         tokenizer: source.tokenizer_json().to_owned(),

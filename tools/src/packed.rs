@@ -1,6 +1,7 @@
 //! A container's weights as numbers again, under the checkpoint's names: for
 //! `verify --source` and `export`.
 //!
+//! Everything streams: a tensor by batches of rows, a bank neuron by neuron.
 //! Neurons come out in packed order; FFN outputs do not depend on it.
 
 use std::os::unix::fs::FileExt;
@@ -9,10 +10,14 @@ use emberflow_engine::bundle::NeuronFormat;
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::container::Container;
+use emberflow_models::names::{Required, TensorId};
+use emberflow_storage::container::{Container, TensorEntry};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::Failure;
+
+/// Bytes of a tensor that are read together, unless one row is longer.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// An open container and how to read its numbers.
 pub struct Packed<'a> {
@@ -35,10 +40,14 @@ pub struct Neuron {
 }
 
 impl<'a> Packed<'a> {
-    /// Reads and checks the metadata.
+    /// Reads the metadata and checks that the banks are those of the model.
+    ///
+    /// # Errors
+    /// Where the metadata does not parse or does not fit the container.
     pub fn new(container: &'a Container) -> Result<Self, Failure> {
         let meta = ContainerMeta::parse(container.meta(), container.path())?;
         let format = NeuronFormat::of(container, &meta)?;
+        check_banks(container, &meta.config)?;
         Ok(Self {
             container,
             meta,
@@ -57,52 +66,111 @@ impl<'a> Packed<'a> {
         &self.meta.config
     }
 
-    /// All values of a tensor that is not FFN, with its block format.
-    pub fn tensor(&self, id: TensorId) -> Result<(DType, Vec<f32>), Failure> {
-        let fail = |what: String| {
-            Failure::Fault(format!(
-                "{}: tensor {id} {what}",
-                self.container.path().display()
-            ))
-        };
-        let name = id.to_string();
+    /// Calls `f` with each row's number and values, for the tensor `want`,
+    /// which is not FFN; gives its block format.
+    ///
+    /// # Errors
+    /// A fault where the tensor is missing, has another shape than `want` or is
+    /// damaged (then after `f` has seen it), a read error, and what `f` gives.
+    pub fn rows(
+        &self,
+        want: Required,
+        f: &mut dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let Required { id, rows, cols } = want;
+        let fail = |what: String| self.fault(id, &what);
         let entry = self
             .container
-            .tensor(&name)
+            .tensor(&id.to_string())
             .ok_or_else(|| fail("is missing".into()))?;
-        let [rows, cols] = *entry.dims() else {
+        if *entry.dims() != [rows as u64, cols as u64] {
+            let found = entry.dims();
             return Err(fail(format!(
-                "has shape {:?}, expected two numbers",
-                entry.dims()
+                "has shape {found:?}, expected [{rows}, {cols}]"
             )));
-        };
-        let (rows, cols) = (rows as usize, cols as usize);
+        }
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
-        let stride = dtype.row_bytes(cols);
-        if rows.checked_mul(stride) != Some(entry.len as usize) || cols == 0 {
+        // no format has more than 8 weights in a byte: bounds the row's size
+        let stride = match cols as u64 > entry.len.saturating_mul(8) {
+            true => 0,
+            false => dtype.row_bytes(cols),
+        };
+        if stride == 0 || (rows as u64).checked_mul(stride as u64) != Some(entry.len) {
             return Err(fail(format!(
-                "has {} bytes for {rows} rows of {cols}",
-                entry.len
+                "has {} bytes for {rows} rows of {cols} in {}",
+                entry.len,
+                dtype.name()
             )));
         }
-        let mut bytes = vec![0; entry.len as usize];
-        self.container.read_tensor(entry, &mut bytes)?;
-        let mut values = vec![0.0; rows * cols];
-        for (row, out) in bytes
-            .chunks_exact(stride)
-            .zip(values.chunks_exact_mut(cols))
-        {
-            self.cpu.dequantize(Row::inline(dtype, cols, row), out);
+        self.stream(entry, dtype, (cols, stride), f)
+    }
+
+    fn stream(
+        &self,
+        entry: &TensorEntry,
+        dtype: DType,
+        (cols, stride): (usize, usize),
+        f: &mut dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let batch = (BATCH_BYTES / stride).max(1) * stride;
+        let mut bytes = vec![0; batch.min(entry.len as usize)];
+        let mut values = vec![0.0; cols];
+        let mut hash = Xxh3::new();
+        let mut at = 0;
+        while at < entry.len {
+            let len = (entry.len - at).min(batch as u64);
+            let part = &mut bytes[..len as usize];
+            self.read(entry.offset.checked_add(at), part)?;
+            hash.update(part);
+            for (i, row) in part.chunks_exact(stride).enumerate() {
+                self.cpu
+                    .dequantize(Row::inline(dtype, cols, row), &mut values);
+                f(at as usize / stride + i, dtype, &values)?;
+            }
+            at += len;
         }
-        Ok((dtype, values))
+        if hash.digest() != entry.xxh3 {
+            return Err(Failure::Fault(format!(
+                "{}: tensor {} is damaged: its checksum is {:016x}, stored is {:016x}",
+                self.container.path().display(),
+                entry.name,
+                hash.digest(),
+                entry.xxh3
+            )));
+        }
+        Ok(())
+    }
+
+    fn fault(&self, id: TensorId, what: &str) -> Failure {
+        Failure::Fault(format!(
+            "{}: tensor {id} {what}",
+            self.container.path().display()
+        ))
+    }
+
+    /// Reads from `offset` of the container on; `None` is past any file.
+    fn read(&self, offset: Option<u64>, bytes: &mut [u8]) -> Result<(), Failure> {
+        let path = self.container.path();
+        let place = offset
+            .and_then(|o| o.checked_add(self.container.base()))
+            .ok_or_else(|| {
+                Failure::Fault(format!("{}: an offset is out of range", path.display()))
+            })?;
+        self.container
+            .file()
+            .read_exact_at(bytes, place)
+            .map_err(Failure::file(path))
     }
 
     /// Calls `f` with every neuron of a bank, in packed order.
+    ///
+    /// # Errors
+    /// Where a bundle cannot be read or is damaged, and what `f` gives.
     pub fn neurons(
         &self,
         bank: usize,
-        f: &mut dyn FnMut(usize, Neuron) -> Result<(), Failure>,
+        f: &mut dyn FnMut(usize, &Neuron) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let g = self.container.geometry();
         let (stride, span) = (g.stride as usize, g.gate_span as usize);
@@ -113,43 +181,55 @@ impl<'a> Packed<'a> {
             self.container.read_scales(bank, &mut scales)?;
         }
         let mut bundle = vec![0; stride];
-        let d = self.format.d;
+        let row = vec![0.0; self.format.d];
+        let mut neuron = Neuron {
+            gate: row.clone(),
+            up: row.clone(),
+            down: row,
+        };
         for n in 0..neurons {
-            let offset = self.container.base() + self.container.neuron_offset(bank, n as u32);
-            self.container
-                .file()
-                .read_exact_at(&mut bundle, offset)
-                .map_err(Failure::file(self.container.path()))?;
+            let offset = self.container.neuron_offset(bank, n as u32);
+            self.read(Some(offset), &mut bundle)?;
             let (gate, rest) = bundle.split_at(span);
             self.container.check_gate(bank, n as u32, gate)?;
             self.container.check_rest(bank, n as u32, rest)?;
             let scales = &scales[n * per_neuron..(n + 1) * per_neuron];
-            let values = |row: Row<'_>| {
-                let mut out = vec![0.0; d];
-                self.cpu.dequantize(row, &mut out);
-                out
-            };
-            let neuron = Neuron {
-                gate: values(self.format.gate(gate, scales)),
-                up: values(self.format.up(rest, scales)),
-                down: values(self.format.down(rest, scales)),
-            };
-            f(n, neuron)?;
+            for (row, out) in [
+                (self.format.gate(gate, scales), &mut neuron.gate),
+                (self.format.up(rest, scales), &mut neuron.up),
+                (self.format.down(rest, scales), &mut neuron.down),
+            ] {
+                self.cpu.dequantize(row, out);
+            }
+            f(n, &neuron)?;
         }
         Ok(())
     }
+}
 
-    /// Values of one FFN matrix, `[ffn × d_model]` in packed order.
-    pub fn ffn_matrix(&self, id: TensorId) -> Result<Vec<f32>, Failure> {
-        let mut out = Vec::with_capacity(self.config().ffn as usize * self.format.d);
-        self.neurons(id.layer as usize, &mut |_, n| {
-            out.extend_from_slice(match id.role {
-                Role::Gate => &n.gate,
-                Role::Up => &n.up,
-                _ => &n.down,
-            });
-            Ok(())
-        })?;
-        Ok(out)
+/// One bank for each layer and expert, in order, with the model's neurons.
+fn check_banks(container: &Container, c: &ModelConfig) -> Result<(), Failure> {
+    let fault = |what: String| Failure::Fault(format!("{}: {what}", container.path().display()));
+    let banks = container.banks();
+    let count = u64::from(c.layers) * u64::from(c.experts);
+    if banks.len() as u64 != count {
+        return Err(fault(format!(
+            "{} banks, expected {count}: {} layers of {} experts",
+            banks.len(),
+            c.layers,
+            c.experts
+        )));
+    }
+    let expected = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e, c.ffn)));
+    match banks
+        .iter()
+        .map(|b| (b.layer, b.expert, b.neurons))
+        .zip(expected)
+        .find(|(found, expected)| found != expected)
+    {
+        None => Ok(()),
+        Some((found, expected)) => Err(fault(format!(
+            "a bank has (layer, expert, neurons) {found:?}, expected {expected:?}"
+        ))),
     }
 }

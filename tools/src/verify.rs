@@ -1,11 +1,11 @@
 //! `emberflow verify`: is every byte of a container what it should be?
 
-use std::path::Path;
+use std::io::Write;
 
 use emberflow_kernels::{DType, error_bound};
-use emberflow_models::Checkpoint;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Role, TensorId};
+use emberflow_models::names::{Required, Role, TensorId};
+use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::stats::ActivationStats;
 use emberflow_storage::container::Container;
 use serde::Serialize;
@@ -43,93 +43,160 @@ pub struct SourceResult {
 
 /// Runs the command.
 pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
+    let mut result = VerifyResult {
+        file: match &args.model.model {
+            Some(path) => path.display().to_string(),
+            None => "bundled model".into(),
+        },
+        ok: false,
+        bytes: 0,
+        problems: Vec::new(),
+        source: None,
+    };
+    let outcome = check(args, &mut result).map_err(as_fault);
+    result.ok = outcome.is_ok();
+    if args.json {
+        if let Err(failure) = &outcome
+            && result.problems.is_empty()
+        {
+            result.problems.push(failure.to_string());
+        }
+        print_json(&result)?;
+    } else {
+        tell(&result)?;
+    }
+    outcome
+}
+
+/// Everything but the printing.
+fn check(args: &VerifyArgs, result: &mut VerifyResult) -> Result<(), Failure> {
     let container = open_container(&args.model)?;
+    result.file = container.path().display().to_string();
     let bar = progress::bytes("verifying", 0);
     let report = container.verify(&mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    })?;
+    });
     bar.finish_and_clear();
-    let mut result = VerifyResult {
-        file: container.path().display().to_string(),
-        ok: report.is_clean(),
-        bytes: report.bytes,
-        problems: report
-            .problems
-            .iter()
-            .map(|p| format!("offset {}: {}", p.offset, p.what))
-            .collect(),
-        source: None,
-    };
-    if let (true, Some(checkpoint)) = (result.ok, &args.source) {
-        result.source = Some(compare(&container, checkpoint)?);
-    }
-    if args.json {
-        print_json(&result)?;
-    } else {
-        for problem in &result.problems {
-            println!("{problem}");
-        }
-        if result.ok {
-            println!(
-                "{}: {} read, every checksum matches",
-                result.file,
-                size::show(result.bytes)
-            );
-        }
-        if let Some(s) = &result.source {
-            println!(
-                "{} weights within the bound of their format; worst: {:.1} % of the bound, in {}",
-                s.weights,
-                100.0 * s.worst_share_of_bound,
-                s.worst_tensor
-            );
-        }
-    }
-    if result.ok {
-        Ok(())
-    } else {
-        Err(Failure::Fault(format!(
+    let report = report?;
+    result.bytes = report.bytes;
+    result.problems = report
+        .problems
+        .iter()
+        .map(|p| format!("offset {}: {}", p.offset, p.what))
+        .collect();
+    if !report.is_clean() {
+        return Err(Failure::Fault(format!(
             "{} is damaged: copy it again or pack the checkpoint again",
             result.file
-        )))
+        )));
+    }
+    let packed = Packed::new(&container)?;
+    if let Some(checkpoint) = &args.source {
+        let source = emberflow_models::open(checkpoint)?;
+        result.source = Some(compare(&container, &packed, source.as_ref())?);
+    }
+    Ok(())
+}
+
+/// What is wrong with the container itself is a fault that was found; what keeps
+/// files from being read is not.
+fn as_fault(failure: Failure) -> Failure {
+    use emberflow_storage::Error as Storage;
+    match failure {
+        Failure::Storage(Storage::File { .. } | Storage::Read { .. }) => failure,
+        Failure::Storage(_) | Failure::Engine(_) | Failure::Stats(_) => {
+            Failure::Fault(failure.to_string())
+        }
+        failure => failure,
     }
 }
 
-/// Compares every weight of `container` with `checkpoint`.
+fn tell(result: &VerifyResult) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for problem in &result.problems {
+        writeln!(out, "{problem}")?;
+    }
+    if result.ok {
+        writeln!(
+            out,
+            "{}: {} read, every checksum matches",
+            result.file,
+            size::show(result.bytes)
+        )?;
+    }
+    if let Some(s) = &result.source {
+        writeln!(
+            out,
+            "{} weights within the bound of their format; worst: {:.1} % of the bound, in {}",
+            s.weights,
+            100.0 * s.worst_share_of_bound,
+            s.worst_tensor
+        )?;
+    }
+    Ok(())
+}
+
+/// Compares every weight of the container with the checkpoint `source`.
 ///
 /// # Errors
 /// A fault naming the tensor, row and values where a weight is further from its
-/// source than its block format explains.
-pub fn compare(container: &Container, checkpoint: &Path) -> Result<SourceResult, Failure> {
-    let packed = Packed::new(container)?;
-    let source = emberflow_models::open(checkpoint)?;
+/// source than its block format explains, or where the two do not have the same
+/// configuration or tensors.
+pub fn compare(
+    container: &Container,
+    packed: &Packed<'_>,
+    source: &dyn Checkpoint,
+) -> Result<SourceResult, Failure> {
     let fingerprint = format!("{:016x}", source.fingerprint());
+    let path = container.path().display();
     if fingerprint != packed.meta.source.fingerprint {
         return Err(Failure::Fault(format!(
-            "{} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
-            container.path().display(),
+            "{path} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
             packed.meta.source.name,
             packed.meta.source.fingerprint,
-            checkpoint.display()
+            source.path().display()
+        )));
+    }
+    // the name is the folder's, which may have moved
+    let name = packed.config().name.clone();
+    let config = ModelConfig {
+        name,
+        ..source.config().clone()
+    };
+    if config != *packed.config() {
+        return Err(Failure::Fault(format!(
+            "{path} has another configuration than {}",
+            source.path().display()
+        )));
+    }
+    let dense = || {
+        let ffn = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
+        source.tensors().iter().filter(move |t| !ffn(t))
+    };
+    if container.tensors().len() != dense().count() {
+        return Err(Failure::Fault(format!(
+            "{path} has {} tensors beside the ffn, {} has {}",
+            container.tensors().len(),
+            source.path().display(),
+            dense().count()
         )));
     }
     let orders = Orders::of(container, packed.config())?;
-    let mut check = Comparison::new(source.as_ref());
-    for info in source.tensors() {
-        if matches!(info.id.role, Role::Gate | Role::Up | Role::Down) {
-            continue;
-        }
-        let (dtype, values) = packed.tensor(info.id)?;
-        let neurons = info.id.role == Role::PredictorFc2;
-        for (r, row) in values.chunks_exact(info.cols).enumerate() {
-            let original = if neurons {
-                orders.original(info.id.layer as usize, r)
-            } else {
-                r
+    let mut check = Comparison::new(source);
+    for info in dense() {
+        let want = Required {
+            id: info.id,
+            rows: info.rows,
+            cols: info.cols,
+        };
+        packed.rows(want, &mut |r, dtype, row| {
+            let original = match info.id.role {
+                Role::PredictorFc2 => orders.original(info.id.layer as usize, r),
+                _ => r,
             };
-            check.row(info.id, original, dtype, row)?;
-        }
+            check.row(info.id, original, dtype, row)
+        })?;
     }
     for (b, bank) in container.banks().iter().enumerate() {
         packed.neurons(b, &mut |n, neuron| {

@@ -109,7 +109,7 @@ fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
 }
 
 /// Sampling parameters count only where `do_sample` is set, as they do in
-/// transformers.
+/// transformers; the repetition penalty counts always.
 fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), Error> {
     let Some(text) = read_text(path, MAX_CONFIG)? else {
         return Ok(Default::default());
@@ -121,6 +121,8 @@ fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), E
         temperature: keys.f32("temperature")?,
         top_k: keys.u32("top_k")?,
         top_p: keys.f32("top_p")?,
+        min_p: keys.f32("min_p")?,
+        repetition_penalty: keys.f32("repetition_penalty")?,
     };
     if sampling.temperature.is_some_and(|t| t < 0.0) {
         return Err(keys.bad("temperature", "0 or more"));
@@ -128,12 +130,24 @@ fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), E
     if sampling.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
         return Err(keys.bad("top_p", "above 0, at most 1"));
     }
+    if sampling.min_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
+        return Err(keys.bad("min_p", "0 to 1"));
+    }
+    if sampling
+        .repetition_penalty
+        .is_some_and(|p| !(p > 0.0 && p.is_finite()))
+    {
+        return Err(keys.bad("repetition_penalty", "a finite number above 0"));
+    }
     let sampled = keys.bool("do_sample")? == Some(true);
     Ok((
         if sampled {
             sampling
         } else {
-            SamplingDefaults::default()
+            SamplingDefaults {
+                repetition_penalty: sampling.repetition_penalty,
+                ..SamplingDefaults::default()
+            }
         },
         eos,
     ))

@@ -1,21 +1,22 @@
 //! A decoder's weights as a Hugging Face folder: the reader's way back.
 //!
 //! Weights are written as f32, so nothing is lost that the source still had.
+//! The folder appears under its name only when all of it is written.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
-use std::path::Path;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, View};
 use serde_json::{Value, json};
 
-use super::NAMES;
+use super::{NAMES, config, texts};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::{Activation, ModelConfig, RopeScaling};
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId};
 
-/// What [`write_folder`] writes.
+/// What [`write_folder`] writes, besides the weights.
 pub struct Folder<'a> {
     /// The configuration.
     pub config: &'a ModelConfig,
@@ -28,89 +29,280 @@ pub struct Folder<'a> {
     /// Tensors with their shapes as [`crate::Checkpoint`] presents them (Down
     /// transposed).
     pub tensors: &'a [Required],
-    /// Where the weights come from: all rows of one tensor.
-    pub read: &'a dyn Fn(TensorId) -> Result<Vec<f32>, String>,
 }
 
-/// Creates the folder `dir`, which must not exist.
+/// Takes the next row of a tensor. Rows of one tensor come in ascending order;
+/// tensors may be mixed, but for Down only one at a time is held.
+pub type RowSink<'s> = dyn FnMut(TensorId, &[f32]) -> Result<(), Error> + 's;
+
+/// Creates the folder `dir`, which must not exist. `weights` hands every row of
+/// every tensor in `folder.tensors` to the sink; its first error ends the export.
+///
+/// Everything is written into `dir` with `.partial` appended and gets its name
+/// when it is complete and on disk; after an error nothing is left.
 ///
 /// # Errors
 /// [`Error::Io`] where it cannot be written, [`Error::Export`] for a model that
-/// the format cannot express or a tensor that cannot be read.
-pub fn write_folder(dir: &Path, folder: &Folder<'_>) -> Result<(), Error> {
+/// the format cannot express or rows that do not make the tensors, and whatever
+/// `weights` gives.
+pub fn write_folder<E: From<Error>>(
+    dir: &Path,
+    folder: &Folder<'_>,
+    weights: impl FnOnce(&mut RowSink<'_>) -> Result<(), E>,
+) -> Result<(), E> {
     let config = config_json(dir, folder.config)?;
-    let io = |op: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |source| Error::Io { path, op, source }
-    };
-    std::fs::create_dir(dir).map_err(io("create", dir))?;
+    let partial = Partial::create(dir)?;
     let texts = [
         ("config.json", pretty(&config)),
         ("generation_config.json", pretty(&generation_json(folder))),
-        ("tokenizer_config.json", pretty(&tokenizer_config_json(folder))),
+        (
+            "tokenizer_config.json",
+            pretty(&tokenizer_config_json(folder)),
+        ),
         ("tokenizer.json", folder.tokenizer_json.to_owned()),
     ];
-    for (name, text) in texts {
-        let path = dir.join(name);
-        std::fs::write(&path, text).map_err(io("write", &path))?;
+    for (name, text) in &texts {
+        let path = partial.path.join(name);
+        let file = File::create_new(&path).map_err(io("create", &path))?;
+        file.write_all_at(text.as_bytes(), 0)
+            .map_err(io("write", &path))?;
+        file.sync_all().map_err(io("flush", &path))?;
     }
-    let failure = RefCell::new(None);
-    let tensors = folder.tensors.iter().map(|&Required { id, rows, cols }| {
-        (NAMES.spell(id), Tensor { id, rows, cols, shape: shape_of(id, rows, cols), read: folder.read, failure: &failure })
-    });
-    let path = dir.join("model.safetensors");
-    let format = [("format".to_owned(), "pt".to_owned())].into();
-    let written = safetensors::serialize_to_file(tensors, Some(format), &path);
-    if let Some(reason) = failure.take() {
-        return Err(Error::Export { path, reason });
+    check_reads_back(dir, &partial.path, &config, folder.config)?;
+    let mut file = Weights::create(partial.path.join("model.safetensors"), folder.tensors)?;
+    weights(&mut |id, row| file.row(id, row))?;
+    file.finish()?;
+    Ok(partial.publish(dir)?)
+}
+
+fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { path, op, source }
+}
+
+fn export_error(path: &Path, reason: String) -> Error {
+    Error::Export {
+        path: path.to_owned(),
+        reason,
     }
-    written.map_err(|e| Error::Export { path, reason: e.to_string() })
+}
+
+/// A folder that is removed unless it is published.
+struct Partial {
+    path: PathBuf,
+}
+
+impl Partial {
+    fn create(dir: &Path) -> Result<Self, Error> {
+        let Some(name) = dir.file_name() else {
+            return Err(export_error(dir, "not the name of a new folder".into()));
+        };
+        if dir.symlink_metadata().is_ok() {
+            let reason = "exists; give the name of a new folder".into();
+            return Err(export_error(dir, reason));
+        }
+        let mut name = name.to_owned();
+        name.push(".partial");
+        let path = dir.with_file_name(name);
+        match std::fs::create_dir(&path) {
+            Ok(()) => Ok(Self { path }),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let reason = "exists: another export writes it, or one was killed; \
+                              delete it if none is running";
+                Err(export_error(&path, reason.into()))
+            }
+            Err(e) => Err(io("create", &path)(e)),
+        }
+    }
+
+    /// Gives the folder its name, for good.
+    fn publish(self, dir: &Path) -> Result<(), Error> {
+        sync_folder(&self.path)?;
+        std::fs::rename(&self.path, dir).map_err(io("rename", &self.path))?;
+        // nothing is left under the old name
+        std::mem::forget(self);
+        match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
+            _ => sync_folder(Path::new(".")),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // the error that brought us here is the one to tell
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn sync_folder(path: &Path) -> Result<(), Error> {
+    let folder = File::open(path).map_err(io("open", path))?;
+    folder.sync_all().map_err(io("flush", path))
+}
+
+/// Reads the written texts as a checkpoint's and compares: whatever a family's
+/// keys cannot express shows as a difference.
+fn check_reads_back(
+    dir: &Path,
+    partial: &Path,
+    written: &Value,
+    wanted: &ModelConfig,
+) -> Result<(), Error> {
+    let path = partial.join("config.json");
+    let mut found = config::model_config(&path, written, wanted.name.clone())?;
+    texts::read(partial, &mut found)?;
+    // belongs to the imported predictor and not to the decoder
+    found.predictor_threshold = wanted.predictor_threshold;
+    let [found, wanted] =
+        [&found, wanted].map(|config| serde_json::to_value(config).unwrap_or_default());
+    let Some(wanted) = wanted.as_object() else {
+        return Ok(());
+    };
+    match wanted.iter().find(|(key, value)| found[*key] != **value) {
+        None => Ok(()),
+        Some((key, value)) => Err(export_error(
+            dir,
+            format!(
+                "{key} = {value} has no form in a folder of this family, which would give {}",
+                found[key]
+            ),
+        )),
+    }
+}
+
+/// A `model.safetensors` under construction.
+struct Weights {
+    path: PathBuf,
+    file: File,
+    tensors: Vec<Slot>,
+    by_id: HashMap<TensorId, usize>,
+    /// The Down matrix that is being transposed, and which.
+    down: (usize, Vec<f32>),
+    bytes: Vec<u8>,
+}
+
+struct Slot {
+    want: Required,
+    /// Rows taken so far.
+    rows: usize,
+    /// First byte in the file.
+    offset: u64,
+}
+
+impl Weights {
+    /// Writes the header.
+    fn create(path: PathBuf, tensors: &[Required]) -> Result<Self, Error> {
+        let mut header = serde_json::Map::new();
+        header.insert("__metadata__".into(), json!({"format": "pt"}));
+        let mut slots = Vec::with_capacity(tensors.len());
+        let mut end = 0u64;
+        for &want in tensors {
+            let Required { id, rows, cols } = want;
+            let len = (rows as u64)
+                .checked_mul(cols as u64)
+                .and_then(|n| n.checked_mul(4));
+            let next = len.and_then(|len| end.checked_add(len)).ok_or_else(|| {
+                export_error(
+                    &path,
+                    format!("tensor {id} of {rows} x {cols} is too large"),
+                )
+            })?;
+            let entry = json!({
+                "dtype": "F32",
+                "shape": shape_of(id, rows, cols),
+                "data_offsets": [end, next],
+            });
+            header.insert(NAMES.spell(id), entry);
+            slots.push(Slot {
+                want,
+                rows: 0,
+                offset: end,
+            });
+            end = next;
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let data = 8 + header.len() as u64;
+        for slot in &mut slots {
+            slot.offset += data;
+        }
+        let file = File::create_new(&path).map_err(io("create", &path))?;
+        let mut start = (header.len() as u64).to_le_bytes().to_vec();
+        start.append(&mut header);
+        file.write_all_at(&start, 0).map_err(io("write", &path))?;
+        Ok(Self {
+            by_id: slots
+                .iter()
+                .enumerate()
+                .map(|(i, s)| (s.want.id, i))
+                .collect(),
+            path,
+            file,
+            tensors: slots,
+            down: (usize::MAX, Vec::new()),
+            bytes: Vec::new(),
+        })
+    }
+
+    fn row(&mut self, id: TensorId, row: &[f32]) -> Result<(), Error> {
+        let index = self.by_id.get(&id).copied().unwrap_or(usize::MAX);
+        let fits = |s: &&mut Slot| s.rows < s.want.rows && s.want.cols == row.len();
+        let Some(slot) = self.tensors.get_mut(index).filter(fits) else {
+            let reason = format!("tensor {id} has no place for a row of {}", row.len());
+            return Err(export_error(&self.path, reason));
+        };
+        let Required { rows, cols, .. } = slot.want;
+        let at = slot.rows;
+        slot.rows += 1;
+        if id.role != Role::Down {
+            let offset = slot.offset + 4 * (at * cols) as u64;
+            return self.write(row, offset);
+        }
+        // stored transposed, so it can be written only when it is whole
+        if at == 0 {
+            self.down = (index, vec![0.0; rows * cols]);
+        }
+        let (held, down) = &mut self.down;
+        if *held != index {
+            let reason = format!("rows of tensor {id} come among those of another");
+            return Err(export_error(&self.path, reason));
+        }
+        for (column, value) in down.chunks_exact_mut(rows).zip(row) {
+            column[at] = *value;
+        }
+        if at + 1 < rows {
+            return Ok(());
+        }
+        let mut offset = slot.offset;
+        let down = std::mem::take(down);
+        for part in down.chunks(1 << 16) {
+            self.write(part, offset)?;
+            offset += 4 * part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, values: &[f32], offset: u64) -> Result<(), Error> {
+        self.bytes.clear();
+        self.bytes
+            .extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        self.file
+            .write_all_at(&self.bytes, offset)
+            .map_err(io("write", &self.path))
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        if let Some(slot) = self.tensors.iter().find(|s| s.rows != s.want.rows) {
+            let Required { id, rows, .. } = slot.want;
+            let reason = format!("tensor {id} got {} of its {rows} rows", slot.rows);
+            return Err(export_error(&self.path, reason));
+        }
+        self.file.sync_all().map_err(io("flush", &self.path))
+    }
 }
 
 fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
-}
-
-/// One tensor, read when it is written.
-struct Tensor<'a> {
-    id: TensorId,
-    /// `[rows, cols]` as read.
-    rows: usize,
-    cols: usize,
-    /// As written: one number for a vector, Down transposed.
-    shape: Vec<usize>,
-    read: &'a dyn Fn(TensorId) -> Result<Vec<f32>, String>,
-    failure: &'a RefCell<Option<String>>,
-}
-
-impl View for Tensor<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let values = (self.read)(self.id).unwrap_or_else(|reason| {
-            self.failure.borrow_mut().get_or_insert(reason);
-            vec![0.0; self.rows * self.cols]
-        });
-        let bytes = if self.id.role == Role::Down {
-            (0..self.cols)
-                .flat_map(|c| (0..self.rows).map(move |r| (r, c)))
-                .flat_map(|(r, c)| values[r * self.cols + c].to_le_bytes())
-                .collect()
-        } else {
-            values.iter().flat_map(|v| v.to_le_bytes()).collect()
-        };
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        4 * self.rows * self.cols
-    }
 }
 
 fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
@@ -125,7 +317,7 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
 }
 
 fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
-    let unsupported = |reason: String| Error::Export { path: dir.to_owned(), reason };
+    let unsupported = |reason| export_error(dir, reason);
     let (class, act) = match (c.family.as_str(), c.ffn_kind.activation) {
         ("llama", act) => ("LlamaForCausalLM", act),
         ("mistral", act) => ("MistralForCausalLM", act),
@@ -168,7 +360,12 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         RopeScaling::Linear { factor } => {
             config["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
         }
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
             config["rope_scaling"] = json!({
                 "rope_type": "llama3",
                 "factor": factor,
@@ -177,11 +374,9 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
                 "original_max_position_embeddings": original_context,
             });
         }
-        #[allow(unreachable_patterns, reason = "forms that only GGUF files have")]
-        ref other => return Err(unsupported(format!("rope scaling {other:?} has no folder form"))),
     }
-    if c.o_bias {
-        config["attention_bias"] = json!(true);
+    if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3") {
+        config["attention_bias"] = json!(c.o_bias);
     }
     windows_json(c, &mut config).map_err(unsupported)?;
     Ok(config)
@@ -190,6 +385,10 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
 /// Sliding windows, in the keys that the family's reader understands.
 fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
     let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
+        if matches!(c.family.as_str(), "mistral" | "bamboo") {
+            // absent, other programs would take the family's 4096
+            config["sliding_window"] = Value::Null;
+        }
         return Ok(());
     };
     let every = c.window.iter().all(|&w| w == window);
@@ -201,11 +400,20 @@ fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
             config["layer_types"] = c
                 .window
                 .iter()
-                .map(|&w| if w == 0 { "full_attention" } else { "sliding_attention" })
+                .map(|&w| {
+                    if w == 0 {
+                        "full_attention"
+                    } else {
+                        "sliding_attention"
+                    }
+                })
                 .collect();
         }
         family => {
-            return Err(format!("sliding windows {:?} of family {family:?} have no folder form", c.window));
+            return Err(format!(
+                "sliding windows {:?} of family {family:?} have no folder form",
+                c.window
+            ));
         }
     }
     Ok(())
@@ -217,16 +425,22 @@ fn generation_json(folder: &Folder<'_>) -> Value {
         "eos_token_id": folder.config.eos,
     });
     let s = folder.sampling;
-    if let Some(t) = s.temperature {
-        value["do_sample"] = json!(t > 0.0);
-        value["temperature"] = json!(t);
+    let sampled = s.temperature.is_some_and(|t| t > 0.0)
+        || (s.temperature.is_none()
+            && (s.top_k.is_some() || s.top_p.is_some() || s.min_p.is_some()));
+    if sampled || s.temperature.is_some() {
+        value["do_sample"] = json!(sampled);
     }
-    if let Some(k) = s.top_k {
-        value["top_k"] = json!(k);
-    }
-    if let Some(p) = s.top_p {
-        value["top_p"] = json!(p);
-    }
+    let mut put = |key: &str, number: Option<Value>| {
+        if let Some(number) = number {
+            value[key] = number;
+        }
+    };
+    put("temperature", s.temperature.map(Into::into));
+    put("top_k", s.top_k.map(Into::into));
+    put("top_p", s.top_p.map(Into::into));
+    put("min_p", s.min_p.map(Into::into));
+    put("repetition_penalty", s.repetition_penalty.map(Into::into));
     value
 }
 

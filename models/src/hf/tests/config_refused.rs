@@ -363,6 +363,18 @@ fn other_texts_that_lie() {
         "top_p"
     );
     assert_refused!(
+        refused(generation, json!({"min_p": -0.5})),
+        BadKey,
+        generation,
+        "min_p"
+    );
+    assert_refused!(
+        refused(generation, json!({"repetition_penalty": 0})),
+        BadKey,
+        generation,
+        "repetition_penalty"
+    );
+    assert_refused!(
         refused(generation, json!({"eos_token_id": 99})),
         BadKey,
         "config.json",

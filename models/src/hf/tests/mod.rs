@@ -16,6 +16,7 @@ macro_rules! assert_refused {
 
 mod config_refused;
 mod tensors_refused;
+mod write;
 
 use ::safetensors::Dtype;
 use serde_json::{Value, json};
@@ -346,7 +347,8 @@ fn special_tokens_come_from_all_files() {
     folder.texts.insert(
         "generation_config.json",
         json!({"eos_token_id": [5, 4], "do_sample": true,
-        "temperature": 0.5, "top_k": 7, "top_p": 0.75})
+        "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.125,
+        "repetition_penalty": 1.5})
         .to_string(),
     );
     folder.texts.insert(
@@ -366,6 +368,8 @@ fn special_tokens_come_from_all_files() {
         temperature: Some(0.5),
         top_k: Some(7),
         top_p: Some(0.75),
+        min_p: Some(0.125),
+        repetition_penalty: Some(1.5),
     };
     assert_eq!(checkpoint.sampling_defaults(), expected);
 }
@@ -387,12 +391,14 @@ fn sampling_parameters_count_only_when_sampling() {
     let mut folder = Folder::new("llama");
     folder.texts.insert(
         "generation_config.json",
-        json!({"temperature": 0.5}).to_string(),
+        json!({"temperature": 0.5, "min_p": 0.5, "repetition_penalty": 1.25}).to_string(),
     );
-    assert_eq!(
-        folder.open().unwrap().sampling_defaults(),
-        crate::SamplingDefaults::default()
-    );
+    // the penalty is none of them: it also changes greedy decoding
+    let expected = crate::SamplingDefaults {
+        repetition_penalty: Some(1.25),
+        ..Default::default()
+    };
+    assert_eq!(folder.open().unwrap().sampling_defaults(), expected);
 }
 
 #[test]
