@@ -15,7 +15,10 @@ fn the_walk_works() {
         let block = block.split("```").next().unwrap();
         for line in block.lines() {
             let Some(rest) = line.strip_prefix("emberflow ") else {
-                assert!(line.starts_with("cargo "), "neither cargo nor emberflow: {line}");
+                assert!(
+                    line.starts_with("cargo "),
+                    "neither cargo nor emberflow: {line}"
+                );
                 continue;
             };
             let output = common::emberflow()

@@ -124,14 +124,13 @@ fn the_budget_is_kept_and_changes_nothing_but_speed() {
         ["dense", "16", "uring"],
     ];
     for [sparsity, threads, io] in variants {
-        let mut args = vec!["--sparsity", sparsity, "--threads", threads, "--io", io];
-        let smallest = smallest_budget(&args);
-        assert!(full > smallest + 4, "{args:?}: {smallest} of {full} MiB");
+        let variant = ["--sparsity", sparsity, "--threads", threads, "--io", io];
+        let smallest = smallest_budget(&variant);
+        assert!(full > smallest + 4, "{variant:?}: {smallest} of {full} MiB");
         for step in 0..5 {
             let mib = smallest + step * (full - smallest) / 4;
             let memory = format!("{mib}MiB");
-            args.truncate(6);
-            args.extend(["--memory", &memory]);
+            let args = [&variant[..], &["--memory", &memory]].concat();
             let report = generate(&args);
             let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
             assert!(peak <= mib << 20, "{args:?}: peak {peak} above {mib} MiB");
