@@ -364,7 +364,7 @@ fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
     let path = source.path().display();
     let tokens = Tokenizer::from_json(source.tokenizer_json())
-        .map_err(|e| Failure::Fault(format!("{path}: {e}")))?
+        .map_err(|e| Failure::file(source.path())(std::io::Error::other(e)))?
         .vocab_size();
     let vocab = source.config().vocab;
     if tokens > vocab {

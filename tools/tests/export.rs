@@ -1,0 +1,88 @@
+//! Export is the inverse of an f32 pack, and leaves nothing when it fails.
+
+use std::path::{Path, PathBuf};
+
+use emberflow::export::export;
+use emberflow::pack::{PackOptions, pack};
+use emberflow_kernels::DType;
+use emberflow_models::config::ModelConfig;
+use emberflow_storage::container::Container;
+
+fn fixtures() -> Vec<PathBuf> {
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models");
+    let mut folders: Vec<_> = std::fs::read_dir(models)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    folders.sort();
+    folders
+}
+
+fn packed(folder: &Path, output: &Path) -> Container {
+    pack(
+        folder,
+        output,
+        &PackOptions::new(DType::F32),
+        &mut |_, _| {},
+    )
+    .unwrap();
+    Container::open(output).unwrap()
+}
+
+#[test]
+fn every_fixture_comes_back_bit_for_bit() {
+    let folders = fixtures();
+    assert!(folders.len() >= 14, "{folders:?}");
+    for folder in folders {
+        let dir = tempfile::tempdir().unwrap();
+        let container = packed(&folder, &dir.path().join("m.ember"));
+        let out = dir.path().join("out");
+        export(&container, &out).unwrap();
+        let [a, b] = [&folder, &out].map(|f| emberflow_models::open(f).unwrap());
+        let name = a.config().name.clone();
+        let found = ModelConfig {
+            name,
+            ..b.config().clone()
+        };
+        assert_eq!(a.config(), &found);
+        assert_eq!(a.sampling_defaults(), b.sampling_defaults());
+        assert_eq!(a.chat_template(), b.chat_template());
+        assert_eq!(a.tokenizer_json(), b.tokenizer_json());
+        assert_eq!(a.tensors().len(), b.tensors().len());
+        for (x, y) in a.tensors().iter().zip(b.tensors()) {
+            assert_eq!((x.id, x.rows, x.cols), (y.id, y.rows, y.cols));
+            let bits = |c: &dyn emberflow_models::Checkpoint| {
+                let mut values = vec![0.0; x.rows * x.cols];
+                c.read_rows(x.id, 0, x.rows, &mut values).unwrap();
+                values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(
+                bits(a.as_ref()) == bits(b.as_ref()),
+                "{}: {}",
+                folder.display(),
+                x.id
+            );
+        }
+    }
+}
+
+#[test]
+fn a_damaged_container_leaves_no_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.ember");
+    let place = {
+        let container = packed(&fixtures()[0], &path);
+        let last = container.banks()[0].neurons - 1;
+        container.neuron_offset(0, last) as usize
+    };
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[place] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let container = Container::open(&path).unwrap();
+    let message = export(&container, &dir.path().join("out"))
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("layer 0"), "{message}");
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
