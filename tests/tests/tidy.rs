@@ -176,7 +176,9 @@ fn documents_name_files_that_exist() {
                     || quoted.ends_with(".py")
                     || quoted.ends_with('/')
                     || quoted.ends_with(".md")
-                    || [".svg", ".json", ".txt", ".sh"].iter().any(|e| quoted.ends_with(e)));
+                    || [".svg", ".json", ".txt", ".sh"]
+                        .iter()
+                        .any(|e| quoted.ends_with(e)));
             if looks_like_path {
                 checked += 1;
                 let beside = root().join(document).parent().map(|p| p.join(quoted));
@@ -188,4 +190,29 @@ fn documents_name_files_that_exist() {
         }
         assert!(checked > 0, "{document} names no file at all");
     }
+}
+
+/// The DATA LAYOUT diagram in the document is the one in the code.
+#[test]
+fn the_layout_diagram_is_the_codes_own() {
+    let code =
+        std::fs::read_to_string(root().join("storage/src/container/format.rs")).expect("format.rs");
+    let diagram: String = code
+        .lines()
+        .skip_while(|l| *l != "//! ```text")
+        .skip(1)
+        .take_while(|l| *l != "//! ```")
+        .map(|l| {
+            format!(
+                "{}\n",
+                l.trim_start_matches("//!").strip_prefix(' ').unwrap_or("")
+            )
+        })
+        .collect();
+    assert!(diagram.contains("superblock"), "the code lost its diagram");
+    let document = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("document");
+    assert!(
+        document.contains(&diagram),
+        "ARCHITECTURE.md shows another layout"
+    );
 }

@@ -26,6 +26,6 @@ pub use format::{BankEntry, Section, TensorEntry};
 pub use geometry::{BundleGeometry, Placement, Prefer};
 pub use layout::{BankSpec, Layout, LayoutError, Spec, TensorSpec};
 pub use reader::{Container, SectionSize};
-pub use verify::{Problem, VerifyReport};
 pub use sink::{BankSink, ByteSink};
+pub use verify::{Problem, VerifyReport};
 pub use writer::{Options, Unit, Writer};
