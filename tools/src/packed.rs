@@ -19,6 +19,9 @@ use crate::Failure;
 /// Bytes of a tensor that are read together, unless one row is longer.
 const BATCH_BYTES: usize = 1 << 20;
 
+/// Takes a row's number, the block format it is stored in, and its values.
+pub type RowFn<'f> = dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure> + 'f;
+
 /// An open container and how to read its numbers.
 pub struct Packed<'a> {
     container: &'a Container,
@@ -66,17 +69,12 @@ impl<'a> Packed<'a> {
         &self.meta.config
     }
 
-    /// Calls `f` with each row's number and values, for the tensor `want`,
-    /// which is not FFN; gives its block format.
+    /// Calls `f` with each row of the tensor `want`, which is not FFN.
     ///
     /// # Errors
     /// A fault where the tensor is missing, has another shape than `want` or is
     /// damaged (then after `f` has seen it), a read error, and what `f` gives.
-    pub fn rows(
-        &self,
-        want: Required,
-        f: &mut dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    pub fn rows(&self, want: Required, f: &mut RowFn<'_>) -> Result<(), Failure> {
         let Required { id, rows, cols } = want;
         let fail = |what: String| self.fault(id, &what);
         let entry = self
@@ -111,7 +109,7 @@ impl<'a> Packed<'a> {
         entry: &TensorEntry,
         dtype: DType,
         (cols, stride): (usize, usize),
-        f: &mut dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure>,
+        f: &mut RowFn<'_>,
     ) -> Result<(), Failure> {
         let batch = (BATCH_BYTES / stride).max(1) * stride;
         let mut bytes = vec![0; batch.min(entry.len as usize)];
