@@ -13,7 +13,7 @@ use crate::weights::Weights;
 
 /// Which positions' logits the caller wants.
 pub enum Logits<'a> {
-    /// The last position's; left in [`Decoder::logits`].
+    /// The last position's; left in [`crate::Engine::logits`].
     Last,
     /// Every position's, passed to the function as `(index in chunk, logits)`.
     Each(&'a mut dyn FnMut(usize, &[f32])),

@@ -1,7 +1,7 @@
 //! Text to tokens and back.
 //!
 //! [`Tokenizer`] wraps the `tokenizers` crate behind two rules. What a file
-//! describes is checked before the crate sees it ([`check`]): only the
+//! describes is checked before the crate sees it (`check`): only the
 //! components that the supported families use are accepted, and nothing in
 //! them can make the crate panic. And text that is decoded token by token
 //! ([`StreamDecoder`]) is the same text that [`Tokenizer::decode`] gives.

@@ -113,19 +113,19 @@ pub fn log_panels(title: &str, x: &str, y: &str, panels: &[Panel]) -> String {
         );
         for power in x0 as i32..=x1 as i32 {
             let (value, at) = (2f64.powi(power), to_x(2f64.powi(power)));
-            let _ = write!(
+            let _ = writeln!(
                 out,
                 "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>\
-                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>\n",
+                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>",
                 bottom + 16.0
             );
         }
         for power in y0 as i32..=y1 as i32 {
             let (value, at) = (10f64.powi(power), to_y(10f64.powi(power)));
-            let _ = write!(
+            let _ = writeln!(
                 out,
                 "<path d=\"M{LEFT} {at:.1}H{right}\" stroke=\"#ddd\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>\n",
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
                 LEFT - 6.0,
                 at + 4.0
             );
@@ -135,10 +135,10 @@ pub fn log_panels(title: &str, x: &str, y: &str, panels: &[Panel]) -> String {
             let path: Vec<String> = (points.iter())
                 .map(|&(x, y)| format!("{:.1} {:.1}", to_x(x), to_y(y)))
                 .collect();
-            let _ = write!(
+            let _ = writeln!(
                 out,
                 "<path d=\"M{}\" fill=\"none\" stroke=\"hsl({hue:.0},70%,45%)\" stroke-width=\"1.5\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" fill=\"hsl({hue:.0},70%,35%)\">{}</text>\n",
+                 <text x=\"{:.1}\" y=\"{:.1}\" fill=\"hsl({hue:.0},70%,35%)\">{}</text>",
                 path.join("L"),
                 right + 12.0,
                 TOP + 14.0 * i as f64 + 10.0,
