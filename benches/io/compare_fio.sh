@@ -4,8 +4,8 @@
 #   benches/io/compare_fio.sh [FILE]
 #
 # FILE should hold 4 GiB or more; without one a temporary file is written to the current folder.
-# Settings from the environment: EMBERFLOW (the program), ROUNDS (3), SECONDS_PER_POINT (1),
-# SIZE_GIB (4), MACHINE (name of the results folder), FIO_EXTRA (more options for fio).
+# Settings from the environment: EMBERFLOW (the program), ROUNDS (3), MILLIS per point
+# (1000), SIZE_GIB (4), MACHINE (name of the results folder), FIO_EXTRA (more options for fio).
 # The machine should do nothing else. Rounds are interleaved, because devices of cloud machines
 # drift; the table shows medians.
 set -euo pipefail
@@ -24,7 +24,7 @@ if [ ! -x "$emberflow" ]; then
     exit 1
 fi
 rounds=${ROUNDS:-3}
-time=${SECONDS_PER_POINT:-1}
+millis=${MILLIS:-1000}
 machine=${MACHINE:-$(python3 "$here/summarise.py" machine)}
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
@@ -38,25 +38,35 @@ if [ -z "$file" ]; then
     sync "$file"
 fi
 
-depths=(8 32 64 128)
+with_fio() { # round size depth
+    local how=(--rw=randread --bs="${2%iB}" --norandommap --randrepeat=0)
+    if [ "$2" = seq ]; then
+        how=(--rw=read --bs=1M)
+    fi
+    # shellcheck disable=SC2086
+    fio --name=x --filename="$file" --readonly --ioengine=io_uring --registerfiles=1 \
+        --direct=1 --iodepth="$3" "${how[@]}" --time_based --ramp_time=100ms \
+        --runtime="${millis}ms" --output-format=json ${FIO_EXTRA:-} >"$raw/fio.$1.$2.$3.json"
+}
+
+with_emberflow() { # round size depth
+    "$emberflow" bench io "$file" --sizes "$2" --depths "$3" --ranges 0 --millis "$millis" \
+        --json >"$raw/ours.$1.$2.$3.json"
+}
+
 for round in $(seq "$rounds"); do
+    echo "round $round of $rounds" >&2
     for size in 4KiB 8KiB 24KiB 64KiB 512KiB seq; do
-        echo "round $round of $rounds: $size" >&2
-        if [ "$size" = seq ]; then
-            how=(--rw=read --bs=1M)
-        else
-            how=(--rw=randread --bs="${size%iB}" --norandommap --randrepeat=0)
-        fi
-        for depth in "${depths[@]}"; do
-            # shellcheck disable=SC2086
-            fio --name=x --filename="$file" --readonly --ioengine=io_uring --registerfiles=1 \
-                --direct=1 --iodepth="$depth" "${how[@]}" --time_based --ramp_time=0.1 \
-                --runtime="$time" --output-format=json ${FIO_EXTRA:-} \
-                >"$raw/fio.$round.$size.$depth.json"
+        for depth in 8 32 64 128; do
+            # Whoever comes first may find a rested device, so they take turns.
+            if ((round % 2)); then
+                with_fio "$round" "$size" "$depth"
+                with_emberflow "$round" "$size" "$depth"
+            else
+                with_emberflow "$round" "$size" "$depth"
+                with_fio "$round" "$size" "$depth"
+            fi
         done
-        "$emberflow" bench io "$file" --sizes "$size" --ranges 0 --json \
-            --depths "$(IFS=,; echo "${depths[*]}")" \
-            --millis "$(python3 -c "print(round($time * 1000))")" >"$raw/ours.$round.$size.json"
     done
 done
 python3 "$here/summarise.py" table "$raw" "$root/benches/results/$machine/io.csv"

@@ -7,7 +7,8 @@ pub struct Limits {
     /// Commands in flight on the device. Random reads gain up to about 32 on NVMe-like disks and
     /// almost nothing beyond; UFS saturates far earlier.
     pub depth: u32,
-    /// Threads of the `pread` engine. Each carries one command, so this is its depth. UFS has a
+    /// Threads of the `pread` engine. Each carries one command, so this is its depth; as many
+    /// again wait at hand, so that threads do not sleep between reads. UFS has a
     /// single command queue that two submitters fill and more slow down; disks with several
     /// queues want many.
     pub lanes: u32,

@@ -79,6 +79,11 @@ struct Shared {
 struct State {
     jobs: VecDeque<Command>,
     done: Vec<Reaped>,
+    /// Lanes that wait for work. Without any, nobody needs to be told of a job: a lane looks for
+    /// the next one before it sleeps. A needless signal is a system call for each read.
+    idle: u32,
+    /// The I/O thread waits for news.
+    waiting: bool,
     woken: bool,
     closed: bool,
 }
@@ -96,12 +101,21 @@ impl Shared {
 
     fn run_lane(&self) {
         let mut state = self.lock();
+        let mut tell = false;
         while !state.closed {
             let Some(command) = state.jobs.pop_front() else {
+                if std::mem::take(&mut tell) {
+                    self.news.notify_one();
+                }
+                state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(|e| e.into_inner());
+                state.idle -= 1;
                 continue;
             };
             drop(state);
+            if std::mem::take(&mut tell) {
+                self.news.notify_one();
+            }
             // SAFETY: the contract of `Device::start` holds until the outcome is reported.
             let result = unsafe { command.run() };
             state = self.lock();
@@ -109,6 +123,10 @@ impl Shared {
                 id: command.id,
                 result,
             });
+            // Told after the next job was taken, and once for all that is done until it looks.
+            tell |= std::mem::take(&mut state.waiting);
+        }
+        if tell {
             self.news.notify_one();
         }
     }
@@ -120,17 +138,17 @@ impl Pool {
             shared: Arc::default(),
             lanes: Vec::with_capacity(lanes as usize),
         };
-        {
-            let mut state = pool.shared.lock();
-            state.jobs.reserve(lanes as usize);
-            state.done.reserve(lanes as usize);
-        }
         for i in 0..lanes.max(1) {
             let shared = Arc::clone(&pool.shared);
             let lane = std::thread::Builder::new()
                 .name(format!("ember-read-{i}"))
                 .spawn(move || shared.run_lane())?;
             pool.lanes.push(lane);
+        }
+        {
+            let mut state = pool.shared.lock();
+            state.jobs.reserve(pool.capacity() as usize);
+            state.done.reserve(pool.capacity() as usize);
         }
         Ok(pool)
     }
@@ -141,22 +159,30 @@ impl Device for Pool {
         "pread"
     }
 
+    /// One job for each lane and one to go on with, so that lanes do not sleep between reads.
     fn capacity(&self) -> u32 {
-        self.lanes.len() as u32
+        self.lanes.len().saturating_mul(2) as u32
     }
 
     unsafe fn start(&mut self, command: Command) {
-        self.shared.lock().jobs.push_back(command);
-        self.shared.work.notify_one();
+        let mut state = self.shared.lock();
+        state.jobs.push_back(command);
+        let somebody = state.idle > 0;
+        drop(state);
+        if somebody {
+            self.shared.work.notify_one();
+        }
     }
 
     fn reap(&mut self, wait: bool, out: &mut Vec<Reaped>) -> io::Result<()> {
         let mut state = self.shared.lock();
         while wait && out.is_empty() && state.done.is_empty() && !state.woken {
+            state.waiting = true;
             state = (self.shared.news)
                 .wait(state)
                 .unwrap_or_else(|e| e.into_inner());
         }
+        state.waiting = false;
         state.woken = false;
         out.append(&mut state.done);
         Ok(())

@@ -197,8 +197,14 @@ impl Work {
 
     /// Nothing is merged or cut, so that a read is a command and `depth` means what it says.
     fn limits(&self, keep: u32) -> Limits {
+        // A lane has one read under way and the next one at hand.
+        let ahead = if self.engine == EngineChoice::Pread {
+            2
+        } else {
+            1
+        };
         Limits {
-            depth: self.depth,
+            depth: self.depth * ahead,
             lanes: self.depth,
             queued: keep as usize * 2,
             block: self.size,
