@@ -169,7 +169,8 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
-    /// Softmax temperature; 0 = greedy; default: what the checkpoint recommends, else 0.
+    /// Softmax temperature; 0 = greedy. This and the next four default to what the checkpoint
+    /// recommends, else to greedy.
     #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 = all.
@@ -178,12 +179,12 @@ pub struct RunArgs {
     /// Keep the likeliest tokens with this probability mass.
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    pub min_p: f32,
+    /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
     /// Weaken tokens that were used recently; 1 = off.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
-    pub repeat_penalty: f32,
+    #[arg(long, value_name = "R")]
+    pub repeat_penalty: Option<f32>,
     /// Seed of the random choices.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,

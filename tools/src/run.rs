@@ -91,8 +91,11 @@ fn generate(
             temperature: args.temp.or(defaults.temperature).unwrap_or(0.0),
             top_k: args.top_k.or(defaults.top_k).unwrap_or(0) as usize,
             top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: args.min_p,
-            repetition_penalty: args.repeat_penalty,
+            min_p: args.min_p.or(defaults.min_p).unwrap_or(0.0),
+            repetition_penalty: args
+                .repeat_penalty
+                .or(defaults.repetition_penalty)
+                .unwrap_or(1.0),
             seed: args.seed,
         },
         ignore_eos: args.ignore_eos,
