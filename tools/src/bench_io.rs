@@ -26,6 +26,8 @@ struct Report<'a> {
 
 /// Runs the command.
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
+    // Before a gigabyte is written for nothing.
+    let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;
     let target = match &args.file {
         Some(path) => Target::open(path)?,
         None => temporary(args.size.unwrap_or(if args.quick { QUICK } else { FULL }))?,
@@ -36,7 +38,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
              not of the device"
         );
     }
-    let plan = plan(args, engines(args, &target)?);
+    let plan = plan(args, engines(choice, &target)?);
     let bar = progress::steps("measuring", plan.points(target.facts().len) as u64);
     let points = measure(&target, &plan, |_| bar.inc(1))?;
     bar.finish_and_clear();
@@ -105,22 +107,17 @@ fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {
 }
 
 /// The engines to measure.
-fn engines(args: &BenchIoArgs, target: &Target) -> Result<Vec<EngineChoice>, Failure> {
-    match args.io.as_str() {
-        "auto" => {
-            let mut engines = vec![EngineChoice::Pread];
-            match target.works(EngineChoice::Uring) {
-                Ok(()) => engines.insert(0, EngineChoice::Uring),
-                Err(reason) => eprintln!("emberflow: only pread is measured: {reason}"),
-            }
-            Ok(engines)
-        }
-        name => {
-            let choice: EngineChoice = name.parse().map_err(Failure::usage)?;
-            target.works(choice)?;
-            Ok(vec![choice])
-        }
+fn engines(choice: EngineChoice, target: &Target) -> Result<Vec<EngineChoice>, Failure> {
+    if choice != EngineChoice::Auto {
+        target.works(choice)?;
+        return Ok(vec![choice]);
     }
+    let mut engines = vec![EngineChoice::Pread];
+    match target.works(EngineChoice::Uring) {
+        Ok(()) => engines.insert(0, EngineChoice::Uring),
+        Err(reason) => eprintln!("emberflow: only pread is measured: {reason}"),
+    }
+    Ok(engines)
 }
 
 /// A file of `len` bytes in the current folder that is gone when this process is.

@@ -33,7 +33,8 @@ fn has_keys(value: &Value, keys: &[&str]) {
 fn bench_io_measures_draws_and_saves() {
     let dir = tempfile::tempdir().unwrap();
     let args = [
-        "bench", "io", "--quick", "--size", "8MiB", "--json", "--svg", "io.svg", "--save",
+        "bench", "io", "--quick", "--size", "8MiB", "--millis", "10", "--json", "--svg", "io.svg",
+        "--save",
     ];
     let report = in_dir(dir.path(), &args);
     has_keys(
@@ -95,7 +96,19 @@ fn bench_io_measures_draws_and_saves() {
 fn a_simulated_device_shows_its_published_curve() {
     let dir = tempfile::tempdir().unwrap();
     let args = [
-        "bench", "io", "--quick", "--size", "8MiB", "--io", "sim:emmc", "--json",
+        "bench",
+        "io",
+        "--size",
+        "8MiB",
+        "--sizes",
+        "4KiB,512KiB,seq",
+        "--depths",
+        "8",
+        "--millis",
+        "100",
+        "--io",
+        "sim:emmc",
+        "--json",
     ];
     let report = in_dir(dir.path(), &args);
     assert_eq!(report["saved_to"], Value::Null);
