@@ -51,7 +51,7 @@ impl Engine {
             dense: sparsity == Sparsity::Dense,
         };
         let (banks, source) = Banks::new(container, &c, &shape)?;
-        let needs = needs(&banks, &c, &shape, &options, sparsity);
+        let needs = needs(&banks, &c, &shape, &options, sparsity)?;
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&needs),
@@ -224,7 +224,15 @@ fn needs(
     shape: &FfnShape,
     o: &Options,
     sparsity: Sparsity,
-) -> Needs {
+) -> Result<Needs, Error> {
+    // Without them the budget could not be kept.
+    let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
+        return Err(Error::Option(
+            "cannot read this process's own memory from /proc/self/status: a memory budget cannot \
+             be kept without it (is /proc mounted, and are there file descriptors left?)"
+                .into(),
+        ));
+    };
     let position = PER_POSITION * o.context as u64;
     // a candidate list of the sampler
     let sampler = 12 * u64::from(c.vocab);
@@ -236,9 +244,9 @@ fn needs(
         position,
         sampler,
     ];
-    Needs {
-        process: mem::rss().unwrap_or(0),
-        process_peak: mem::peak_rss().unwrap_or(0),
+    Ok(Needs {
+        process,
+        process_peak,
         fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
         kv: kv_bytes(o, c),
         scratch: scratch.into_iter().fold(0, u64::saturating_add),
@@ -250,7 +258,7 @@ fn needs(
         neurons: banks.total(),
         min_slots: banks.min_slots(),
         gates_help: sparsity == Sparsity::Exact,
-    }
+    })
 }
 
 /// All that the model can use, within what the machine can safely give; where

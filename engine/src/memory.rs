@@ -43,7 +43,7 @@ pub struct Needs {
 
 /// Pages the process touches later that no ledger line names: thread stacks,
 /// code pages, allocator slack. Checked by the peak-RSS tests.
-pub const RUNTIME_MARGIN: u64 = 4 << 20;
+pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
 /// What a cache slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

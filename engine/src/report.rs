@@ -65,8 +65,8 @@ pub struct Latency {
 pub struct Memory {
     /// The budget.
     pub budget_bytes: u64,
-    /// Highest resident set of the process (VmHWM).
-    pub peak_rss_bytes: u64,
+    /// Highest resident set of the process (VmHWM); `null` when the system does not tell.
+    pub peak_rss_bytes: Option<u64>,
     /// Resident weights: attention, norms, embedding, head, tables.
     pub fixed: u64,
     /// Gate rows that stay resident.
@@ -165,7 +165,7 @@ impl Report {
             },
             memory: Memory {
                 budget_bytes: plan.budget(),
-                peak_rss_bytes: mem::peak_rss().unwrap_or(0),
+                peak_rss_bytes: mem::peak_rss(),
                 fixed: needs.fixed,
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),
@@ -224,7 +224,7 @@ impl Report {
         format!(
             "{:.1} tok/s ({:.2} ms/token), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
-             FFN {:.0} % resident | peak {:.1} of {:.1} MiB | {} {} | logits {}",
+             FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
             self.decode_tokens_per_s,
             self.latency_ms.mean,
             self.prefill_tokens_per_s,
@@ -235,7 +235,9 @@ impl Report {
             100.0 * self.cache.cold_hit_rate,
             100.0 * self.sparsity.active_share,
             100.0 * self.memory.ffn_resident_share,
-            mib(self.memory.peak_rss_bytes),
+            self.memory
+                .peak_rss_bytes
+                .map_or("unknown".into(), |b| format!("{:.1}", mib(b))),
             mib(self.memory.budget_bytes),
             self.isa,
             self.io.engine,

@@ -296,7 +296,7 @@ pub struct PerplexityArgs {
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Stop after this many tokens.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub limit: Option<u64>,
     #[command(flatten)]
     #[expect(missing_docs)]

@@ -1,5 +1,6 @@
 //! From command-line arguments to an open engine.
 
+use std::io::Read;
 use std::path::Path;
 
 use emberflow_engine::{Budget, Engine, Model, Options};
@@ -16,7 +17,17 @@ use crate::cli::{EngineArgs, KvArg, ModelArg};
 /// from that file like any other container, so its neurons stay on disk.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match &arg.model {
-        Some(path) => Ok(Container::open(path)?),
+        Some(path) => {
+            if looks_like_checkpoint(path) {
+                return Err(Failure::usage(format!(
+                    "{} is a checkpoint, not a container; pack it first: \
+                     emberflow pack {} -o model.ember",
+                    path.display(),
+                    path.display()
+                )));
+            }
+            Ok(Container::open(path)?)
+        }
         None => {
             let place = demo::locate()?;
             Ok(Container::open_at(
@@ -27,6 +38,15 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
             )?)
         }
     }
+}
+
+fn looks_like_checkpoint(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let gguf = std::fs::File::open(path)
+        .and_then(|mut f| f.read_exact(&mut magic))
+        .is_ok_and(|()| &magic == b"GGUF" || &magic == b"PWRI");
+    gguf || path.join("config.json").is_file()
+        || path.extension().is_some_and(|e| e == "safetensors")
 }
 
 /// Opens the model that `arg` names.

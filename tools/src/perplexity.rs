@@ -28,7 +28,7 @@ pub struct Perplexity {
     /// Share of (neuron, token) pairs that fired.
     pub active_share: f64,
     /// Highest resident set of the process (VmHWM).
-    pub peak_rss_bytes: u64,
+    pub peak_rss_bytes: Option<u64>,
     /// The budget.
     pub budget_bytes: u64,
 }
@@ -38,7 +38,13 @@ const WINDOW: u32 = 512;
 
 /// Runs the command.
 pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
+    let mut text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
+    if let Some(limit) = args.limit {
+        // far more text than that many tokens, so that the rest costs no memory
+        let bytes = usize::try_from(limit.saturating_mul(64)).unwrap_or(usize::MAX);
+        text.truncate(text.floor_char_boundary(bytes.min(text.len())));
+        text.shrink_to_fit();
+    }
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context;
     let window = args.window.unwrap_or(WINDOW.min(max));
@@ -120,7 +126,7 @@ pub fn measure(
         bytes,
         window: window as u32,
         active_share: engine.counters().active_share(),
-        peak_rss_bytes: mem::peak_rss().unwrap_or(0),
+        peak_rss_bytes: mem::peak_rss(),
         budget_bytes: engine.plan().budget(),
     })
 }

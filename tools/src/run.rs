@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, Stop};
+use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text};
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
@@ -34,6 +34,16 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let max = model.text().config().max_context as usize;
     let needed = prompt.len().saturating_add(args.tokens as usize);
     let context = args.context.map_or(needed.min(max), |c| c as usize);
+    if prompt.len() > context {
+        return Err(Failure::Engine(emberflow_engine::Error::ContextFull {
+            capacity: context,
+            needed: prompt.len(),
+            limit: max,
+        }));
+    }
+    sampling(args, model.text())
+        .validate()
+        .map_err(Failure::usage)?;
     let mut engine = open_engine(model, &args.engine, context)?;
     let stop = on_interrupt(&engine);
     let mut sequence = engine.new_sequence();
@@ -77,6 +87,22 @@ fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// What the arguments say, else what the checkpoint recommends, else greedy.
+fn sampling(args: &RunArgs, text: &Text) -> Sampling {
+    let defaults = text.meta().sampling;
+    Sampling {
+        temperature: args.temp.or(defaults.temperature).unwrap_or(0.0),
+        top_k: args.top_k.or(defaults.top_k).unwrap_or(0) as usize,
+        top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
+        min_p: args.min_p.or(defaults.min_p).unwrap_or(0.0),
+        repetition_penalty: args
+            .repeat_penalty
+            .or(defaults.repetition_penalty)
+            .unwrap_or(1.0),
+        seed: args.seed,
+    }
+}
+
 /// Generates after `prompt`; streams the text unless `--json`.
 fn generate(
     engine: &mut Engine,
@@ -84,20 +110,9 @@ fn generate(
     prompt: &[u32],
     args: &RunArgs,
 ) -> Result<(Generation, String), Failure> {
-    let defaults = engine.text().meta().sampling;
     let request = Request {
         max_tokens: args.tokens as usize,
-        sampling: Sampling {
-            temperature: args.temp.or(defaults.temperature).unwrap_or(0.0),
-            top_k: args.top_k.or(defaults.top_k).unwrap_or(0) as usize,
-            top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: args.min_p.or(defaults.min_p).unwrap_or(0.0),
-            repetition_penalty: args
-                .repeat_penalty
-                .or(defaults.repetition_penalty)
-                .unwrap_or(1.0),
-            seed: args.seed,
-        },
+        sampling: sampling(args, engine.text()),
         ignore_eos: args.ignore_eos,
     };
     let tokenizer = engine.text().tokenizer().clone();

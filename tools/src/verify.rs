@@ -126,13 +126,15 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
         )?;
     }
     if let Some(s) = &result.source {
-        writeln!(
-            out,
-            "{} weights within the bound of their format; worst: {:.1} % of the bound, in {}",
-            s.weights,
-            100.0 * s.worst_share_of_bound,
-            s.worst_tensor
-        )?;
+        match s.worst_tensor.as_str() {
+            "" => writeln!(out, "{} weights equal the source's", s.weights)?,
+            tensor => writeln!(
+                out,
+                "{} weights within the bound of their format; worst: {:.1} % of the bound, in {tensor}",
+                s.weights,
+                100.0 * s.worst_share_of_bound
+            )?,
+        }
     }
     Ok(())
 }

@@ -214,8 +214,8 @@ fn sampling_is_seeded() {
 
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
-    let cases: [(&[&str], i32, &str); 8] = [
-        (&["run", "--temp=-1", "-p", "a"], 1, "temperature"),
+    let cases: [(&[&str], i32, &str); 10] = [
+        (&["run", "--temp=-1", "-p", "a"], 2, "temperature"),
         (&["run", "--memory", "2cats"], 2, "unknown unit"),
         (
             &["run", "/nowhere/model.ember", "-p", "a"],
@@ -226,6 +226,29 @@ fn wrong_use_is_refused_with_what_to_do() {
         (&["run", "--context", "999999"], 1, "context"),
         (&["run", "--sparsity", "exakt"], 2, "exact"),
         (&["runn"], 2, "run"),
+        (
+            &[
+                "run",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu"),
+                "-p",
+                "a",
+            ],
+            2,
+            "pack it first",
+        ),
+        (
+            &[
+                "run",
+                concat!(
+                    env!("CARGO_MANIFEST_DIR"),
+                    "/../tests/fixtures/models/relu/model.gguf"
+                ),
+                "-p",
+                "a",
+            ],
+            2,
+            "pack it first",
+        ),
         (
             &["run", "-p", "a", "-n", "4", "--context", "1"],
             1,

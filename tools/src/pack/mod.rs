@@ -7,26 +7,21 @@
 //! command gives the same bytes on file systems that need the same; with it,
 //! anywhere. A killed pack can go on where it stopped.
 
+mod plan;
+
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::bundle::NeuronFormat;
-use emberflow_engine::meta::{
-    ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
-};
+use emberflow_engine::meta::Order;
 use emberflow_kernels::{DType, Workers, quantize_row};
 use emberflow_models::names::{Role, TensorId};
-use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_predictor::order;
-use emberflow_predictor::stats::ActivationStats;
-use emberflow_storage::container::{
-    BankSpec, BundleGeometry, Placement, Prefer, Spec, TensorSpec, Unit, Writer,
-};
-use emberflow_storage::io::FileSource;
+use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
 use serde::Serialize;
 
+use self::plan::{Plan, check_tokenizer};
 use crate::cli::{PackArgs, QuantArg, ScalesArg};
 use crate::{Failure, print_json, progress, size};
 
@@ -35,9 +30,6 @@ const BATCH: usize = 64;
 
 /// Bytes after which finished parts are flushed to disk and count as done.
 const CHECKPOINT_BYTES: u64 = 8 << 20;
-
-/// Sector when the file system does not say what direct I/O needs.
-const DEFAULT_SECTOR: u32 = 4096;
 
 /// How to pack.
 #[derive(Debug, Clone)]
@@ -184,6 +176,20 @@ pub fn pack(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
     let start = Instant::now();
+    if output.is_dir() {
+        return Err(Failure::usage(format!(
+            "{} is a folder; name a file in it with -o",
+            output.display()
+        )));
+    }
+    if let Some(folder) = output.parent().filter(|p| !p.as_os_str().is_empty())
+        && !folder.is_dir()
+    {
+        return Err(Failure::usage(format!(
+            "the folder {} does not exist; create it first",
+            folder.display()
+        )));
+    }
     if output.exists() && !options.force {
         return Err(Failure::usage(format!(
             "{} exists; give --force to replace it",
@@ -241,199 +247,6 @@ pub fn pack(
         resumed_units,
         seconds: start.elapsed().as_secs_f64(),
     })
-}
-
-/// Everything that is decided before the first weight is read.
-struct Plan {
-    spec: Spec,
-    /// Source tensors in file order, beside `spec.tensors`.
-    tensors: Vec<TensorInfo>,
-    format: NeuronFormat,
-    /// Packed id → original id, one entry per bank; empty = original order.
-    order: Vec<Vec<u32>>,
-}
-
-impl Plan {
-    fn new(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> Result<Self, Failure> {
-        let c = source.config();
-        let d = c.d_model as usize;
-        let stats = options
-            .stats
-            .as_deref()
-            .map(|bytes| {
-                ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
-            })
-            .transpose()?;
-        let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
-        let order: Vec<Vec<u32>> = match &stats {
-            Some(stats) => bank_ids
-                .clone()
-                .map(|(l, e)| order::by_temperature(stats.counts(l, e).unwrap_or_default()))
-                .collect(),
-            None => Vec::new(),
-        };
-        let sector = options.sector.unwrap_or_else(|| sector_for(output));
-        let (q, s) = (
-            options.ffn.quants_bytes(d) as u32,
-            options.ffn.scales_bytes(d) as u32,
-        );
-        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales).map_err(
-            |source| emberflow_storage::Error::Layout {
-                path: output.to_path_buf(),
-                source,
-            },
-        )?;
-        let format = NeuronFormat {
-            dtype: options.ffn,
-            d,
-            inline_scales: geometry.placement == Placement::Inline,
-        };
-        let tensors: Vec<TensorInfo> = source
-            .tensors()
-            .iter()
-            .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
-            .cloned()
-            .collect();
-        let specs = tensors
-            .iter()
-            .map(|t| {
-                let dtype = options.dtype(t.id.role);
-                TensorSpec {
-                    name: t.id.to_string(),
-                    dtype: dtype.code(),
-                    dims: vec![t.rows as u64, t.cols as u64],
-                    len: (t.rows * dtype.row_bytes(t.cols)) as u64,
-                }
-            })
-            .collect();
-        let fingerprint = format!("{:016x}", source.fingerprint());
-        let meta = meta_of(source, options, stats.as_ref(), &fingerprint);
-        let packed_stats = stats.map(|s| s.permuted(&order));
-        Ok(Self {
-            spec: Spec {
-                geometry,
-                bundle_dtype: options.ffn.code(),
-                meta: to_json(&meta)?,
-                stats: packed_stats
-                    .map(|s| to_json(&s))
-                    .transpose()?
-                    .unwrap_or_default(),
-                predictor_len: 0,
-                tensors: specs,
-                banks: bank_ids
-                    .map(|(layer, expert)| BankSpec {
-                        layer,
-                        expert,
-                        neurons: c.ffn,
-                        flags: 0,
-                    })
-                    .collect(),
-                source: fingerprint,
-            },
-            tensors,
-            format,
-            order,
-        })
-    }
-
-    fn order_kind(&self) -> Order {
-        if self.order.is_empty() {
-            Order::Original
-        } else {
-            Order::Temperature
-        }
-    }
-
-    fn total_bytes(&self) -> u64 {
-        let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
-        let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
-        tensors + neurons * u64::from(self.spec.geometry.stride)
-    }
-
-    /// Original id of a packed neuron.
-    fn original(&self, bank: usize, packed: usize) -> usize {
-        self.order.get(bank).map_or(packed, |o| o[packed] as usize)
-    }
-}
-
-fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
-    Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
-}
-
-/// A tokenizer that does not build would be found only when the model first runs.
-fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
-    let path = source.path().display();
-    let tokens = Tokenizer::from_json(source.tokenizer_json())
-        .map_err(|e| Failure::file(source.path())(std::io::Error::other(e)))?
-        .vocab_size();
-    let vocab = source.config().vocab;
-    if tokens > vocab {
-        tracing::warn!(
-            "{path}: the tokenizer has ids up to {}, the model's vocabulary has {vocab} rows: \
-             a prompt that holds one of the tokens past them will be refused",
-            tokens - 1
-        );
-    }
-    Ok(())
-}
-
-/// What direct I/O needs where `output` will lie, asked from a file made there,
-/// whose name is taken away again at once.
-fn sector_for(output: &Path) -> u32 {
-    let mut probe = output.as_os_str().to_owned();
-    probe.push(format!(".{}.probe", std::process::id()));
-    let Ok(file) = std::fs::File::create_new(&probe) else {
-        return DEFAULT_SECTOR;
-    };
-    // left over, it would only be an empty file
-    let _ = std::fs::remove_file(&probe);
-    FileSource::from_file(file, "probe", 0)
-        .dio_align()
-        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR))
-}
-
-fn meta_of(
-    source: &dyn Checkpoint,
-    options: &PackOptions,
-    stats: Option<&ActivationStats>,
-    fingerprint: &str,
-) -> ContainerMeta {
-    let sampling = source.sampling_defaults();
-    ContainerMeta {
-        format: META_FORMAT.into(),
-        config: source.config().clone(),
-        quant: Quant {
-            ffn: options.ffn.name().into(),
-            attention: options.attention.name().into(),
-            embedding: options.embedding.name().into(),
-        },
-        order: if stats.is_some() {
-            Order::Temperature
-        } else {
-            Order::Original
-        },
-        source: Source {
-            name: source
-                .path()
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            fingerprint: fingerprint.into(),
-        },
-        stats: stats.map(|s| StatsSummary {
-            tokens: s.tokens,
-            active_share: s.active_share(),
-        }),
-        sampling: SamplingDefaults {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-        },
-        chat_template: source.chat_template().map(str::to_owned),
-        tokenizer: source.tokenizer_json().to_owned(),
-    }
 }
 
 /// The running pack.

@@ -1,0 +1,242 @@
+//! What is decided before the first weight is read: order, geometry, metadata.
+
+use std::path::Path;
+
+use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::meta::{
+    ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
+};
+use emberflow_models::names::Role;
+use emberflow_models::tokenizer::Tokenizer;
+use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_predictor::order;
+use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::container::{BankSpec, BundleGeometry, Placement, Spec, TensorSpec};
+use emberflow_storage::io::FileSource;
+use serde::Serialize;
+
+use super::PackOptions;
+use crate::Failure;
+
+/// Sector when the file system does not say what direct I/O needs.
+const DEFAULT_SECTOR: u32 = 4096;
+
+/// Everything that is decided before the first weight is read.
+pub(super) struct Plan {
+    pub spec: Spec,
+    /// Source tensors in file order, beside `spec.tensors`.
+    pub tensors: Vec<TensorInfo>,
+    pub format: NeuronFormat,
+    /// Packed id → original id, one entry per bank; empty = original order.
+    pub order: Vec<Vec<u32>>,
+}
+
+impl Plan {
+    pub fn new(
+        source: &dyn Checkpoint,
+        output: &Path,
+        options: &PackOptions,
+    ) -> Result<Self, Failure> {
+        let c = source.config();
+        let d = c.d_model as usize;
+        let stats = options
+            .stats
+            .as_deref()
+            .map(|bytes| {
+                ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
+            })
+            .transpose()?;
+        let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
+        let order: Vec<Vec<u32>> = match &stats {
+            Some(stats) => bank_ids
+                .clone()
+                .map(|(l, e)| order::by_temperature(stats.counts(l, e).unwrap_or_default()))
+                .collect(),
+            None => Vec::new(),
+        };
+        let sector = options.sector.unwrap_or_else(|| sector_for(output));
+        let (q, s) = (
+            options.ffn.quants_bytes(d) as u32,
+            options.ffn.scales_bytes(d) as u32,
+        );
+        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales).map_err(
+            |source| emberflow_storage::Error::Layout {
+                path: output.to_path_buf(),
+                source,
+            },
+        )?;
+        let format = NeuronFormat {
+            dtype: options.ffn,
+            d,
+            inline_scales: geometry.placement == Placement::Inline,
+        };
+        let tensors: Vec<TensorInfo> = source
+            .tensors()
+            .iter()
+            .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
+            .cloned()
+            .collect();
+        let specs = tensors
+            .iter()
+            .map(|t| {
+                let dtype = options.dtype(t.id.role);
+                TensorSpec {
+                    name: t.id.to_string(),
+                    dtype: dtype.code(),
+                    dims: vec![t.rows as u64, t.cols as u64],
+                    len: (t.rows * dtype.row_bytes(t.cols)) as u64,
+                }
+            })
+            .collect();
+        let fingerprint = format!("{:016x}", source.fingerprint());
+        let meta = meta_of(source, options, stats.as_ref(), &fingerprint);
+        let packed_stats = stats.map(|s| s.permuted(&order));
+        Ok(Self {
+            spec: Spec {
+                geometry,
+                bundle_dtype: options.ffn.code(),
+                meta: to_json(&meta)?,
+                stats: packed_stats
+                    .map(|s| to_json(&s))
+                    .transpose()?
+                    .unwrap_or_default(),
+                predictor_len: 0,
+                tensors: specs,
+                banks: bank_ids
+                    .map(|(layer, expert)| BankSpec {
+                        layer,
+                        expert,
+                        neurons: c.ffn,
+                        flags: 0,
+                    })
+                    .collect(),
+                source: format!("{fingerprint} {:016x}", state_of(source.path())),
+            },
+            tensors,
+            format,
+            order,
+        })
+    }
+
+    pub fn order_kind(&self) -> Order {
+        if self.order.is_empty() {
+            Order::Original
+        } else {
+            Order::Temperature
+        }
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
+        let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
+        tensors + neurons * u64::from(self.spec.geometry.stride)
+    }
+
+    /// Original id of a packed neuron.
+    pub fn original(&self, bank: usize, packed: usize) -> usize {
+        self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+    }
+}
+
+/// Names, lengths and times of change of the source's files: a pack is resumed
+/// only where none of them differ. Not stored.
+fn state_of(path: &Path) -> u64 {
+    let mut files: Vec<std::path::PathBuf> = match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
+        Err(_) => vec![path.to_path_buf()],
+    };
+    files.sort();
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for file in files {
+        if let Ok(meta) = file.metadata() {
+            let state = format!(
+                "{} {} {:?};",
+                file.display(),
+                meta.len(),
+                meta.modified().ok()
+            );
+            hash.update(state.as_bytes());
+        }
+    }
+    hash.digest()
+}
+
+fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
+}
+
+/// A tokenizer that does not build would be found only when the model first runs.
+pub(super) fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
+    let path = source.path().display();
+    let tokens = Tokenizer::from_json(source.tokenizer_json())
+        .map_err(|e| Failure::file(source.path())(std::io::Error::other(e)))?
+        .vocab_size();
+    let vocab = source.config().vocab;
+    if tokens > vocab {
+        tracing::warn!(
+            "{path}: the tokenizer has ids up to {}, the model's vocabulary has {vocab} rows: \
+             a prompt that holds one of the tokens past them will be refused",
+            tokens - 1
+        );
+    }
+    Ok(())
+}
+
+/// What direct I/O needs where `output` will lie, asked from a file made there,
+/// whose name is taken away again at once.
+fn sector_for(output: &Path) -> u32 {
+    let mut probe = output.as_os_str().to_owned();
+    probe.push(format!(".{}.probe", std::process::id()));
+    let Ok(file) = std::fs::File::create_new(&probe) else {
+        return DEFAULT_SECTOR;
+    };
+    // left over, it would only be an empty file
+    let _ = std::fs::remove_file(&probe);
+    FileSource::from_file(file, "probe", 0)
+        .dio_align()
+        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR))
+}
+
+fn meta_of(
+    source: &dyn Checkpoint,
+    options: &PackOptions,
+    stats: Option<&ActivationStats>,
+    fingerprint: &str,
+) -> ContainerMeta {
+    let sampling = source.sampling_defaults();
+    ContainerMeta {
+        format: META_FORMAT.into(),
+        config: source.config().clone(),
+        quant: Quant {
+            ffn: options.ffn.name().into(),
+            attention: options.attention.name().into(),
+            embedding: options.embedding.name().into(),
+        },
+        order: if stats.is_some() {
+            Order::Temperature
+        } else {
+            Order::Original
+        },
+        source: Source {
+            name: source
+                .path()
+                .file_name()
+                .map(|n| n.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            fingerprint: fingerprint.into(),
+        },
+        stats: stats.map(|s| StatsSummary {
+            tokens: s.tokens,
+            active_share: s.active_share(),
+        }),
+        sampling: SamplingDefaults {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+        },
+        chat_template: source.chat_template().map(str::to_owned),
+        tokenizer: source.tokenizer_json().to_owned(),
+    }
+}
