@@ -90,22 +90,19 @@ impl Sampler {
         let s = self.settings;
         let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
         self.candidates.clear();
-        self.candidates
-            .extend(logits.iter().enumerate().filter_map(|(i, &l)| {
-                if l.is_nan() {
-                    return None;
+        let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
+        self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
+        if s.repetition_penalty != 1.0 {
+            for (i, id) in recent.iter().enumerate() {
+                // once for each token, however often it was used
+                if !recent[..i].contains(id)
+                    && let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1)
+                {
+                    let logit = &mut self.candidates[at].0;
+                    *logit = penalise(*logit, s.repetition_penalty);
                 }
-                let id = i as u32;
-                let penalised = s.repetition_penalty != 1.0 && recent.contains(&id);
-                Some((
-                    if penalised {
-                        penalise(l, s.repetition_penalty)
-                    } else {
-                        l
-                    },
-                    id,
-                ))
-            }));
+            }
+        }
         if s.temperature == 0.0 {
             // first of the largest, as argmax
             return self
