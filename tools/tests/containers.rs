@@ -96,6 +96,37 @@ fn temperature_order_keeps_the_model_and_shows_in_inspect() {
     assert_eq!(run(&sorted), run(&plain.display().to_string()));
 }
 
+/// Where scales lie and how bundles are aligned changes the file, never a logit.
+#[test]
+fn format_parameters_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = exported(dir.path());
+    let path = dir.path().join("m.ember");
+    let file = path.display().to_string();
+    let mut strides = std::collections::BTreeSet::new();
+    let mut hashes = std::collections::BTreeSet::new();
+    for scales in ["inline", "resident"] {
+        for sector in ["512", "4096"] {
+            let flags = [
+                "--quant", "q8", "--scales", scales, "--sector", sector, "--force",
+            ];
+            let report = pack(&folder, &path, &flags);
+            strides.insert((scales, report["bundle_bytes"].as_u64().unwrap()));
+            assert_eq!(
+                json(&["inspect", &file, "--json"])["bundle"]["scales"],
+                scales
+            );
+            for share in ["0", "0.5", "1"] {
+                let run = ["run", &file, "-p", "A trait", "-n", "8", "--ignore-eos"];
+                let report = json(&[&run[..], &["--ffn-resident", share, "--json"]].concat());
+                hashes.insert(report["logits_hash"].as_str().unwrap().to_owned());
+            }
+        }
+    }
+    assert_eq!(strides.len(), 4, "{strides:?}");
+    assert_eq!(hashes.len(), 1, "{hashes:?}");
+}
+
 /// A killed pack leaves nothing under the final name, and the next one goes on
 /// where it stopped and writes the same bytes. A fast machine may finish before
 /// it can be killed; then the attempt is repeated.

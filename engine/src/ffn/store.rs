@@ -216,8 +216,10 @@ impl NeuronStore {
         self.released = 0;
         self.passing = 0;
         // What is there becomes the newest, so that this layer's own misses do
-        // not evict it before its turn.
-        for &neuron in ids {
+        // not evict it before its turn. Without evictions, and in a scan, which
+        // keeps what it keeps, that is no matter.
+        let evicts = u64::from(self.cache.slots()) < self.banks.total();
+        for &neuron in ids.iter().filter(|_| evicts && self.kept.is_none()) {
             let key = Key { bank, neuron };
             if let Some(slot) = self.cache.get_pin(key) {
                 self.cache.unpin(slot);
