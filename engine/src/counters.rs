@@ -7,9 +7,11 @@ pub struct Counters {
     pub fired: u64,
     /// All (neuron, token) pairs.
     pub possible: u64,
-    /// Look-ups in the cold region that found their neuron.
+    /// Needed neurons whose cluster was in the hot region.
+    pub hot_hits: u64,
+    /// Needed neurons that were in the cold region.
     pub hits: u64,
-    /// Look-ups that did not.
+    /// Needed neurons that had to be read.
     pub misses: u64,
     /// Neurons that left the cold region for others.
     pub evictions: u64,
@@ -29,6 +31,7 @@ impl Counters {
         Self {
             fired: self.fired.saturating_sub(before.fired),
             possible: self.possible.saturating_sub(before.possible),
+            hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
             misses: self.misses.saturating_sub(before.misses),
             evictions: self.evictions.saturating_sub(before.evictions),

@@ -10,7 +10,7 @@ use emberflow_storage::mem;
 
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
-use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
+use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
 use crate::forward::Decoder;
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
@@ -51,7 +51,9 @@ impl Engine {
             dense: sparsity == Sparsity::Dense,
         };
         let (banks, source) = Banks::new(container, &c, &shape)?;
-        let needs = needs(&banks, &c, &shape, &options, sparsity)?;
+        let temperature = Temperature::read(&banks)?;
+        let costs = banks.read_costs(temperature.fire_share);
+        let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&needs),
@@ -66,7 +68,15 @@ impl Engine {
             core: options.io_core,
             ..IoOptions::default()
         };
-        let store = NeuronStore::open(banks, source, &plan, options.io, io)?;
+        let store = NeuronStore::open(
+            banks,
+            source,
+            &plan,
+            temperature.hot_clusters,
+            costs,
+            options.io,
+            io,
+        )?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
@@ -224,6 +234,8 @@ fn needs(
     shape: &FfnShape,
     o: &Options,
     sparsity: Sparsity,
+    temperature: &Temperature,
+    costs: ReadCosts,
 ) -> Result<Needs, Error> {
     // Without them the budget could not be kept.
     let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
@@ -256,6 +268,10 @@ fn needs(
         whole_slot: banks.slot_len(Residency::Bundles),
         rest_slot: banks.slot_len(Residency::GatesResident),
         neurons: banks.total(),
+        cluster: CLUSTER as u64,
+        clusters: banks.total_clusters(),
+        hot_clusters: temperature.hot_clusters.iter().map(|&n| u64::from(n)).sum(),
+        two_phases: sparsity == Sparsity::Exact && costs.two_phases(CLUSTER),
         min_slots: banks.min_slots(),
         gates_help: sparsity == Sparsity::Exact,
     })

@@ -35,6 +35,15 @@ pub struct Needs {
     pub rest_slot: u64,
     /// Neurons of the model.
     pub neurons: u64,
+    /// Neurons of a cluster.
+    pub cluster: u64,
+    /// Clusters of the model.
+    pub clusters: u64,
+    /// Clusters that the activation statistics call hot.
+    pub hot_clusters: u64,
+    /// Where gates are not resident: read Gate parts first, the rest only of
+    /// neurons that fire.
+    pub two_phases: bool,
     /// Slots below which a layer cannot be worked on.
     pub min_slots: u64,
     /// Whether resident Gate rows help: true for `exact` on a sparse activation.
@@ -61,6 +70,8 @@ pub struct MemoryPlan {
     pub ledger: Ledger,
     /// What a slot holds.
     pub residency: Residency,
+    /// Clusters the hot region holds at once.
+    pub hot_clusters: u64,
     /// Neurons the cold region holds at once.
     pub slots: u64,
 }
@@ -74,12 +85,12 @@ impl MemoryPlan {
     /// Share of the FFN's weights that stay in memory, 0 to 1. Weights count
     /// once, and neither padding nor a second copy in a slot counts.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
-        let slots = self.slots.min(needs.neurons) as f64;
-        let neurons = (needs.neurons as f64).max(1.0);
-        let gate = needs.gate_len as f64 / (needs.gate_len + needs.rest_len).max(1) as f64;
+        let units = (self.hot_clusters * needs.cluster + self.slots).min(needs.neurons);
+        let share = units as f64 / (needs.neurons as f64).max(1.0);
+        let gate = needs.gate_share();
         match self.residency {
-            Residency::GatesResident => gate + (1.0 - gate) * slots / neurons,
-            Residency::Bundles => slots / neurons,
+            Residency::GatesResident => gate + (1.0 - gate) * share,
+            Residency::Bundles => share,
         }
     }
 }
@@ -102,48 +113,85 @@ impl Needs {
             .fold(0u64, |sum, entry| sum.saturating_add(entry.1))
     }
 
+    fn gate_share(&self) -> f64 {
+        self.gate_len as f64 / (self.gate_len + self.rest_len).max(1) as f64
+    }
+
+    /// Bytes of a cluster in the hot region.
+    fn cluster_len(&self, residency: Residency) -> u64 {
+        let neuron = match residency {
+            Residency::GatesResident => self.rest_len,
+            Residency::Bundles => self.gate_len + self.rest_len,
+        };
+        self.cluster.saturating_mul(neuron)
+    }
+
     /// The smallest budget that works.
     pub fn smallest_budget(&self) -> u64 {
-        let streaming = self
-            .base()
-            .saturating_add(self.min_slots.saturating_mul(self.whole_slot));
-        let gates = self
-            .base()
-            .saturating_add(self.gates)
-            .saturating_add(self.min_slots.saturating_mul(self.rest_slot));
+        let streaming = if self.two_phases {
+            self.min_slots.saturating_mul(self.whole_slot)
+        } else {
+            0
+        };
+        let beside_gates = self.with_gates();
         let least = if self.gates_help {
-            streaming.min(gates)
+            streaming.min(beside_gates)
         } else {
             streaming
         };
-        least.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
+        let budget = self.base().saturating_add(least);
+        budget.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
+    }
+
+    /// Bytes of resident Gate rows and the fewest slots beside them.
+    fn with_gates(&self) -> u64 {
+        self.gates
+            .saturating_add(self.min_slots.saturating_mul(self.rest_slot))
     }
 
     /// The budget that holds the whole model.
     pub fn full_budget(&self) -> u64 {
-        let ffn = if self.gates_help {
-            self.gates
-                .saturating_add(self.neurons.saturating_mul(self.rest_slot))
+        let (residency, gates) = if self.gates_help {
+            (Residency::GatesResident, self.gates)
         } else {
-            self.neurons.saturating_mul(self.whole_slot)
+            (Residency::Bundles, 0)
         };
+        let all = self.clusters.saturating_mul(self.cluster_len(residency));
+        let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
+        let ffn = gates.saturating_add(ffn);
         self.base().saturating_add(ffn).max(self.smallest_budget())
     }
 
-    /// The budget that keeps `share` (0 to 1) of the FFN's weights in memory, or
-    /// the smallest that works if that is more.
+    /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights
+    /// in memory, or the smallest that works if that is more.
     pub fn budget_for_share(&self, share: f64) -> u64 {
-        let neurons = self.neurons as f64;
-        let gate = self.gate_len as f64 / (self.gate_len + self.rest_len).max(1) as f64;
-        let beside_gates = ((share - gate) / (1.0 - gate) * neurons) as u64;
-        let ffn = if self.gates_help && share > gate && beside_gates >= self.min_slots {
-            self.gates
-                .saturating_add(beside_gates.saturating_mul(self.rest_slot))
-        } else {
-            let slots = (share * neurons) as u64;
-            slots.saturating_mul(self.whole_slot)
+        let smallest = self.smallest_budget();
+        let share_of = |budget: u64| match self.plan(budget) {
+            Ok(plan) => plan.ffn_resident_share(self),
+            Err(_) => 0.0,
         };
-        self.base().saturating_add(ffn).max(self.smallest_budget())
+        // The share grows with the budget on both sides of the step where Gate rows become resident.
+        let step = self.base().saturating_add(self.with_gates());
+        let (mut low, mut high) = if !self.gates_help || share_of(step.max(smallest)) <= share {
+            (step.max(smallest), self.full_budget())
+        } else {
+            (smallest, step.saturating_sub(1).max(smallest))
+        };
+        if !self.gates_help {
+            low = smallest;
+        }
+        if share >= 1.0 || share_of(high) <= share {
+            return high;
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if share_of(middle) <= share {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        low
     }
 
     /// Divides `budget`, or says which one is the smallest that works.
@@ -162,20 +210,31 @@ impl Needs {
                 .charge(what, bytes)
                 .map_err(emberflow_storage::Error::from)?;
         }
-        let slots_in = |left: u64, slot: u64| (left / slot.max(1)).min(self.neurons);
         let left = ledger.left();
-        let beside_gates = left
-            .checked_sub(self.gates)
-            .map_or(0, |left| slots_in(left, self.rest_slot));
-        let (residency, gates, slot, slots) =
-            if self.gates_help && beside_gates >= self.min_slots.min(self.neurons) {
-                let residency = Residency::GatesResident;
-                (residency, self.gates, self.rest_slot, beside_gates)
-            } else {
-                let slots = slots_in(left, self.whole_slot);
-                (Residency::Bundles, 0, self.whole_slot, slots)
-            };
-        for (what, bytes) in [("hot", gates), ("cold", slots * slot)] {
+        let (residency, gates, slot, uses_cold) = if self.gates_help && left >= self.with_gates() {
+            (Residency::GatesResident, self.gates, self.rest_slot, true)
+        } else {
+            let residency = Residency::Bundles;
+            (residency, 0, self.whole_slot, self.two_phases)
+        };
+        let left = left - gates;
+        let unit = self.cluster_len(residency).max(1);
+        let (hot_clusters, slots) = if left / unit >= self.clusters {
+            (self.clusters, 0)
+        } else if uses_cold {
+            // The cold region adapts to the text, so it gets at least half.
+            let hot = self.hot_clusters.min(left / 2 / unit);
+            let hot = hot.min((left - self.min_slots.saturating_mul(slot)) / unit);
+            let slots = (left - hot * unit) / slot.max(1);
+            (hot, slots.min(self.neurons))
+        } else {
+            (left / unit, 0)
+        };
+        for (what, bytes) in [
+            ("gates", gates),
+            ("hot", hot_clusters * unit),
+            ("cold", slots * slot),
+        ] {
             ledger
                 .charge(what, bytes)
                 .map_err(emberflow_storage::Error::from)?;
@@ -183,6 +242,7 @@ impl Needs {
         Ok(MemoryPlan {
             ledger,
             residency,
+            hot_clusters,
             slots,
         })
     }
@@ -206,7 +266,11 @@ mod tests {
             whole_slot: 1024,
             rest_slot: 1024,
             neurons: 8000,
-            min_slots: 128,
+            cluster: 128,
+            clusters: 63,
+            hot_clusters: 7,
+            two_phases: false,
+            min_slots: 256,
             gates_help: true,
         }
     }
@@ -216,12 +280,29 @@ mod tests {
         let n = needs();
         let smallest = n.smallest_budget();
         let plan = n.plan(smallest).unwrap();
-        assert_eq!((plan.residency, plan.slots), (Residency::Bundles, 128));
-        let plan = n.plan(smallest + n.gates).unwrap();
+        assert_eq!((plan.residency, plan.slots), (Residency::Bundles, 0));
+        let plan = n.plan(smallest + n.with_gates()).unwrap();
         assert_eq!(plan.residency, Residency::GatesResident);
         let all = n.plan(n.full_budget()).unwrap();
-        assert_eq!((all.slots, all.residency), (8000, Residency::GatesResident));
+        assert_eq!(
+            (all.hot_clusters, all.slots, all.residency),
+            (63, 0, Residency::GatesResident)
+        );
         assert_eq!(all.ffn_resident_share(&n), 1.0);
+    }
+
+    #[test]
+    fn two_phases_need_a_cold_region_beside_bundles() {
+        let n = Needs {
+            two_phases: true,
+            gates_help: false,
+            ..needs()
+        };
+        let plan = n.plan(n.smallest_budget()).unwrap();
+        assert_eq!((plan.hot_clusters, plan.slots), (0, 256));
+        let plan = n.plan(n.smallest_budget() + (4 << 20)).unwrap();
+        assert_eq!(plan.hot_clusters, 7);
+        assert!(plan.slots > 256 + 2048, "{}", plan.slots);
     }
 
     #[test]
@@ -247,12 +328,12 @@ mod tests {
     #[test]
     fn a_share_counts_every_weight_once() {
         let n = needs();
-        for share in [0.34, 0.45, 0.5, 0.75, 1.0] {
+        for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
             let plan = n.plan(n.budget_for_share(share)).unwrap();
-            let slots = plan.slots as f64 * 680.0;
+            let units = (plan.slots + 128 * plan.hot_clusters).min(8000) as f64;
             let resident = match plan.residency {
-                Residency::GatesResident => slots + 8000.0 * 340.0,
-                Residency::Bundles => plan.slots as f64 * 1020.0,
+                Residency::GatesResident => units * 680.0 + 8000.0 * 340.0,
+                Residency::Bundles => units * 1020.0,
             };
             let distinct = resident / (8000.0 * 1020.0);
             assert!((distinct - plan.ffn_resident_share(&n)).abs() < 1e-9);
@@ -268,10 +349,13 @@ mod tests {
         fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool) {
             let n = Needs { gates_help, ..needs() };
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
-            let held = n.base() + plan.ledger.held("cold") + plan.ledger.held("hot");
+            let held = n.base() + plan.ledger.held("gates") + plan.ledger.held("cold")
+                + plan.ledger.held("hot");
             prop_assert_eq!(held, plan.ledger.used());
             prop_assert!(held <= plan.budget());
-            prop_assert!(plan.slots >= n.min_slots);
+            prop_assert!(plan.slots >= n.min_slots
+                || plan.hot_clusters == n.clusters
+                || plan.residency == Residency::Bundles);
             let more = n.plan(n.smallest_budget() + extra + (1 << 20)).unwrap();
             prop_assert!(more.ffn_resident_share(&n) >= plan.ffn_resident_share(&n)
                 || more.residency != plan.residency);

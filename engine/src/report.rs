@@ -70,6 +70,8 @@ pub struct Memory {
     /// Resident weights: attention, norms, embedding, head, tables.
     pub fixed: u64,
     /// Gate rows that stay resident.
+    pub gates: u64,
+    /// Clusters of hot neurons.
     pub hot: u64,
     /// Cache slots for neurons.
     pub cold: u64,
@@ -107,9 +109,9 @@ pub struct Io {
 pub struct Cache {
     /// Share of neuron vectors found in memory.
     pub hit_rate: f64,
-    /// Share of resident Gate rows among Gate rows asked for.
+    /// Share of needed neurons that were in the hot region.
     pub hot_hit_rate: f64,
-    /// Share of cold-region look-ups that hit.
+    /// Share of the other needed neurons that were in the cold region.
     pub cold_hit_rate: f64,
     /// Neurons evicted.
     pub evictions: u64,
@@ -139,7 +141,8 @@ impl Report {
         let needs = engine.needs();
         let plan = engine.plan();
         let done = generation.counters;
-        let lookups = done.hits + done.misses;
+        let hits = done.hot_hits + done.hits;
+        let needed = hits + done.misses;
         let run_ms = generation.first_token.as_secs_f64() * 1e3 + total_decode_ms;
         let wait_ms = done.wait_ns as f64 / 1e6;
         let busy_s = done.busy_ns as f64 / 1e9;
@@ -167,6 +170,7 @@ impl Report {
                 budget_bytes: plan.budget(),
                 peak_rss_bytes: mem::peak_rss(),
                 fixed: needs.fixed,
+                gates: plan.ledger.held("gates"),
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),
                 kv: needs.kv,
@@ -189,11 +193,11 @@ impl Report {
             },
             cache: Cache {
                 hit_rate: ratio(
-                    (gate_rows + 2 * done.hits) as f64,
-                    (gate_rows + 2 * lookups) as f64,
+                    (gate_rows + 2 * hits) as f64,
+                    (gate_rows + 2 * needed) as f64,
                 ),
-                hot_hit_rate: if gates_resident { 1.0 } else { 0.0 },
-                cold_hit_rate: ratio(done.hits as f64, lookups as f64),
+                hot_hit_rate: ratio(done.hot_hits as f64, needed as f64),
+                cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
                 evictions: done.evictions,
             },
             sparsity: SparsityReport {

@@ -7,10 +7,14 @@ use emberflow_storage::container::Container;
 use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
 
-use super::{CLUSTER, FfnShape, fill};
+use super::{CLUSTER, FfnShape, ReadCosts};
 use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::memory::Residency;
+
+/// Whole clusters that can be under way from flash at once: enough for the device
+/// to be busy while one is computed.
+pub(super) const STREAM: u32 = 4;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {
@@ -116,20 +120,61 @@ impl Banks {
         self.total() * self.format.resident_scales() as u64
     }
 
-    /// Fewest slots a layer can be worked on with: two clusters, so that one
-    /// can be read while the other is computed.
+    /// Clusters of each bank.
+    pub fn clusters(&self) -> usize {
+        self.neurons.div_ceil(CLUSTER)
+    }
+
+    /// Clusters of the whole model.
+    pub fn total_clusters(&self) -> u64 {
+        (self.count * self.clusters()) as u64
+    }
+
+    /// Neurons of a cluster.
+    pub fn cluster_neurons(&self, cluster: usize) -> std::ops::Range<usize> {
+        let first = cluster * CLUSTER;
+        first..(first + CLUSTER).min(self.neurons)
+    }
+
+    /// Fewest slots of the cold region: two clusters, so that one can be read
+    /// while the other is computed.
     pub fn min_slots(&self) -> u64 {
         (2 * CLUSTER as u64).min(self.total())
     }
 
-    /// Bytes of queues, tables and start-up staging.
+    /// Bytes of queues, tables and stream buffers.
     pub fn io_bytes(&self) -> u64 {
-        let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 16);
+        let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
         let slots = u32::try_from(self.total()).unwrap_or(u32::MAX);
+        let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
             + ColdCache::overhead(slots, self.total())
+            + ColdCache::overhead(units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + fill::staging_bytes(self)
+            + u64::from(STREAM) * self.stream_len() as u64
+    }
+
+    /// Bytes of a stream buffer: one whole cluster.
+    pub fn stream_len(&self) -> usize {
+        let stride = self.container.geometry().stride as usize;
+        let len = CLUSTER.min(self.neurons) * stride + self.slack();
+        len.next_multiple_of(self.slack())
+    }
+
+    /// The error of a model with more units than a cache can number.
+    pub fn too_many(&self) -> Error {
+        Error::Bundles {
+            path: self.container.path().to_path_buf(),
+            reason: format!(
+                "{} banks of {} neurons are more than a cache can number",
+                self.count, self.neurons
+            ),
+        }
+    }
+
+    /// First byte of a bundle that a read of Up and Down alone asks for.
+    pub fn rest_read(&self) -> usize {
+        self.container.geometry().rest_read() as usize
     }
 
     /// Memory alignment of slots.
@@ -162,6 +207,19 @@ impl Banks {
         part.slot_len(self.align)
     }
 
+    /// What reads of this container cost.
+    pub fn read_costs(&self, fire_share: f64) -> ReadCosts {
+        let g = self.container.geometry();
+        // A command, then bytes at the rate of random and of sequential reads.
+        let random = |len: u32| 6_000.0 + f64::from(len) * 0.6;
+        ReadCosts {
+            cluster: self.stream_len() as f64 * 0.5,
+            gate: random(g.gate_read()),
+            rest: random(g.stride - g.rest_read()),
+            fire_share,
+        }
+    }
+
     /// What a slot holds.
     pub fn part(&self, residency: Residency) -> Part {
         let g = self.container.geometry();
@@ -170,10 +228,13 @@ impl Banks {
             Residency::GatesResident => g.rest_read() as usize,
         };
         Part {
+            has_gate: residency == Residency::Bundles,
             start,
             len: g.stride as usize - start,
             stride: g.stride as usize,
             gate_span: g.gate_span as usize,
+            gate_len: g.gate_len as usize,
+            rest_len: g.rest_len as usize,
         }
     }
 }
@@ -181,13 +242,23 @@ impl Banks {
 /// The bytes of a bundle that a slot holds: `[start, start + len)`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
+    /// Whether the Gate part belongs to it; where it does not fill whole sectors,
+    /// its bytes may still lie in the slot.
+    pub has_gate: bool,
     pub start: usize,
     pub len: usize,
     pub stride: usize,
     pub gate_span: usize,
+    pub gate_len: usize,
+    pub rest_len: usize,
 }
 
 impl Part {
+    /// Its bytes of a neuron without padding.
+    pub fn payload(&self) -> usize {
+        self.rest_len + if self.has_gate { self.gate_len } else { 0 }
+    }
+
     /// Bytes of a slot for reads of this part with `(offset, memory)` alignment.
     fn slot_len(&self, (offset, memory): (usize, usize)) -> usize {
         let cover = if self.start.is_multiple_of(offset) && self.stride.is_multiple_of(offset) {

@@ -1,10 +1,11 @@
 //! The sparse FFN of one layer: which neurons, where their bytes are, the sums.
 //!
-//! Neurons are worked on in *clusters* of [`CLUSTER`] consecutive packed ids.
-//! Each cluster sums its neurons into its own partial vector, ids ascending, and
-//! the partials are added in cluster order. The order of every floating-point
-//! sum is thus fixed by packed ids alone: threads, cache contents and the
-//! arrival order of reads cannot change a bit of the result.
+//! Neurons are worked on in *clusters* of [`CLUSTER`] consecutive packed ids, each
+//! as soon as its bytes are there (PowerInfer-2 §4.3). A cluster sums its neurons
+//! into its own partial vector, ids ascending, and the partials are added in
+//! cluster order. The order of every floating-point sum is thus fixed by packed
+//! ids alone: threads, cache contents and the arrival order of reads cannot change
+//! a bit of the result.
 //!
 //! `exact` and `dense` differ in what they skip, not in what they add: a neuron
 //! whose gate does not fire contributes zeros in `dense` mode and nothing in
@@ -12,28 +13,40 @@
 
 mod activation;
 mod banks;
-mod fill;
+mod hot;
+mod job;
 mod store;
+mod temperature;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use emberflow_kernels::{Cpu, Row, Workers};
+use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::FfnKind;
-use emberflow_predictor::ActiveSet;
 
 use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
-use crate::scratch::with_thread_buffer;
+use job::Job;
+use store::Step;
 
 pub(crate) use banks::Banks;
-pub(crate) use store::NeuronStore;
+pub(crate) use store::{NeuronStore, ReadCosts};
+pub(crate) use temperature::Temperature;
 
-/// Neurons per cluster.
-pub const CLUSTER: usize = 64;
+/// Neurons per cluster: one sequential read of about a megabyte for a 7B model,
+/// and few enough that one missing neuron holds up little.
+pub const CLUSTER: usize = 128;
 
-/// Bytes of partial sums that are filled before they are reduced.
-const PARTIAL_BYTES: usize = 1 << 20;
+/// Longest chunk of tokens the FFN accepts (bounds the per-neuron stack buffers).
+pub const MAX_CHUNK: usize = 64;
+
+/// Bytes of partial sums that are filled before they are reduced: those of one
+/// token of a 7B model.
+const PARTIAL_BYTES: usize = 4 << 20;
+
+/// Pieces the gates of a layer are computed in where neurons may have to be read,
+/// so that the reads of one piece run beside the computation of the next.
+const GATE_PIECES: usize = 4;
 
 /// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
 /// every thread busy.
@@ -56,10 +69,14 @@ pub(crate) struct FfnShape {
 pub(crate) struct Ffn {
     shape: FfnShape,
     pub store: NeuronStore,
-    active: ActiveSet,
-    /// Activated gates, `[neurons × tokens]`; used when Gate rows are resident.
+    /// The layer's needed neurons, ascending.
+    ids: Vec<u32>,
+    /// Activated gates, `[neurons × tokens]`, where they are known ahead.
     gates: Vec<f32>,
     partials: Vec<f32>,
+    /// Clusters that are ready, and what each cluster of a group is to do now.
+    ready: Vec<(u32, Step)>,
+    now: Vec<Option<Step>>,
     /// (neuron, token) pairs whose gate fired, and all of them.
     fired: u64,
     possible: u64,
@@ -68,10 +85,13 @@ pub(crate) struct Ffn {
 impl Ffn {
     pub fn new(shape: FfnShape, store: NeuronStore, chunk: usize, threads: usize) -> Self {
         let (gates, partials) = buffer_lens(&shape, chunk, threads);
+        let clusters = shape.neurons.div_ceil(CLUSTER);
         Self {
-            active: ActiveSet::with_capacity(shape.neurons),
+            ids: Vec::with_capacity(shape.neurons),
             gates: vec![0.0; gates],
             partials: vec![0.0; partials],
+            ready: Vec::with_capacity(clusters),
+            now: vec![None; clusters],
             shape,
             store,
             fired: 0,
@@ -104,78 +124,155 @@ impl Ffn {
         tokens: usize,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let FfnShape {
-            format, neurons, ..
-        } = self.shape;
-        let d = format.d;
+        let d = self.shape.format.d;
         let (x, out) = (&x[..tokens * d], &mut out[..tokens * d]);
         out.fill(0.0);
-
-        let gates = &mut self.gates[..neurons * tokens];
-        let gates_known = self.store.gates_resident();
-        let mut fired = 0u64;
-        if gates_known {
-            gates_of_bank(
-                cpu,
-                workers,
-                &self.shape,
-                &self.store,
-                bank,
-                x,
-                tokens,
-                gates,
-            );
-            fired = self.active.fill_firing(gates, tokens) as u64;
-        }
-        if self.shape.dense || !gates_known {
-            self.active.fill_all(neurons);
-        }
-
-        let ids = self.active.ids();
-        let clusters = neurons.div_ceil(CLUSTER);
+        self.possible += (self.shape.neurons * tokens) as u64;
+        self.name_needs(cpu, workers, bank, x, tokens)?;
+        let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
-        let fired_in_bundles = AtomicU64::new(0);
-        self.store.begin(bank, ids)?;
-        let mut done = 0;
-        for first_cluster in (0..clusters).step_by(group) {
-            let here = group.min(clusters - first_cluster);
-            let partials = &mut self.partials[..here * tokens * d];
-            partials.fill(0.0);
-            let end = ids.partition_point(|&id| (id as usize) < (first_cluster + here) * CLUSTER);
-            while done < end {
-                self.store.issue(ids)?;
-                let ready = self.store.wait(ids, end)?;
-                if ready == done {
-                    return Err(self.store.stuck());
+        for first in (0..clusters).step_by(group) {
+            let end = (first + group).min(clusters);
+            self.sum_group(cpu, workers, x, tokens, first..end)?;
+            let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
+            let partials = &self.partials[..(end - first) * tokens * d];
+            reduce(workers, partials, used, out);
+        }
+        Ok(())
+    }
+
+    /// Finds out which neurons are needed and requests the missing ones. With
+    /// resident Gate rows those are the ones that fire for a token at least, else
+    /// all.
+    fn name_needs(
+        &mut self,
+        cpu: Cpu,
+        workers: &Workers,
+        bank: u32,
+        x: &[f32],
+        tokens: usize,
+    ) -> Result<(), Error> {
+        let neurons = self.shape.neurons;
+        let clusters = neurons.div_ceil(CLUSTER);
+        self.ids.clear();
+        self.store.begin(bank)?;
+        if !self.store.gates_resident() {
+            self.ids.extend(0..neurons as u32);
+            for c in 0..clusters {
+                let end = ((c + 1) * CLUSTER).min(neurons);
+                self.store.need(&self.ids, c * CLUSTER..end);
+            }
+            return self.store.advance(&self.ids);
+        }
+        let piece = if self.store.reads_on_demand() {
+            clusters.div_ceil(GATE_PIECES).max(workers.threads())
+        } else {
+            clusters
+        };
+        for low in (0..neurons).step_by(piece * CLUSTER) {
+            let high = (low + piece * CLUSTER).min(neurons);
+            let gates = &mut self.gates[low * tokens..high * tokens];
+            let (shape, store) = (&self.shape, &self.store);
+            workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
+                job::resident_gates(cpu, shape, store, bank, low + c * CLUSTER, x, gates);
+            });
+            for first in (low..high).step_by(CLUSTER) {
+                let start = self.ids.len();
+                for n in first..(first + CLUSTER).min(high) {
+                    let gates = &self.gates[n * tokens..(n + 1) * tokens];
+                    let firing = gates.iter().filter(|&&g| g != 0.0).count();
+                    if firing > 0 {
+                        self.ids.push(n as u32);
+                        self.fired += firing as u64;
+                    }
                 }
-                let job = Job {
-                    shape: &self.shape,
-                    store: &self.store,
-                    gates: gates_known.then_some(&*gates),
-                    x,
-                    tokens,
-                };
-                workers.for_each_chunk_mut(partials, tokens * d, &|_, c, partial| {
-                    let low = (first_cluster + c) * CLUSTER;
-                    let from = ids.partition_point(|&id| (id as usize) < low).max(done);
-                    let to = ids
-                        .partition_point(|&id| (id as usize) < low + CLUSTER)
-                        .min(ready);
-                    if from < to {
-                        let n = job.cluster(cpu, &ids[from..to], from, partial);
-                        fired_in_bundles.fetch_add(n, Ordering::Relaxed);
+                self.store.need(&self.ids, start..self.ids.len());
+            }
+            self.store.poll(&self.ids)?;
+            self.store.advance(&self.ids)?;
+        }
+        Ok(())
+    }
+
+    /// Fills the partial sums of a group of clusters, in the order in which their
+    /// bytes arrive.
+    fn sum_group(
+        &mut self,
+        cpu: Cpu,
+        workers: &Workers,
+        x: &[f32],
+        tokens: usize,
+        group: std::ops::Range<usize>,
+    ) -> Result<(), Error> {
+        let width = tokens * self.shape.format.d;
+        let neurons = self.shape.neurons;
+        let ids = &self.ids;
+        let mut open = group
+            .clone()
+            .filter(|&c| !self.store.places(c as u32).is_empty())
+            .count();
+        while open > 0 {
+            self.store.poll(ids)?;
+            self.store.advance(ids)?;
+            self.store.take_ready(group.end, &mut self.ready);
+            if self.ready.is_empty() {
+                self.store.wait(ids)?;
+                continue;
+            }
+            self.now[group.clone()].fill(None);
+            for &(c, step) in &self.ready {
+                self.now[c as usize] = Some(step);
+            }
+            let now = &self.now;
+            let gated = self.ready.iter().any(|r| r.1 == Step::Gates);
+            if gated {
+                let (shape, store) = (&self.shape, &self.store);
+                let range = group.start * CLUSTER..(group.end * CLUSTER).min(neurons);
+                let gates = &mut self.gates[range.start * tokens..range.end * tokens];
+                workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
+                    let c = group.start + c;
+                    if now[c] == Some(Step::Gates) {
+                        job::gates_from_bundles(cpu, shape, store, c as u32, ids, x, gates);
                     }
                 });
-                self.store.release(ids, ready);
-                done = ready;
             }
-            reduce(workers, partials, out);
+            let fused = AtomicU64::new(0);
+            let job = Job {
+                shape: &self.shape,
+                store: &self.store,
+                gates: &self.gates,
+                ids,
+                x,
+                tokens,
+            };
+            let partials = &mut self.partials[..group.len() * width];
+            if self.ready.iter().any(|r| r.1 == Step::Sums) {
+                workers.for_each_chunk_mut(partials, width, &|_, c, partial| {
+                    let c = group.start + c;
+                    if now[c] == Some(Step::Sums) {
+                        fused.fetch_add(job.cluster(cpu, c as u32, partial), Ordering::Relaxed);
+                    }
+                });
+            }
+            self.fired += fused.into_inner();
+            for &(c, step) in &self.ready {
+                match step {
+                    Step::Sums => {
+                        self.store.release(c);
+                        open -= 1;
+                    }
+                    Step::Gates => {
+                        let gates = &self.gates;
+                        let of = |n: u32| &gates[n as usize * tokens..(n as usize + 1) * tokens];
+                        let places = self.store.places(c);
+                        let pairs = ids[places].iter().flat_map(|&n| of(n));
+                        self.fired += pairs.filter(|&&g| g != 0.0).count() as u64;
+                        let fires = |n: u32| of(n).iter().any(|&g| g != 0.0);
+                        self.store.resolve(ids, c, fires);
+                    }
+                }
+            }
         }
-        if !gates_known {
-            fired = fired_in_bundles.into_inner();
-        }
-        self.fired += fired;
-        self.possible += (neurons * tokens) as u64;
         Ok(())
     }
 }
@@ -190,134 +287,23 @@ fn buffer_lens(shape: &FfnShape, chunk: usize, threads: usize) -> (usize, usize)
     (shape.neurons * chunk, partials)
 }
 
-/// Activated gates of a whole bank from its resident Gate rows,
-/// `gates [neurons × tokens]`.
-#[expect(clippy::too_many_arguments, reason = "a leaf with everything it reads")]
-fn gates_of_bank(
-    cpu: Cpu,
+/// `out += partials[0] + partials[1] + …`, in that order for every element, over
+/// the partials that are `used`.
+fn reduce(
     workers: &Workers,
-    shape: &FfnShape,
-    store: &NeuronStore,
-    bank: u32,
-    x: &[f32],
-    tokens: usize,
-    gates: &mut [f32],
+    partials: &[f32],
+    used: impl Fn(usize) -> bool + Sync,
+    out: &mut [f32],
 ) {
-    workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, values| {
-        for (i, values) in values.chunks_exact_mut(tokens).enumerate() {
-            let row = store.resident_gate(bank, (c * CLUSTER + i) as u32);
-            dots(cpu, row, x, values);
-        }
-        activation::apply(cpu, shape.kind.activation, values);
-    });
-}
-
-/// `out[t] = row · x[t]`. A row used for several tokens is decoded once; the
-/// values are the same because decoding is exact.
-fn dots(cpu: Cpu, row: Row<'_>, x: &[f32], out: &mut [f32]) {
-    if let [one] = out {
-        *one = cpu.dot(row, x);
-        return;
-    }
-    let d = x.len() / out.len();
-    with_thread_buffer(d, |decoded| {
-        cpu.dequantize(row, decoded);
-        for (x, out) in x.chunks_exact(d).zip(out) {
-            *out = cpu.dot_f32(decoded, x);
-        }
-    });
-}
-
-/// `y[t] += a[t] · row` for every `t`, or only where `a[t] ≠ 0`.
-fn axpys(cpu: Cpu, row: Row<'_>, a: &[f32], skip_zeros: bool, y: &mut [f32]) {
-    if let [a] = a {
-        if *a != 0.0 || !skip_zeros {
-            cpu.axpy(*a, row, y);
-        }
-        return;
-    }
-    let d = y.len() / a.len();
-    with_thread_buffer(d, |decoded| {
-        cpu.dequantize(row, decoded);
-        for (&a, y) in a.iter().zip(y.chunks_exact_mut(d)) {
-            if a != 0.0 || !skip_zeros {
-                cpu.axpy(a, Row::f32(decoded), y);
-            }
-        }
-    });
-}
-
-/// Longest chunk of tokens the FFN accepts (bounds the per-neuron stack buffers).
-pub const MAX_CHUNK: usize = 64;
-
-/// One parallel section: everything a cluster reads.
-struct Job<'a> {
-    shape: &'a FfnShape,
-    store: &'a NeuronStore,
-    gates: Option<&'a [f32]>,
-    x: &'a [f32],
-    tokens: usize,
-}
-
-impl Job<'_> {
-    /// Adds the neurons `ids` (ascending; places `first..` of the layer's active
-    /// set) to `partial`, `[tokens × d]`. Returns how many (neuron, token) pairs
-    /// fired.
-    fn cluster(&self, cpu: Cpu, ids: &[u32], first: usize, partial: &mut [f32]) -> u64 {
-        let FfnShape {
-            format,
-            kind,
-            dense,
-            ..
-        } = *self.shape;
-        let tokens = self.tokens;
-        let (mut gate_buffer, mut up_buffer) = ([0.0f32; MAX_CHUNK], [0.0f32; MAX_CHUNK]);
-        let mut fired = 0;
-        for (place, &id) in (first..).zip(ids) {
-            let bytes = self.store.bytes(place, id);
-            let gate = match self.gates {
-                Some(all) => &all[id as usize * tokens..][..tokens],
-                None => {
-                    let values = &mut gate_buffer[..tokens];
-                    dots(cpu, format.gate(bytes.gate, bytes.scales), self.x, values);
-                    activation::apply(cpu, kind.activation, values);
-                    values
-                }
-            };
-            let firing = gate.iter().filter(|&&g| g != 0.0).count();
-            fired += firing as u64;
-            if firing == 0 && !dense {
-                continue;
-            }
-            let hidden = &mut up_buffer[..tokens];
-            dots(cpu, format.up(bytes.rest, bytes.scales), self.x, hidden);
-            for (h, g) in hidden.iter_mut().zip(gate) {
-                let up = if kind.relu_on_up { h.max(0.0) } else { *h };
-                *h = g * up;
-            }
-            if dense || hidden.iter().any(|&h| h != 0.0) {
-                axpys(
-                    cpu,
-                    format.down(bytes.rest, bytes.scales),
-                    hidden,
-                    !dense,
-                    partial,
-                );
-            }
-        }
-        fired
-    }
-}
-
-/// `out += partials[0] + partials[1] + …`, in that order for every element.
-fn reduce(workers: &Workers, partials: &[f32], out: &mut [f32]) {
     const PIECE: usize = 1024;
     let width = out.len();
     workers.for_each_chunk_mut(out, PIECE, &|_, piece, out| {
-        for partial in partials.chunks_exact(width) {
-            let part = &partial[piece * PIECE..][..out.len()];
-            for (y, p) in out.iter_mut().zip(part) {
-                *y += p;
+        for (c, partial) in partials.chunks_exact(width).enumerate() {
+            if used(c) {
+                let part = &partial[piece * PIECE..][..out.len()];
+                for (y, p) in out.iter_mut().zip(part) {
+                    *y += p;
+                }
             }
         }
     });

@@ -1,0 +1,130 @@
+//! The bytes of clusters that are ready: where they lie, their checksums, and
+//! what becomes of them afterwards.
+
+use emberflow_storage::cache::Key;
+
+use super::super::CLUSTER;
+use super::layer::{Held, Source, Step};
+use super::{NeuronBytes, NeuronStore};
+use crate::Error;
+
+impl NeuronStore {
+    /// Whether the gates of cluster `c` are computed before its sums.
+    pub fn gates_known(&self, c: u32) -> bool {
+        self.gates_resident() || matches!(self.layer.clusters[c as usize].source, Source::Cold)
+    }
+
+    /// The bytes of the needed neuron at `place`, which is `neuron`, of a cluster
+    /// that is ready. `None` for a neuron that [`resolve`](Self::resolve) gave up.
+    #[inline]
+    pub fn bytes(&self, place: usize, neuron: u32) -> Option<NeuronBytes<'_>> {
+        let c = neuron as usize / CLUSTER;
+        let scales = self.scales_of(self.layer.bank, neuron);
+        let part = &self.part;
+        let format = &self.banks.format;
+        let (gate_len, rest_len) = (format.gate_len(), format.rest_len());
+        match &self.layer.clusters[c].source {
+            Source::Hot(slot) => {
+                let unit = self.hot.neuron(*slot, neuron as usize % CLUSTER);
+                let (gate, rest) = unit.split_at(unit.len() - rest_len);
+                Some(NeuronBytes { gate, rest, scales })
+            }
+            Source::Stream(Some(slot)) => {
+                let first = (c * CLUSTER) as u32;
+                let bank = self.layer.bank as usize;
+                let (_, _, shift) = self.banks.cover(bank, first, 0, part.stride);
+                let at = shift + (neuron - first) as usize * part.stride;
+                let bundle = &slot.as_slice()[at..at + part.stride];
+                Some(NeuronBytes {
+                    gate: &bundle[..gate_len],
+                    rest: &bundle[part.gate_span..][..rest_len],
+                    scales,
+                })
+            }
+            Source::Cold => {
+                let slot = match &self.layer.held[place] {
+                    Held::Pinned(slot) => self.cold.bytes(*slot),
+                    Held::Gate(slot) => slot.as_slice(),
+                    Held::Nothing => return None,
+                };
+                let bank = self.layer.bank as usize;
+                let (_, _, shift) = self.banks.cover(bank, neuron, part.start, part.len);
+                let rest_at = shift + part.gate_span - part.start;
+                let gate = if part.has_gate {
+                    &slot[shift..shift + gate_len]
+                } else {
+                    &[]
+                };
+                Some(NeuronBytes {
+                    gate,
+                    rest: &slot[rest_at..rest_at + rest_len],
+                    scales,
+                })
+            }
+            Source::Unused | Source::Stream(None) => None,
+        }
+    }
+
+    /// Ends the use of a cluster. A streamed one that belongs in the hot region
+    /// is kept there.
+    pub fn release(&mut self, c: u32) {
+        let bank = self.layer.bank;
+        let cluster = &mut self.layer.clusters[c as usize];
+        let (first, end) = (cluster.first, cluster.end);
+        match std::mem::replace(&mut cluster.source, Source::Unused) {
+            Source::Hot(slot) => self.hot.unpin(slot),
+            Source::Stream(Some(slot)) => {
+                if self.hot.wants(bank, c) {
+                    self.keep(bank, c, slot.as_slice());
+                }
+                self.stream.put(slot);
+            }
+            Source::Cold => self.unpin_places(first..end),
+            Source::Unused | Source::Stream(None) => {}
+        }
+    }
+
+    /// Copies a whole cluster from its stream buffer to the hot region.
+    pub(super) fn keep(&mut self, bank: u32, c: u32, buffer: &[u8]) {
+        let neurons = self.banks.cluster_neurons(c as usize);
+        let first = neurons.start as u32;
+        let (_, _, shift) = self.banks.cover(bank as usize, first, 0, self.part.stride);
+        let part = &self.part;
+        let gate_len = if part.has_gate { part.gate_len } else { 0 };
+        let bundles = buffer[shift..].chunks_exact(part.stride);
+        let pieces = bundles.take(neurons.len()).map(|bundle| {
+            let rest = &bundle[part.gate_span..][..part.rest_len];
+            [&bundle[..gate_len], rest]
+        });
+        self.hot.admit(bank, c, pieces);
+    }
+
+    /// Verifies the checksums of what a read brought.
+    pub(super) fn check(&self, key: Key, slot: &[u8], step: Step) -> Result<(), Error> {
+        let (bank, n, part) = (key.bank as usize, key.neuron, &self.part);
+        let (_, _, shift) = self.banks.cover(bank, n, part.start, part.len);
+        let bundle = &slot[shift..];
+        let container = &self.banks.container;
+        if part.has_gate {
+            container.check_gate(bank, n, &bundle[..part.gate_span])?;
+        }
+        if step == Step::Sums {
+            let rest = &bundle[part.gate_span - part.start..part.len];
+            container.check_rest(bank, n, rest)?;
+        }
+        Ok(())
+    }
+
+    /// Verifies the checksums of a whole cluster.
+    pub(super) fn check_cluster(&self, bank: u32, c: u32, buffer: &[u8]) -> Result<(), Error> {
+        let neurons = self.banks.cluster_neurons(c as usize);
+        let (b, stride) = (bank as usize, self.part.stride);
+        let (_, _, shift) = self.banks.cover(b, neurons.start as u32, 0, stride);
+        for (n, bundle) in neurons.zip(buffer[shift..].chunks_exact(stride)) {
+            let (gate, rest) = bundle.split_at(self.part.gate_span);
+            self.banks.container.check_gate(b, n as u32, gate)?;
+            self.banks.container.check_rest(b, n as u32, rest)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,504 @@
+//! One bank at work: clusters are named in order with the neurons they need,
+//! found in memory or read, handed out when all their bytes are there, and
+//! released.
+//!
+//! ```text
+//! need ── all there ───────────────────────────────────────────► ready ─► release
+//!   │                                                              ▲
+//!   ├─ whole cluster missing ── one sequential read ───────────────┤
+//!   ├─ some neurons missing ─── their Up and Down, one read each ──┤
+//!   └─ gates unknown, and two phases are cheaper:                  │
+//!        Gate parts ─► gates ready ─► resolve ─► Up/Down where it fires
+//! ```
+
+use std::ops::Range;
+use std::time::Instant;
+
+use emberflow_storage::arena::Slot;
+use emberflow_storage::cache::{Key, SlotId};
+use emberflow_storage::io::{Completion, Read};
+
+use super::super::CLUSTER;
+use super::{BATCH, NeuronStore};
+use crate::Error;
+
+/// How a needed neuron of the cold region is held.
+pub(super) enum Held {
+    Nothing,
+    /// Resident and pinned.
+    Pinned(SlotId),
+    /// Its Gate part is there.
+    Gate(Slot),
+}
+
+/// Where a cluster's bytes are or will be.
+pub(super) enum Source {
+    /// No neuron of it is needed.
+    Unused,
+    Hot(SlotId),
+    /// A stream buffer; `None` until it is there.
+    Stream(Option<Slot>),
+    /// Slots of the cold region, neuron by neuron.
+    Cold,
+}
+
+/// What a cluster is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Its Gate parts are there; [`NeuronStore::resolve`] comes next.
+    Gates,
+    /// Everything that is needed is there.
+    Sums,
+}
+
+pub(super) struct Cluster {
+    /// Places of its needed neurons in the layer's list.
+    pub first: usize,
+    pub end: usize,
+    pub source: Source,
+    step: Step,
+    /// Reads under way.
+    waiting: usize,
+    /// Places before this one are held or requested.
+    issued: usize,
+}
+
+/// The bank being worked on.
+pub(super) struct Layer {
+    pub bank: u32,
+    /// The clusters named so far.
+    pub clusters: Vec<Cluster>,
+    /// By place.
+    pub held: Vec<Held>,
+    /// Clusters before this one have all their reads requested.
+    next: usize,
+    ready: Vec<u32>,
+    /// Whole clusters of this bank or the next that nobody has claimed.
+    arrived: Vec<(u32, u32, Slot)>,
+    /// Whole clusters under way: bank and cluster.
+    coming: Vec<(u32, u32)>,
+    /// Clusters of the next bank that were looked at for reading ahead.
+    ahead: usize,
+}
+
+impl Layer {
+    pub fn new(neurons: usize, clusters: usize) -> Self {
+        Self {
+            bank: 0,
+            clusters: Vec::with_capacity(clusters),
+            held: Vec::with_capacity(neurons),
+            next: 0,
+            ready: Vec::with_capacity(clusters),
+            arrived: Vec::with_capacity(16),
+            coming: Vec::with_capacity(16),
+            ahead: 0,
+        }
+    }
+}
+
+/// Tags of reads: a place of the current layer, or a cluster of a bank.
+const STREAMED: u64 = 1 << 63;
+
+impl NeuronStore {
+    /// Starts a bank.
+    pub fn begin(&mut self, bank: u32) -> Result<(), Error> {
+        self.usable()?;
+        let layer = &mut self.layer;
+        layer.bank = bank;
+        layer.clusters.clear();
+        layer.held.clear();
+        layer.ready.clear();
+        layer.next = 0;
+        layer.ahead = 0;
+        // What was read ahead for a bank that did not come.
+        let mut i = 0;
+        while i < layer.arrived.len() {
+            if layer.arrived[i].0 == bank {
+                i += 1;
+            } else {
+                self.stream.put(layer.arrived.swap_remove(i).2);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the next cluster and its needed neurons, `ids` at `places` of the
+    /// layer's list. Clusters are named in order, each once.
+    pub fn need(&mut self, ids: &[u32], places: Range<usize>) {
+        let c = self.layer.clusters.len();
+        let (bank, n) = (self.layer.bank, places.len());
+        self.layer.held.resize_with(places.end, || Held::Nothing);
+        let mut source = Source::Unused;
+        let mut step = Step::Sums;
+        if n > 0 {
+            if let Some(slot) = self.hot.get_pin(bank, c as u32) {
+                self.counters.hot_hits += n as u64;
+                source = Source::Hot(slot);
+            } else if self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c as u32) {
+                self.counters.misses += n as u64;
+                source = Source::Stream(None);
+            } else {
+                source = Source::Cold;
+                let mut missing = 0;
+                for (&neuron, held) in ids[places.clone()]
+                    .iter()
+                    .zip(&mut self.layer.held[places.clone()])
+                {
+                    match self.cold.get_pin(Key { bank, neuron }) {
+                        Some(slot) => *held = Held::Pinned(slot),
+                        None => missing += 1,
+                    }
+                }
+                self.counters.hits += (n - missing) as u64;
+                self.counters.misses += missing as u64;
+                if self.part.has_gate {
+                    step = Step::Gates;
+                } else if self.costs.whole_cluster(missing) {
+                    self.unpin_places(places.clone());
+                    source = Source::Stream(None);
+                }
+            }
+        }
+        self.layer.clusters.push(Cluster {
+            first: places.start,
+            end: places.end,
+            source,
+            step,
+            waiting: 0,
+            issued: places.start,
+        });
+    }
+
+    /// Requests what the named clusters miss, in order, as far as memory allows.
+    pub fn advance(&mut self, ids: &[u32]) -> Result<(), Error> {
+        while self.layer.next < self.layer.clusters.len() {
+            let c = self.layer.next;
+            if !self.issue(ids, c)? {
+                break;
+            }
+            self.layer.next += 1;
+            self.ready_if_complete(c);
+        }
+        if self.scans && self.layer.next == self.banks.clusters() {
+            self.read_ahead();
+        }
+        self.submit()
+    }
+
+    /// Requests what cluster `c` misses. False when memory is short.
+    fn issue(&mut self, ids: &[u32], c: usize) -> Result<bool, Error> {
+        let bank = self.layer.bank;
+        match self.layer.clusters[c].source {
+            Source::Unused | Source::Hot(_) => return Ok(true),
+            Source::Stream(_) => {
+                let key = (bank, c as u32);
+                let arrived = &mut self.layer.arrived;
+                if let Some(i) = arrived.iter().position(|a| (a.0, a.1) == key) {
+                    let slot = arrived.swap_remove(i).2;
+                    self.layer.clusters[c].source = Source::Stream(Some(slot));
+                    return Ok(true);
+                }
+                if !self.layer.coming.contains(&key) && !self.request_cluster(bank, c) {
+                    return Ok(false);
+                }
+                self.layer.clusters[c].waiting = 1;
+                return Ok(true);
+            }
+            Source::Cold => {}
+        }
+        let Cluster {
+            end, step, issued, ..
+        } = self.layer.clusters[c];
+        for place in issued..end {
+            self.layer.clusters[c].issued = place;
+            if matches!(self.layer.held[place], Held::Pinned(_)) {
+                continue;
+            }
+            let neuron = ids[place];
+            let key = Key { bank, neuron };
+            // A pin may have been given up for another cluster.
+            if let Some(slot) = self.cold.get_pin(key) {
+                self.layer.held[place] = Held::Pinned(slot);
+                continue;
+            }
+            let Some(slot) = self.cold.reserve(key) else {
+                return Ok(false);
+            };
+            let part = &self.part;
+            let len = match step {
+                Step::Gates => part.gate_span,
+                Step::Sums => part.len,
+            };
+            let (offset, len, _) = self.banks.cover(bank as usize, neuron, part.start, len);
+            self.reads.push(Read::new(place as u64, offset, len, slot));
+            self.layer.clusters[c].waiting += 1;
+            if self.reads.len() == BATCH {
+                self.submit()?;
+            }
+        }
+        self.layer.clusters[c].issued = end;
+        Ok(true)
+    }
+
+    /// Requests a whole cluster. False when no buffer is free.
+    fn request_cluster(&mut self, bank: u32, c: usize) -> bool {
+        let Some(slot) = self.stream.take() else {
+            return false;
+        };
+        let neurons = self.banks.cluster_neurons(c);
+        let len = neurons.len() * self.part.stride;
+        let first = neurons.start as u32;
+        let (offset, len, _) = self.banks.cover(bank as usize, first, 0, len);
+        let tag = STREAMED | u64::from(bank) << 32 | c as u64;
+        self.reads.push(Read::new(tag, offset, len, slot));
+        self.layer.coming.push((bank, c as u32));
+        true
+    }
+
+    /// In a scan the next bank's clusters are needed for certain: reads the first
+    /// missing ones while this bank is still computed, and attention after it.
+    fn read_ahead(&mut self) {
+        let bank = (self.layer.bank + 1) % self.banks.count as u32;
+        while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
+            let c = self.layer.ahead;
+            self.layer.ahead += 1;
+            if bank != self.layer.bank && !self.hot.contains(bank, c as u32) {
+                self.request_cluster(bank, c);
+            }
+        }
+    }
+
+    fn submit(&mut self) -> Result<(), Error> {
+        if self.reads.is_empty() {
+            return Ok(());
+        }
+        let sent = self.io.submit(&mut self.reads);
+        self.latch(sent.map_err(|e| emberflow_storage::Error::from(e).into()))
+    }
+
+    /// Takes what has arrived, without waiting.
+    pub fn poll(&mut self, ids: &[u32]) -> Result<(), Error> {
+        let polled = self.io.try_drain(&mut self.completions);
+        self.latch(polled.map_err(|e| emberflow_storage::Error::from(e).into()))?;
+        self.take_arrived(ids)
+    }
+
+    /// Waits for something to arrive. Called when no cluster is ready.
+    pub fn wait(&mut self, ids: &[u32]) -> Result<(), Error> {
+        if self.io.outstanding() == 0 {
+            return self.make_room(ids);
+        }
+        let start = Instant::now();
+        let waited = self.io.wait(&mut self.completions, 1);
+        self.waited += start.elapsed();
+        self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
+        self.take_arrived(ids)
+    }
+
+    /// Every slot is held by a cluster that misses another: the last ones give up
+    /// what they hold, so that the first one can be completed.
+    fn make_room(&mut self, ids: &[u32]) -> Result<(), Error> {
+        let before = self.layer.next;
+        while let Some((_, _, slot)) = self.layer.arrived.pop() {
+            self.stream.put(slot);
+        }
+        for c in (before..self.layer.clusters.len()).rev() {
+            let Cluster { first, end, .. } = self.layer.clusters[c];
+            let from = first.max(if c == before {
+                self.layer.clusters[c].issued
+            } else {
+                first
+            });
+            self.unpin_places(from..end);
+        }
+        self.advance(ids)?;
+        let moved = self.layer.next > before || self.io.outstanding() > 0;
+        if moved || !self.layer.ready.is_empty() {
+            return Ok(());
+        }
+        let slots = self.cold.slots();
+        let first = format!("none of {slots} cache slots can be had");
+        self.latch(Err(Error::Failed { first }))
+    }
+
+    pub(super) fn unpin_places(&mut self, places: Range<usize>) {
+        for held in &mut self.layer.held[places] {
+            if let Held::Pinned(slot) = held {
+                self.cold.unpin(*slot);
+                *held = Held::Nothing;
+            }
+        }
+    }
+
+    /// Takes completions in. After an error everything is taken back.
+    fn take_arrived(&mut self, ids: &[u32]) -> Result<(), Error> {
+        let mut arrived = std::mem::take(&mut self.completions);
+        let mut outcome = Ok(());
+        for done in arrived.drain(..) {
+            let taken = self.take_one(ids, done);
+            if outcome.is_ok() {
+                outcome = taken;
+            }
+        }
+        self.completions = arrived;
+        if outcome.is_err() {
+            self.abandon_layer(ids);
+        }
+        self.latch(outcome)
+    }
+
+    fn take_one(&mut self, ids: &[u32], done: Completion) -> Result<(), Error> {
+        let result = done
+            .result
+            .map_err(|e| Error::from(emberflow_storage::Error::from(e)));
+        if done.tag & STREAMED != 0 {
+            let (bank, c) = ((done.tag >> 32) as u32 & 0x7fff_ffff, done.tag as u32);
+            return self.take_cluster(bank, c, done.slot, result);
+        }
+        let place = done.tag as usize;
+        let (bank, neuron) = (self.layer.bank, ids[place]);
+        let c = neuron as usize / CLUSTER;
+        let key = Key { bank, neuron };
+        let step = self.layer.clusters[c].step;
+        let checked = result.and_then(|()| self.check(key, done.slot.as_slice(), step));
+        match (checked, step) {
+            (Err(e), _) => {
+                self.cold.abandon(key, done.slot);
+                return Err(e);
+            }
+            (Ok(()), Step::Gates) => self.layer.held[place] = Held::Gate(done.slot),
+            (Ok(()), Step::Sums) => {
+                self.layer.held[place] = Held::Pinned(self.cold.admit(key, done.slot));
+            }
+        }
+        self.layer.clusters[c].waiting -= 1;
+        self.ready_if_complete(c);
+        Ok(())
+    }
+
+    fn take_cluster(
+        &mut self,
+        bank: u32,
+        c: u32,
+        slot: Slot,
+        result: Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.layer.coming.retain(|&key| key != (bank, c));
+        let checked = result.and_then(|()| self.check_cluster(bank, c, slot.as_slice()));
+        if let Err(e) = checked {
+            self.stream.put(slot);
+            return Err(e);
+        }
+        let claimed = bank == self.layer.bank && (c as usize) < self.layer.next;
+        match self.layer.clusters.get_mut(c as usize) {
+            Some(cluster) if claimed && cluster.waiting > 0 => {
+                cluster.source = Source::Stream(Some(slot));
+                cluster.waiting = 0;
+                self.ready_if_complete(c as usize);
+            }
+            _ => self.layer.arrived.push((bank, c, slot)),
+        }
+        Ok(())
+    }
+
+    fn ready_if_complete(&mut self, c: usize) {
+        let cluster = &self.layer.clusters[c];
+        let requested = match cluster.source {
+            Source::Unused => false,
+            Source::Hot(_) | Source::Stream(_) => true,
+            Source::Cold => cluster.issued == cluster.end,
+        };
+        if requested && cluster.waiting == 0 {
+            self.layer.ready.push(c as u32);
+        }
+    }
+
+    /// Moves the clusters below `end` that are ready to `out`.
+    pub fn take_ready(&mut self, end: usize, out: &mut Vec<(u32, Step)>) {
+        out.clear();
+        let clusters = &self.layer.clusters;
+        self.layer.ready.retain(|&c| {
+            let takes = (c as usize) < end;
+            if takes {
+                out.push((c, clusters[c as usize].step));
+            }
+            !takes
+        });
+    }
+
+    /// Places of a cluster's needed neurons in the layer's list.
+    pub fn places(&self, c: u32) -> Range<usize> {
+        let cluster = &self.layer.clusters[c as usize];
+        cluster.first..cluster.end
+    }
+
+    /// After the gates of cluster `c` were computed: requests Up and Down of the
+    /// neurons that fire and gives up the others.
+    pub fn resolve(&mut self, ids: &[u32], c: u32, fires: impl Fn(u32) -> bool) {
+        let bank = self.layer.bank;
+        let places = self.places(c);
+        self.layer.clusters[c as usize].step = Step::Sums;
+        for place in places {
+            let neuron = ids[place];
+            let key = Key { bank, neuron };
+            match std::mem::replace(&mut self.layer.held[place], Held::Nothing) {
+                Held::Gate(slot) if fires(neuron) => {
+                    let part = &self.part;
+                    let b = bank as usize;
+                    let (from, _, _) = self.banks.cover(b, neuron, part.start, part.gate_span);
+                    let rest = self.banks.rest_read();
+                    let (offset, len, _) = self.banks.cover(b, neuron, rest, part.stride - rest);
+                    let at = (offset - from) as u32;
+                    let read = Read::new(place as u64, offset, len, slot).at(at);
+                    self.reads.push(read);
+                    self.layer.clusters[c as usize].waiting += 1;
+                }
+                Held::Gate(slot) => self.cold.abandon(key, slot),
+                other => self.layer.held[place] = other,
+            }
+        }
+        self.ready_if_complete(c as usize);
+    }
+
+    /// After an error: takes back every read and unpins everything.
+    fn abandon_layer(&mut self, ids: &[u32]) {
+        while self.io.outstanding() > 0 {
+            if self.io.wait(&mut self.completions, 1).is_err() {
+                break;
+            }
+            let mut arrived = std::mem::take(&mut self.completions);
+            for done in arrived.drain(..) {
+                // the first error is the one that is told
+                let _ = self.take_one(ids, done);
+            }
+            self.completions = arrived;
+        }
+        for c in 0..self.layer.clusters.len() {
+            let Cluster { first, end, .. } = self.layer.clusters[c];
+            for (place, &neuron) in (first..end).zip(&ids[first..end]) {
+                if let Held::Gate(slot) =
+                    std::mem::replace(&mut self.layer.held[place], Held::Nothing)
+                {
+                    let bank = self.layer.bank;
+                    self.cold.abandon(Key { bank, neuron }, slot);
+                }
+            }
+            self.release(c as u32);
+        }
+        self.layer.ready.clear();
+    }
+
+    /// Waits for whole clusters that were read ahead, and gives their buffers back.
+    pub(super) fn drain_stream(&mut self) -> Result<(), Error> {
+        while self.io.outstanding() > 0 {
+            self.io
+                .wait(&mut self.completions, 1)
+                .map_err(emberflow_storage::Error::from)?;
+            self.take_arrived(&[])?;
+        }
+        while let Some((_, _, slot)) = self.layer.arrived.pop() {
+            self.stream.put(slot);
+        }
+        Ok(())
+    }
+}

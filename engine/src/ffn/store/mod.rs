@@ -1,0 +1,252 @@
+//! Where the neurons' bytes are: resident Gate rows, the hot region, the cold
+//! region, and reads for the rest.
+//!
+//! The FFN works on one bank at a time and asks for whole clusters of needed
+//! neurons; `layer.rs` finds or reads them, `fill.rs` loads memory when a plan
+//! takes effect. Every byte that comes from flash is checked against its
+//! checksum before use.
+
+mod bytes;
+mod costs;
+mod fill;
+mod layer;
+
+use std::time::Duration;
+
+use emberflow_kernels::Row;
+use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::cache::ColdCache;
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoOptions, IoThread, Read};
+
+use super::banks::{Banks, Part, STREAM};
+use super::hot::{HotRegion, prefixes};
+use crate::Error;
+use crate::counters::Counters;
+use crate::memory::{MemoryPlan, Residency};
+
+pub(crate) use costs::ReadCosts;
+use layer::Layer;
+pub(crate) use layer::Step;
+
+/// Reads handed over at once: the first are under way while the next are still
+/// looked up.
+const BATCH: usize = 256;
+
+/// The bytes of one neuron.
+pub(crate) struct NeuronBytes<'a> {
+    /// Gate part; empty when Gate rows are resident.
+    pub gate: &'a [u8],
+    /// Up and Down part.
+    pub rest: &'a [u8],
+    /// Resident scales; empty when inline.
+    pub scales: &'a [u8],
+}
+
+/// Neurons under a budget.
+pub(crate) struct NeuronStore {
+    banks: Banks,
+    part: Part,
+    residency: Residency,
+    costs: ReadCosts,
+    /// Every token looks at every neuron: all are needed, or their gates are in
+    /// the bundles.
+    scans: bool,
+    /// Clusters of each bank that the statistics call hot.
+    hot_wanted: Vec<u32>,
+    /// Gate rows by bank; empty unless resident.
+    gates: Vec<Vec<u8>>,
+    /// Resident scales by bank; empty when inline.
+    scales: Vec<Vec<u8>>,
+    hot: HotRegion,
+    cold: ColdCache,
+    /// Buffers for whole clusters on their way.
+    stream: Arena,
+    io: IoThread,
+    reads: Vec<Read>,
+    completions: Vec<Completion>,
+    layer: Layer,
+    counters: Counters,
+    /// Evictions of regions that were replaced.
+    past_evictions: u64,
+    /// Time the computation waited for reads.
+    waited: Duration,
+    /// The first failure. What is in memory may be incomplete after it, so the
+    /// store refuses to work on.
+    failed: Option<String>,
+}
+
+impl NeuronStore {
+    /// Starts the I/O thread, allocates the regions and fills them from the front
+    /// of every bank (the hottest neurons, where the container is in temperature
+    /// order).
+    pub fn open(
+        banks: Banks,
+        source: FileSource,
+        plan: &MemoryPlan,
+        hot_wanted: Vec<u32>,
+        costs: ReadCosts,
+        io: EngineChoice,
+        options: IoOptions,
+    ) -> Result<Self, Error> {
+        let io = IoThread::spawn(source, io, options).map_err(emberflow_storage::Error::from)?;
+        let per_neuron = banks.format.resident_scales();
+        let scales = (0..banks.count)
+            .filter(|_| per_neuron > 0)
+            .map(|b| {
+                let mut bytes = vec![0; banks.neurons * per_neuron];
+                banks.container.read_scales(b, &mut bytes)?;
+                Ok(bytes)
+            })
+            .collect::<Result<_, emberflow_storage::Error>>()?;
+        let part = banks.part(plan.residency);
+        let options = ArenaOptions::default();
+        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), options)
+            .map_err(emberflow_storage::Error::from)?;
+        let mut store = Self {
+            hot: HotRegion::new(&banks, &part)?,
+            cold: new_cold(&banks, &part)?,
+            stream,
+            part,
+            residency: plan.residency,
+            costs,
+            scans: false,
+            hot_wanted,
+            gates: Vec::new(),
+            scales,
+            io,
+            reads: Vec::with_capacity(BATCH),
+            completions: Vec::with_capacity(banks.neurons),
+            layer: Layer::new(banks.neurons, banks.clusters()),
+            counters: Counters::default(),
+            past_evictions: 0,
+            waited: Duration::ZERO,
+            failed: None,
+            banks,
+        };
+        store.adopt(plan)?;
+        Ok(store)
+    }
+
+    /// Changes to another plan between two layers. Results do not depend on it.
+    pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        self.usable()?;
+        let drained = self.drain_stream();
+        self.latch(drained)?;
+        if plan.residency == self.residency {
+            self.set_border(plan);
+            return Ok(());
+        }
+        // The old contents go before the new ones come, so that both never add up.
+        self.cold.resize(0);
+        self.hot.set_border(0, &vec![0; self.banks.count]);
+        self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
+        self.gates = Vec::new();
+        self.part = self.banks.part(plan.residency);
+        self.residency = plan.residency;
+        self.hot = HotRegion::new(&self.banks, &self.part)?;
+        self.cold = new_cold(&self.banks, &self.part)?;
+        let adopted = self.adopt(plan);
+        self.latch(adopted)
+    }
+
+    /// Moves the border between the hot and the cold region to where the plan
+    /// wants it. Nothing is pinned between layers, so both regions can comply.
+    /// New hot clusters come when they are first used.
+    fn set_border(&mut self, plan: &MemoryPlan) {
+        self.scans = self.banks.dense || !self.gates_resident();
+        let clusters = self.banks.clusters() as u32;
+        let all = vec![clusters; self.banks.count];
+        let wanted = if self.scans { &all } else { &self.hot_wanted };
+        let prefix = prefixes(plan.hot_clusters, wanted, clusters);
+        // The shrinking region first, so that both never add up to more than before.
+        let cold = u32::try_from(plan.slots.min(self.banks.total())).unwrap_or(u32::MAX);
+        if cold < self.cold.slots() {
+            self.cold.resize(cold);
+            self.hot.set_border(plan.hot_clusters, &prefix);
+        } else {
+            self.hot.set_border(plan.hot_clusters, &prefix);
+            self.cold.resize(cold);
+        }
+    }
+
+    /// Takes over a plan with empty regions, and fills them.
+    fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        self.set_border(plan);
+        if self.gates_resident() {
+            let len = self.banks.neurons * self.banks.format.gate_len();
+            self.gates = (0..self.banks.count).map(|_| vec![0; len]).collect();
+        }
+        self.fill()
+    }
+
+    fn usable(&self) -> Result<(), Error> {
+        match &self.failed {
+            None => Ok(()),
+            Some(first) => Err(Error::Failed {
+                first: first.clone(),
+            }),
+        }
+    }
+
+    /// Remembers the first failure.
+    fn latch<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if let Err(e) = &result {
+            self.failed.get_or_insert_with(|| e.to_string());
+        }
+        result
+    }
+
+    /// Whether Gate rows are resident (else they come with the bundle).
+    pub fn gates_resident(&self) -> bool {
+        self.residency == Residency::GatesResident
+    }
+
+    /// Whether reads may be needed that depend on which neurons fire, so that
+    /// finding out early pays.
+    pub fn reads_on_demand(&self) -> bool {
+        u64::from(self.cold.slots()) < self.banks.total() && self.cold.slots() > 0
+    }
+
+    /// A resident Gate row.
+    pub fn resident_gate(&self, bank: u32, neuron: u32) -> Row<'_> {
+        let len = self.banks.format.gate_len();
+        let bytes = &self.gates[bank as usize][neuron as usize * len..][..len];
+        self.banks.format.gate(bytes, self.scales_of(bank, neuron))
+    }
+
+    fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
+        let len = self.banks.format.resident_scales();
+        match self.scales.get(bank as usize) {
+            Some(all) => &all[neuron as usize * len..][..len],
+            None => &[],
+        }
+    }
+
+    /// Name of the I/O engine.
+    pub fn io_name(&self) -> &'static str {
+        self.io.engine()
+    }
+
+    /// What was done since the store was opened.
+    pub fn counters(&self) -> Counters {
+        let io = self.io.stats();
+        Counters {
+            evictions: self.past_evictions + self.cold.stats().evictions + self.hot.evictions(),
+            reads: io.reads,
+            bytes_read: io.bytes + io.gap_bytes,
+            wait_ns: u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX),
+            busy_ns: io.busy_ns,
+            ..self.counters
+        }
+    }
+}
+
+/// An empty cache with room for every neuron; how much of it may be used, and
+/// so becomes resident, is the plan's matter.
+fn new_cold(banks: &Banks, part: &Part) -> Result<ColdCache, Error> {
+    let slots = u32::try_from(banks.total()).map_err(|_| banks.too_many())?;
+    let len = banks.slot_len_of(part);
+    let arena = Arena::new(slots, len, banks.memory_align(), ArenaOptions::default())
+        .map_err(emberflow_storage::Error::from)?;
+    ColdCache::new(arena, &vec![banks.neurons as u32; banks.count]).ok_or_else(|| banks.too_many())
+}
