@@ -33,6 +33,18 @@ impl Cpu {
         simd::axpy(self, a, row, y);
     }
 
+    /// `y[j] = fma(factors[i] * scale, q, y[j])` for `i` in order, where row `i` holds
+    /// `scale · q` at `j`; the scale is 1 for the float formats. One call with many rows
+    /// returns the bits of one call for each.
+    ///
+    /// # Panics
+    /// If there are not as many factors as rows, or if a row differs from the others in
+    /// its format or from `y` in its length.
+    #[inline]
+    pub fn axpy_rows(self, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+        simd::axpy_rows(self, factors, rows, y);
+    }
+
     /// `out[i] = row[i]`, exact in f32 for every format.
     ///
     /// # Panics

@@ -109,24 +109,28 @@ use crate::{
     row::Row,
 };
 
-/// Calls the kernel of the token's instruction set.
+/// Calls the kernel of the token's instruction set, which is in the modules here or in
+/// those of `$family`.
 macro_rules! dispatch {
-    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
+    ($cpu:expr, $kernel:ident $args:tt) => { dispatch!($cpu, $kernel $args, self) };
+    ($cpu:expr, $kernel:ident ( $($arg:expr),* ), $family:ident) => {
         match $cpu.isa() {
             // SAFETY: a token with this ISA exists only where its features were detected.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::$kernel($($arg),*) },
+            Isa::Avx2 => unsafe { $family::avx2::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::$kernel($($arg),*) },
+            Isa::Avx512 => unsafe { $family::avx512::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => unsafe { neon::$kernel($($arg),*) },
+            Isa::Neon => unsafe { $family::neon::$kernel($($arg),*) },
             // No token exists for the instruction sets of other architectures.
-            _ => portable::$kernel($($arg),*),
+            _ => $family::portable::$kernel($($arg),*),
         }
     };
 }
+
+mod axpy;
 
 /// The bytes of an f32 slice, in place.
 pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
@@ -150,6 +154,20 @@ pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: &[f32]) -> f32 {
 pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
     check_len("y", y.len(), row.len());
     dispatch!(cpu, axpy(a, row, y))
+}
+
+pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+    check_len("factors", factors.len(), rows.len());
+    for row in rows {
+        check_len("y", y.len(), row.len());
+        assert!(
+            row.dtype() == rows[0].dtype(),
+            "rows of {} and {}",
+            rows[0].dtype(),
+            row.dtype()
+        );
+    }
+    dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {

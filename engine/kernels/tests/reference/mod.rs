@@ -15,18 +15,23 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
         DType::F32 => f32::from_le_bytes(quants[4 * i..4 * i + 4].try_into().unwrap()),
         DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
         DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
-        DType::Q8 => f32::from(quants[i] as i8) * scale(row, i / GROUP),
-        DType::Q4 => {
-            let (group, lane) = (i / GROUP, i % GROUP);
-            let byte = quants[group * (GROUP / 2) + lane % (GROUP / 2)];
-            let nibble = if lane < GROUP / 2 {
-                byte & 15
-            } else {
-                byte >> 4
-            };
-            f32::from(nibble as i8 - 8) * scale(row, group)
-        }
+        DType::Q8 | DType::Q4 => quant(row, i) * scale(row, i / GROUP),
     }
+}
+
+/// Element `i` of a quantised row before it is scaled.
+fn quant(row: Row<'_>, i: usize) -> f32 {
+    if row.dtype() == DType::Q8 {
+        return f32::from(row.quants()[i] as i8);
+    }
+    let (group, lane) = (i / GROUP, i % GROUP);
+    let byte = row.quants()[group * (GROUP / 2) + lane % (GROUP / 2)];
+    let nibble = if lane < GROUP / 2 {
+        byte & 15
+    } else {
+        byte >> 4
+    };
+    f32::from(nibble as i8 - 8)
 }
 
 fn scale(row: Row<'_>, group: usize) -> f32 {
@@ -61,6 +66,17 @@ pub fn dot(row: Row<'_>, x: &[f32]) -> f32 {
 pub fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
     for (i, y) in y.iter_mut().enumerate() {
         *y = a.mul_add(value(row, i), *y);
+    }
+}
+
+/// `axpy` with the scale taken into the factor, as the sums of several rows do.
+pub fn axpy_scaled(a: f32, row: Row<'_>, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        let (a, quant) = match row.dtype() {
+            DType::Q8 | DType::Q4 => (a * scale(row, i / GROUP), quant(row, i)),
+            _ => (a, value(row, i)),
+        };
+        *y = a.mul_add(quant, *y);
     }
 }
 
