@@ -1,7 +1,7 @@
 //! Sums of scaled rows, `y += Σ aᵢ · rowᵢ`: the down direction of a sparse FFN.
 //!
 //! A block of columns stays in registers while all rows pass over it, so `y` is read and
-//! written once for [`ROWS`] rows and not once for each. Every element takes its products
+//! written once for many rows and not once for each. Every element takes its products
 //! in the order of the rows, so cutting the rows into several calls changes no bit.
 
 use super::lanes::Lanes;
@@ -11,7 +11,7 @@ use crate::{
     row::Row,
 };
 
-/// Rows that pass over a block of columns before the next block.
+/// Most rows that pass over a block of columns before the next block.
 const ROWS: usize = 16;
 
 /// Groups whose factors are computed at once.
@@ -55,6 +55,12 @@ trait Stored {
     const BYTES: usize;
     /// Whether groups have a scale.
     const SCALED: bool;
+    /// Rows that pass over a block together: their blocks and the next ones stay in the
+    /// first-level cache, and are enough bytes to keep the memory busy.
+    const ROWS: usize = match 256 / Self::BYTES {
+        0..4 => 4,
+        rows => rows,
+    };
     unsafe fn load<L: Lanes>(from: *const u8) -> L;
 }
 
@@ -109,9 +115,15 @@ unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize>(
     y: &mut [f32],
 ) {
     let groups = y.len() / GROUP;
+    for row in rows.iter().take(S::ROWS) {
+        let (from, bytes) = (row.quants().as_ptr(), GROUPS * S::BYTES);
+        (0..bytes)
+            .step_by(LINE)
+            .for_each(|at| prefetch(from.wrapping_add(at)));
+    }
     let mut done = 0;
     while done < rows.len() {
-        let end = rows.len().min(done + ROWS);
+        let end = rows.len().min(done + S::ROWS);
         let (factors, here, next) = (&factors[done..end], &rows[done..end], &rows[end..]);
         let mut group = 0;
         while group < groups {
@@ -143,15 +155,17 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize>(
     y: &mut [f32],
 ) {
     let mut scaled = [[0.0f32; GROUPS]; ROWS];
-    let ahead = first + count;
-    let more = ahead < y.len() / GROUP;
-    for (i, ((scaled, &a), row)) in scaled.iter_mut().zip(factors).zip(rows).enumerate() {
-        if more {
-            fetch::<S>(*row, ahead);
-        } else if let Some(row) = next.get(i) {
-            fetch::<S>(*row, 0);
-        }
-        *scaled = if S::SCALED {
+    let mut ahead = [std::ptr::null(); ROWS];
+    let end = first + count;
+    for (i, (&a, row)) in factors.iter().zip(rows).enumerate() {
+        let (row_ahead, group) = if end < y.len() / GROUP {
+            (*row, end)
+        } else {
+            (*next.get(i).unwrap_or(row), 0)
+        };
+        ahead[i] = row_ahead.quants().as_ptr().wrapping_add(group * S::BYTES);
+        scaled[i] = if S::SCALED {
+            prefetch(row_ahead.scales().as_ptr().wrapping_add(2 * group));
             // SAFETY: the row has the scales of these groups; the caller guarantees the
             // instruction set.
             unsafe { scales::<L>(*row, first, count) }.map(|scale| a * scale)
@@ -163,11 +177,11 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize>(
     // SAFETY: all rows and `y` have the groups `first..first + count`.
     unsafe {
         while k + G <= count {
-            tile::<L, S, G>(&scaled, rows, first, k, y);
+            tile::<L, S, G>(&scaled, rows, &ahead, first, k, y);
             k += G;
         }
         while k < count {
-            tile::<L, S, 1>(&scaled, rows, first, k, y);
+            tile::<L, S, 1>(&scaled, rows, &ahead, first, k, y);
             k += 1;
         }
     }
@@ -178,6 +192,7 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize>(
 unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
     scaled: &[[f32; GROUPS]; ROWS],
     rows: &[Row<'_>],
+    ahead: &[*const u8; ROWS],
     first: usize,
     k: usize,
     y: &mut [f32],
@@ -191,7 +206,11 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
         for (g, sum) in sums.iter_mut().enumerate() {
             *sum = L::load_f32(y.add(4 * GROUP * g));
         }
-        for (scaled, row) in scaled.iter().zip(rows) {
+        for ((scaled, row), ahead) in scaled.iter().zip(rows).zip(ahead) {
+            // A few at a time: a burst of fetches holds up the sums behind it.
+            for at in (0..G * S::BYTES).step_by(LINE) {
+                prefetch(ahead.wrapping_add(k * S::BYTES + at));
+            }
             let from = row.quants().as_ptr().add(group * S::BYTES);
             for (g, sum) in sums.iter_mut().enumerate() {
                 let a = L::splat(*scaled.get_unchecked(k + g));
@@ -239,20 +258,6 @@ unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GR
         let mut padded = [0u8; 2 * GROUPS];
         padded[..bytes.len()].copy_from_slice(bytes);
         L::load_scales(padded.as_ptr())
-    }
-}
-
-/// Asks for the next [`GROUPS`] groups of a row, from `group` on.
-#[inline(always)]
-fn fetch<S: Stored>(row: Row<'_>, group: usize) {
-    let quants = row.quants().as_ptr().wrapping_add(group * S::BYTES);
-    let mut offset = 0;
-    while offset < GROUPS * S::BYTES {
-        prefetch(quants.wrapping_add(offset));
-        offset += LINE;
-    }
-    if S::SCALED {
-        prefetch(row.scales().as_ptr().wrapping_add(2 * group));
     }
 }
 
