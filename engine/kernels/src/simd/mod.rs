@@ -95,6 +95,7 @@ macro_rules! entry_points {
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod int;
 mod lanes;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -117,13 +118,15 @@ macro_rules! dispatch {
         match $cpu.isa() {
             // SAFETY: a token with this ISA exists only where its features were detected.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { $family::avx2::$kernel($($arg),*) },
+            Isa::Avx2 | Isa::Avx2Vnni => unsafe { $family::avx2::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { $family::avx512::$kernel($($arg),*) },
+            Isa::Avx512 | Isa::Avx512Vnni => unsafe { $family::avx512::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => unsafe { $family::neon::$kernel($($arg),*) },
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => unsafe {
+                $family::neon::$kernel($($arg),*)
+            },
             // No token exists for the instruction sets of other architectures.
             _ => $family::portable::$kernel($($arg),*),
         }

@@ -122,3 +122,50 @@ pub fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
         x[i + half] = b.mul_add(cos[i], a * sin[i]);
     }
 }
+
+/// Chains of an integer dot product.
+pub const CHAINS: usize = 16;
+
+/// One token of activations as integers: a quant for each element, a scale for each group.
+pub struct Quantised {
+    pub quants: Vec<i32>,
+    pub scales: Vec<f32>,
+}
+
+impl Quantised {
+    pub fn new(x: &[f32]) -> Quantised {
+        let (mut quants, mut scales) = (Vec::new(), Vec::new());
+        for group in x.chunks(GROUP) {
+            let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            if group.iter().any(|x| !x.is_finite()) {
+                scales.push(f32::NAN);
+                quants.extend(group.iter().map(|_| 0));
+            } else if largest < 2f32.powi(-100) {
+                scales.push(0.0);
+                quants.extend(group.iter().map(|_| 0));
+            } else {
+                scales.push(largest / 127.0);
+                let inverse = 127.0 / largest;
+                quants.extend(group.iter().map(|x| (x * inverse).round_ties_even() as i32));
+            }
+        }
+        Quantised { quants, scales }
+    }
+}
+
+/// Sum of `row · x` by the chain rule.
+pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
+    let mut chains = [0.0f32; CHAINS];
+    for g in 0..row.len().div_ceil(GROUP) {
+        let elements = g * GROUP..((g + 1) * GROUP).min(row.len());
+        let sum: i32 = elements.map(|i| quant(row, i) as i32 * x.quants[i]).sum();
+        let scale = scale(row, g) * x.scales[g];
+        chains[g % CHAINS] = (sum as f32).mul_add(scale, chains[g % CHAINS]);
+    }
+    for width in [8, 4, 2, 1] {
+        for j in 0..width {
+            chains[j] += chains[j + width];
+        }
+    }
+    chains[0]
+}
