@@ -45,6 +45,25 @@ impl Cpu {
         simd::axpy_rows(self, factors, rows, y);
     }
 
+    /// [`axpy_rows`](Cpu::axpy_rows) for `tokens` tokens that share the rows: row `i` has
+    /// the factor `factors[i * tokens + t]` for token `t`, whose sum is row `t` of `ys`,
+    /// `tokens × n`. A row is left out where its factor is zero; the bits are those of
+    /// `axpy_rows` with the other rows.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together as described, or if the rows differ in format or
+    /// length.
+    #[inline]
+    pub fn axpy_rows_tokens(
+        self,
+        factors: &[f32],
+        rows: &[Row<'_>],
+        tokens: usize,
+        ys: &mut [f32],
+    ) {
+        simd::axpy_rows_tokens(self, factors, rows, tokens, ys);
+    }
+
     /// `out[i] = row[i]`, exact in f32 for every format.
     ///
     /// # Panics

@@ -111,7 +111,7 @@ impl Rows {
 fn any_rows() -> impl Strategy<Value = Rows> {
     let dtype = prop::sample::select(DType::ALL.to_vec());
     let n = prop_oneof![0usize..200, 480usize..550, 1020usize..1100];
-    let count = prop_oneof![0usize..6, 14usize..19, 30usize..40];
+    let count = prop_oneof![0usize..6, 14usize..19, 30usize..40, Just(70usize)];
     let finite = prop::bool::weighted(0.9);
     (dtype, n, count, any::<bool>(), finite, any::<u64>()).prop_map(
         |(dtype, n, count, split, finite, seed)| Rows::new(dtype, n, count, split, finite, seed),
@@ -141,6 +141,30 @@ proptest! {
             cpu.axpy_rows(&factors[..cut], &views[..cut], &mut parts[shift..]);
             cpu.axpy_rows(&factors[cut..], &views[cut..], &mut parts[shift..]);
             prop_assert_eq!(bits(&parts), bits(&expected), "{} cut at {}", name, cut);
+        }
+    }
+
+    #[test]
+    fn tokens_share_rows(rows in any_rows(), tokens in prop_oneof![0usize..5, 60usize..70], sparse in any::<bool>()) {
+        let views = rows.views();
+        let mut numbers = Numbers(rows.n as u64 + 78);
+        let factors: Vec<f32> = (0..views.len() * tokens)
+            .map(|_| if sparse && numbers.next() % 8 > 0 { 0.0 } else { numbers.float() })
+            .collect();
+        let ys: Vec<f32> = (0..tokens * rows.n).map(|_| numbers.float()).collect();
+        let mut expected = ys.clone();
+        for (t, y) in expected.chunks_exact_mut(rows.n.max(1)).enumerate() {
+            for (i, row) in views.iter().enumerate() {
+                if factors[i * tokens + t] != 0.0 {
+                    reference::axpy_scaled(factors[i * tokens + t], *row, y);
+                }
+            }
+        }
+        for cpu in Cpu::all() {
+            let mut got = ys.clone();
+            cpu.axpy_rows_tokens(&factors, &views, tokens, &mut got);
+            prop_assert_eq!(bits(&got), bits(&expected), "{} {} n {} rows {} tokens {}",
+                cpu.name(), rows.dtype, rows.n, views.len(), tokens);
         }
     }
 }

@@ -15,42 +15,54 @@ use crate::{
 const ROWS: usize = 16;
 
 /// Groups whose factors are computed at once.
-const GROUPS: usize = 16;
+pub(super) const GROUPS: usize = 16;
 
-/// The entry point of one instruction set; `$groups` groups of sums fit in its registers.
+/// The entry points of one instruction set; `$groups` groups of sums fit in its registers
+/// beside weights that are decoded, `$tokens_groups` beside decoded ones.
 macro_rules! entry_points {
-    ([$($feature:tt)*] $lanes:ty, $groups:literal) => {
-        use crate::Row;
+    ([$($feature:tt)*] $lanes:ty, $groups:literal, $tokens_groups:literal) => {
+        use crate::{Row, simd::axpy_tokens};
 
         $(#[target_feature(enable = $feature)])*
         pub(in crate::simd) fn axpy_rows(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
             // SAFETY: the features are enabled here; the dispatcher checked the rows.
             unsafe { super::axpy_rows::<$lanes, $groups>(factors, rows, y) }
         }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn axpy_rows_tokens(
+            factors: &[f32],
+            rows: &[Row<'_>],
+            tokens: usize,
+            ys: &mut [f32],
+        ) {
+            // SAFETY: as above.
+            unsafe { axpy_tokens::axpy_rows_tokens::<$lanes, $tokens_groups>(factors, rows, tokens, ys) }
+        }
     };
 }
 
 pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1);
+    entry_points!([] crate::simd::portable::Portable, 1, 1);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2 {
     // 8 sums, 4 weights and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2);
+    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
     // 16 sums, 2 weights and 1 factor of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8);
+    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4);
 }
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon {
     // 16 sums, 8 weights and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2);
+    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2);
 }
 
 /// How 32 stored elements become lanes, without their scale.
-trait Stored {
+pub(super) trait Stored {
     /// Stored bytes of a group, without its scale.
     const BYTES: usize;
     /// Whether groups have a scale.
@@ -66,7 +78,7 @@ trait Stored {
 
 macro_rules! stored {
     ($name:ident, $dtype:expr, |$from:ident| $load:expr) => {
-        struct $name;
+        pub(super) struct $name;
         impl Stored for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
             const SCALED: bool = $dtype.is_grouped();
@@ -225,7 +237,7 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
 
 /// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
 #[inline(always)]
-unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
+pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
     let rest = row.skip_groups(row.len() / GROUP);
     let mut quants = [0u8; 4 * GROUP];
     quants[..rest.quants().len()].copy_from_slice(rest.quants());
@@ -247,7 +259,7 @@ unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
 
 /// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
 #[inline(always)]
-unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
+pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
     let bytes = &row.scales()[2 * first..2 * (first + count)];
     // SAFETY: 32 bytes are readable in both cases; the caller guarantees the instruction
     // set.
@@ -262,7 +274,7 @@ unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GR
 }
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Brings a cache line into the first-level cache. Any address is allowed.
 #[inline(always)]

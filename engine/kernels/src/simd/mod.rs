@@ -134,6 +134,7 @@ macro_rules! dispatch {
 }
 
 mod axpy;
+mod axpy_tokens;
 
 /// The bytes of an f32 slice, in place.
 pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
@@ -159,16 +160,37 @@ pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
     dispatch!(cpu, axpy(a, row, y))
 }
 
-pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
-    check_len("factors", factors.len(), rows.len());
+/// Rows that are added up have one format and the length of the sum.
+fn check_rows(rows: &[Row<'_>], n: usize) {
     for row in rows {
         check_len("y", y.len(), row.len());
         assert!(
             row.dtype() == rows[0].dtype(),
             "rows of {} and {}",
+}
+
+pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+    check_len("factors", factors.len(), rows.len());
+    check_rows(rows, y.len());
             rows[0].dtype(),
             row.dtype()
         );
+pub(crate) fn axpy_rows_tokens(
+    cpu: Cpu,
+    factors: &[f32],
+    rows: &[Row<'_>],
+    tokens: usize,
+    ys: &mut [f32],
+) {
+    let Some(first) = rows.first() else {
+        return check_len("factors", factors.len(), 0);
+    };
+    check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
+    check_len("ys", ys.len(), first.len().saturating_mul(tokens));
+    check_rows(rows, first.len());
+    dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys), axpy)
+}
+
     }
     dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
 }
