@@ -163,18 +163,18 @@ pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
 /// Rows that are added up have one format and the length of the sum.
 fn check_rows(rows: &[Row<'_>], n: usize) {
     for row in rows {
-        check_len("y", y.len(), row.len());
-        assert!(
-            row.dtype() == rows[0].dtype(),
-            "rows of {} and {}",
+        check_len("y", n, row.len());
+        let (dtype, first) = (row.dtype(), rows[0].dtype());
+        assert!(dtype == first, "rows of {first} and {dtype}");
+    }
 }
 
 pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
     check_len("factors", factors.len(), rows.len());
     check_rows(rows, y.len());
-            rows[0].dtype(),
-            row.dtype()
-        );
+    dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
+}
+
 pub(crate) fn axpy_rows_tokens(
     cpu: Cpu,
     factors: &[f32],
@@ -189,10 +189,6 @@ pub(crate) fn axpy_rows_tokens(
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
     dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys), axpy)
-}
-
-    }
-    dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
