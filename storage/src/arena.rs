@@ -14,7 +14,9 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+
+use crate::sync::{Accesses, AtomicU32};
 
 /// Large mappings start on this boundary so that the kernel can back them with huge pages.
 const HUGE_PAGE: usize = 2 << 20;
@@ -62,8 +64,15 @@ struct Mapping {
     /// Mapped bytes, a multiple of the page size.
     len: usize,
     slot_len: usize,
-    /// Live [`SharedSlot`] handles per slot; 0 while the slot is exclusive or at home.
-    shares: Box<[AtomicU32]>,
+    users: Box<[Users]>,
+}
+
+/// Who uses a slot.
+#[derive(Default)]
+struct Users {
+    /// Live [`SharedSlot`] handles; 0 while the slot is exclusive or at home.
+    shares: AtomicU32,
+    accesses: Accesses,
 }
 
 // SAFETY: the mapping is plain memory. Access to it goes through `Slot` (exclusive, one per index)
@@ -73,6 +82,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    fn users(&self, index: u32) -> &Users {
+        &self.users[index as usize]
+    }
+
     fn ptr(&self, index: u32) -> *mut u8 {
         self.base
             .as_ptr()
@@ -191,13 +204,13 @@ impl Arena {
             unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
         let locked = options.lock && lock_on_fault(base, len);
-        let shares = (0..slots).map(|_| AtomicU32::new(0)).collect();
+        let users = (0..slots).map(|_| Users::default()).collect();
         Ok(Self {
             map: Arc::new(Mapping {
                 base,
                 len,
                 slot_len,
-                shares,
+                users,
             }),
             capacity: slots,
             limit: slots,
@@ -390,6 +403,7 @@ impl Slot {
     /// The bytes, read only.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
+        self.map.users(self.index).accesses.read();
         // SAFETY: the range is mapped and initialised (anonymous memory), and this is the only
         // handle to it, so nobody writes while the borrow lives.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
@@ -398,12 +412,14 @@ impl Slot {
     /// The bytes, writable.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.map.users(self.index).accesses.write();
         // SAFETY: as in `as_slice`; the unique borrow of the only handle makes access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.map.ptr(self.index), self.map.slot_len) }
     }
 
     /// Address of `offset..offset + len` inside the slot, or `None` when that leaves the slot.
     pub(crate) fn range(&mut self, offset: u32, len: u32) -> Option<*mut u8> {
+        self.map.users(self.index).accesses.write();
         let end = (offset as usize).checked_add(len as usize)?;
         (end <= self.map.slot_len).then(|| self.map.ptr(self.index).wrapping_add(offset as usize))
     }
@@ -411,7 +427,8 @@ impl Slot {
     /// Gives up exclusive access for a handle that can be cloned and read from many threads.
     #[must_use]
     pub fn share(self) -> SharedSlot {
-        self.map.shares[self.index as usize].store(1, Ordering::Relaxed);
+        let shares = &self.map.users(self.index).shares;
+        shares.store(1, Ordering::Relaxed);
         SharedSlot {
             map: self.map,
             index: self.index,
@@ -441,6 +458,7 @@ impl SharedSlot {
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
+        self.map.users(self.index).accesses.read();
         // SAFETY: mapped and initialised; while a shared handle lives no exclusive one exists, so
         // nobody writes.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
@@ -474,7 +492,7 @@ impl SharedSlot {
     }
 
     fn count(&self) -> &AtomicU32 {
-        &self.map.shares[self.index as usize]
+        &self.map.users(self.index).shares
     }
 }
 

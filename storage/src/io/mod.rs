@@ -12,7 +12,7 @@
 //! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so nobody can look at
 //! bytes that are still being written. Reads come back in any order.
 
-mod device;
+pub(crate) mod device;
 #[cfg(test)]
 mod drain_tests;
 mod engine;
@@ -20,10 +20,12 @@ mod error;
 mod pread;
 mod probe;
 mod profile;
+#[cfg(test)]
+mod scripted;
 mod sim;
 mod slip;
 mod source;
-mod sys;
+pub(crate) mod sys;
 mod thread;
 mod uring;
 
