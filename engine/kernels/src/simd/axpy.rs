@@ -18,9 +18,10 @@ const ROWS: usize = 16;
 pub(super) const GROUPS: usize = 16;
 
 /// The entry points of one instruction set; `$groups` groups of sums fit in its registers
-/// beside weights that are decoded, `$tokens_groups` beside decoded ones.
+/// beside weights that are decoded, `$token_groups` beside decoded
+/// ones, or two registers of `$tile` tokens.
 macro_rules! entry_points {
-    ([$($feature:tt)*] $lanes:ty, $groups:literal, $tokens_groups:literal) => {
+    ([$($feature:tt)*] $lanes:ty, $groups:literal, $token_groups:literal, $tile:literal) => {
         use crate::{Row, simd::axpy_tokens};
 
         $(#[target_feature(enable = $feature)])*
@@ -37,28 +38,28 @@ macro_rules! entry_points {
             ys: &mut [f32],
         ) {
             // SAFETY: as above.
-            unsafe { axpy_tokens::axpy_rows_tokens::<$lanes, $tokens_groups>(factors, rows, tokens, ys) }
+            unsafe { axpy_tokens::axpy_rows_tokens::<$lanes, $token_groups, $tile>(factors, rows, tokens, ys) }
         }
     };
 }
 
 pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1, 1);
+    entry_points!([] crate::simd::portable::Portable, 1, 1, 2);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2 {
     // 8 sums, 4 weights and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2);
+    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 6);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
     // 16 sums, 2 weights and 1 factor of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4);
+    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 12);
 }
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon {
     // 16 sums, 8 weights and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2);
+    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 12);
 }
 
 /// How 32 stored elements become lanes, without their scale.

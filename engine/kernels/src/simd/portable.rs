@@ -110,6 +110,11 @@ impl Register for Quad {
     const WIDTH: usize = 4;
 
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Quad([value; 4])
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> Self {
         Quad([0.0; 4])
     }
