@@ -70,6 +70,16 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn exp_block(x: &mut [f32]) -> (f32, f32) {
+            $crate::elementwise::exp_block(x)
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn blend(a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+            $crate::elementwise::blend(a, y, b, x);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn silu(x: &mut [f32]) {
             $crate::elementwise::silu(x);
         }
@@ -133,6 +143,7 @@ macro_rules! dispatch {
     };
 }
 
+pub(crate) mod attend;
 mod axpy;
 mod axpy_tokens;
 
@@ -238,6 +249,15 @@ pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32)
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, softmax(x))
+}
+
+pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {
+    dispatch!(cpu, exp_block(x))
+}
+
+pub(crate) fn blend(cpu: Cpu, a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+    check_len("x", x.len(), y.len());
+    dispatch!(cpu, blend(a, y, b, x))
 }
 
 pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {
