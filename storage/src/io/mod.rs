@@ -17,6 +17,7 @@ pub(crate) mod device;
 mod drain_tests;
 mod engine;
 mod error;
+pub(crate) mod pages;
 mod pread;
 mod probe;
 mod profile;
