@@ -12,7 +12,7 @@
 //! lanes of one sum: nothing has to be added up across lanes.
 
 use super::{
-    axpy::{BF16, F16, F32, Stored},
+    axpy::{BF16, F16, F32, LINE, Stored, prefetch},
     check_len,
     lanes::Lanes,
 };
@@ -222,6 +222,8 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
     unsafe {
         let mut sums = [L::zero(); Q];
         for d in 0..head_dim {
+            // The next block.
+            fetch_group::<S>(keys.wrapping_add((head_dim + d) * S::BYTES));
             let keys = S::load::<L>(keys.add(d * S::BYTES));
             for (q, sum) in sums.iter_mut().enumerate() {
                 *sum = L::splat(*queries.add(q * head_dim + d)).mul_add(keys, *sum);
@@ -232,6 +234,13 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
         }
     }
     Q
+}
+
+#[inline(always)]
+fn fetch_group<S: Stored>(from: *const u8) {
+    for at in (0..S::BYTES).step_by(LINE) {
+        prefetch(from.wrapping_add(at));
+    }
 }
 
 /// Adds `weights[q * stride + p] · value p` for every position `p` in order to row `q` of
@@ -347,6 +356,8 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         for p in 0..positions {
             let mut value = [L::zero(); G];
             for (g, value) in value.iter_mut().enumerate() {
+                // The next span.
+                fetch_group::<S>(values.wrapping_add((p + SPAN) * row + g * S::BYTES));
                 *value = S::load::<L>(values.add(p * row + g * S::BYTES));
             }
             for (q, sums) in sums.iter_mut().enumerate() {
