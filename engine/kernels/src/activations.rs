@@ -1,13 +1,17 @@
 //! Activations as 8-bit integers, the form in which they meet q4 and q8 weights.
 //!
 //! ```text
-//! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 640 bytes
+//! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 704 bytes
 //!
 //! chunk        16 groups of 32, as many as a dot product has chains
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
 //!   512   64   scales  16 × f32, the largest magnitude of the group / 127
-//!   576   64   sums    16 × i32, the sum of the group's quants
+//!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
+//!   640   64   by_128  16 × i32, −128 times that sum
 //! ```
+//!
+//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles
+//! are, and `by_128` that of signed bytes turned into unsigned ones.
 //!
 //! The order of the quants is that of the nibbles of a q4 row: 64 bytes of such a row
 //! hold the first halves of 4 groups in their low nibbles and the second halves in their
@@ -32,7 +36,7 @@ const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
 /// bits, in two's complement.
 const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
 
-const _: () = assert!(size_of::<Chunk>() == 640 && align_of::<Chunk>() == 64);
+const _: () = assert!(size_of::<Chunk>() == 704 && align_of::<Chunk>() == 64);
 const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
 
 /// 512 quantised activations of one token; see the file's layout.
@@ -41,14 +45,16 @@ const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(
 pub struct Chunk {
     pub(crate) quants: [i8; CHUNK],
     pub(crate) scales: [f32; CHUNK_GROUPS],
-    pub(crate) sums: [i32; CHUNK_GROUPS],
+    pub(crate) by_8: [i32; CHUNK_GROUPS],
+    pub(crate) by_128: [i32; CHUNK_GROUPS],
 }
 
 impl Chunk {
     const ZERO: Chunk = Chunk {
         quants: [0; CHUNK],
         scales: [0.0; CHUNK_GROUPS],
-        sums: [0; CHUNK_GROUPS],
+        by_8: [0; CHUNK_GROUPS],
+        by_128: [0; CHUNK_GROUPS],
     };
 }
 
@@ -279,17 +285,20 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut Chunk) {
         chunk.scales[g] = if ordinary { max / QUANT_MAX } else { 0.0 };
     }
     for (g, group) in groups.iter().enumerate() {
-        let mut quants = [0i8; GROUP];
+        let mut quants = [0i32; GROUP];
         if inverse[g] > 0.0 {
             for (quant, x) in quants.iter_mut().zip(group) {
-                *quant = (x * inverse[g] + ROUND).to_bits() as i8;
+                *quant = (x * inverse[g] + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
             }
         } else if largest[g] >= INFINITY {
             chunk.scales[g] = f32::NAN;
         }
         let at = first_half(g);
-        chunk.quants[at..at + HALF].copy_from_slice(&quants[..HALF]);
-        chunk.quants[at + SECOND_HALF..][..HALF].copy_from_slice(&quants[HALF..]);
-        chunk.sums[g] = quants.iter().map(|&quant| i32::from(quant)).sum();
+        for i in 0..HALF {
+            chunk.quants[at + i] = quants[i] as i8;
+            chunk.quants[at + SECOND_HALF + i] = quants[HALF + i] as i8;
+        }
+        let sum: i32 = quants.iter().sum();
+        (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
     }
 }

@@ -92,6 +92,7 @@ pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP};
 pub use math::argmax;
 pub use ops::matmul_scratch;
+pub use ops_int::matmul_scratch_q;
 pub use quantize::{QuantizeError, error_bound, quantize_row};
 pub use row::Row;
 pub use workers::Workers;

@@ -3,7 +3,7 @@
 
 mod reference;
 
-use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row};
+use emberflow_kernels::{Activations, Columns, Cpu, DType, GROUP, Row, matmul_scratch_q};
 use proptest::prelude::*;
 use reference::Quantised;
 
@@ -106,7 +106,7 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn activations_are_what_the_oracle_stores(
@@ -150,6 +150,40 @@ proptest! {
             prop_assert_eq!(bits(&y), bits(&expected), "matvec {}", cpu.name());
             cpu.dot_rows_q(&split, x, &mut y);
             prop_assert_eq!(bits(&y), bits(&reversed), "rows {}", cpu.name());
+        }
+    }
+
+    #[test]
+    fn matrices(
+        (m, xs) in length().prop_flat_map(|n| (stored(n, 0usize..40), tokens(n, 1usize..30))),
+        gap in 0usize..3,
+        odd in 0usize..17,
+    ) {
+        let count = xs.len().checked_div(m.n).unwrap_or(0);
+        let y_stride = m.count + gap;
+        let mut expected = vec![7.0; count * y_stride];
+        for t in 0..count {
+            let x = Quantised::new(&xs[t * m.n..][..m.n]);
+            for (r, &row) in m.rows().iter().enumerate() {
+                expected[t * y_stride + r] = reference::dot_q(row, &x);
+            }
+        }
+        for cpu in Cpu::all() {
+            let mut x = Activations::default();
+            cpu.quantize_activations(&xs, count, &mut x);
+            let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
+            for list in [false, true] {
+                let mut y = vec![7.0; expected.len()];
+                let mut columns = Columns::new(&mut y, count, y_stride, m.count);
+                let scratch = &mut scratch[odd..];
+                if list {
+                    cpu.matmul_rows_q(&m.rows(), x.all(), &mut columns, scratch);
+                } else {
+                    let bytes = &m.bytes[m.shift..];
+                    cpu.matmul_q(m.dtype, bytes, m.stride, x.all(), &mut columns, scratch);
+                }
+                prop_assert_eq!(bits(&y), bits(&expected), "{} {}", cpu.name(), list);
+            }
         }
     }
 }

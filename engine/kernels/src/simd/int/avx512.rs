@@ -35,8 +35,7 @@ impl Unit for Avx512 {
                 *part = _mm512_dpbusd_epi32(*part, low, load(x));
                 *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
             }
-            let offset = _mm512_slli_epi32::<3>(load(x.sums.as_ptr().cast()));
-            _mm512_sub_epi32(sums_of_groups(parts), offset)
+            _mm512_add_epi32(sums_of_groups(parts), load(x.by_8.as_ptr().cast()))
         }
     }
 
@@ -57,8 +56,7 @@ impl Unit for Avx512 {
                 *part = _mm512_dpbusd_epi32(*part, low, load(x));
                 *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
             }
-            let offset = _mm512_slli_epi32::<7>(load(x.sums.as_ptr().cast()));
-            _mm512_sub_epi32(sums_of_groups(parts), offset)
+            _mm512_add_epi32(sums_of_groups(parts), load(x.by_128.as_ptr().cast()))
         }
     }
 
@@ -84,12 +82,12 @@ impl Unit for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(line: *const u8) {
         // SAFETY: a hint, which no address makes fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
 }
 
 #[inline(always)]
-unsafe fn load(from: *const u8) -> __m512i {
+pub(super) unsafe fn load(from: *const u8) -> __m512i {
     // SAFETY: the caller guarantees 64 readable bytes.
     unsafe { _mm512_loadu_si512(from.cast()) }
 }

@@ -5,7 +5,7 @@
 /// The integer kernels of one instruction set.
 macro_rules! entry_points {
     ([$($feature:tt)*] $unit:ty) => {
-        use $crate::{Chunk, Row, matrix::Rows};
+        use $crate::{ActivationsRef, Chunk, Columns, Row, matrix::Rows};
 
         $(#[target_feature(enable = $feature)])*
         pub(super) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
@@ -23,17 +23,33 @@ macro_rules! entry_points {
             // SAFETY: as in `dot`.
             unsafe { super::dot::dots::<$unit, R>(rows, x, y) }
         }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn matmul<R: Rows>(
+            rows: R,
+            xs: ActivationsRef<'_>,
+            y: &mut Columns<'_, f32>,
+            scratch: &mut [f32],
+        ) {
+            // SAFETY: as in `dot`.
+            unsafe { super::gemm::matmul::<$unit, R>(rows, xs, y, scratch) }
+        }
     };
 }
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_gemm;
 mod dot;
+mod gemm;
 mod portable;
+
+pub(crate) use gemm::scratch_len;
 
 use super::check_len;
 use crate::{
-    ActivationsRef, Chunk, Row,
+    ActivationsRef, Chunk, Columns, Row,
     activations::CHUNK,
     cpu::{Cpu, Isa},
     matrix::Matrix,
@@ -77,6 +93,43 @@ pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f3
         check_row(m.row(0), x);
         dispatch!(cpu, dots(m, x.chunks(), y))
     }
+}
+
+pub(crate) fn matmul(
+    cpu: Cpu,
+    m: Matrix<'_>,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    check_result(xs, y, m.rows(), scratch);
+    if m.rows() > 0 && xs.tokens() > 0 {
+        check_row(m.row(0), xs);
+        dispatch!(cpu, matmul(m, xs, y, scratch))
+    }
+}
+
+pub(crate) fn matmul_rows(
+    cpu: Cpu,
+    rows: &[Row<'_>],
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    check_result(xs, y, rows.len(), scratch);
+    check_rows(rows, xs);
+    dispatch!(cpu, matmul(rows, xs, y, scratch))
+}
+
+fn check_result(xs: ActivationsRef<'_>, y: &Columns<'_, f32>, rows: usize, scratch: &[f32]) {
+    check_len("y", y.rows(), xs.tokens());
+    check_len("a row of y", y.width(), rows);
+    assert!(
+        scratch.len() >= scratch_len(xs.n()),
+        "scratch has {} elements, needs {}",
+        scratch.len(),
+        scratch_len(xs.n())
+    );
 }
 
 fn check_token(x: ActivationsRef<'_>) {
