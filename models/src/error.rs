@@ -283,7 +283,7 @@ pub enum Error {
         /// What should be there.
         expected: String,
     },
-    /// A model cannot be written as a Hugging Face folder.
+    /// A model cannot be written as a Hugging Face folder or as a GGUF file.
     #[error("{path}: {reason}", path = path.display())]
     Export {
         /// What was being written.

@@ -24,6 +24,7 @@ pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo, open};
 pub use error::Error;
+pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::write::{Folder, RowSink, write_folder};
 
 #[cfg(test)]

@@ -8,16 +8,30 @@
 //! Every handle keeps the mapping alive, so memory is unmapped only after the last one is gone.
 //! Code that must abandon a slot the kernel may still write to (see `io::engine`) forgets the
 //! handle: the mapping then stays for the life of the process, on purpose.
+//!
+//! Memory below the limit is all that can be resident, whatever size the kernel's pages are:
+//!
+//! ```text
+//! slot     0        1        2    ...      limit          capacity
+//!          +--------+--------+--------+------+ - - - - - - - - +
+//! pages    |  huge page 0    |  huge page 1  |ss|  addresses   |   s small, where no huge page fits
+//!          +-----------------+---------------+--+ - - - - - - -+
+//! resident at most up to here: Arena::charge ---^
+//! ```
+//!
+//! The mapping starts on a huge page. Slots need not divide one: a slot of 24 KiB may lie on two.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
-/// Large mappings start on this boundary so that the kernel can back them with huge pages.
-const HUGE_PAGE: usize = 2 << 20;
+use crate::io::pages::{Pages, page_size};
+use crate::sync::{Accesses, AtomicU32};
+
+/// Slots whose counters are allocated together.
+const CHUNK: u32 = 4096;
 
 /// Why an arena could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -47,112 +61,83 @@ pub enum ArenaError {
     },
 }
 
-/// How the memory of an [`Arena`] is treated.
+/// How the memory of an [`Arena`] is treated. Nothing of it changes what [`Arena::charge`] says.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ArenaOptions {
-    /// Advise huge pages. Pages are still faulted in on first touch, in 2 MiB steps.
+    /// Ask for huge pages: fewer address translations for random reads of weights, and fewer
+    /// segments for the disk. Becoming resident in their size, not in that of a slot, they pay
+    /// where slots are going to be filled anyway. A kernel that has none gives small ones.
     pub huge_pages: bool,
-    /// Lock pages in memory as they are touched. Where the limit forbids it the arena is used
-    /// unlocked and says so in the log.
+    /// Lock what is below the limit in memory. Where the system does not allow it the arena is
+    /// used unlocked and says so in the log; see [`Arena::locked`].
     pub lock: bool,
+    /// Make everything below the limit resident at once instead of at the first touch, which costs
+    /// seconds for each GiB at a time that may matter more. Kernels before 5.14 do not.
+    pub populate: bool,
 }
 
 struct Mapping {
-    base: NonNull<u8>,
-    /// Mapped bytes, a multiple of the page size.
-    len: usize,
+    pages: Pages,
     slot_len: usize,
-    /// Live [`SharedSlot`] handles per slot; 0 while the slot is exclusive or at home.
-    shares: Box<[AtomicU32]>,
+    /// Counters of the slots, [`CHUNK`] at a time, made before a slot is first handed out.
+    users: Box<[OnceLock<Box<[Users]>>]>,
 }
 
-// SAFETY: the mapping is plain memory. Access to it goes through `Slot` (exclusive, one per index)
-// and `SharedSlot` (read only, counted), which uphold the aliasing rules across threads.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself offers no way to reach the bytes.
-unsafe impl Sync for Mapping {}
+/// Who uses a slot.
+#[derive(Default)]
+struct Users {
+    /// Live [`SharedSlot`] handles; 0 while the slot is exclusive or at home.
+    shares: AtomicU32,
+    accesses: Accesses,
+}
 
 impl Mapping {
+    /// # Panics
+    /// When the slot was never below the limit, so that nobody can hold it.
+    fn users(&self, index: u32) -> &Users {
+        match self.users[(index / CHUNK) as usize].get() {
+            Some(chunk) => &chunk[(index % CHUNK) as usize],
+            None => unreachable!("slot {index} was never handed out"),
+        }
+    }
+
+    /// Makes the counters of all slots below `limit`.
+    fn make_users(&self, limit: u32, capacity: u32) {
+        for (i, chunk) in (0u32..).zip(&self.users[..limit.div_ceil(CHUNK) as usize]) {
+            let len = CHUNK.min(capacity - i * CHUNK);
+            chunk.get_or_init(|| (0..len).map(|_| Users::default()).collect());
+        }
+    }
+
     fn ptr(&self, index: u32) -> *mut u8 {
-        self.base
-            .as_ptr()
-            .wrapping_add(index as usize * self.slot_len)
+        self.pages.at(index as usize * self.slot_len)
     }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: base/len are exactly what `map_aligned` left mapped, and no handle is left that
-        // could reach the memory, as every handle holds this mapping alive.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
-fn page_size() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    let n = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(n).ok().filter(|&n| n > 0).unwrap_or(4096)
-}
-
-/// Maps `len` bytes (a page multiple) of zeroed memory that is not yet resident, on a huge-page
-/// boundary when it is long enough to profit.
-fn map_aligned(len: usize) -> std::io::Result<NonNull<u8>> {
-    let extra = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
-    let total = len
-        .checked_add(extra)
-        .ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
-    // SAFETY: an anonymous private mapping at an address of the kernel's choice.
-    let raw = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            total,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if raw == libc::MAP_FAILED {
-        return Err(std::io::Error::last_os_error());
-    }
-    let start = raw as usize;
-    let head = if extra == 0 {
-        0
-    } else {
-        start.next_multiple_of(HUGE_PAGE) - start
-    };
-    let base = raw.cast::<u8>().wrapping_add(head);
-    // SAFETY: both ranges are inside the mapping just made and outside `base..base + len`.
-    unsafe {
-        if head > 0 {
-            libc::munmap(raw, head);
-        }
-        if extra > head {
-            libc::munmap(base.wrapping_add(len).cast(), extra - head);
-        }
-    }
-    NonNull::new(base).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
 /// A mapping cut into equal slots, with a free list.
 ///
 /// Slots `limit..capacity` are retired: never handed out, and their memory is given back to the
-/// operating system as they come home.
+/// operating system as they come home. They cost addresses and nothing else.
 pub struct Arena {
     map: Arc<Mapping>,
+    options: ArenaOptions,
     capacity: u32,
     limit: u32,
+    /// Room for the limit, so that slots come home without an allocation.
     free: Vec<u32>,
-    home: Box<[bool]>,
+    /// Of the slots below the limit or out; the others are home.
+    home: Vec<bool>,
     page: usize,
-    locked: bool,
+    /// Bytes from the start that are locked.
+    locked: usize,
 }
 
 impl Arena {
     /// Maps `slots` slots of `slot_len` bytes. `slot_len` must be a multiple of `align`, the
     /// memory alignment that direct I/O asks for; every slot starts on that alignment.
     ///
-    /// Nothing is resident before it is touched, yet the whole arena belongs to the budget.
+    /// Without [`ArenaOptions::populate`] nothing is resident before it is touched, yet the whole
+    /// arena belongs to the budget.
     ///
     /// # Errors
     /// [`ArenaError::Geometry`] for impossible sizes, [`ArenaError::Map`] when the kernel refuses.
@@ -162,14 +147,28 @@ impl Arena {
         align: usize,
         options: ArenaOptions,
     ) -> Result<Self, ArenaError> {
+        Self::with_limit(slots, slots, slot_len, align, options)
+    }
+
+    /// An arena of `limit` slots that can grow to `capacity` in place, see [`Arena::set_limit`].
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn with_limit(
+        limit: u32,
+        capacity: u32,
+        slot_len: usize,
+        align: usize,
+        options: ArenaOptions,
+    ) -> Result<Self, ArenaError> {
         let bad = ArenaError::Geometry {
-            slots,
+            slots: capacity,
             slot_len,
             align,
         };
         let page = page_size();
-        if slots == 0
-            || slots == u32::MAX
+        if capacity == 0
+            || capacity == u32::MAX
             || slot_len == 0
             || align == 0
             || align > page
@@ -178,34 +177,50 @@ impl Arena {
         {
             return Err(bad);
         }
-        let Some(len) = (slots as usize)
+        let Some(len) = (capacity as usize)
             .checked_mul(slot_len)
             .and_then(|n| n.checked_next_multiple_of(page))
             .filter(|&n| isize::try_from(n).is_ok())
         else {
             return Err(bad);
         };
-        let base = map_aligned(len).map_err(|source| ArenaError::Map { bytes: len, source })?;
-        if options.huge_pages && len >= HUGE_PAGE {
-            // SAFETY: the range is the mapping just made. Advice may be refused without harm.
-            unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
-        let locked = options.lock && lock_on_fault(base, len);
-        let shares = (0..slots).map(|_| AtomicU32::new(0)).collect();
-        Ok(Self {
+        let pages = Pages::map(len).map_err(|source| ArenaError::Map { bytes: len, source })?;
+        // Refused only by kernels that have no huge pages at all.
+        let _ = pages.prefer_small(0..len);
+        let chunks = (0..capacity.div_ceil(CHUNK)).map(|_| OnceLock::new());
+        let mut arena = Self {
             map: Arc::new(Mapping {
-                base,
-                len,
+                pages,
                 slot_len,
-                shares,
+                users: chunks.collect(),
             }),
-            capacity: slots,
-            limit: slots,
-            free: (0..slots).rev().collect(),
-            home: vec![true; slots as usize].into_boxed_slice(),
+            options,
+            capacity,
+            limit: 0,
+            free: Vec::new(),
+            home: Vec::new(),
             page,
-            locked,
-        })
+            locked: 0,
+        };
+        arena.set_limit(limit);
+        Ok(arena)
+    }
+
+    /// Bytes of memory that the first `slots` slots of `slot_len` bytes take at most, with the
+    /// rounding to pages: what a budget must allow for an arena of that limit. Huge pages do not
+    /// raise it.
+    #[must_use]
+    pub fn charge(slots: u32, slot_len: usize) -> u64 {
+        let page = page_size() as u64;
+        let bytes = u64::from(slots).saturating_mul(slot_len as u64);
+        bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of bookkeeping for each slot below the limit, beside [`Arena::charge`].
+    #[must_use]
+    pub const fn overhead_per_slot() -> u64 {
+        // Counter, free list, mark.
+        (size_of::<Users>() + size_of::<u32>() + size_of::<bool>()) as u64
     }
 
     /// Slots mapped, retired ones included.
@@ -235,13 +250,13 @@ impl Arena {
     /// Bytes to charge to the budget for the slots below the limit.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        u64::from(self.limit) * self.map.slot_len as u64
+        Self::charge(self.limit, self.map.slot_len)
     }
 
-    /// Whether pages are locked in memory as they are touched.
+    /// Whether everything below the limit is locked in memory, as far as it is resident.
     #[must_use]
     pub fn locked(&self) -> bool {
-        self.locked
+        self.options.lock && self.locked >= self.end_of(self.limit)
     }
 
     /// Takes a free slot. Its content is whatever the last user left, at first zeros.
@@ -274,33 +289,94 @@ impl Arena {
 
     /// Sets how many slots may be handed out, at most the capacity; the lowest indices stay.
     /// Memory of retired slots that are home is given back now, of others as they come home.
+    /// May allocate when the limit rises.
     pub fn set_limit(&mut self, slots: u32) {
         let new = slots.min(self.capacity);
         let old = std::mem::replace(&mut self.limit, new);
         if new < old {
-            self.free.retain(|&index| index < new);
-            let mut at = new;
-            while at < old {
-                let mut end = at;
-                while end < old && self.home[end as usize] {
-                    end += 1;
-                }
-                if end > at {
-                    self.discard(at, end);
-                }
-                at = end + 1;
-            }
+            self.shrink(old);
         } else {
-            let home = &self.home;
-            let back = (old..new).rev().filter(|&index| home[index as usize]);
-            self.free.extend(back);
+            self.grow(old);
         }
+    }
+
+    fn grow(&mut self, old: u32) {
+        let new = self.limit;
+        self.map.make_users(new, self.capacity);
+        let missing = (new as usize).saturating_sub(self.home.len());
+        self.home.reserve_exact(missing);
+        self.home.resize(self.home.len() + missing, true);
+        self.free.reserve_exact(new as usize - self.free.len());
+        let home = &self.home;
+        let back = (old..new).rev().filter(|&index| home[index as usize]);
+        self.free.extend(back);
+
+        let (from, to) = (self.end_of(old), self.end_of(new));
+        let pages = &self.map.pages;
+        if self.options.huge_pages
+            && let Err(reason) = pages.prefer_huge(0..to)
+        {
+            tracing::debug!(%reason, "no huge pages");
+        }
+        if self.options.lock {
+            match pages.lock(0..to) {
+                Ok(()) => self.locked = to,
+                Err(reason) => tracing::warn!(
+                    bytes = to, %reason,
+                    "weights are not locked in memory; `emberflow doctor` tells the limit"
+                ),
+            }
+        }
+        if self.options.populate
+            && let Err(reason) = pages.populate(from..to)
+        {
+            tracing::debug!(%reason, "memory will become resident when it is first used");
+        }
+    }
+
+    fn shrink(&mut self, old: u32) {
+        let new = self.limit;
+        let end = self.end_of(new);
+        if self.locked > end {
+            // Locked pages cannot be given back.
+            self.map.pages.unlock(end..self.locked);
+            self.locked = end;
+        }
+        // Else the kernel may fill the page in which the limit lies to a huge one again.
+        let _ = self.map.pages.prefer_small(end..self.map.pages.len());
+        self.free.retain(|&index| index < new);
+        let mut at = new;
+        while at < old {
+            let mut end = at;
+            while end < old && self.is_home(end) {
+                end += 1;
+            }
+            if end > at {
+                self.discard(at, end);
+            }
+            at = end + 1;
+        }
+        let out = self.home.iter().rposition(|&home| !home);
+        let known = out.map_or(0, |i| i + 1).max(new as usize);
+        self.home.truncate(known);
+        self.home.shrink_to_fit();
+        self.free.shrink_to(new as usize);
+    }
+
+    /// Bytes up to the end of the last page of the slots below `limit`.
+    fn end_of(&self, limit: u32) -> usize {
+        // No overflow: at most the length of the mapping.
+        (limit as usize * self.map.slot_len).next_multiple_of(self.page)
+    }
+
+    fn is_home(&self, index: u32) -> bool {
+        self.home.get(index as usize).is_none_or(|&home| home)
     }
 
     /// Gives back the pages that lie wholly inside retired home slots around `first..end`.
     fn discard(&mut self, first: u32, end: u32) {
         let (len, page) = (self.map.slot_len, self.page);
-        let idle = |i: u32| i >= self.limit && self.home[i as usize];
+        let idle = |i: u32| i >= self.limit && self.is_home(i);
         let (mut first, mut end) = (first, end);
         // A page shared with a neighbour can go only together with that neighbour.
         while !(first as usize * len).is_multiple_of(page) && first > 0 && idle(first - 1) {
@@ -311,21 +387,16 @@ impl Arena {
         }
         let from = (first as usize * len).next_multiple_of(page);
         let to = if end == self.capacity {
-            self.map.len
+            self.map.pages.len()
         } else {
             end as usize * len / page * page
         };
-        if from >= to {
-            return;
-        }
-        let at = self.map.base.as_ptr().wrapping_add(from).cast();
-        // SAFETY: the range is inside the mapping, page aligned, and covers only slots that are
-        // home, so no handle can reach it. Locked pages must be unlocked first, or DONTNEED fails.
-        unsafe {
-            if self.locked {
-                libc::munlock(at, to - from);
+        if from < to {
+            // SAFETY: the pages hold only slots that are home, so no handle reaches them.
+            let given = unsafe { self.map.pages.discard(from..to) };
+            if let Err(reason) = given {
+                tracing::warn!(bytes = to - from, %reason, "memory could not be given back");
             }
-            libc::madvise(at, to - from, libc::MADV_DONTNEED);
         }
     }
 }
@@ -336,7 +407,7 @@ impl Drop for Arena {
         if out > 0 {
             tracing::debug!(
                 out,
-                bytes = self.map.len,
+                bytes = self.map.pages.len(),
                 "arena dropped with slots out; its memory stays mapped until the last one is gone"
             );
         }
@@ -352,18 +423,6 @@ impl fmt::Debug for Arena {
             .field("free", &self.free.len())
             .finish()
     }
-}
-
-/// Locks pages as they are faulted in, so that locking does not make the whole arena resident.
-fn lock_on_fault(base: NonNull<u8>, len: usize) -> bool {
-    const MLOCK_ONFAULT: libc::c_uint = 1;
-    // SAFETY: mlock2 on a range of our own mapping; it changes no content.
-    let rc = unsafe { libc::syscall(libc::SYS_mlock2, base.as_ptr(), len, MLOCK_ONFAULT) };
-    if rc != 0 {
-        let reason = std::io::Error::last_os_error();
-        tracing::warn!(bytes = len, %reason, "arena is not locked in memory; raise `ulimit -l`");
-    }
-    rc == 0
 }
 
 /// Exclusive access to one slot of an arena. Move-only; dropping it without [`Arena::put`] loses
@@ -390,6 +449,7 @@ impl Slot {
     /// The bytes, read only.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
+        self.map.users(self.index).accesses.read();
         // SAFETY: the range is mapped and initialised (anonymous memory), and this is the only
         // handle to it, so nobody writes while the borrow lives.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
@@ -398,12 +458,14 @@ impl Slot {
     /// The bytes, writable.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.map.users(self.index).accesses.write();
         // SAFETY: as in `as_slice`; the unique borrow of the only handle makes access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.map.ptr(self.index), self.map.slot_len) }
     }
 
     /// Address of `offset..offset + len` inside the slot, or `None` when that leaves the slot.
     pub(crate) fn range(&mut self, offset: u32, len: u32) -> Option<*mut u8> {
+        self.map.users(self.index).accesses.write();
         let end = (offset as usize).checked_add(len as usize)?;
         (end <= self.map.slot_len).then(|| self.map.ptr(self.index).wrapping_add(offset as usize))
     }
@@ -411,7 +473,8 @@ impl Slot {
     /// Gives up exclusive access for a handle that can be cloned and read from many threads.
     #[must_use]
     pub fn share(self) -> SharedSlot {
-        self.map.shares[self.index as usize].store(1, Ordering::Relaxed);
+        let shares = &self.map.users(self.index).shares;
+        shares.store(1, Ordering::Relaxed);
         SharedSlot {
             map: self.map,
             index: self.index,
@@ -441,6 +504,7 @@ impl SharedSlot {
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
+        self.map.users(self.index).accesses.read();
         // SAFETY: mapped and initialised; while a shared handle lives no exclusive one exists, so
         // nobody writes.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
@@ -474,7 +538,7 @@ impl SharedSlot {
     }
 
     fn count(&self) -> &AtomicU32 {
-        &self.map.shares[self.index as usize]
+        &self.map.users(self.index).shares
     }
 }
 

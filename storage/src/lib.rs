@@ -12,5 +12,6 @@ pub mod io;
 pub mod limits;
 pub mod mem;
 pub mod profile;
+mod sync;
 
 pub use error::{Error, Part, Result};

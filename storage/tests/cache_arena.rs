@@ -90,18 +90,38 @@ fn a_slot_of_another_arena_is_refused() {
 
 #[test]
 fn large_arenas_start_on_a_huge_page() {
-    let mut a = Arena::new(
-        1024,
-        8192,
-        4096,
-        ArenaOptions {
-            huge_pages: true,
-            lock: true,
-        },
-    )
-    .unwrap();
-    assert_eq!(
-        a.take().unwrap().as_slice().as_ptr() as usize % (2 << 20),
-        0
-    );
+    let mut a = arena(1024, 8192);
+    let first = a.take().unwrap().as_slice().as_ptr();
+    assert_eq!(first as usize % (2 << 20), 0);
+}
+
+#[test]
+fn an_arena_grows_in_place_up_to_its_capacity() {
+    let mut a = Arena::with_limit(1, 5000, 512, 512, ArenaOptions::default()).unwrap();
+    assert_eq!((a.limit(), a.capacity(), a.bytes()), (1, 5000, 4096));
+    let mut first = a.take().unwrap();
+    first.as_mut_slice().fill(3);
+    let first = first.share();
+    assert!(a.take().is_none());
+    a.set_limit(5000);
+    let others: Vec<_> = std::iter::from_fn(|| a.take()).map(|s| s.share()).collect();
+    assert_eq!(others.len(), 4999);
+    assert!(first.as_slice().iter().all(|&b| b == 3));
+    // Down again with everything out: nothing can be taken until they come home.
+    a.set_limit(2);
+    assert!(a.take().is_none());
+    for slot in others {
+        a.put(slot.try_unshare().unwrap());
+    }
+    assert_eq!(a.free(), 1);
+    a.set_limit(9000);
+    assert_eq!((a.limit(), a.free()), (5000, 4999));
+}
+
+#[test]
+fn a_charge_is_whole_pages() {
+    assert_eq!(Arena::charge(0, 512), 0);
+    assert_eq!(Arena::charge(1, 512) % 4096, 0);
+    assert_eq!(Arena::charge(8, 1 << 20), 8 << 20);
+    assert_eq!(Arena::charge(u32::MAX, usize::MAX), u64::MAX);
 }

@@ -28,7 +28,7 @@ fn rss_follows_the_size_of_the_cache() {
     for huge_pages in [false, true] {
         let options = ArenaOptions {
             huge_pages,
-            lock: false,
+            ..ArenaOptions::default()
         };
         let before = mem::rss().unwrap();
         let arena = Arena::new(SLOTS, LEN, 4096, options).unwrap();

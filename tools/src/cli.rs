@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use emberflow_engine::{Budget, Sparsity};
 
 use crate::size;
+use crate::synth::{firing, shape};
 
 /// Run language models that are larger than memory.
 #[derive(Debug, Parser)]
@@ -40,6 +41,8 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
+    /// Write a random checkpoint of a real model's shape with given activation statistics.
+    Synth(SynthArgs),
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -318,6 +321,60 @@ pub struct ExportArgs {
     /// Folder to create.
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
+}
+
+/// `synth`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow synth --shape tiny -o tiny-hf
+  emberflow synth --shape bamboo-7b --active 0.10 -o bamboo-7b.gguf
+  emberflow synth --shape llama-7b --act relu --skew opt-30b --active 0.10 --quant q8_0 -o a.gguf
+
+llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for: the
+architecture's name implies it there, the key emberflow.hidden_act says otherwise here.")]
+pub struct SynthArgs {
+    /// Whose dimensions.
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub shape: shape::Shape,
+    /// Mean share of neurons that fire per token; default: as published for the activation.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub active: Option<f64>,
+    /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu-70b, bamboo, flat, or the share of neurons
+    /// that gives 80 % of activations; default: as published for the activation.
+    #[arg(long, value_name = "CURVE")]
+    pub skew: Option<firing::Skew>,
+    /// Chance that a neuron that fires for a token fires for the next one too.
+    #[arg(long, value_name = "P", default_value_t = 0.83, value_parser = parse_share)]
+    pub persistence: f64,
+    /// Gate non-linearity; default: that of the shape's model.
+    #[arg(long, value_enum)]
+    pub act: Option<shape::ActArg>,
+    /// Seed of the weights.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Format of a GGUF file's matrices; default: q4_0. A folder has f32.
+    #[arg(long, value_enum)]
+    pub quant: Option<SynthQuantArg>,
+    /// File that ends in .gguf, or folder to create.
+    #[arg(short, long, value_name = "DIR|FILE.gguf")]
+    pub output: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Block formats of a GGUF file.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SynthQuantArg {
+    /// 4 bits, one f16 scale per 32 weights.
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// 8 bits, one f16 scale per 32 weights.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// 16-bit floats.
+    F16,
 }
 
 /// `bench io`

@@ -115,7 +115,11 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
     vec![
         direct_io(facts.as_ref()),
         io_uring(&probe_uring()),
-        locked_memory(&text("/proc/self/limits"), &text("/proc/meminfo")),
+        locked_memory(
+            &text("/proc/self/limits"),
+            &text("/proc/self/status"),
+            &text("/proc/meminfo"),
+        ),
         memory(&mem),
         cgroup(&mem),
         cores(
@@ -124,7 +128,10 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
             machine,
         ),
         isa(),
-        huge_pages(&text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        huge_pages(
+            &text("/sys/kernel/mm/transparent_hugepage/enabled"),
+            &text("/sys/kernel/mm/transparent_hugepage/defrag"),
+        ),
         read_ahead(facts.as_ref()),
         device_profile(facts.as_ref().ok(), machine),
     ]
@@ -235,30 +242,59 @@ fn kib(meminfo: &str, key: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-fn locked_memory(limits: &str, meminfo: &str) -> Check {
+/// Whether the effective capabilities in /proc/self/status allow locking without a limit.
+fn may_lock_all(status: &str) -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let all = line.and_then(|l| u64::from_str_radix(l.trim(), 16).ok());
+    all.is_some_and(|all| all & CAP_IPC_LOCK != 0)
+}
+
+fn locked_memory(limits: &str, status: &str, meminfo: &str) -> Check {
     const NAME: &str = "locked_memory";
     let line = limits
         .lines()
         .find_map(|l| l.strip_prefix("Max locked memory"));
-    let soft = line.and_then(|l| l.split_whitespace().next());
-    let limit: Option<u64> = soft.and_then(|s| s.parse().ok());
+    let mut words = line.unwrap_or_default().split_whitespace();
+    let (soft, hard) = (words.next(), words.next());
+    let number = |word: Option<&str>| word.and_then(|w| w.parse::<u64>().ok());
+    let (limit, most) = (number(soft), number(hard));
     let swap = kib(meminfo, "SwapTotal").unwrap_or(0);
+    let privileged = may_lock_all(status);
     let check = match (soft, limit) {
         (None, _) => Check::unknown(NAME, "no limit is told"),
         (_, None) => Check::ok(NAME, "unlimited"),
+        (_, Some(bytes)) if privileged => Check::ok(
+            NAME,
+            format!(
+                "unlimited for this user (CAP_IPC_LOCK); up to {} for others",
+                size::show(bytes)
+            ),
+        ),
+        (_, Some(bytes)) if swap == 0 => Check::ok(
+            NAME,
+            format!("up to {}; nothing is swapped here", size::show(bytes)),
+        ),
         (_, Some(bytes)) => {
-            let check = Check::ok(NAME, format!("up to {}", size::show(bytes)));
-            if swap > 0 {
-                check.advise(
-                    "this machine swaps, and weights beyond the limit can be swapped out: raise \
-                     it (`ulimit -l unlimited`, or memlock in limits.conf)",
-                )
-            } else {
-                check
-            }
+            let first = match most {
+                Some(most) if most <= bytes => String::new(),
+                most => {
+                    let most = most.map_or("unlimited".into(), |b| (b / 1024).to_string());
+                    format!("`ulimit -l {most}` in the shell before, or ")
+                }
+            };
+            Check::ok(NAME, format!("up to {}", size::show(bytes))).advise(format!(
+                "this machine swaps, and weights beyond the limit can be swapped out; raise it: \
+                 {first}memlock in /etc/security/limits.conf, LimitMEMLOCK= of the service, \
+                 --ulimit memlock=-1 of the container"
+            ))
         }
     };
-    check.with("limit_bytes", limit).with("swap_bytes", swap)
+    check
+        .with("limit_bytes", limit)
+        .with("hard_limit_bytes", most)
+        .with("privileged", privileged)
+        .with("swap_bytes", swap)
 }
 
 fn memory(mem: &Mem) -> Check {
@@ -356,19 +392,29 @@ fn isa() -> Check {
     check.with("chosen", chosen.name()).with("available", all)
 }
 
-fn huge_pages(text: &str) -> Check {
+/// The chosen word of a setting like `always [madvise] never`.
+fn chosen(setting: &str) -> Option<&str> {
+    (setting.split_whitespace()).find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+}
+
+fn huge_pages(enabled: &str, defrag: &str) -> Check {
     const NAME: &str = "huge_pages";
-    let setting =
-        (text.split_whitespace()).find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-    let check = match setting {
-        None => Check::unknown(NAME, "this kernel has none"),
-        Some("never") => Check::ok(NAME, "never").advise(
+    let (setting, defrag) = (chosen(enabled), chosen(defrag));
+    let check = match (setting, defrag) {
+        (None, _) => Check::unknown(NAME, "this kernel has none"),
+        (Some("never"), _) => Check::ok(NAME, "never").advise(
             "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: random reads of \
-             weights in memory become up to 1.5 times as fast",
+             weights in memory and large reads from disk become up to 1.5 times as fast",
         ),
-        Some(setting) => Check::ok(NAME, setting),
+        (Some(setting), Some(late @ ("never" | "defer"))) => {
+            Check::ok(NAME, format!("{setting}, made {late}")).advise(
+                "`echo madvise > /sys/kernel/mm/transparent_hugepage/defrag`: memory is then put \
+                 together for them when weights are loaded",
+            )
+        }
+        (Some(setting), _) => Check::ok(NAME, setting),
     };
-    check.with("setting", setting)
+    check.with("setting", setting).with("defrag", defrag)
 }
 
 fn read_ahead(facts: Result<&FileFacts, &String>) -> Check {
@@ -435,18 +481,38 @@ mod tests {
 
     #[test]
     fn locked_memory_matters_where_there_is_swap() {
-        let limits = "Limit  Soft  Hard  Units\nMax locked memory   8388608   8388608   bytes\n";
-        let check = locked_memory(limits, "SwapTotal: 0 kB\n");
-        assert_eq!(
-            (check.status, check.found.as_str()),
-            (Status::Ok, "up to 8.0 MiB")
-        );
-        let check = locked_memory(limits, "SwapTotal: 1024 kB\n");
+        let line =
+            |soft, hard| format!("Limit  Soft\nMax locked memory   {soft}   {hard}   bytes\n");
+        let limits = line("8388608", "8388608");
+        let check = locked_memory(&limits, "", "SwapTotal: 0 kB\n");
+        assert_eq!(check.status, Status::Ok);
+        assert!(check.found.starts_with("up to 8.0 MiB"), "{}", check.found);
+        let check = locked_memory(&limits, "", "SwapTotal: 1024 kB\n");
         assert_eq!(check.status, Status::Advice);
         assert_eq!(check.data["swap_bytes"], 1 << 20);
-        let free = "Max locked memory   unlimited   unlimited   bytes\n";
-        assert_eq!(locked_memory(free, "SwapTotal: 9 kB\n").status, Status::Ok);
-        assert_eq!(locked_memory("", "").status, Status::Unknown);
+        // Nothing to gain in the shell where the hard limit is reached.
+        let advice = check.advice.unwrap();
+        assert!(
+            advice.contains("limits.conf") && !advice.contains("ulimit -l"),
+            "{advice}"
+        );
+        let advice = |hard| {
+            let check = locked_memory(&line("65536", hard), "", "SwapTotal: 9 kB\n");
+            check.advice.unwrap()
+        };
+        assert!(advice("unlimited").contains("`ulimit -l unlimited`"));
+        assert!(advice("1048576").contains("`ulimit -l 1024`"));
+        let free = line("unlimited", "unlimited");
+        let check = locked_memory(&free, "", "SwapTotal: 9 kB\n");
+        assert_eq!(check.status, Status::Ok);
+        let root = "Name:\tx\nCapEff:\t000001ffffffffff\n";
+        assert_eq!(
+            locked_memory(&limits, root, "SwapTotal: 9 kB\n").status,
+            Status::Ok
+        );
+        let plain = "CapEff:\t0000000000000000\n";
+        assert!(may_lock_all(root) && !may_lock_all(plain) && !may_lock_all("CapEff:\tx\n"));
+        assert_eq!(locked_memory("", "", "").status, Status::Unknown);
     }
 
     #[test]
@@ -480,12 +546,17 @@ mod tests {
 
     #[test]
     fn huge_page_settings() {
-        assert_eq!(huge_pages("always [madvise] never\n").found, "madvise");
+        let defrag = "always defer [madvise] never\n";
+        let check = huge_pages("always [madvise] never\n", defrag);
         assert_eq!(
-            huge_pages("always madvise [never]\n").status,
-            Status::Advice
+            (check.status, check.found.as_str()),
+            (Status::Ok, "madvise")
         );
-        assert_eq!(huge_pages("").status, Status::Unknown);
+        let never = "always madvise [never]\n";
+        assert_eq!(huge_pages(never, defrag).status, Status::Advice);
+        assert_eq!(huge_pages("[always]\n", never).status, Status::Advice);
+        assert_eq!(huge_pages("[always]\n", "").status, Status::Ok);
+        assert_eq!(huge_pages("", "").status, Status::Unknown);
     }
 
     #[test]

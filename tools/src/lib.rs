@@ -18,6 +18,7 @@ pub mod progress;
 pub mod run;
 pub mod size;
 pub mod svg;
+pub mod synth;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -94,6 +95,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Verify(args) => verify::command(&args),
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Export(args) => export::command(&args),
+        cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 /// A `rows × width` block of a row-major matrix in f32 or any other type. Row `r` of the
 /// block is contiguous; rows lie `stride` elements apart.
@@ -82,17 +82,39 @@ impl<'a, T> Columns<'a, T> {
     /// While the block lives, no other block with one of its columns may, and `self` must
     /// not be used to reach elements.
     pub(crate) unsafe fn block(&self, first: usize, width: usize) -> Columns<'_, T> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.tile(0..self.rows, first, width) }
+    }
+
+    /// The part of [`block`](Columns::block) in `rows`.
+    ///
+    /// # Safety
+    /// While the tile lives, no other one with one of its elements may, and `self` must
+    /// not be used to reach elements.
+    pub(crate) unsafe fn tile(
+        &self,
+        rows: Range<usize>,
+        first: usize,
+        width: usize,
+    ) -> Columns<'_, T> {
         assert!(
-            first <= self.width && width <= self.width - first,
+            first <= self.width
+                && width <= self.width - first
+                && rows.start <= rows.end
+                && rows.end <= self.rows,
             "block beyond the matrix"
         );
         // Without rows there may be no memory to point into.
-        let first = if self.rows == 0 { 0 } else { first };
-        // SAFETY: zero, or at most one past the end of row 0.
-        let base = unsafe { self.base.add(first) };
+        let offset = if rows.is_empty() {
+            0
+        } else {
+            rows.start * self.stride + first
+        };
+        // SAFETY: zero, or at most one past the end of the first row.
+        let base = unsafe { self.base.add(offset) };
         Columns {
             base,
-            rows: self.rows,
+            rows: rows.len(),
             stride: self.stride,
             width,
             borrow: PhantomData,

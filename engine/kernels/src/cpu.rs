@@ -13,11 +13,26 @@ macro_rules! with_features {
             ["avx512f" "avx512bw" "avx512vl" "avx512dq" "avx2" "fma" "f16c"] $($($rest)*)?
         }
     };
+    (avx2_vnni, $then:ident $(, $($rest:tt)*)?) => {
+        $then! { ["avxvnni" "avx2" "fma" "f16c"] $($($rest)*)? }
+    };
+    (avx512_vnni, $then:ident $(, $($rest:tt)*)?) => {
+        $then! {
+            ["avx512vnni" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx2" "fma" "f16c"]
+            $($($rest)*)?
+        }
+    };
 }
 #[cfg(target_arch = "aarch64")]
 macro_rules! with_features {
     (neon, $then:ident $(, $($rest:tt)*)?) => {
         $then! { ["neon"] $($($rest)*)? }
+    };
+    (neon_dotprod, $then:ident $(, $($rest:tt)*)?) => {
+        $then! { ["neon" "dotprod"] $($($rest)*)? }
+    };
+    (neon_i8mm, $then:ident $(, $($rest:tt)*)?) => {
+        $then! { ["neon" "dotprod" "i8mm"] $($($rest)*)? }
     };
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -42,23 +57,44 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// [`Isa::Avx2`] with AVX-VNNI: dot products of bytes.
+    Avx2Vnni,
     /// x86-64 with AVX-512 F, BW, VL and DQ, and all of [`Isa::Avx2`].
     Avx512,
+    /// [`Isa::Avx512`] with AVX512-VNNI: dot products of bytes.
+    Avx512Vnni,
     /// 64-bit Arm with Advanced SIMD.
     Neon,
+    /// [`Isa::Neon`] with dot products of bytes.
+    NeonDotprod,
+    /// [`Isa::NeonDotprod`] with products of byte matrices.
+    NeonI8mm,
 }
 
 impl Isa {
     /// Every instruction set, best last.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 8] = [
+        Isa::Scalar,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::NeonI8mm,
+        Isa::Avx2,
+        Isa::Avx2Vnni,
+        Isa::Avx512,
+        Isa::Avx512Vnni,
+    ];
 
     /// The name used in `EMBERFLOW_ISA` and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Vnni => "avx2-vnni",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512-vnni",
             Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
         }
     }
 
@@ -68,9 +104,17 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => with_features!(avx2, detected),
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Vnni => with_features!(avx2_vnni, detected),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => with_features!(avx512, detected),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => with_features!(avx512_vnni, detected),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => with_features!(neon, detected),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => with_features!(neon_dotprod, detected),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => with_features!(neon_i8mm, detected),
             #[allow(unreachable_patterns)]
             _ => false,
         }
@@ -87,8 +131,8 @@ pub struct Cpu {
 
 impl Cpu {
     /// The best instruction set of this machine, or the one that the environment
-    /// variable `EMBERFLOW_ISA` names (`scalar`, `avx2`, `avx512`, `neon`). An unknown or
-    /// unavailable value is ignored; [`name`](Cpu::name) tells what was chosen.
+    /// variable `EMBERFLOW_ISA` names (see [`Isa::name`]). An unknown or unavailable value
+    /// is ignored; [`name`](Cpu::name) tells what was chosen.
     pub fn detect() -> Cpu {
         Cpu::choose(std::env::var(OVERRIDE).ok().as_deref())
     }

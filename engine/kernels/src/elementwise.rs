@@ -67,10 +67,10 @@ pub(crate) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
+/// The largest value; −∞ if there is none but NaN. In any order, up to the sign of zero,
+/// which a subtraction from the values does not see.
 #[inline(always)]
-pub(crate) fn softmax(x: &mut [f32]) {
-    // A maximum is the same in any order, up to the sign of zero, which the
-    // subtraction below does not see.
+fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let mut chunks = x.chunks_exact(LANES);
     for chunk in chunks.by_ref() {
@@ -82,12 +82,31 @@ pub(crate) fn softmax(x: &mut [f32]) {
     for &value in lanes.iter().chain(chunks.remainder()) {
         max = if value > max { value } else { max };
     }
+    max
+}
+
+#[inline(always)]
+pub(crate) fn exp_block(x: &mut [f32]) -> (f32, f32) {
+    let max = max(x);
     for value in x.iter_mut() {
         *value = math::exp(*value - max);
     }
-    let scale = 1.0 / lane_sum(x, false);
+    (max, lane_sum(x, false))
+}
+
+#[inline(always)]
+pub(crate) fn softmax(x: &mut [f32]) {
+    let (_, sum) = exp_block(x);
+    let scale = 1.0 / sum;
     for value in x.iter_mut() {
         *value *= scale;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn blend(a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = b.mul_add(x, a * *y);
     }
 }
 

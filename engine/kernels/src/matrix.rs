@@ -2,6 +2,39 @@
 
 use crate::{dtype::DType, row::Row};
 
+/// Rows of one format and length that lie wherever they lie.
+pub(crate) trait Rows: Copy {
+    /// Number of rows.
+    fn count(&self) -> usize;
+
+    /// Row `r`, which is below `count()`.
+    fn at(&self, r: usize) -> Row<'_>;
+}
+
+impl Rows for Matrix<'_> {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.rows
+    }
+
+    #[inline(always)]
+    fn at(&self, r: usize) -> Row<'_> {
+        self.row(r)
+    }
+}
+
+impl Rows for &[Row<'_>] {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn at(&self, r: usize) -> Row<'_> {
+        self[r]
+    }
+}
+
 /// Rows of equal length, `stride` bytes apart, scales inline. All of them are in bounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {

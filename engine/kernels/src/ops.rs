@@ -33,6 +33,37 @@ impl Cpu {
         simd::axpy(self, a, row, y);
     }
 
+    /// `y[j] = fma(factors[i] * scale, q, y[j])` for `i` in order, where row `i` holds
+    /// `scale · q` at `j`; the scale is 1 for the float formats. One call with many rows
+    /// returns the bits of one call for each.
+    ///
+    /// # Panics
+    /// If there are not as many factors as rows, or if a row differs from the others in
+    /// its format or from `y` in its length.
+    #[inline]
+    pub fn axpy_rows(self, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+        simd::axpy_rows(self, factors, rows, y);
+    }
+
+    /// [`axpy_rows`](Cpu::axpy_rows) for `tokens` tokens that share the rows: row `i` has
+    /// the factor `factors[i * tokens + t]` for token `t`, whose sum is row `t` of `ys`,
+    /// `tokens × n`. A row is left out where its factor is zero; the bits are those of
+    /// `axpy_rows` with the other rows.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together as described, or if the rows differ in format or
+    /// length.
+    #[inline]
+    pub fn axpy_rows_tokens(
+        self,
+        factors: &[f32],
+        rows: &[Row<'_>],
+        tokens: usize,
+        ys: &mut [f32],
+    ) {
+        simd::axpy_rows_tokens(self, factors, rows, tokens, ys);
+    }
+
     /// `out[i] = row[i]`, exact in f32 for every format.
     ///
     /// # Panics
@@ -154,6 +185,65 @@ impl Cpu {
     #[inline]
     pub fn softmax(self, x: &mut [f32]) {
         simd::softmax(self, x);
+    }
+
+    /// `x[i] = exp(x[i] − max)`, not divided by the sum: part of a
+    /// [`softmax`](Cpu::softmax). Returns `max` and the sum, which follows the lane rule.
+    #[inline]
+    pub fn exp_block(self, x: &mut [f32]) -> (f32, f32) {
+        simd::exp_block(self, x)
+    }
+
+    /// `y[i] = fma(b, x[i], a * y[i])`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub fn blend(self, a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+        simd::blend(self, a, y, b, x);
+    }
+
+    /// Scores of several queries over blocks of 32 keys: row `q` of `scores` becomes
+    /// `scores[p] = fma(query[d], key p [d], …)`, `d` from 0 to `head_dim`.
+    ///
+    /// A block of `keys` holds `[head_dim][32 positions]` elements of a float format;
+    /// `queries` is `q × head_dim`. The rows of `scores` are of equal length, at least
+    /// that of all blocks; what is beyond is left alone.
+    ///
+    /// # Panics
+    /// If `dtype` is a block format or the lengths do not fit together as described.
+    #[inline]
+    pub fn key_scores(
+        self,
+        dtype: DType,
+        keys: &[u8],
+        head_dim: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+    ) {
+        simd::attend::key_scores(self, dtype, keys, head_dim, queries, scores);
+    }
+
+    /// Weighted sums of values for several queries: row `q` of `out` takes
+    /// `out[j] = fma(weights[q * stride + p], value p [j], out[j])` for every position `p`
+    /// in order.
+    ///
+    /// `values` is `positions × width` elements of a float format, the width a multiple of
+    /// 32; `out` is `q × width`.
+    ///
+    /// # Panics
+    /// If `dtype` is a block format or the lengths do not fit together as described.
+    #[inline]
+    pub fn mix_values(
+        self,
+        dtype: DType,
+        values: &[u8],
+        width: usize,
+        weights: &[f32],
+        stride: usize,
+        out: &mut [f32],
+    ) {
+        simd::attend::mix_values(self, dtype, values, width, weights, stride, out);
     }
 
     /// [`math::silu`](crate::math::silu) of every element.

@@ -72,6 +72,31 @@ fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
 }
 
 #[test]
+fn tiles_cover_the_matrix_once_and_spare_the_gap() {
+    let workers = Workers::new(3, None);
+    for (rows, width, stride) in [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)] {
+        let len = if rows == 0 {
+            0
+        } else {
+            (rows - 1) * stride + width
+        };
+        let mut data = vec![0usize; len];
+        let matrix = Columns::new(&mut data, rows, stride, width);
+        workers.for_each_tile(matrix, (2, 3), &|_, (row, column), mut tile| {
+            for r in 0..tile.rows() {
+                for (c, value) in tile.row_mut(r).iter_mut().enumerate() {
+                    *value += 1 + (row + r) * stride + column + c;
+                }
+            }
+        });
+        for (i, value) in data.iter().enumerate() {
+            let expected = if i % stride < width { i + 1 } else { 0 };
+            assert_eq!(*value, expected, "{rows} {width} {stride}");
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "do not fit")]
 fn a_matrix_must_fit_its_slice() {
     Columns::new(&mut [0.0f32; 11], 3, 5, 2);

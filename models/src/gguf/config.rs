@@ -9,6 +9,13 @@ use crate::error::Error;
 /// Base of the rotary frequencies where the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
+/// Names the activation as a Hugging Face configuration does: `relu`, `relu2`,
+/// `silu`, `gelu`, `gelu_pytorch_tanh`. llama.cpp does not know the key and takes
+/// what the architecture implies.
+pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
+/// Whether the up projection passes through ReLU too (dReLU).
+pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
+
 /// What distinguishes the architectures from one another.
 pub(super) struct Arch {
     pub(super) name: &'static str,
@@ -67,6 +74,15 @@ pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Er
             found: format!("{found:?}"),
             supported: ARCHS.map(|arch| arch.name).join(", "),
         })
+}
+
+/// The architecture under which llama.cpp reads a family's models.
+pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
+    let name = match family {
+        "mistral" | "bamboo" => "llama",
+        other => other,
+    };
+    ARCHS.iter().find(|arch| arch.name == name)
 }
 
 /// What the tensors and the vocabulary say about the configuration.
@@ -129,7 +145,7 @@ pub(super) fn model_config(
         head_dim,
         ffn: need("feed_forward_length")?,
         experts: 1,
-        ffn_kind: ffn_kind(arch, facts),
+        ffn_kind: ffn_kind(metadata, arch, facts)?,
         rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope(metadata, arch, head_dim)?,
         window: vec![window(metadata, arch)?; layers as usize],
@@ -148,19 +164,34 @@ pub(super) fn model_config(
     })
 }
 
-/// A GGUF file does not name its activation: the architecture implies it, and
-/// PowerInfer's sparse files are ReLU models of the same architectures.
-fn ffn_kind(arch: &Arch, facts: &Facts) -> FfnKind {
+/// The activation where the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]).
+/// Other programs' files do not: the architecture implies it, and PowerInfer's
+/// sparse files are ReLU models of the same architectures.
+fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu_on_up;
-    let activation = if relu {
-        Activation::Relu
-    } else {
-        Activation::Silu
+    let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
+        None if relu => Activation::Relu,
+        None => Activation::Silu,
+        Some("relu") => Activation::Relu,
+        Some(_) if relu => {
+            return Err(metadata.bad(HIDDEN_ACT, "relu, as in every such file"));
+        }
+        Some("relu2") => Activation::Relu2,
+        Some("silu") => Activation::Silu,
+        Some("gelu") => Activation::Gelu,
+        Some("gelu_pytorch_tanh") => Activation::GeluTanh,
+        Some(_) => {
+            return Err(metadata.bad(HIDDEN_ACT, "relu, relu2, silu, gelu or gelu_pytorch_tanh"));
+        }
     };
-    FfnKind {
-        activation,
-        relu_on_up: arch.relu_on_up,
+    let relu_on_up = metadata.bool(RELU_ON_UP)?.unwrap_or(arch.relu_on_up);
+    if relu_on_up && activation != Activation::Relu {
+        return Err(metadata.bad(RELU_ON_UP, "false, or relu on the gate too"));
     }
+    Ok(FfnKind {
+        activation,
+        relu_on_up,
+    })
 }
 
 fn head_dim(metadata: &Metadata, arch: &Arch, d_model: u32, heads: u32) -> Result<u32, Error> {

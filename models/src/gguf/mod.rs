@@ -10,6 +10,7 @@ mod header;
 #[cfg(test)]
 mod tests;
 mod value;
+pub(crate) mod write;
 
 use std::path::Path;
 

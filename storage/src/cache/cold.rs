@@ -1,6 +1,6 @@
 //! The cold region: a fixed number of slots, least recently used neurons leave first.
 
-use super::policy::{Links, List};
+use super::policy::{Links, List, resize};
 use super::table::{Key, Table};
 use crate::arena::{Arena, SharedSlot, Slot};
 
@@ -55,14 +55,16 @@ enum State {
 /// 4. Every slot is home, loading or resident; the arena agrees on who is home.
 /// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
 ///    the limit.
+/// 6. There are entries for every slot below the limit and for every slot that is not home.
 #[derive(Debug)]
 pub struct ColdCache {
     arena: Arena,
     table: Table,
-    /// All of the following have one entry per slot of the arena.
-    state: Box<[State]>,
-    key: Box<[u32]>,
-    pins: Box<[u32]>,
+    /// All of the following have one entry per slot below the limit, and for those above as long
+    /// as one is in use. The others are home.
+    state: Vec<State>,
+    key: Vec<u32>,
+    pins: Vec<u32>,
     links: Links,
     /// Evictable units.
     lru: List,
@@ -73,32 +75,46 @@ pub struct ColdCache {
 }
 
 impl ColdCache {
-    /// An empty cache over all slots of `arena` for banks of the given neuron counts. `None` when
+    /// An empty cache over the slots of `arena` for banks of the given neuron counts. `None` when
     /// the neurons of all banks cannot be numbered with 32 bits.
     #[must_use]
     pub fn new(arena: Arena, banks: &[u32]) -> Option<Self> {
-        let n = arena.capacity();
-        Some(Self {
+        let mut cache = Self {
             table: Table::new(banks)?,
-            state: (0..n).map(|_| State::Home).collect(),
-            key: vec![0; n as usize].into_boxed_slice(),
-            pins: vec![0; n as usize].into_boxed_slice(),
-            links: Links::new(n),
+            state: Vec::new(),
+            key: Vec::new(),
+            pins: Vec::new(),
+            links: Links::new(0),
             lru: List::default(),
             pinned: List::default(),
             loading: 0,
             stats: CacheStats::default(),
             arena,
-        })
+        };
+        cache.keep_entries(cache.arena.limit());
+        Some(cache)
     }
 
-    /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside its
-    /// arena, for the budget.
+    /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
+    /// [`Arena::charge`], for the budget: 4 for each neuron, 41 for each slot. The arena's capacity
+    /// costs nothing.
     #[must_use]
     pub fn overhead(slots: u32, neurons: u64) -> u64 {
-        // State, key, pins, two links, the share counter, and the free list with its marks.
-        let per_slot = size_of::<State>() as u64 + 5 * 4 + 5;
+        // State, key, pins, two links, and what the arena itself keeps.
+        let per_slot = size_of::<State>() as u64 + 4 * 4 + Arena::overhead_per_slot();
         Table::bytes_for(neurons).saturating_add(u64::from(slots) * per_slot)
+    }
+
+    /// Makes or drops entries, so that there are those of the first `n` slots.
+    fn keep_entries(&mut self, n: u32) {
+        let len = n as usize;
+        self.state
+            .reserve_exact(len.saturating_sub(self.state.len()));
+        self.state.resize_with(len, || State::Home);
+        self.state.shrink_to_fit();
+        resize(&mut self.key, n, 0);
+        resize(&mut self.pins, n, 0);
+        self.links.resize(n);
     }
 
     /// Looks a unit up, makes it the most recently used and pins it. The caller unpins it.
@@ -307,6 +323,12 @@ impl ColdCache {
         self.arena.limit()
     }
 
+    /// The memory behind the slots.
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
     /// Bytes per slot.
     #[must_use]
     pub fn slot_len(&self) -> usize {
@@ -325,8 +347,8 @@ impl ColdCache {
     }
 
     /// Changes how many slots may be used, at most the arena's capacity. Memory beyond is given
-    /// back to the operating system. Least recently used units leave; the others are moved below
-    /// the new end if need be.
+    /// back to the operating system, and so is that of the bookkeeping. Least recently used units
+    /// leave; the others are moved below the new end if need be. Allocates: not for the token path.
     ///
     /// Returns how many slots beyond the new end are still pinned or loading. Their memory goes
     /// when they are evicted; call again after unpinning to have it at once.
@@ -334,18 +356,20 @@ impl ColdCache {
         let slots = slots.min(self.arena.capacity());
         while self.resident() + self.loading > slots && self.evict_oldest().is_some() {}
         self.arena.set_limit(slots);
-        let mut stuck = 0;
-        for index in slots..self.arena.capacity() {
-            match self.state[index as usize] {
-                State::Home => {}
-                State::Resident(_) if self.pins[index as usize] == 0 => {
-                    if !self.move_down(index) {
-                        stuck += 1;
-                    }
-                }
-                _ => stuck += 1,
+        let known = self.state.len() as u32;
+        let (mut stuck, mut needed) = (0, slots);
+        for index in slots..known {
+            let gone = match self.state[index as usize] {
+                State::Home => true,
+                State::Resident(_) if self.pins[index as usize] == 0 => self.move_down(index),
+                _ => false,
+            };
+            if !gone {
+                stuck += 1;
+                needed = index + 1;
             }
         }
+        self.keep_entries(needed);
         stuck
     }
 
@@ -427,7 +451,11 @@ impl ColdCache {
     /// # Panics
     /// When one does not hold, naming it.
     pub fn check_invariants(&self) {
-        let mut listed = vec![0u32; self.state.len()];
+        let entries = self.state.len();
+        assert!(entries >= self.arena.limit() as usize, "6: too few entries");
+        let others = [self.key.len(), self.pins.len(), self.links.len()];
+        assert_eq!(others, [entries; 3], "6: entries of different number");
+        let mut listed = vec![0u32; entries];
         for slot in self.lru.iter(&self.links) {
             listed[slot as usize] += 1;
             assert_eq!(

@@ -8,20 +8,39 @@ const NONE: u32 = u32::MAX;
 /// The links of all indices.
 #[derive(Debug, Clone)]
 pub struct Links {
-    prev: Box<[u32]>,
-    next: Box<[u32]>,
+    prev: Vec<u32>,
+    next: Vec<u32>,
 }
 
 impl Links {
     /// Links for indices below `n`.
     #[must_use]
     pub fn new(n: u32) -> Self {
-        let none = || vec![NONE; n as usize].into_boxed_slice();
         Self {
-            prev: none(),
-            next: none(),
+            prev: vec![NONE; n as usize],
+            next: vec![NONE; n as usize],
         }
     }
+
+    /// Indices there are links for.
+    pub(super) fn len(&self) -> usize {
+        self.next.len()
+    }
+
+    /// Links for indices below `n` from now on. Those from `n` on must be in no list.
+    pub fn resize(&mut self, n: u32) {
+        for links in [&mut self.prev, &mut self.next] {
+            resize(links, n, NONE);
+        }
+    }
+}
+
+/// A vector of `n` entries that takes no more memory than they need.
+pub(super) fn resize<T: Clone>(all: &mut Vec<T>, n: u32, new: T) {
+    let n = n as usize;
+    all.reserve_exact(n.saturating_sub(all.len()));
+    all.resize(n, new);
+    all.shrink_to_fit();
 }
 
 /// A list of indices, oldest first. All operations take constant time and allocate nothing.

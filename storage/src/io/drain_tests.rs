@@ -1,82 +1,26 @@
 //! What an engine does with reads in flight when it is dropped, told by a device that plays dead.
-#![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::device::{Device, Reaped, Waker};
-use super::sys::Command;
+use super::scripted::{Log, Script, Scripted};
 use super::{Engine, FileSource, Read};
 use crate::arena::{Arena, ArenaOptions};
 use crate::limits::Limits;
 
-#[derive(Default)]
-struct Seen {
-    started: AtomicU32,
-    reported: AtomicU32,
-    dropped_with: AtomicU32,
-}
-
-/// Reports nothing until it is waited for, then one command at a time; or fails for ever.
-struct Fake {
-    seen: Arc<Seen>,
-    held: Vec<u32>,
-    broken: bool,
-}
-
-impl Device for Fake {
-    fn name(&self) -> &'static str {
-        "fake"
-    }
-
-    fn capacity(&self) -> u32 {
-        8
-    }
-
-    unsafe fn start(&mut self, command: Command) {
-        self.seen.started.fetch_add(1, Ordering::Relaxed);
-        self.held.push(command.id);
-    }
-
-    fn reap(&mut self, wait: bool, out: &mut Vec<Reaped>) -> io::Result<()> {
-        if self.broken {
-            return Err(io::Error::other("the device is gone"));
-        }
-        if wait && let Some(id) = self.held.pop() {
-            self.seen.reported.fetch_add(1, Ordering::Relaxed);
-            out.push(Reaped { id, result: 512 });
-        }
-        Ok(())
-    }
-
-    fn waker(&self) -> Waker {
-        Arc::new(|| ())
-    }
-}
-
-impl Drop for Fake {
-    fn drop(&mut self) {
-        let held = self.held.len() as u32;
-        self.seen.dropped_with.store(held, Ordering::Relaxed);
-    }
-}
-
-fn engine(broken: bool) -> (Engine, Arc<Seen>) {
-    let seen = Arc::new(Seen::default());
-    let fake = Fake {
-        seen: Arc::clone(&seen),
-        held: Vec::new(),
+fn engine(broken: bool) -> (Engine, Log) {
+    let log = Log::default();
+    let script = Script {
         broken,
+        ..Script::PLAIN
     };
+    let device = Scripted::new(script, Log::clone(&log));
     let file = File::open("/proc/self/exe").unwrap();
     let source = FileSource::buffered_only(file, "self", 0);
     let limits = Limits {
         depth: 8,
         ..Limits::TINY
     };
-    (Engine::new(source, Box::new(fake), limits), seen)
+    (Engine::new(source, Box::new(device), limits), log)
 }
 
 /// Starts five scattered reads and returns the address of one slot.
@@ -103,21 +47,21 @@ fn is_mapped(at: usize) -> bool {
 
 #[test]
 fn dropping_awaits_every_command_in_flight() {
-    let (mut engine, seen) = engine(false);
+    let (mut engine, log) = engine(false);
     fill(&mut engine);
-    assert_eq!(seen.started.load(Ordering::Relaxed), 5);
+    assert_eq!(log.read().unwrap().started.len(), 5);
     drop(engine);
-    assert_eq!(seen.reported.load(Ordering::Relaxed), 5);
-    assert_eq!(seen.dropped_with.load(Ordering::Relaxed), 0);
+    let seen = log.read().unwrap();
+    assert_eq!((seen.reported, seen.dropped_with), (5, Some(0)));
 }
 
 #[test]
 fn memory_that_a_broken_device_may_still_write_to_stays_mapped() {
-    let (mut engine, seen) = engine(true);
+    let (mut engine, log) = engine(true);
     let at = fill(&mut engine);
     assert!(is_mapped(at));
     drop(engine);
-    assert_eq!(seen.dropped_with.load(Ordering::Relaxed), 5);
+    assert_eq!(log.read().unwrap().dropped_with, Some(5));
     assert!(
         is_mapped(at),
         "the slots were unmapped under a device that may write to them"

@@ -12,18 +12,21 @@
 //! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so nobody can look at
 //! bytes that are still being written. Reads come back in any order.
 
-mod device;
+pub(crate) mod device;
 #[cfg(test)]
 mod drain_tests;
 mod engine;
 mod error;
+pub(crate) mod pages;
 mod pread;
 mod probe;
 mod profile;
+#[cfg(test)]
+mod scripted;
 mod sim;
 mod slip;
 mod source;
-mod sys;
+pub(crate) mod sys;
 mod thread;
 mod uring;
 

@@ -4,11 +4,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use super::device::{Device, Reaped, Waker};
 use super::sys::Command;
+use crate::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard};
 
 /// One lane: reads on the I/O thread itself. A device with a single command queue and a slow
 /// submission path gains nothing from a hand-over to another thread.
@@ -140,7 +140,7 @@ impl Pool {
         };
         for i in 0..lanes.max(1) {
             let shared = Arc::clone(&pool.shared);
-            let lane = std::thread::Builder::new()
+            let lane = Builder::new()
                 .name(format!("ember-read-{i}"))
                 .spawn(move || shared.run_lane())?;
             pool.lanes.push(lane);

@@ -1,16 +1,17 @@
 //! The one I/O thread. It owns the engine, sleeps when there is nothing to do, and never blocks on
 //! the threads that wait for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-
-use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 
 use super::device::Waker;
 use super::{Completion, DioAlign, Engine, EngineChoice, FileSource, IoError, Read, sys};
 use crate::limits::Limits;
+use crate::sync::{
+    AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, fence,
+};
+use crate::sync::{Receiver, Sender, TryRecvError, bounded};
 
 /// How the I/O thread is set up.
 #[derive(Debug, Clone, Copy, Default)]
@@ -121,9 +122,22 @@ impl IoThread {
         choice: EngineChoice,
         options: IoOptions,
     ) -> Result<Self, IoError> {
-        let limits = options.limits;
         let label = Arc::clone(source.label());
         let dio = source.dio_align();
+        let limits = options.limits;
+        Self::start(label, dio, options, move || {
+            Engine::open(source, choice, limits)
+        })
+    }
+
+    /// Starts the thread on the engine that `open` makes there.
+    pub(crate) fn start(
+        label: Arc<str>,
+        dio: Option<DioAlign>,
+        options: IoOptions,
+        open: impl FnOnce() -> Result<Engine, IoError> + Send + 'static,
+    ) -> Result<Self, IoError> {
+        let limits = options.limits;
         let (requests, inbox) = bounded(limits.batches.max(1));
         // Enough for a full channel, one in the thread's hands and one in the caller's. Made in
         // advance and passed round, so that steady state allocates nothing.
@@ -137,11 +151,11 @@ impl IoThread {
         let shared = Arc::new(Shared::default());
         shared.lock().done.reserve(limits.queued);
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
+        let thread = Builder::new()
             .name("ember-io".into())
             .spawn(move || {
                 // The device first: its helper threads must not inherit the pinning.
-                let engine = match Engine::open(source, choice, limits) {
+                let engine = match open() {
                     Ok(engine) => engine,
                     Err(e) => return drop(ready.send(Err(e))),
                 };
@@ -282,7 +296,7 @@ impl IoThread {
                 break Ok(taken);
             }
             if mailbox.ended {
-                break Err(self.ended());
+                break Err(());
             }
             blocked.get_or_insert_with(Instant::now);
             let want = min - taken;
@@ -298,7 +312,8 @@ impl IoThread {
             let ns = since.elapsed().as_nanos() as u64;
             self.shared.stats.wait_ns.fetch_add(ns, Ordering::Relaxed);
         }
-        result
+        // Only now, as it looks into the mailbox.
+        result.map_err(|()| self.ended())
     }
 
     /// Appends the completions that are there, without blocking. Returns how many.

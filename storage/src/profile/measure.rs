@@ -232,7 +232,7 @@ pub fn measure(
         let size = group.first().map_or(ALIGN, |w| w.size);
         let huge = ArenaOptions {
             huge_pages: true,
-            lock: false,
+            ..ArenaOptions::default()
         };
         let mut arena = Arena::new(slots, size as usize, ALIGN as usize, huge)?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| arena.take()).collect();

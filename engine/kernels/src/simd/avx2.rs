@@ -166,6 +166,12 @@ impl Register for __m256 {
     const WIDTH: usize = 8;
 
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller guarantees AVX2 and FMA.
         unsafe { _mm256_setzero_ps() }

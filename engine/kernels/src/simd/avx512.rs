@@ -146,6 +146,12 @@ impl Register for __m512 {
     const WIDTH: usize = 16;
 
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller guarantees AVX-512.
         unsafe { _mm512_setzero_ps() }

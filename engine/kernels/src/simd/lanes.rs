@@ -61,6 +61,9 @@ pub(crate) trait Register: Copy {
     /// All lanes zero.
     unsafe fn zero() -> Self;
 
+    /// All lanes `value`.
+    unsafe fn splat(value: f32) -> Self;
+
     /// Reads `WIDTH` values.
     unsafe fn load(from: *const f32) -> Self;
 

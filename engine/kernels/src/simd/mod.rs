@@ -70,6 +70,16 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn exp_block(x: &mut [f32]) -> (f32, f32) {
+            $crate::elementwise::exp_block(x)
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn blend(a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+            $crate::elementwise::blend(a, y, b, x);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn silu(x: &mut [f32]) {
             $crate::elementwise::silu(x);
         }
@@ -95,6 +105,7 @@ macro_rules! entry_points {
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod int;
 mod lanes;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -109,24 +120,32 @@ use crate::{
     row::Row,
 };
 
-/// Calls the kernel of the token's instruction set.
+/// Calls the kernel of the token's instruction set, which is in the modules here or in
+/// those of `$family`.
 macro_rules! dispatch {
-    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
+    ($cpu:expr, $kernel:ident $args:tt) => { dispatch!($cpu, $kernel $args, self) };
+    ($cpu:expr, $kernel:ident ( $($arg:expr),* ), $family:ident) => {
         match $cpu.isa() {
             // SAFETY: a token with this ISA exists only where its features were detected.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::$kernel($($arg),*) },
+            Isa::Avx2 | Isa::Avx2Vnni => unsafe { $family::avx2::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::$kernel($($arg),*) },
+            Isa::Avx512 | Isa::Avx512Vnni => unsafe { $family::avx512::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => unsafe { neon::$kernel($($arg),*) },
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => unsafe {
+                $family::neon::$kernel($($arg),*)
+            },
             // No token exists for the instruction sets of other architectures.
-            _ => portable::$kernel($($arg),*),
+            _ => $family::portable::$kernel($($arg),*),
         }
     };
 }
+
+pub(crate) mod attend;
+mod axpy;
+mod axpy_tokens;
 
 /// The bytes of an f32 slice, in place.
 pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
@@ -150,6 +169,37 @@ pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: &[f32]) -> f32 {
 pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
     check_len("y", y.len(), row.len());
     dispatch!(cpu, axpy(a, row, y))
+}
+
+/// Rows that are added up have one format and the length of the sum.
+fn check_rows(rows: &[Row<'_>], n: usize) {
+    for row in rows {
+        check_len("y", n, row.len());
+        let (dtype, first) = (row.dtype(), rows[0].dtype());
+        assert!(dtype == first, "rows of {first} and {dtype}");
+    }
+}
+
+pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+    check_len("factors", factors.len(), rows.len());
+    check_rows(rows, y.len());
+    dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
+}
+
+pub(crate) fn axpy_rows_tokens(
+    cpu: Cpu,
+    factors: &[f32],
+    rows: &[Row<'_>],
+    tokens: usize,
+    ys: &mut [f32],
+) {
+    let Some(first) = rows.first() else {
+        return check_len("factors", factors.len(), 0);
+    };
+    check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
+    check_len("ys", ys.len(), first.len().saturating_mul(tokens));
+    check_rows(rows, first.len());
+    dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys), axpy)
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
@@ -199,6 +249,15 @@ pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32)
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, softmax(x))
+}
+
+pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {
+    dispatch!(cpu, exp_block(x))
+}
+
+pub(crate) fn blend(cpu: Cpu, a: f32, y: &mut [f32], b: f32, x: &[f32]) {
+    check_len("x", x.len(), y.len());
+    dispatch!(cpu, blend(a, y, b, x))
 }
 
 pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {

@@ -149,6 +149,12 @@ impl Register for float32x4_t {
     const WIDTH: usize = 4;
 
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vdupq_n_f32(value) }
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller guarantees NEON.
         unsafe { vdupq_n_f32(0.0) }

@@ -110,6 +110,11 @@ impl Register for Quad {
     const WIDTH: usize = 4;
 
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Quad([value; 4])
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> Self {
         Quad([0.0; 4])
     }
@@ -138,7 +143,7 @@ impl Register for Quad {
 /// inexact, the neighbour with an odd last bit is taken. That bit keeps the memory of
 /// what was cut off, so the final rounding to f32 is right.
 #[inline(always)]
-fn fused(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
     // The exact error of the addition.
@@ -159,7 +164,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
 
 /// Exact for every f16; NaN stays NaN.
 #[inline(always)]
-fn f16_to_f32(half: u16) -> f32 {
+pub(super) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23); // 2^112, 127 - 15 = 112
     let sign = u32::from(half & 0x8000) << 16;
     let rest = u32::from(half & 0x7fff) << 13;

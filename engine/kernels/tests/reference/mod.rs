@@ -15,18 +15,23 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
         DType::F32 => f32::from_le_bytes(quants[4 * i..4 * i + 4].try_into().unwrap()),
         DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
         DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
-        DType::Q8 => f32::from(quants[i] as i8) * scale(row, i / GROUP),
-        DType::Q4 => {
-            let (group, lane) = (i / GROUP, i % GROUP);
-            let byte = quants[group * (GROUP / 2) + lane % (GROUP / 2)];
-            let nibble = if lane < GROUP / 2 {
-                byte & 15
-            } else {
-                byte >> 4
-            };
-            f32::from(nibble as i8 - 8) * scale(row, group)
-        }
+        DType::Q8 | DType::Q4 => quant(row, i) * scale(row, i / GROUP),
     }
+}
+
+/// Element `i` of a quantised row before it is scaled.
+fn quant(row: Row<'_>, i: usize) -> f32 {
+    if row.dtype() == DType::Q8 {
+        return f32::from(row.quants()[i] as i8);
+    }
+    let (group, lane) = (i / GROUP, i % GROUP);
+    let byte = row.quants()[group * (GROUP / 2) + lane % (GROUP / 2)];
+    let nibble = if lane < GROUP / 2 {
+        byte & 15
+    } else {
+        byte >> 4
+    };
+    f32::from(nibble as i8 - 8)
 }
 
 fn scale(row: Row<'_>, group: usize) -> f32 {
@@ -61,6 +66,17 @@ pub fn dot(row: Row<'_>, x: &[f32]) -> f32 {
 pub fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
     for (i, y) in y.iter_mut().enumerate() {
         *y = a.mul_add(value(row, i), *y);
+    }
+}
+
+/// `axpy` with the scale taken into the factor, as the sums of several rows do.
+pub fn axpy_scaled(a: f32, row: Row<'_>, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        let (a, quant) = match row.dtype() {
+            DType::Q8 | DType::Q4 => (a * scale(row, i / GROUP), quant(row, i)),
+            _ => (a, value(row, i)),
+        };
+        *y = a.mul_add(quant, *y);
     }
 }
 
@@ -105,4 +121,51 @@ pub fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
         x[i] = a.mul_add(cos[i], -(b * sin[i]));
         x[i + half] = b.mul_add(cos[i], a * sin[i]);
     }
+}
+
+/// Chains of an integer dot product.
+pub const CHAINS: usize = 16;
+
+/// One token of activations as integers: a quant for each element, a scale for each group.
+pub struct Quantised {
+    pub quants: Vec<i32>,
+    pub scales: Vec<f32>,
+}
+
+impl Quantised {
+    pub fn new(x: &[f32]) -> Quantised {
+        let (mut quants, mut scales) = (Vec::new(), Vec::new());
+        for group in x.chunks(GROUP) {
+            let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            if group.iter().any(|x| !x.is_finite()) {
+                scales.push(f32::NAN);
+                quants.extend(group.iter().map(|_| 0));
+            } else if largest < 2f32.powi(-100) {
+                scales.push(0.0);
+                quants.extend(group.iter().map(|_| 0));
+            } else {
+                scales.push(largest / 127.0);
+                let inverse = 127.0 / largest;
+                quants.extend(group.iter().map(|x| (x * inverse).round_ties_even() as i32));
+            }
+        }
+        Quantised { quants, scales }
+    }
+}
+
+/// Sum of `row · x` by the chain rule.
+pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
+    let mut chains = [0.0f32; CHAINS];
+    for g in 0..row.len().div_ceil(GROUP) {
+        let elements = g * GROUP..((g + 1) * GROUP).min(row.len());
+        let sum: i32 = elements.map(|i| quant(row, i) as i32 * x.quants[i]).sum();
+        let scale = scale(row, g) * x.scales[g];
+        chains[g % CHAINS] = (sum as f32).mul_add(scale, chains[g % CHAINS]);
+    }
+    for width in [8, 4, 2, 1] {
+        for j in 0..width {
+            chains[j] += chains[j + width];
+        }
+    }
+    chains[0]
 }

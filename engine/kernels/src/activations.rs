@@ -1,0 +1,304 @@
+//! Activations as 8-bit integers, the form in which they meet q4 and q8 weights.
+//!
+//! ```text
+//! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 704 bytes
+//!
+//! chunk        16 groups of 32, as many as a dot product has chains
+//!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
+//!   512   64   scales  16 × f32, the largest magnitude of the group / 127
+//!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
+//!   640   64   by_128  16 × i32, −128 times that sum
+//! ```
+//!
+//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles
+//! are, and `by_128` that of signed bytes turned into unsigned ones.
+//!
+//! The order of the quants is that of the nibbles of a q4 row: 64 bytes of such a row
+//! hold the first halves of 4 groups in their low nibbles and the second halves in their
+//! high ones. What lies beyond `n` is zero.
+
+use crate::{LANES, cpu::Cpu, dtype::GROUP, simd};
+
+/// Groups of a chunk, and chains of an integer dot product.
+pub(crate) const CHUNK_GROUPS: usize = 16;
+/// Elements of a chunk.
+pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
+/// Groups whose halves lie side by side: what 64 bytes of a q4 row hold.
+const QUAD: usize = 4;
+/// Half of a group, which is what the low or the high nibbles of a q4 group hold.
+const HALF: usize = GROUP / 2;
+/// Largest quant. −128 is not used, so that a quant can change its sign.
+const QUANT_MAX: f32 = 127.0;
+/// Groups whose largest magnitude is below this are zero: what they would add to a sum
+/// is far below its rounding, and the inverse of their scale might be infinite.
+const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
+/// Adding it leaves the integer nearest to a small number (half to even) in the lowest
+/// bits, in two's complement.
+const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
+
+const _: () = assert!(size_of::<Chunk>() == 704 && align_of::<Chunk>() == 64);
+const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
+
+/// 512 quantised activations of one token; see the file's layout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub struct Chunk {
+    pub(crate) quants: [i8; CHUNK],
+    pub(crate) scales: [f32; CHUNK_GROUPS],
+    pub(crate) by_8: [i32; CHUNK_GROUPS],
+    pub(crate) by_128: [i32; CHUNK_GROUPS],
+}
+
+impl Chunk {
+    const ZERO: Chunk = Chunk {
+        quants: [0; CHUNK],
+        scales: [0.0; CHUNK_GROUPS],
+        by_8: [0; CHUNK_GROUPS],
+        by_128: [0; CHUNK_GROUPS],
+    };
+}
+
+/// Place in [`Chunk::quants`] of the first half of group `group`; the second half
+/// follows [`SECOND_HALF`] bytes later.
+#[inline(always)]
+pub(crate) const fn first_half(group: usize) -> usize {
+    group / QUAD * (QUAD * GROUP) + group % QUAD * HALF
+}
+
+/// Distance from the first to the second half of a group.
+pub(crate) const SECOND_HALF: usize = QUAD * HALF;
+
+/// Owned activations of one or several tokens, quantised once and used for every weight
+/// row. Refilling allocates only beyond the largest shape there has been.
+#[derive(Clone, Debug, Default)]
+pub struct Activations {
+    n: usize,
+    tokens: usize,
+    chunks: Vec<Chunk>,
+}
+
+impl Activations {
+    /// Memory for up to `tokens` tokens of `n` activations, holding none yet.
+    pub fn with_capacity(n: usize, tokens: usize) -> Activations {
+        Activations {
+            n: 0,
+            tokens: 0,
+            chunks: Vec::with_capacity(tokens.saturating_mul(n.div_ceil(CHUNK))),
+        }
+    }
+
+    /// Bytes that `tokens` tokens of `n` activations take, saturating.
+    pub const fn bytes(n: usize, tokens: usize) -> usize {
+        n.div_ceil(CHUNK)
+            .saturating_mul(tokens)
+            .saturating_mul(size_of::<Chunk>())
+    }
+
+    /// Changes the shape; the contents are unspecified until every token is written by
+    /// [`Cpu::quantize_token`]. To share that work among threads, cut
+    /// [`chunks_mut`](Activations::chunks_mut) into tokens.
+    pub fn reshape(&mut self, n: usize, tokens: usize) {
+        (self.n, self.tokens) = (n, tokens);
+        self.chunks
+            .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
+    }
+
+    /// Activations of a token.
+    #[inline]
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Number of tokens.
+    #[inline]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Chunks of a token: `ceil(n / 512)`.
+    #[inline]
+    pub fn chunks_per_token(&self) -> usize {
+        self.n.div_ceil(CHUNK)
+    }
+
+    /// The chunks of all tokens, token after token.
+    #[inline]
+    pub fn chunks_mut(&mut self) -> &mut [Chunk] {
+        &mut self.chunks
+    }
+
+    /// All tokens.
+    #[inline]
+    pub fn all(&self) -> ActivationsRef<'_> {
+        ActivationsRef {
+            n: self.n,
+            tokens: self.tokens,
+            chunks: &self.chunks,
+        }
+    }
+
+    /// One token.
+    ///
+    /// # Panics
+    /// If `token >= self.tokens()`.
+    #[inline]
+    pub fn token(&self, token: usize) -> ActivationsRef<'_> {
+        self.all().range(token, 1)
+    }
+}
+
+/// Borrowed activations of consecutive tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct ActivationsRef<'a> {
+    n: usize,
+    tokens: usize,
+    // `tokens * ceil(n / CHUNK)` of them, which the kernels rely on.
+    chunks: &'a [Chunk],
+}
+
+impl<'a> ActivationsRef<'a> {
+    /// Activations of a token.
+    #[inline]
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Number of tokens.
+    #[inline]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// `count` tokens from `first` on.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[inline]
+    pub fn range(&self, first: usize, count: usize) -> ActivationsRef<'a> {
+        assert!(
+            first <= self.tokens && count <= self.tokens - first,
+            "tokens {first} to {} of {}",
+            first.saturating_add(count),
+            self.tokens
+        );
+        let per_token = self.n.div_ceil(CHUNK);
+        ActivationsRef {
+            n: self.n,
+            tokens: count,
+            chunks: &self.chunks[first * per_token..(first + count) * per_token],
+        }
+    }
+
+    /// What is stored for element `i` of token `token`: its quant, times the scale of its
+    /// group. For tests and reports.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn value(&self, token: usize, i: usize) -> f32 {
+        assert!(i < self.n, "element {i} of {}", self.n);
+        let chunk = &self.range(token, 1).chunks[i / CHUNK];
+        let (group, e) = (i % CHUNK / GROUP, i % GROUP);
+        let quant = chunk.quants[first_half(group) + e / HALF * SECOND_HALF + e % HALF];
+        f32::from(quant) * chunk.scales[group]
+    }
+
+    /// Chunks of all tokens, token after token.
+    #[inline(always)]
+    pub(crate) fn chunks(&self) -> &'a [Chunk] {
+        self.chunks
+    }
+}
+
+impl Cpu {
+    /// Quantises `tokens` tokens of equal length, one after the other in `xs`, into
+    /// `out`.
+    ///
+    /// Groups of 32 share the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`
+    /// rounded half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ is zero. A group
+    /// with a NaN or an infinity has the scale NaN, and so has every result it enters.
+    ///
+    /// # Panics
+    /// If `xs.len()` is not a multiple of `tokens`.
+    pub fn quantize_activations(self, xs: &[f32], tokens: usize, out: &mut Activations) {
+        let n = xs.len().checked_div(tokens).unwrap_or(0);
+        assert!(
+            n * tokens == xs.len(),
+            "{} activations are not {tokens} tokens",
+            xs.len()
+        );
+        out.reshape(n, tokens);
+        if n > 0 {
+            let per_token = out.chunks_per_token();
+            for (x, chunks) in xs
+                .chunks_exact(n)
+                .zip(out.chunks.chunks_exact_mut(per_token))
+            {
+                self.quantize_token(x, chunks);
+            }
+        }
+    }
+
+    /// [`quantize_activations`](Cpu::quantize_activations) of one token into its part of
+    /// [`Activations::chunks_mut`].
+    ///
+    /// # Panics
+    /// If `chunks.len()` is not `ceil(x.len() / 512)`.
+    #[inline]
+    pub fn quantize_token(self, x: &[f32], chunks: &mut [Chunk]) {
+        simd::int::quantize_token(self, x, chunks);
+    }
+}
+
+/// The body of [`Cpu::quantize_token`], plain loops that every instruction set can
+/// vectorise without changing a bit.
+#[inline(always)]
+pub(crate) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
+    debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
+    for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
+        if let Ok(x) = x.try_into() {
+            quantize_chunk(x, chunk);
+        } else {
+            let mut padded = [0.0; CHUNK];
+            padded[..x.len()].copy_from_slice(x);
+            quantize_chunk(&padded, chunk);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut Chunk) {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    let (groups, _) = x.as_chunks::<GROUP>();
+    // Magnitudes compare like their bits, and NaN is the largest: a maximum of integers
+    // is the same on every machine.
+    let mut largest = [0u32; CHUNK_GROUPS];
+    for (largest, group) in largest.iter_mut().zip(groups) {
+        *largest = group
+            .iter()
+            .fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
+    }
+    let mut inverse = [0.0f32; CHUNK_GROUPS];
+    for g in 0..CHUNK_GROUPS {
+        let max = f32::from_bits(largest[g]);
+        let ordinary = max >= SMALLEST && largest[g] < INFINITY;
+        inverse[g] = if ordinary { QUANT_MAX / max } else { 0.0 };
+        chunk.scales[g] = if ordinary { max / QUANT_MAX } else { 0.0 };
+    }
+    for (g, group) in groups.iter().enumerate() {
+        let mut quants = [0i32; GROUP];
+        if inverse[g] > 0.0 {
+            for (quant, x) in quants.iter_mut().zip(group) {
+                *quant = (x * inverse[g] + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+            }
+        } else if largest[g] >= INFINITY {
+            chunk.scales[g] = f32::NAN;
+        }
+        let at = first_half(g);
+        for i in 0..HALF {
+            chunk.quants[at + i] = quants[i] as i8;
+            chunk.quants[at + SECOND_HALF + i] = quants[HALF + i] as i8;
+        }
+        let sum: i32 = quants.iter().sum();
+        (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
+    }
+}

@@ -1,0 +1,92 @@
+//! The integer kernels as methods of [`Cpu`]: q4 and q8 rows times quantised activations.
+
+use crate::{
+    activations::ActivationsRef, columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix,
+    row::Row, simd,
+};
+
+impl Cpu {
+    /// Sum of `row[i] * x[i]` for a q4 or q8 row and one token of quantised activations,
+    /// by the chain rule (see the crate documentation).
+    ///
+    /// # Panics
+    /// If the lengths differ, if the row is not q4 or q8, or if `x` is not one token.
+    #[inline]
+    pub fn dot_q(self, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
+        simd::int::dot(self, row, x)
+    }
+
+    /// `y[r] = rows[r] · x` by the chain rule, for rows that lie anywhere, such as those
+    /// of the neurons that fire.
+    ///
+    /// # Panics
+    /// As [`dot_q`](Cpu::dot_q), if `y.len() != rows.len()`, or if the rows are not all of
+    /// one format.
+    #[inline]
+    pub fn dot_rows_q(self, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mut [f32]) {
+        simd::int::dot_rows(self, rows, x, y);
+    }
+
+    /// [`matvec`](Cpu::matvec) with quantised activations, by the chain rule.
+    ///
+    /// # Panics
+    /// As [`dot_q`](Cpu::dot_q), or if the rows do not fit in `bytes`.
+    pub fn matvec_q(
+        self,
+        dtype: DType,
+        bytes: &[u8],
+        stride: usize,
+        x: ActivationsRef<'_>,
+        y: &mut [f32],
+    ) {
+        simd::int::matvec(
+            self,
+            Matrix::new(dtype, bytes, stride, x.n(), y.len()),
+            x,
+            y,
+        );
+    }
+
+    /// `y.row(t)[r] = row r · token t` by the chain rule, bit-equal to
+    /// [`matvec_q`](Cpu::matvec_q) of each token.
+    ///
+    /// The rows, as many as `y` is wide, lie in `bytes` as for
+    /// [`matvec`](Cpu::matvec). Widths that are multiples of 32 run fastest. `scratch` has
+    /// at least [`matmul_scratch_q`] elements.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together as described, if `dtype` is not q4 or q8, or if
+    /// the rows do not fit in `bytes`.
+    pub fn matmul_q(
+        self,
+        dtype: DType,
+        bytes: &[u8],
+        stride: usize,
+        xs: ActivationsRef<'_>,
+        y: &mut Columns<'_, f32>,
+        scratch: &mut [f32],
+    ) {
+        let m = Matrix::new(dtype, bytes, stride, xs.n(), y.width());
+        simd::int::matmul(self, m, xs, y, scratch);
+    }
+
+    /// [`matmul_q`](Cpu::matmul_q) for rows that lie anywhere.
+    ///
+    /// # Panics
+    /// As `matmul_q`, or if the rows are not all of one format.
+    pub fn matmul_rows_q(
+        self,
+        rows: &[Row<'_>],
+        xs: ActivationsRef<'_>,
+        y: &mut Columns<'_, f32>,
+        scratch: &mut [f32],
+    ) {
+        simd::int::matmul_rows(self, rows, xs, y, scratch);
+    }
+}
+
+/// Elements of scratch that [`Cpu::matmul_q`] needs for rows of `n` elements, on every
+/// instruction set.
+pub const fn matmul_scratch_q(n: usize) -> usize {
+    simd::int::scratch_len(n)
+}

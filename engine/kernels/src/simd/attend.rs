@@ -1,0 +1,377 @@
+//! Attention of several queries over the keys and values of one head.
+//!
+//! Query heads that share a key head, and the tokens of a chunk, pass over a stored
+//! vector together, so it is read and decoded once for all of them.
+//!
+//! ```text
+//! keys     blocks of 32 positions: [element][32 positions]
+//! values   [position][width], the width a multiple of 32
+//! ```
+//!
+//! With the positions of a key block side by side, the scores of 32 positions are the 32
+//! lanes of one sum: nothing has to be added up across lanes.
+
+use super::{
+    axpy::{BF16, F16, F32, LINE, Stored, prefetch},
+    check_len,
+    lanes::Lanes,
+};
+use crate::{
+    cpu::{Cpu, Isa, with_features},
+    dtype::{DType, GROUP},
+};
+
+/// Positions of values that stay in the first-level cache while all columns and queries
+/// pass over them.
+const SPAN: usize = 64;
+
+/// The entry points of one instruction set. In its registers fit the sums of `$queries`
+/// queries over a block of keys, or of `$mixes` queries over `$groups` groups of values.
+macro_rules! entry_points {
+    ([$($feature:tt)*] $lanes:ty, $queries:literal, $mixes:literal, $groups:literal) => {
+        use crate::DType;
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn scores(
+            dtype: DType,
+            keys: &[u8],
+            head_dim: usize,
+            queries: &[f32],
+            scores: &mut [f32],
+            stride: usize,
+        ) {
+            // SAFETY: the features are enabled here; the dispatcher checked the lengths.
+            unsafe {
+                super::scores::<$lanes, $queries>(dtype, keys, head_dim, queries, scores, stride)
+            }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn mix(
+            dtype: DType,
+            values: &[u8],
+            width: usize,
+            weights: &[f32],
+            stride: usize,
+            out: &mut [f32],
+        ) {
+            // SAFETY: as above.
+            unsafe {
+                super::mix::<$lanes, $mixes, $groups>(dtype, values, width, weights, stride, out)
+            }
+        }
+    };
+}
+
+pub(super) mod portable {
+    entry_points!([] crate::simd::portable::Portable, 1, 1, 1);
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2 {
+    // 8 sums, 4 registers of keys or values and 1 factor of the 16 registers.
+    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 1);
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512 {
+    // 16 sums and 2 keys, or 16 sums and 4 values, of the 32 registers.
+    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 2);
+}
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon {
+    // 16 sums, 8 registers of keys or values and 1 factor of the 32 registers.
+    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 1);
+}
+
+/// Bytes of 32 stored elements.
+fn group_bytes(dtype: DType) -> usize {
+    assert!(
+        !dtype.is_grouped(),
+        "no attention over {dtype} keys and values"
+    );
+    dtype.quants_bytes(GROUP)
+}
+
+pub(crate) fn key_scores(
+    cpu: Cpu,
+    dtype: DType,
+    keys: &[u8],
+    head_dim: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+) {
+    let block = head_dim.saturating_mul(group_bytes(dtype));
+    if queries.is_empty() || keys.is_empty() {
+        return;
+    }
+    assert!(
+        block > 0 && keys.len().is_multiple_of(block) && queries.len().is_multiple_of(head_dim),
+        "{} bytes of keys and {} elements of queries for heads of {head_dim}",
+        keys.len(),
+        queries.len()
+    );
+    let (positions, count) = (keys.len() / block * GROUP, queries.len() / head_dim);
+    let stride = scores.len() / count;
+    check_len("scores", scores.len(), count * stride.max(positions));
+    dispatch!(cpu, scores(dtype, keys, head_dim, queries, scores, stride))
+}
+
+pub(crate) fn mix_values(
+    cpu: Cpu,
+    dtype: DType,
+    values: &[u8],
+    width: usize,
+    weights: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
+    let row = (width / GROUP).saturating_mul(group_bytes(dtype));
+    if out.is_empty() || values.is_empty() {
+        return;
+    }
+    assert!(
+        row > 0
+            && width.is_multiple_of(GROUP)
+            && values.len().is_multiple_of(row)
+            && out.len().is_multiple_of(width),
+        "{} bytes of values and {} sums for rows of {width}",
+        values.len(),
+        out.len()
+    );
+    let (positions, last) = (values.len() / row, out.len() / width - 1);
+    let end = last
+        .checked_mul(stride)
+        .and_then(|at| at.checked_add(positions));
+    assert!(
+        end.is_some_and(|end| end <= weights.len()),
+        "{} weights at stride {stride} for {positions} positions",
+        weights.len()
+    );
+    dispatch!(cpu, mix(dtype, values, width, weights, stride, out))
+}
+
+/// Row `q` of `scores` becomes the products of query `q` with every position of `keys`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. `keys` is whole blocks of `head_dim` elements;
+/// `queries` is `q × head_dim`; `q` rows of `scores` begin every `stride` elements, which
+/// is no less than the positions of `keys`.
+#[inline(always)]
+unsafe fn scores<L: Lanes, const Q: usize>(
+    dtype: DType,
+    keys: &[u8],
+    head_dim: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+    stride: usize,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => scores_as::<L, F32, Q>(keys, head_dim, queries, scores, stride),
+            DType::F16 => scores_as::<L, F16, Q>(keys, head_dim, queries, scores, stride),
+            DType::BF16 => scores_as::<L, BF16, Q>(keys, head_dim, queries, scores, stride),
+            DType::Q8 | DType::Q4 => {}
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
+    keys: &[u8],
+    head_dim: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+    stride: usize,
+) {
+    let count = queries.len() / head_dim;
+    for (block, keys) in keys.chunks_exact(head_dim * S::BYTES).enumerate() {
+        let mut q = 0;
+        while q < count {
+            // SAFETY: a tile takes no more queries than are left, each with `head_dim`
+            // elements and with 32 scores at this block; the caller guarantees the rest.
+            unsafe {
+                let queries = queries.as_ptr().add(q * head_dim);
+                let scores = scores.as_mut_ptr().add(q * stride + block * GROUP);
+                q += match count - q {
+                    left if left >= Q => {
+                        score_tile::<L, S, Q>(keys.as_ptr(), head_dim, queries, scores, stride)
+                    }
+                    4.. if Q > 4 => {
+                        score_tile::<L, S, 4>(keys.as_ptr(), head_dim, queries, scores, stride)
+                    }
+                    2.. if Q > 2 => {
+                        score_tile::<L, S, 2>(keys.as_ptr(), head_dim, queries, scores, stride)
+                    }
+                    _ => score_tile::<L, S, 1>(keys.as_ptr(), head_dim, queries, scores, stride),
+                };
+            }
+        }
+    }
+}
+
+/// The scores of `Q` queries for one block of positions. Returns `Q`.
+#[inline(always)]
+unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
+    keys: *const u8,
+    head_dim: usize,
+    queries: *const f32,
+    scores: *mut f32,
+    stride: usize,
+) -> usize {
+    // SAFETY: the caller guarantees the instruction set and all elements.
+    unsafe {
+        let mut sums = [L::zero(); Q];
+        for d in 0..head_dim {
+            // The next block.
+            fetch_group::<S>(keys.wrapping_add((head_dim + d) * S::BYTES));
+            let keys = S::load::<L>(keys.add(d * S::BYTES));
+            for (q, sum) in sums.iter_mut().enumerate() {
+                *sum = L::splat(*queries.add(q * head_dim + d)).mul_add(keys, *sum);
+            }
+        }
+        for (q, sum) in sums.into_iter().enumerate() {
+            sum.store_f32(scores.add(q * stride).cast());
+        }
+    }
+    Q
+}
+
+#[inline(always)]
+fn fetch_group<S: Stored>(from: *const u8) {
+    for at in (0..S::BYTES).step_by(LINE) {
+        prefetch(from.wrapping_add(at));
+    }
+}
+
+/// Adds `weights[q * stride + p] · value p` for every position `p` in order to row `q` of
+/// `out`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. `width` is a multiple of 32, `values` is
+/// `positions × width`, `out` is `q × width`, and `weights` has all the elements named.
+#[inline(always)]
+unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
+    dtype: DType,
+    values: &[u8],
+    width: usize,
+    weights: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => mix_as::<L, F32, Q, G>(values, width, weights, stride, out),
+            DType::F16 => mix_as::<L, F16, Q, G>(values, width, weights, stride, out),
+            DType::BF16 => mix_as::<L, BF16, Q, G>(values, width, weights, stride, out),
+            DType::Q8 | DType::Q4 => {}
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
+    values: &[u8],
+    width: usize,
+    weights: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
+    let (groups, count) = (width / GROUP, out.len() / width);
+    let row = groups * S::BYTES;
+    for (span, values) in values.chunks(SPAN * row).enumerate() {
+        let here = values.len() / row;
+        let mut g = 0;
+        while g < groups {
+            // SAFETY: no more groups than are left; the caller guarantees the rest.
+            unsafe {
+                let values = values.as_ptr().add(g * S::BYTES);
+                let from = &weights[span * SPAN..];
+                let out = out.as_mut_ptr().add(g * GROUP);
+                g += if groups - g >= G {
+                    mix_groups::<L, S, Q, G>(
+                        (values, row),
+                        (from, stride),
+                        here,
+                        (out, width),
+                        count,
+                    )
+                } else {
+                    mix_groups::<L, S, Q, 1>(
+                        (values, row),
+                        (from, stride),
+                        here,
+                        (out, width),
+                        count,
+                    )
+                };
+            }
+        }
+    }
+}
+
+/// Adds values to `G` groups of all `count` sums. Returns `G`.
+#[inline(always)]
+unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
+    values: (*const u8, usize),
+    (weights, stride): (&[f32], usize),
+    positions: usize,
+    (out, width): (*mut f32, usize),
+    count: usize,
+) -> usize {
+    let mut q = 0;
+    while q < count {
+        // SAFETY: a tile takes no more queries than are left; the caller guarantees the
+        // rest.
+        unsafe {
+            let weights = (weights.as_ptr().add(q * stride), stride);
+            let out = (out.add(q * width), width);
+            q += match count - q {
+                left if left >= Q => mix_tile::<L, S, Q, G>(values, weights, positions, out),
+                2.. if Q > 2 => mix_tile::<L, S, 2, G>(values, weights, positions, out),
+                _ => mix_tile::<L, S, 1, G>(values, weights, positions, out),
+            };
+        }
+    }
+    G
+}
+
+/// Adds `positions` values to `G` groups of `Q` sums; the strides are in the units of
+/// their pointers. Returns `Q`.
+#[inline(always)]
+unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
+    (values, row): (*const u8, usize),
+    (weights, stride): (*const f32, usize),
+    positions: usize,
+    (out, width): (*mut f32, usize),
+) -> usize {
+    // SAFETY: the caller guarantees the instruction set and all elements.
+    unsafe {
+        let mut sums = [[L::zero(); G]; Q];
+        for (q, sums) in sums.iter_mut().enumerate() {
+            for (g, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load_f32(out.add(q * width + g * GROUP).cast());
+            }
+        }
+        for p in 0..positions {
+            let mut value = [L::zero(); G];
+            for (g, value) in value.iter_mut().enumerate() {
+                // The next span.
+                fetch_group::<S>(values.wrapping_add((p + SPAN) * row + g * S::BYTES));
+                *value = S::load::<L>(values.add(p * row + g * S::BYTES));
+            }
+            for (q, sums) in sums.iter_mut().enumerate() {
+                let weight = L::splat(*weights.add(q * stride + p));
+                for (sum, value) in sums.iter_mut().zip(value) {
+                    *sum = weight.mul_add(value, *sum);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            for (g, sum) in sums.into_iter().enumerate() {
+                sum.store_f32(out.add(q * width + g * GROUP).cast());
+            }
+        }
+    }
+    Q
+}

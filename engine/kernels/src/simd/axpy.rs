@@ -1,0 +1,297 @@
+//! Sums of scaled rows, `y += Σ aᵢ · rowᵢ`: the down direction of a sparse FFN.
+//!
+//! A block of columns stays in registers while all rows pass over it, so `y` is read and
+//! written once for many rows and not once for each. Every element takes its products
+//! in the order of the rows, so cutting the rows into several calls changes no bit.
+
+use super::lanes::Lanes;
+use crate::{
+    cpu::with_features,
+    dtype::{DType, GROUP},
+    row::Row,
+};
+
+/// Most rows that pass over a block of columns before the next block.
+const ROWS: usize = 16;
+
+/// Groups whose factors are computed at once.
+pub(super) const GROUPS: usize = 16;
+
+/// The entry points of one instruction set; `$groups` groups of sums fit in its registers
+/// beside weights that are decoded, `$token_groups` beside decoded
+/// ones, or two registers of `$tile` tokens.
+macro_rules! entry_points {
+    ([$($feature:tt)*] $lanes:ty, $groups:literal, $token_groups:literal, $tile:literal) => {
+        use crate::{Row, simd::axpy_tokens};
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn axpy_rows(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+            // SAFETY: the features are enabled here; the dispatcher checked the rows.
+            unsafe { super::axpy_rows::<$lanes, $groups>(factors, rows, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn axpy_rows_tokens(
+            factors: &[f32],
+            rows: &[Row<'_>],
+            tokens: usize,
+            ys: &mut [f32],
+        ) {
+            // SAFETY: as above.
+            unsafe { axpy_tokens::axpy_rows_tokens::<$lanes, $token_groups, $tile>(factors, rows, tokens, ys) }
+        }
+    };
+}
+
+pub(super) mod portable {
+    entry_points!([] crate::simd::portable::Portable, 1, 1, 2);
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2 {
+    // 8 sums, 4 weights and 1 factor of the 16 registers.
+    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 6);
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512 {
+    // 16 sums, 2 weights and 1 factor of the 32 registers.
+    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 12);
+}
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon {
+    // 16 sums, 8 weights and 1 factor of the 32 registers.
+    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 12);
+}
+
+/// How 32 stored elements become lanes, without their scale.
+pub(super) trait Stored {
+    /// Stored bytes of a group, without its scale.
+    const BYTES: usize;
+    /// Whether groups have a scale.
+    const SCALED: bool;
+    /// Rows that pass over a block together: their blocks and the next ones stay in the
+    /// first-level cache, and are enough bytes to keep the memory busy.
+    const ROWS: usize = match 256 / Self::BYTES {
+        0..4 => 4,
+        rows => rows,
+    };
+    unsafe fn load<L: Lanes>(from: *const u8) -> L;
+}
+
+macro_rules! stored {
+    ($name:ident, $dtype:expr, |$from:ident| $load:expr) => {
+        pub(super) struct $name;
+        impl Stored for $name {
+            const BYTES: usize = $dtype.quants_bytes(GROUP);
+            const SCALED: bool = $dtype.is_grouped();
+            #[inline(always)]
+            unsafe fn load<L: Lanes>($from: *const u8) -> L {
+                // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
+                unsafe { $load }
+            }
+        }
+    };
+}
+stored!(F32, DType::F32, |from| L::load_f32(from));
+stored!(F16, DType::F16, |from| L::load_f16(from));
+stored!(BF16, DType::BF16, |from| L::load_bf16(from));
+// The compiler removes a multiplication by one.
+stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
+stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
+
+/// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i`
+/// holds `scale · q` at `j`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`; there are as many factors as rows, and all rows
+/// have the same format and the length of `y`.
+#[inline(always)]
+unsafe fn axpy_rows<L: Lanes, const G: usize>(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+    let Some(first) = rows.first() else {
+        return;
+    };
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match first.dtype() {
+            DType::F32 => axpy_rows_as::<L, F32, G>(factors, rows, y),
+            DType::F16 => axpy_rows_as::<L, F16, G>(factors, rows, y),
+            DType::BF16 => axpy_rows_as::<L, BF16, G>(factors, rows, y),
+            DType::Q8 => axpy_rows_as::<L, Q8, G>(factors, rows, y),
+            DType::Q4 => axpy_rows_as::<L, Q4, G>(factors, rows, y),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    y: &mut [f32],
+) {
+    let groups = y.len() / GROUP;
+    for row in rows.iter().take(S::ROWS) {
+        let (from, bytes) = (row.quants().as_ptr(), GROUPS * S::BYTES);
+        (0..bytes)
+            .step_by(LINE)
+            .for_each(|at| prefetch(from.wrapping_add(at)));
+    }
+    let mut done = 0;
+    while done < rows.len() {
+        let end = rows.len().min(done + S::ROWS);
+        let (factors, here, next) = (&factors[done..end], &rows[done..end], &rows[end..]);
+        let mut group = 0;
+        while group < groups {
+            let count = GROUPS.min(groups - group);
+            // SAFETY: groups `group..group + count` of all rows and of `y` are full; the
+            // caller guarantees the rest.
+            unsafe { block::<L, S, G>(factors, here, next, group, count, y) }
+            group += count;
+        }
+        if !y.len().is_multiple_of(GROUP) {
+            for (&a, row) in factors.iter().zip(here) {
+                // SAFETY: as above.
+                unsafe { last_group::<L, S>(a, *row, &mut y[groups * GROUP..]) }
+            }
+        }
+        done = end;
+    }
+}
+
+/// Adds at most [`ROWS`] rows to `count <= GROUPS` groups of `y`, and fetches what comes
+/// next: the same rows further on, or the beginnings of the rows in `next`.
+#[inline(always)]
+unsafe fn block<L: Lanes, S: Stored, const G: usize>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    next: &[Row<'_>],
+    first: usize,
+    count: usize,
+    y: &mut [f32],
+) {
+    let mut scaled = [[0.0f32; GROUPS]; ROWS];
+    let mut ahead = [std::ptr::null(); ROWS];
+    let end = first + count;
+    for (i, (&a, row)) in factors.iter().zip(rows).enumerate() {
+        let (row_ahead, group) = if end < y.len() / GROUP {
+            (*row, end)
+        } else {
+            (*next.get(i).unwrap_or(row), 0)
+        };
+        ahead[i] = row_ahead.quants().as_ptr().wrapping_add(group * S::BYTES);
+        scaled[i] = if S::SCALED {
+            prefetch(row_ahead.scales().as_ptr().wrapping_add(2 * group));
+            // SAFETY: the row has the scales of these groups; the caller guarantees the
+            // instruction set.
+            unsafe { scales::<L>(*row, first, count) }.map(|scale| a * scale)
+        } else {
+            [a; GROUPS]
+        };
+    }
+    let mut k = 0;
+    // SAFETY: all rows and `y` have the groups `first..first + count`.
+    unsafe {
+        while k + G <= count {
+            tile::<L, S, G>(&scaled, rows, &ahead, first, k, y);
+            k += G;
+        }
+        while k < count {
+            tile::<L, S, 1>(&scaled, rows, &ahead, first, k, y);
+            k += 1;
+        }
+    }
+}
+
+/// Adds the rows to the `G` groups of `y` from `first + k` on.
+#[inline(always)]
+unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
+    scaled: &[[f32; GROUPS]; ROWS],
+    rows: &[Row<'_>],
+    ahead: &[*const u8; ROWS],
+    first: usize,
+    k: usize,
+    y: &mut [f32],
+) {
+    let group = first + k;
+    // SAFETY: the caller guarantees the instruction set and these groups, and
+    // `k + G <= GROUPS`.
+    unsafe {
+        let y = y.as_mut_ptr().add(group * GROUP).cast::<u8>();
+        let mut sums = [L::zero(); G];
+        for (g, sum) in sums.iter_mut().enumerate() {
+            *sum = L::load_f32(y.add(4 * GROUP * g));
+        }
+        for ((scaled, row), ahead) in scaled.iter().zip(rows).zip(ahead) {
+            // A few at a time: a burst of fetches holds up the sums behind it.
+            for at in (0..G * S::BYTES).step_by(LINE) {
+                prefetch(ahead.wrapping_add(k * S::BYTES + at));
+            }
+            let from = row.quants().as_ptr().add(group * S::BYTES);
+            for (g, sum) in sums.iter_mut().enumerate() {
+                let a = L::splat(*scaled.get_unchecked(k + g));
+                *sum = a.mul_add(S::load::<L>(from.add(g * S::BYTES)), *sum);
+            }
+        }
+        for (g, sum) in sums.into_iter().enumerate() {
+            sum.store_f32(y.add(4 * GROUP * g));
+        }
+    }
+}
+
+/// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
+#[inline(always)]
+pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
+    let rest = row.skip_groups(row.len() / GROUP);
+    let mut quants = [0u8; 4 * GROUP];
+    quants[..rest.quants().len()].copy_from_slice(rest.quants());
+    let mut weights = [0.0f32; GROUP];
+    // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
+    // caller guarantees the instruction set.
+    let a = unsafe {
+        S::load::<L>(quants.as_ptr()).store_f32(weights.as_mut_ptr().cast());
+        if S::SCALED {
+            a * scales::<L>(rest, 0, 1)[0]
+        } else {
+            a
+        }
+    };
+    for (y, w) in y.iter_mut().zip(weights) {
+        *y = a.mul_add(w, *y);
+    }
+}
+
+/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
+#[inline(always)]
+pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
+    let bytes = &row.scales()[2 * first..2 * (first + count)];
+    // SAFETY: 32 bytes are readable in both cases; the caller guarantees the instruction
+    // set.
+    unsafe {
+        if count == GROUPS {
+            return L::load_scales(bytes.as_ptr());
+        }
+        let mut padded = [0u8; 2 * GROUPS];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        L::load_scales(padded.as_ptr())
+    }
+}
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
+/// Brings a cache line into the first-level cache. Any address is allowed.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that neither faults nor changes anything; SSE is baseline.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at,
+            options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}

@@ -1,0 +1,374 @@
+//! Sums of scaled rows for many tokens, `yₜ += Σ aᵢₜ · rowᵢ`: the down direction of
+//! prefill.
+//!
+//! Rows are decoded once, a block of columns at a time, into memory of the first-level
+//! cache. Then each token passes over those that it has a factor for, with its sums in
+//! registers; or, where no factor is zero, tiles of several tokens share each weight that
+//! is loaded. Every element takes its products in the order of the rows, as in
+//! [`axpy_rows`](super::axpy).
+
+use super::{
+    axpy::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
+    lanes::{Lanes, Register},
+};
+use crate::{
+    dtype::{DType, GROUP},
+    row::Row,
+};
+
+/// Rows that are decoded together.
+const ROWS: usize = 64;
+
+/// Tokens that share decoded rows.
+const TOKENS: usize = 64;
+
+/// Groups of each row that are decoded together: 32 KiB in all.
+const DECODED: usize = 4;
+
+/// Working memory, on the stack. Aligned so that no register of decoded weights lies in
+/// two cache lines.
+#[repr(align(64))]
+struct Scratch {
+    /// Decoded groups, `rows × groups × 32`.
+    weights: [f32; ROWS * DECODED * GROUP],
+    /// Factors times scales: of one token `rows × groups`, or of a tile `rows × tokens`.
+    scaled: [f32; ROWS * TOKENS],
+    scales: [[f32; GROUPS]; ROWS],
+}
+
+/// What each token takes from at most [`ROWS`] rows.
+struct Plan {
+    /// Rows with a factor other than zero, and how many of them there are.
+    rows: [[u8; ROWS]; TOKENS],
+    factors: [[f32; ROWS]; TOKENS],
+    counts: [usize; TOKENS],
+}
+
+impl Plan {
+    /// What the tokens of a part take.
+    fn fill(&mut self, part: Part<'_>) {
+        for t in 0..part.tokens {
+            let (rows, factors) = (&mut self.rows[t], &mut self.factors[t]);
+            let mut count = 0;
+            for (i, factors_of_row) in (0u8..).zip(part.factors.chunks(part.stride)) {
+                // Without a branch: which factors are zero cannot be foreseen.
+                let a = factors_of_row[t];
+                rows[count % ROWS] = i;
+                factors[count % ROWS] = a;
+                count += usize::from(a != 0.0);
+            }
+            self.counts[t] = count;
+        }
+    }
+}
+
+/// At most [`ROWS`] rows that meet at most [`TOKENS`] tokens.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    rows: &'a [Row<'a>],
+    /// Factors of the first row from the first token on; those of the next row begin
+    /// `stride` elements later.
+    factors: &'a [f32],
+    stride: usize,
+    tokens: usize,
+}
+
+impl<'a> Part<'a> {
+    /// The factors of each row.
+    fn factors(self) -> impl Iterator<Item = &'a [f32]> {
+        let rows = self.factors.chunks(self.stride);
+        rows.map(move |row| &row[..self.tokens])
+    }
+}
+
+/// Row `t` of `ys` becomes what [`axpy_rows`](super::axpy) makes of it with the factors
+/// `factors[i * tokens + t]`, those that are zero left out together with their rows.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`; `factors` is `rows × tokens`, `ys` is
+/// `tokens × n`, and all rows have the same format and length `n`.
+#[inline(always)]
+pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    tokens: usize,
+    ys: &mut [f32],
+) {
+    let Some(first) = rows.first() else {
+        return;
+    };
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match first.dtype() {
+            DType::F32 => all_rows::<L, F32, G, T>(factors, rows, tokens, ys),
+            DType::F16 => all_rows::<L, F16, G, T>(factors, rows, tokens, ys),
+            DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys),
+            DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys),
+            DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    tokens: usize,
+    ys: &mut [f32],
+) {
+    let n = rows[0].len();
+    if n == 0 || tokens == 0 {
+        return;
+    }
+    let mut scratch = Scratch {
+        weights: [0.0; ROWS * DECODED * GROUP],
+        scaled: [0.0; ROWS * TOKENS],
+        scales: [[0.0; GROUPS]; ROWS],
+    };
+    let mut plan = Plan {
+        rows: [[0; ROWS]; TOKENS],
+        factors: [[0.0; ROWS]; TOKENS],
+        counts: [0; TOKENS],
+    };
+    for (factors, rows) in factors.chunks(ROWS * tokens).zip(rows.chunks(ROWS)) {
+        for (span, ys) in ys.chunks_mut(TOKENS * n).enumerate() {
+            let part = Part {
+                rows,
+                factors: &factors[span * TOKENS..],
+                stride: tokens,
+                tokens: ys.len() / n,
+            };
+            let full = part.factors().all(|a| !a.contains(&0.0));
+            if !full {
+                plan.fill(part);
+            }
+            // SAFETY: the plan names rows of `rows` only, for the tokens of `ys`; the
+            // caller guarantees the instruction set.
+            unsafe { some_rows::<L, S, G, T>(part, &plan, full, ys, &mut scratch) }
+        }
+    }
+}
+
+/// Adds the rows of a part to its tokens: all to all if `full`, or those of the plan.
+#[inline(always)]
+unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
+    part: Part<'_>,
+    plan: &Plan,
+    full: bool,
+    ys: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let n = ys.len() / part.tokens;
+    let groups = n / GROUP;
+    let mut first = 0;
+    while first < groups {
+        let count = GROUPS.min(groups - first);
+        // SAFETY: groups `first..first + count` of all rows and tokens are full; the
+        // caller guarantees the instruction set.
+        unsafe {
+            if S::SCALED {
+                for (scale, row) in scratch.scales.iter_mut().zip(part.rows) {
+                    *scale = scales::<L>(*row, first, count);
+                }
+            }
+            let mut k = 0;
+            while k < count {
+                if full {
+                    let width = DECODED.min(count - k);
+                    decode::<L, S>(part.rows, first + k, width, &mut scratch.weights);
+                    for g in 0..width {
+                        tiles::<L, S, T>(part, (first, k + g), (g, width), ys, scratch);
+                    }
+                    k += width;
+                } else if k + G <= count {
+                    decode::<L, S>(part.rows, first + k, G, &mut scratch.weights);
+                    each_token::<L, S, G>(plan, first, k, ys, n, scratch);
+                    k += G;
+                } else {
+                    decode::<L, S>(part.rows, first + k, 1, &mut scratch.weights);
+                    each_token::<L, S, 1>(plan, first, k, ys, n, scratch);
+                    k += 1;
+                }
+            }
+        }
+        first += count;
+    }
+    if !n.is_multiple_of(GROUP) {
+        for (row, factors) in part.rows.iter().zip(part.factors()) {
+            for (y, &a) in ys.chunks_exact_mut(n).zip(factors) {
+                if a != 0.0 {
+                    // SAFETY: as above; the end of `y` is an incomplete group.
+                    unsafe { last_group::<L, S>(a, *row, &mut y[groups * GROUP..]) }
+                }
+            }
+        }
+    }
+}
+
+/// Decodes `count <= DECODED` groups of each row, from `group` on, without their scales.
+#[inline(always)]
+unsafe fn decode<L: Lanes, S: Stored>(
+    rows: &[Row<'_>],
+    group: usize,
+    count: usize,
+    weights: &mut [f32; ROWS * DECODED * GROUP],
+) {
+    for (weights, row) in weights.chunks_exact_mut(count * GROUP).zip(rows) {
+        let from = row.quants().as_ptr().wrapping_add(group * S::BYTES);
+        for at in (0..count * S::BYTES).step_by(LINE) {
+            prefetch(from.wrapping_add(count * S::BYTES + at));
+        }
+        for g in 0..count {
+            // SAFETY: the row has these groups, and `weights` takes `count` of them; the
+            // caller guarantees the instruction set.
+            unsafe {
+                let lanes = S::load::<L>(from.add(g * S::BYTES));
+                lanes.store_f32(weights.as_mut_ptr().add(g * GROUP).cast());
+            }
+        }
+    }
+}
+
+/// Adds decoded rows to the `G` groups from `first + k` on of every token, each with its
+/// own choice of rows.
+#[inline(always)]
+unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
+    plan: &Plan,
+    first: usize,
+    k: usize,
+    ys: &mut [f32],
+    n: usize,
+    scratch: &mut Scratch,
+) {
+    let weights = scratch.weights.as_ptr();
+    for (t, y) in ys.chunks_exact_mut(n).enumerate() {
+        let count = plan.counts[t];
+        let (used, factors) = (&plan.rows[t][..count], &plan.factors[t][..count]);
+        if S::SCALED {
+            // In a pass of its own: its results are read back one lane at a time.
+            let scaled = scratch.scaled.chunks_exact_mut(G);
+            for ((scaled, &i), &a) in scaled.zip(used).zip(factors) {
+                let scales = &scratch.scales[usize::from(i)][k..k + G];
+                for (scaled, scale) in scaled.iter_mut().zip(scales) {
+                    *scaled = a * scale;
+                }
+            }
+        }
+        // SAFETY: every row of the plan is decoded, and `y` has these groups; the caller
+        // guarantees the instruction set.
+        unsafe {
+            let y = y.as_mut_ptr().add((first + k) * GROUP).cast::<u8>();
+            let mut sums = [L::zero(); G];
+            for (g, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load_f32(y.add(4 * GROUP * g));
+            }
+            for (j, (&i, &a)) in used.iter().zip(factors).enumerate() {
+                let weights = weights.add(usize::from(i) * G * GROUP);
+                for (g, sum) in sums.iter_mut().enumerate() {
+                    let a = if S::SCALED {
+                        *scratch.scaled.get_unchecked(j * G + g)
+                    } else {
+                        a
+                    };
+                    let weights = L::load_f32(weights.add(g * GROUP).cast());
+                    *sum = L::splat(a).mul_add(weights, *sum);
+                }
+            }
+            for (g, sum) in sums.into_iter().enumerate() {
+                sum.store_f32(y.add(4 * GROUP * g));
+            }
+        }
+    }
+}
+
+/// Adds all rows to all tokens in group `first + k`, which is decoded as number `g` of
+/// `width` groups.
+#[inline(always)]
+unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
+    part: Part<'_>,
+    (first, k): (usize, usize),
+    (g, width): (usize, usize),
+    ys: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let n = ys.len() / part.tokens;
+    let (factors, stride) = if S::SCALED {
+        let scaled = scratch.scaled.chunks_exact_mut(TOKENS);
+        for ((scaled, factors), scales) in scaled.zip(part.factors()).zip(&scratch.scales) {
+            let scale = scales[k];
+            for (scaled, a) in scaled.iter_mut().zip(factors) {
+                *scaled = a * scale;
+            }
+        }
+        (scratch.scaled.as_ptr(), TOKENS)
+    } else {
+        (part.factors.as_ptr(), part.stride)
+    };
+    let weights = Vectors {
+        base: scratch.weights[g * GROUP..].as_ptr(),
+        stride: width * GROUP,
+    };
+    let y = ys[(first + k) * GROUP..].as_mut_ptr();
+    let rows = part.rows.len();
+    // SAFETY: `rows` rows are decoded and have factors for all tokens, and every token has
+    // this group; the caller guarantees the instruction set.
+    unsafe {
+        let mut t = 0;
+        while t < part.tokens {
+            let factors = Vectors {
+                base: factors.add(t),
+                stride,
+            };
+            let y = y.add(t * n);
+            t += match part.tokens - t {
+                left if left >= T => tile::<L::Register, T>(weights, factors, rows, y, n),
+                4.. => tile::<L::Register, 4>(weights, factors, rows, y, n),
+                _ => tile::<L::Register, 1>(weights, factors, rows, y, n),
+            };
+        }
+    }
+}
+
+/// Vectors that start `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Vectors {
+    base: *const f32,
+    stride: usize,
+}
+
+/// Adds `rows` rows to one group of `T` tokens, two registers at a time. Returns `T`.
+#[inline(always)]
+unsafe fn tile<R: Register, const T: usize>(
+    weights: Vectors,
+    factors: Vectors,
+    rows: usize,
+    y: *mut f32,
+    n: usize,
+) -> usize {
+    for column in (0..GROUP).step_by(2 * R::WIDTH) {
+        // SAFETY: two registers from `column` on stay in the group; the caller guarantees
+        // the rows, the tokens and the instruction set.
+        unsafe {
+            let (low, high) = (column, column + R::WIDTH);
+            let mut sums = [[R::zero(); 2]; T];
+            for (t, sums) in sums.iter_mut().enumerate() {
+                *sums = [low, high].map(|at| R::load(y.add(t * n + at)));
+            }
+            for i in 0..rows {
+                let weights = weights.base.add(i * weights.stride);
+                let weights = [low, high].map(|at| R::load(weights.add(at)));
+                let factors = factors.base.add(i * factors.stride);
+                for (t, [low, high]) in sums.iter_mut().enumerate() {
+                    let a = R::splat(*factors.add(t));
+                    *low = a.mul_add(weights[0], *low);
+                    *high = a.mul_add(weights[1], *high);
+                }
+            }
+            for (t, sums) in sums.into_iter().enumerate() {
+                sums[0].store(y.add(t * n + low));
+                sums[1].store(y.add(t * n + high));
+            }
+        }
+    }
+    T
+}

@@ -1,0 +1,108 @@
+//! AVX-512 with VNNI: 16 chains in one register, 64 products per instruction and lane
+//! quadruple.
+
+use std::arch::x86_64::*;
+
+use super::dot::Unit;
+use crate::{cpu::with_features, simd::avx2::reduce_8};
+
+with_features!(avx512_vnni, entry_points, Avx512);
+
+/// One register of sixteen lanes.
+pub(super) struct Avx512;
+
+impl Unit for Avx512 {
+    type Sums = __m512i;
+    type Chains = __m512;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn q4(quants: *const u8, x: &Chunk) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512 VNNI and 256 bytes; the chunk has 512.
+        unsafe {
+            let mask = _mm512_set1_epi8(15);
+            let mut parts = [_mm512_setzero_si512(); 4];
+            for (i, part) in parts.iter_mut().enumerate() {
+                let bytes = load(quants.add(64 * i));
+                let low = _mm512_and_si512(bytes, mask);
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
+                let x = x.quants.as_ptr().cast::<u8>().add(128 * i);
+                *part = _mm512_dpbusd_epi32(*part, low, load(x));
+                *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
+            }
+            _mm512_add_epi32(sums_of_groups(parts), load(x.by_8.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn q8(quants: *const u8, x: &Chunk) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512 VNNI and 512 bytes; the chunk has 512.
+        unsafe {
+            // The instruction takes unsigned weights: add 128, which is a flip of the sign.
+            let flip = _mm512_set1_epi8(i8::MIN);
+            let mut parts = [_mm512_setzero_si512(); 4];
+            for (i, part) in parts.iter_mut().enumerate() {
+                let a = _mm512_xor_si512(load(quants.add(128 * i)), flip);
+                let b = _mm512_xor_si512(load(quants.add(128 * i + 64)), flip);
+                // Even lanes are first halves, odd lanes second ones.
+                let low = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
+                let high = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
+                let x = x.quants.as_ptr().cast::<u8>().add(128 * i);
+                *part = _mm512_dpbusd_epi32(*part, low, load(x));
+                *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
+            }
+            _mm512_add_epi32(sums_of_groups(parts), load(x.by_128.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(chains: __m512, sums: __m512i, scales: *const u8, x: &Chunk) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512 and 32 bytes.
+        unsafe {
+            let scales = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
+            let scales = _mm512_mul_ps(scales, _mm512_loadu_ps(x.scales.as_ptr()));
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, chains)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fold(chains: __m512) -> f32 {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe {
+            let upper = _mm512_extractf32x8_ps::<1>(chains);
+            reduce_8(_mm256_add_ps(_mm512_castps512_ps256(chains), upper))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        // SAFETY: a hint, which no address makes fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn load(from: *const u8) -> __m512i {
+    // SAFETY: the caller guarantees 64 readable bytes.
+    unsafe { _mm512_loadu_si512(from.cast()) }
+}
+
+/// Quarter `l` of part `i` holds the four partial sums of group `4i + l`; lane `g` of the
+/// result is the sum of group `g`.
+#[inline(always)]
+unsafe fn sums_of_groups(parts: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller guarantees AVX-512.
+    unsafe {
+        let [a, b, c, d] = parts;
+        let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_epi32(order, sums)
+    }
+}

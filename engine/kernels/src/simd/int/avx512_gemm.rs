@@ -1,0 +1,232 @@
+//! Matrix products with AVX-512 VNNI: sixteen rows per panel, four elements of each row
+//! per register.
+
+use std::arch::x86_64::*;
+
+use super::{
+    avx512::{Avx512, load},
+    gemm::{Panel, Tile, Tokens},
+};
+use crate::{
+    Chunk, Row,
+    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    dtype::{DType, GROUP},
+};
+
+const ROWS: usize = 16;
+/// Registers of a packed group.
+const STEPS: usize = GROUP / 4;
+
+impl Tile for Avx512 {
+    type Sums = __m512i;
+    type Floats = __m512;
+
+    const ROWS: usize = ROWS;
+    // 12 sums, 12 chains, weights and scales of the 32 registers.
+    const TOKENS: usize = 12;
+    // With two panels each broadcast activation is used twice: loads no longer limit.
+    const PAIR_TOKENS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: the caller guarantees AVX-512 and the memory of the panel.
+        unsafe {
+            if Q4 {
+                pack_q4(rows, panel);
+            } else {
+                pack_q8(rows, panel);
+            }
+            pack_scales(rows, panel);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
+        group: *const u8,
+        apart: usize,
+        x: Tokens,
+        m: usize,
+    ) -> [[__m512i; T]; P] {
+        let correction = if Q4 {
+            std::mem::offset_of!(Chunk, by_8)
+        } else {
+            std::mem::offset_of!(Chunk, by_128)
+        };
+        // SAFETY: the caller guarantees AVX-512 VNNI, `P` packed groups, and `T` tokens.
+        unsafe {
+            let mut sums = [[_mm512_setzero_si512(); T]; P];
+            for t in 0..T {
+                let start = splat(x.byte(t, correction + 4 * m));
+                for p in 0..P {
+                    sums[p][t] = start;
+                }
+            }
+            for step in 0..STEPS {
+                let mut weights = [_mm512_setzero_si512(); P];
+                for p in 0..P {
+                    weights[p] = _mm512_load_si512(group.add(p * apart + 64 * step).cast());
+                }
+                let half = step / (STEPS / 2) * SECOND_HALF;
+                let at = first_half(m) + half + step % (STEPS / 2) * 4;
+                for t in 0..T {
+                    let x = splat(x.byte(t, at));
+                    for p in 0..P {
+                        sums[p][t] = _mm512_dpbusd_epi32(sums[p][t], weights[p], x);
+                    }
+                }
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn add(chain: __m512, sums: __m512i, scales: *const f32, scale: f32) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512 and 16 scales.
+        unsafe {
+            let scales = _mm512_mul_ps(_mm512_loadu_ps(scales), _mm512_set1_ps(scale));
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, chain)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(values: __m512, to: *mut f32) {
+        // SAFETY: the caller guarantees AVX-512 and room for 16 values.
+        unsafe { _mm512_storeu_ps(to, values) }
+    }
+}
+
+/// Four bytes in every lane.
+#[inline(always)]
+unsafe fn splat(from: *const u8) -> __m512i {
+    // SAFETY: the caller guarantees 4 readable bytes.
+    unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+}
+
+/// 64 bytes of each row from byte `at` on, zeros beyond the row's end, turned so that
+/// register `c` holds dword `c` of every row.
+#[inline(always)]
+unsafe fn columns(rows: &[Row<'_>], at: usize) -> [__m512i; ROWS] {
+    let left = rows[0].quants().len() - at;
+    // SAFETY: full loads lie inside the row, masked ones touch only what is left of it.
+    unsafe {
+        let mut lines = [_mm512_setzero_si512(); ROWS];
+        for (line, row) in lines.iter_mut().zip(rows) {
+            let from = row.quants().as_ptr().add(at);
+            *line = if left >= 64 {
+                load(from)
+            } else {
+                _mm512_maskz_loadu_epi8((1u64 << left) - 1, from.cast())
+            };
+        }
+        transpose(lines)
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
+    const GROUPS: usize = 64 / DType::Q4.quants_bytes(GROUP);
+    let groups = rows[0].len().div_ceil(GROUP);
+    // SAFETY: only existing groups are stored; the caller guarantees AVX-512.
+    unsafe {
+        let mask = _mm512_set1_epi8(15);
+        for first in (0..groups).step_by(GROUPS) {
+            let columns = columns(rows, first * DType::Q4.quants_bytes(GROUP));
+            for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS / 2)) {
+                let to = panel.group(g);
+                for (step, &bytes) in columns.iter().enumerate() {
+                    let low = _mm512_and_si512(bytes, mask);
+                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
+                    _mm512_store_si512(to.add(64 * step).cast(), low);
+                    _mm512_store_si512(to.add(64 * (step + STEPS / 2)).cast(), high);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_q8(rows: &[Row<'_>], panel: Panel) {
+    const GROUPS: usize = 64 / DType::Q8.quants_bytes(GROUP);
+    let groups = rows[0].len().div_ceil(GROUP);
+    // SAFETY: as in `pack_q4`.
+    unsafe {
+        let flip = _mm512_set1_epi8(i8::MIN);
+        for first in (0..groups).step_by(GROUPS) {
+            let columns = columns(rows, first * DType::Q8.quants_bytes(GROUP));
+            for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS)) {
+                let to = panel.group(g);
+                for (step, &bytes) in columns.iter().enumerate() {
+                    let raised = _mm512_xor_si512(bytes, flip);
+                    _mm512_store_si512(to.add(64 * step).cast(), raised);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
+    let groups = rows[0].len().div_ceil(GROUP);
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let count = CHUNK_GROUPS.min(groups - first);
+        let wanted = ((1u32 << count) - 1) as u16;
+        // SAFETY: masked loads touch only existing scales; the rest as in `pack_q4`.
+        unsafe {
+            let mut lines = [_mm512_setzero_si512(); ROWS];
+            for (line, row) in lines.iter_mut().zip(rows) {
+                let from = row.scales().as_ptr().add(2 * first).cast();
+                let halves = _mm256_maskz_loadu_epi16(wanted, from);
+                *line = _mm512_castps_si512(_mm512_cvtph_ps(halves));
+            }
+            for (i, &scales) in transpose(lines)[..count].iter().enumerate() {
+                let to = panel.group(first + i).add(ROWS * GROUP);
+                _mm512_store_si512(to.cast(), scales);
+            }
+        }
+    }
+}
+
+/// Dword `c` of line `r` becomes dword `r` of line `c`.
+#[inline(always)]
+unsafe fn transpose(lines: [__m512i; ROWS]) -> [__m512i; ROWS] {
+    // SAFETY: the caller guarantees AVX-512.
+    unsafe {
+        let mut pairs = lines;
+        for i in (0..ROWS).step_by(2) {
+            pairs[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
+        }
+        // fours[4 q + k]: column k of each quarter, rows 4 q .. 4 q + 4.
+        let mut fours = pairs;
+        for i in (0..ROWS).step_by(4) {
+            fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+            fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+            fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+            fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+        }
+        let mut out = fours;
+        for k in 0..4 {
+            let a = _mm512_shuffle_i32x4::<0b10_00_10_00>(fours[k], fours[4 + k]);
+            let b = _mm512_shuffle_i32x4::<0b11_01_11_01>(fours[k], fours[4 + k]);
+            let c = _mm512_shuffle_i32x4::<0b10_00_10_00>(fours[8 + k], fours[12 + k]);
+            let d = _mm512_shuffle_i32x4::<0b11_01_11_01>(fours[8 + k], fours[12 + k]);
+            out[k] = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, c);
+            out[4 + k] = _mm512_shuffle_i32x4::<0b10_00_10_00>(b, d);
+            out[8 + k] = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, c);
+            out[12 + k] = _mm512_shuffle_i32x4::<0b11_01_11_01>(b, d);
+        }
+        out
+    }
+}

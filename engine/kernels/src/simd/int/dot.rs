@@ -1,0 +1,148 @@
+//! One row times one token: the decode direction, bound by how fast rows stream in.
+
+use crate::{
+    Chunk, Row,
+    activations::{CHUNK, CHUNK_GROUPS},
+    dtype::{DType, GROUP},
+    matrix::Rows,
+};
+
+/// Bytes of a q4 and of a q8 row that meet one chunk of activations.
+const Q4_BYTES: usize = DType::Q4.quants_bytes(CHUNK);
+const Q8_BYTES: usize = DType::Q8.quants_bytes(CHUNK);
+/// Bytes of the scales of these groups.
+const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
+/// Bytes between the rows that are computed and those that are asked from memory. From
+/// 4 to 64 KiB are equally fast; without it a core reaches half the speed of memory.
+const AHEAD: usize = 8192;
+const CACHE_LINE: usize = 64;
+
+/// What a vector unit has to offer to an integer dot product.
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set of the implementing type.
+/// Pointers need no alignment and must be valid for the bytes that the method names.
+pub(super) trait Unit {
+    /// One i32 for each group of a chunk, in order.
+    type Sums: Copy;
+    /// The 16 chains.
+    type Chains: Copy;
+
+    /// All chains zero.
+    unsafe fn zero() -> Self::Chains;
+
+    /// Exact sums of 16 groups of q4 weights (256 bytes) times activations, −8 included.
+    unsafe fn q4(quants: *const u8, x: &Chunk) -> Self::Sums;
+
+    /// Exact sums of 16 groups of q8 weights (512 bytes) times activations.
+    unsafe fn q8(quants: *const u8, x: &Chunk) -> Self::Sums;
+
+    /// `fma(sum, weight scale * activation scale, chain)` for every group; reads 16 f16.
+    unsafe fn add(
+        chains: Self::Chains,
+        sums: Self::Sums,
+        scales: *const u8,
+        x: &Chunk,
+    ) -> Self::Chains;
+
+    /// Chain `j` absorbs `j + 8`, then `+ 4`, `+ 2`, `+ 1`.
+    unsafe fn fold(chains: Self::Chains) -> f32;
+
+    /// Asks for a cache line, into the second-level cache: the first-level one has too few
+    /// requests in flight for the speed of memory. Any address is allowed.
+    unsafe fn prefetch(line: *const u8);
+}
+
+/// Sum of `row · x` by the chain rule.
+///
+/// # Safety
+/// The CPU has the instruction set of `U`; the row is grouped, and `x` has a chunk for
+/// every 512 elements of it.
+#[inline(always)]
+pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match row.dtype() {
+            DType::Q4 => chains::<U, true>(row, x, row),
+            _ => chains::<U, false>(row, x, row),
+        }
+    }
+}
+
+/// [`dot`] of every row.
+///
+/// # Safety
+/// As for [`dot`]; all rows have the same format, and `y` has an element for each.
+#[inline(always)]
+pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32]) {
+    debug_assert_eq!(rows.count(), y.len());
+    if rows.count() == 0 {
+        return;
+    }
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match rows.at(0).dtype() {
+            DType::Q4 => dots_as::<U, R, true>(rows, x, y),
+            _ => dots_as::<U, R, false>(rows, x, y),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mut [f32]) {
+    let bytes = rows.at(0).quants().len().max(1);
+    let distance = AHEAD.div_ceil(bytes);
+    let last = rows.count() - 1;
+    for (r, y) in y.iter_mut().enumerate() {
+        let ahead = rows.at((r + distance).min(last));
+        // SAFETY: passed on from the caller.
+        *y = unsafe { chains::<U, Q4>(rows.at(r), x, ahead) };
+    }
+}
+
+/// `ahead` is a row that will be needed soon.
+#[inline(always)]
+unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<'_>) -> f32 {
+    debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
+    let bytes = if Q4 { Q4_BYTES } else { Q8_BYTES };
+    // Every full chunk of a row has all its groups; a last chunk may be short.
+    let full = row.len().div_ceil(GROUP) / CHUNK_GROUPS;
+    let (quants, scales) = (row.quants().as_ptr(), row.scales().as_ptr());
+    let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());
+    // SAFETY: chunk `k < full` of the row has all its bytes, and so has its copy.
+    unsafe {
+        let mut chains = U::zero();
+        for (k, x) in x.iter().take(full).enumerate() {
+            for line in (0..bytes).step_by(CACHE_LINE) {
+                U::prefetch(next.wrapping_add(k * bytes + line));
+            }
+            U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
+            let sums = sums::<U, Q4>(quants.add(k * bytes), x);
+            chains = U::add(chains, sums, scales.add(k * SCALES_BYTES), x);
+        }
+        if full < x.len() {
+            let (mut rest, mut rest_scales) = ([0u8; Q8_BYTES], [0u8; SCALES_BYTES]);
+            let (from, from_scales) = (
+                &row.quants()[full * bytes..],
+                &row.scales()[full * SCALES_BYTES..],
+            );
+            rest[..from.len()].copy_from_slice(from);
+            rest_scales[..from_scales.len()].copy_from_slice(from_scales);
+            let sums = sums::<U, Q4>(rest.as_ptr(), &x[full]);
+            chains = U::add(chains, sums, rest_scales.as_ptr(), &x[full]);
+        }
+        U::fold(chains)
+    }
+}
+
+#[inline(always)]
+unsafe fn sums<U: Unit, const Q4: bool>(quants: *const u8, x: &Chunk) -> U::Sums {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if Q4 {
+            U::q4(quants, x)
+        } else {
+            U::q8(quants, x)
+        }
+    }
+}

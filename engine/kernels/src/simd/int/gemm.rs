@@ -1,0 +1,318 @@
+//! Many rows times many tokens: the prefill direction, bound by arithmetic.
+//!
+//! A panel of rows is interleaved into scratch memory so that one register holds a few
+//! consecutive elements of each row, its lanes being rows. A tile of tokens then passes
+//! over the panel. The groups are visited chain by chain, so the sums of a chain stay in
+//! registers; a finished chain is folded at once with the one that the tree pairs it with.
+
+use crate::{
+    ActivationsRef, Chunk, Row,
+    activations::CHUNK_GROUPS,
+    columns::Columns,
+    dtype::{DType, GROUP},
+    matrix::Rows,
+};
+
+/// Rows of the largest panel.
+pub(super) const MAX_ROWS: usize = 16;
+/// Bytes that every panel is aligned to, for loads that do not cross cache lines.
+const ALIGN: usize = 64;
+/// Rounds of the tree that folds the chains.
+const ROUNDS: usize = CHUNK_GROUPS.ilog2() as usize;
+
+/// Bytes of a packed group of `rows` rows: signed or raised bytes, then f32 scales.
+const fn group_bytes(rows: usize) -> usize {
+    rows * (GROUP + size_of::<f32>())
+}
+
+/// f32 elements of scratch that hold two panels of any instruction set, saturating.
+pub(crate) const fn scratch_len(n: usize) -> usize {
+    let words = 2 * group_bytes(MAX_ROWS) / size_of::<f32>();
+    n.div_ceil(GROUP)
+        .saturating_mul(words)
+        .saturating_add(ALIGN / size_of::<f32>())
+}
+
+/// Where the groups of a packed panel lie: those of chain 0, then of chain 1, …
+#[derive(Clone, Copy)]
+pub(super) struct Panel {
+    base: *mut u8,
+    groups: usize,
+    group_bytes: usize,
+}
+
+impl Panel {
+    /// Groups of chain `m`.
+    #[inline(always)]
+    fn chain_len(self, m: usize) -> usize {
+        (self.groups + CHUNK_GROUPS - 1 - m) / CHUNK_GROUPS
+    }
+
+    /// The packed group `g`, which is below `groups`.
+    #[inline(always)]
+    pub(super) unsafe fn group(self, g: usize) -> *mut u8 {
+        let (chain, place) = (g % CHUNK_GROUPS, g / CHUNK_GROUPS);
+        let (full, rest) = (self.groups / CHUNK_GROUPS, self.groups % CHUNK_GROUPS);
+        let before = chain * full + chain.min(rest) + place;
+        // SAFETY: `before < groups`, and the panel has memory for them all.
+        unsafe { self.base.add(before * self.group_bytes) }
+    }
+
+    fn bytes(self) -> usize {
+        self.groups * self.group_bytes
+    }
+}
+
+/// The same chunk of consecutive tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    first: *const Chunk,
+    /// Chunks from one token to the next.
+    stride: usize,
+}
+
+impl Tokens {
+    /// The chunk of token `t`.
+    #[inline(always)]
+    pub(super) unsafe fn chunk(self, t: usize) -> *const Chunk {
+        // SAFETY: the caller stays below the number of tokens.
+        unsafe { self.first.add(t * self.stride) }
+    }
+
+    /// Byte `offset` of the chunk of token `t`, reached from the nearest token whose
+    /// number is a multiple of three: tokens in between are one or two strides away, which
+    /// an address can hold.
+    #[inline(always)]
+    pub(super) unsafe fn byte(self, t: usize, offset: usize) -> *const u8 {
+        // SAFETY: as for `chunk`; the offset lies in the chunk.
+        unsafe {
+            self.first
+                .add(t / 3 * 3 * self.stride)
+                .add(t % 3 * self.stride)
+                .cast::<u8>()
+                .add(offset)
+        }
+    }
+}
+
+/// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set of the implementing type,
+/// and pointers that are valid for the bytes that the method names.
+pub(super) trait Tile {
+    /// One i32 for each row of a panel.
+    type Sums: Copy;
+    /// One f32 for each row of a panel.
+    type Floats: Copy;
+
+    /// Rows of a panel, at most [`MAX_ROWS`].
+    const ROWS: usize;
+    /// Tokens of the largest tile of one panel: 12 or 4.
+    const TOKENS: usize;
+    /// Tokens of the largest tile of two panels: 6, or 0 where two do not fit.
+    const PAIR_TOKENS: usize;
+
+    /// Interleaves `ROWS` rows of equal format and length, with their scales.
+    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel);
+
+    /// For each of `P` panels, `apart` bytes from one to the next, and each of `T` tokens,
+    /// the exact sums of one packed group; `m` is the place of the group in its chunk.
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
+        group: *const u8,
+        apart: usize,
+        x: Tokens,
+        m: usize,
+    ) -> [[Self::Sums; T]; P];
+
+    /// All zero.
+    unsafe fn zero() -> Self::Floats;
+
+    /// `fma(sum, weight scale * scale, chain)`; reads `ROWS` weight scales.
+    unsafe fn add(
+        chain: Self::Floats,
+        sums: Self::Sums,
+        scales: *const f32,
+        scale: f32,
+    ) -> Self::Floats;
+
+    /// `a + b`.
+    unsafe fn plus(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Writes `ROWS` values.
+    unsafe fn store(values: Self::Floats, to: *mut f32);
+}
+
+/// `y.row(t)[r] = row r · token t` by the chain rule.
+///
+/// # Safety
+/// The CPU has the instruction set of `K`; the rows are of one grouped format and as long
+/// as the activations; `y` has a row for each token and a column for each weight row; and
+/// `scratch` has at least [`scratch_len`] elements.
+#[inline(always)]
+pub(super) unsafe fn matmul<K: Tile, R: Rows>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    if rows.count() == 0 || xs.tokens() == 0 {
+        return;
+    }
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match rows.at(0).dtype() {
+            DType::Q4 => matmul_as::<K, R, true>(rows, xs, y, scratch),
+            _ => matmul_as::<K, R, false>(rows, xs, y, scratch),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn matmul_as<K: Tile, R: Rows, const Q4: bool>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    // SAFETY: bytes may be anything.
+    let (_, scratch, _) = unsafe { scratch.align_to_mut::<Line>() };
+    let panel = Panel {
+        base: scratch.as_mut_ptr().cast(),
+        groups: xs.n().div_ceil(GROUP),
+        group_bytes: const { group_bytes(K::ROWS) },
+    };
+    debug_assert!(2 * panel.bytes() <= size_of_val(scratch));
+    let (count, last) = (rows.count(), rows.count() - 1);
+    let mut r = 0;
+    while r < count {
+        let pair = K::PAIR_TOKENS > 0 && r + K::ROWS < count;
+        let panels = if pair { 2 } else { 1 };
+        for p in 0..panels {
+            // The last panel repeats the last row.
+            let first = r + p * K::ROWS;
+            let of_panel: [Row<'_>; MAX_ROWS] =
+                std::array::from_fn(|i| rows.at((first + i).min(last)));
+            // SAFETY: two panels fit in the scratch memory.
+            unsafe {
+                let base = panel.base.add(p * panel.bytes());
+                K::pack::<Q4>(&of_panel[..K::ROWS], Panel { base, ..panel });
+            }
+        }
+        let width = (panels * K::ROWS).min(count - r);
+        // SAFETY: the panels are packed.
+        unsafe { tiles::<K, Q4>(panel, pair, xs, y, r, width) }
+        r += width;
+    }
+}
+
+/// One panel or two times all tokens.
+#[inline(always)]
+unsafe fn tiles<K: Tile, const Q4: bool>(
+    panel: Panel,
+    pair: bool,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    r: usize,
+    width: usize,
+) {
+    let mut t = 0;
+    while t < xs.tokens() {
+        let left = xs.tokens() - t;
+        let sizes = if pair {
+            [K::PAIR_TOKENS, 4, 2]
+        } else {
+            [K::TOKENS, 4, 2]
+        };
+        let size = sizes.into_iter().find(|&size| size <= left).unwrap_or(1);
+        let x = xs.range(t, size);
+        let mut out = Out { y, t, r, width };
+        // SAFETY: passed on from the caller; `x` has `size` tokens.
+        unsafe {
+            match (pair, size) {
+                (true, 6) => tile::<K, Q4, 2, 6>(panel, x, &mut out),
+                (true, 4) => tile::<K, Q4, 2, 4>(panel, x, &mut out),
+                (true, 2) => tile::<K, Q4, 2, 2>(panel, x, &mut out),
+                (true, _) => tile::<K, Q4, 2, 1>(panel, x, &mut out),
+                (false, 12) => tile::<K, Q4, 1, 12>(panel, x, &mut out),
+                (false, 4) => tile::<K, Q4, 1, 4>(panel, x, &mut out),
+                (false, 2) => tile::<K, Q4, 1, 2>(panel, x, &mut out),
+                (false, _) => tile::<K, Q4, 1, 1>(panel, x, &mut out),
+            }
+        }
+        t += size;
+    }
+}
+
+/// A cache line of scratch memory.
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; ALIGN]);
+
+/// Where the results of a tile go.
+struct Out<'a, 'y> {
+    y: &'a mut Columns<'y, f32>,
+    t: usize,
+    r: usize,
+    width: usize,
+}
+
+/// `P` panels times `T` tokens.
+#[inline(always)]
+unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
+    panel: Panel,
+    x: ActivationsRef<'_>,
+    out: &mut Out<'_, '_>,
+) {
+    let stride = x.n().div_ceil(CHUNK_GROUPS * GROUP);
+    let apart = panel.bytes();
+    // SAFETY: the panels hold all their groups, and every group has its chunk.
+    unsafe {
+        let mut chains = [[K::zero(); T]; P];
+        // Chain 0 meets 8, then both meet 4 and 12, and so on: in the order of reversed
+        // bits a sum waits only for the sums that come right after it.
+        let mut waiting = [[[K::zero(); T]; P]; ROUNDS];
+        for i in 0..CHUNK_GROUPS {
+            let m = i.reverse_bits() >> (usize::BITS as usize - ROUNDS);
+            chains = [[K::zero(); T]; P];
+            if m < panel.groups {
+                let mut group = panel.group(m).cast_const();
+                let mut x = Tokens {
+                    first: x.chunks().as_ptr(),
+                    stride,
+                };
+                for _ in 0..panel.chain_len(m) {
+                    let sums = K::sums::<Q4, P, T>(group, apart, x, m);
+                    for p in 0..P {
+                        let scales = group.add(p * apart + K::ROWS * GROUP).cast();
+                        for t in 0..T {
+                            let scale = (*x.chunk(t)).scales[m];
+                            chains[p][t] = K::add(chains[p][t], sums[p][t], scales, scale);
+                        }
+                    }
+                    group = group.add(panel.group_bytes);
+                    x.first = x.first.wrapping_add(1);
+                }
+            }
+            let rounds = i.trailing_ones() as usize;
+            for earlier in &waiting[..rounds] {
+                for p in 0..P {
+                    for t in 0..T {
+                        chains[p][t] = K::plus(earlier[p][t], chains[p][t]);
+                    }
+                }
+            }
+            if rounds < ROUNDS {
+                waiting[rounds] = chains;
+            }
+        }
+        for (p, chains) in chains.into_iter().enumerate() {
+            let width = K::ROWS.min(out.width - p * K::ROWS);
+            for (t, sums) in chains.into_iter().enumerate() {
+                let mut values = [0.0f32; MAX_ROWS];
+                K::store(sums, values.as_mut_ptr());
+                let row = &mut out.y.row_mut(out.t + t)[out.r + p * K::ROWS..][..width];
+                row.copy_from_slice(&values[..width]);
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Rows of q4 and q8 times quantised activations, by the chain rule of the crate
+//! documentation: generic bodies in `dot` and `gemm`, registers in one file per
+//! instruction set, and the choice between them here.
+
+/// The integer kernels of one instruction set.
+macro_rules! entry_points {
+    ([$($feature:tt)*] $unit:ty) => {
+        use $crate::{ActivationsRef, Chunk, Columns, Row, matrix::Rows};
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
+            $crate::activations::quantize_token(x, chunks);
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn dot(row: Row<'_>, x: &[Chunk]) -> f32 {
+            // SAFETY: the features are enabled here; the dispatcher checked the lengths.
+            unsafe { super::dot::dot::<$unit>(row, x) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn dots<R: Rows>(rows: R, x: &[Chunk], y: &mut [f32]) {
+            // SAFETY: as in `dot`.
+            unsafe { super::dot::dots::<$unit, R>(rows, x, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn matmul<R: Rows>(
+            rows: R,
+            xs: ActivationsRef<'_>,
+            y: &mut Columns<'_, f32>,
+            scratch: &mut [f32],
+        ) {
+            // SAFETY: as in `dot`.
+            unsafe { super::gemm::matmul::<$unit, R>(rows, xs, y, scratch) }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_gemm;
+mod dot;
+mod gemm;
+mod portable;
+
+pub(crate) use gemm::scratch_len;
+
+use super::check_len;
+use crate::{
+    ActivationsRef, Chunk, Columns, Row,
+    activations::CHUNK,
+    cpu::{Cpu, Isa},
+    matrix::Matrix,
+};
+
+/// Calls the kernel of the token's instruction set.
+macro_rules! dispatch {
+    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
+        match $cpu.isa() {
+            // SAFETY: a token with this ISA exists only where its features were detected.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => unsafe { avx512::$kernel($($arg),*) },
+            // No token exists for the instruction sets of other architectures.
+            _ => portable::$kernel($($arg),*),
+        }
+    };
+}
+
+pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], chunks: &mut [Chunk]) {
+    check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
+    dispatch!(cpu, quantize_token(x, chunks))
+}
+
+pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
+    check_token(x);
+    check_row(row, x);
+    dispatch!(cpu, dot(row, x.chunks()))
+}
+
+pub(crate) fn dot_rows(cpu: Cpu, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mut [f32]) {
+    check_token(x);
+    check_len("y", y.len(), rows.len());
+    check_rows(rows, x);
+    dispatch!(cpu, dots(rows, x.chunks(), y))
+}
+
+pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f32]) {
+    check_token(x);
+    check_len("y", y.len(), m.rows());
+    if m.rows() > 0 {
+        check_row(m.row(0), x);
+        dispatch!(cpu, dots(m, x.chunks(), y))
+    }
+}
+
+pub(crate) fn matmul(
+    cpu: Cpu,
+    m: Matrix<'_>,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    check_result(xs, y, m.rows(), scratch);
+    if m.rows() > 0 && xs.tokens() > 0 {
+        check_row(m.row(0), xs);
+        dispatch!(cpu, matmul(m, xs, y, scratch))
+    }
+}
+
+pub(crate) fn matmul_rows(
+    cpu: Cpu,
+    rows: &[Row<'_>],
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    check_result(xs, y, rows.len(), scratch);
+    check_rows(rows, xs);
+    dispatch!(cpu, matmul(rows, xs, y, scratch))
+}
+
+fn check_result(xs: ActivationsRef<'_>, y: &Columns<'_, f32>, rows: usize, scratch: &[f32]) {
+    check_len("y", y.rows(), xs.tokens());
+    check_len("a row of y", y.width(), rows);
+    assert!(
+        scratch.len() >= scratch_len(xs.n()),
+        "scratch has {} elements, needs {}",
+        scratch.len(),
+        scratch_len(xs.n())
+    );
+}
+
+fn check_token(x: ActivationsRef<'_>) {
+    assert!(x.tokens() == 1, "{} tokens, expected one", x.tokens());
+}
+
+/// All rows have the format of the first and the length of the activations.
+fn check_rows(rows: &[Row<'_>], x: ActivationsRef<'_>) {
+    for &row in rows {
+        check_row(row, x);
+        assert!(
+            row.dtype() == rows[0].dtype(),
+            "rows of {} and {}",
+            rows[0].dtype(),
+            row.dtype()
+        );
+    }
+}
+
+fn check_row(row: Row<'_>, x: ActivationsRef<'_>) {
+    assert!(
+        row.dtype().is_grouped(),
+        "a row of {} takes f32 activations",
+        row.dtype()
+    );
+    check_len("a row", row.len(), x.n());
+}

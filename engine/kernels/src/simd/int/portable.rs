@@ -1,0 +1,182 @@
+//! Plain Rust for machines without a supported vector unit.
+
+use super::{
+    dot::Unit,
+    gemm::{Panel, Tile, Tokens},
+};
+use crate::{
+    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    dtype::{DType, GROUP},
+    simd::portable::{f16_to_f32, fused},
+};
+
+entry_points!([] Portable);
+
+/// Arrays of 16.
+pub(super) struct Portable;
+
+const HALF: usize = GROUP / 2;
+/// Rows of a panel.
+const ROWS: usize = 4;
+
+impl Unit for Portable {
+    type Sums = [i32; CHUNK_GROUPS];
+    type Chains = [f32; CHUNK_GROUPS];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Chains {
+        [0.0; CHUNK_GROUPS]
+    }
+
+    #[inline(always)]
+    unsafe fn q4(quants: *const u8, x: &Chunk) -> Self::Sums {
+        std::array::from_fn(|g| {
+            // SAFETY: the caller guarantees 16 groups of 16 bytes.
+            let bytes = unsafe { quants.add(g * HALF).cast::<[u8; HALF]>().read_unaligned() };
+            let (low, high) = halves(x, g);
+            let mut sum = x.by_8[g];
+            for i in 0..HALF {
+                sum += i32::from(bytes[i] & 15) * i32::from(low[i]);
+                sum += i32::from(bytes[i] >> 4) * i32::from(high[i]);
+            }
+            sum
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn q8(quants: *const u8, x: &Chunk) -> Self::Sums {
+        std::array::from_fn(|g| {
+            // SAFETY: the caller guarantees 16 groups of 32 bytes.
+            let bytes = unsafe { quants.add(g * GROUP).cast::<[i8; GROUP]>().read_unaligned() };
+            let (low, high) = halves(x, g);
+            let mut sum = 0;
+            for i in 0..HALF {
+                sum += i32::from(bytes[i]) * i32::from(low[i]);
+                sum += i32::from(bytes[HALF + i]) * i32::from(high[i]);
+            }
+            sum
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn add(
+        chains: Self::Chains,
+        sums: Self::Sums,
+        scales: *const u8,
+        x: &Chunk,
+    ) -> Self::Chains {
+        // SAFETY: the caller guarantees 16 f16.
+        let scales = unsafe { scales.cast::<[u16; CHUNK_GROUPS]>().read_unaligned() };
+        std::array::from_fn(|g| {
+            let scale = f16_to_f32(scales[g]) * x.scales[g];
+            fused(sums[g] as f32, scale, chains[g])
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn fold(mut chains: Self::Chains) -> f32 {
+        for width in [8, 4, 2, 1] {
+            for j in 0..width {
+                chains[j] += chains[j + width];
+            }
+        }
+        chains[0]
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_line: *const u8) {}
+}
+
+/// The two halves of group `g`.
+#[inline(always)]
+fn halves(x: &Chunk, g: usize) -> (&[i8], &[i8]) {
+    let at = first_half(g);
+    (
+        &x.quants[at..at + HALF],
+        &x.quants[at + SECOND_HALF..at + SECOND_HALF + HALF],
+    )
+}
+
+/// A packed group is the quants of one row after the other, nibbles less their 8.
+impl Tile for Portable {
+    type Sums = [i32; ROWS];
+    type Floats = [f32; ROWS];
+
+    const ROWS: usize = ROWS;
+    const TOKENS: usize = 4;
+    const PAIR_TOKENS: usize = 0;
+
+    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+        for (r, row) in rows.iter().enumerate() {
+            let bytes = row.quants().chunks_exact(row.dtype().quants_bytes(GROUP));
+            let (scales, _) = row.scales().as_chunks::<2>();
+            for (g, (bytes, scale)) in bytes.zip(scales).enumerate() {
+                let quants: [i8; GROUP] = std::array::from_fn(|i| match row.dtype() {
+                    DType::Q4 if i < HALF => (bytes[i] & 15) as i8 - 8,
+                    DType::Q4 => (bytes[i - HALF] >> 4) as i8 - 8,
+                    _ => bytes[i] as i8,
+                });
+                // SAFETY: the caller guarantees the memory of the panel, which is aligned.
+                unsafe {
+                    let to = panel.group(g);
+                    to.add(r * GROUP).cast::<[i8; GROUP]>().write(quants);
+                    let scale = f16_to_f32(u16::from_le_bytes(*scale));
+                    to.add(ROWS * GROUP).cast::<f32>().add(r).write(scale);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
+        group: *const u8,
+        apart: usize,
+        x: Tokens,
+        m: usize,
+    ) -> [[[i32; ROWS]; T]; P] {
+        std::array::from_fn(|p| {
+            // SAFETY: the caller guarantees `P` packed groups.
+            let weights = unsafe { &*group.add(p * apart).cast::<[[i8; GROUP]; ROWS]>() };
+            std::array::from_fn(|t| {
+                // SAFETY: the caller guarantees `T` tokens.
+                let (low, high) = halves(unsafe { &*x.chunk(t) }, m);
+                std::array::from_fn(|r| {
+                    let mut sum = 0;
+                    for i in 0..HALF {
+                        sum += i32::from(weights[r][i]) * i32::from(low[i]);
+                        sum += i32::from(weights[r][HALF + i]) * i32::from(high[i]);
+                    }
+                    sum
+                })
+            })
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [f32; ROWS] {
+        [0.0; ROWS]
+    }
+
+    #[inline(always)]
+    unsafe fn add(
+        chain: [f32; ROWS],
+        sums: [i32; ROWS],
+        scales: *const f32,
+        scale: f32,
+    ) -> [f32; ROWS] {
+        // SAFETY: the caller guarantees a scale for each row.
+        let scales = unsafe { *scales.cast::<[f32; ROWS]>() };
+        std::array::from_fn(|r| fused(sums[r] as f32, scales[r] * scale, chain[r]))
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: [f32; ROWS], b: [f32; ROWS]) -> [f32; ROWS] {
+        std::array::from_fn(|r| a[r] + b[r])
+    }
+
+    #[inline(always)]
+    unsafe fn store(values: [f32; ROWS], to: *mut f32) {
+        // SAFETY: the caller guarantees room for all rows.
+        unsafe { to.cast::<[f32; ROWS]>().write_unaligned(values) }
+    }
+}

@@ -1,0 +1,499 @@
+//! A decoder's weights as a GGUF file that llama.cpp loads: the reader's way back.
+//!
+//! Weights come as bytes in the file's own encoding and order, tensor after
+//! tensor, so a file of any size takes no more memory than its header. The file
+//! appears under its name only when all of it is written and reads back.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::NAMES;
+use super::config::{HIDDEN_ACT, RELU_ON_UP, arch_for};
+use crate::config::{Activation, ModelConfig, RopeScaling};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::gguf_vocab::GgufVocab;
+use crate::names::{Required, Role, TensorId, required};
+
+/// Every tensor's data starts at a multiple of this, the format's default.
+const ALIGNMENT: u64 = 32;
+/// `general.quantization_version`: the block formats as they are since 2023.
+const QUANTIZATION_VERSION: u32 = 2;
+
+/// How the numbers of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// 4 bytes each.
+    F32,
+    /// 2 bytes each.
+    F16,
+    /// 32 weights in 18 bytes: an f16 scale `d` and nibbles `q`; a weight is
+    /// `d · (q − 8)`, byte j holds weights j (low) and j + 16.
+    Q4_0,
+    /// 32 weights in 34 bytes: an f16 scale and 32 signed bytes.
+    Q8_0,
+}
+
+impl Encoding {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Q4_0 => DType::Q4_0,
+            Self::Q8_0 => DType::Q8_0,
+        }
+    }
+
+    /// The format's number for a tensor of this type.
+    fn code(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 8,
+        }
+    }
+
+    /// `general.file_type`: what most matrices are stored in.
+    fn file_type(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 7,
+        }
+    }
+
+    /// Bytes of a row of `cols` numbers; `None` where they are no whole number
+    /// of blocks.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        self.dtype().row_bytes(cols)
+    }
+}
+
+/// A metadata value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GgufValue {
+    /// A 32-bit number.
+    U32(u32),
+    /// A 64-bit number.
+    U64(u64),
+    /// A 32-bit float.
+    F32(f32),
+    /// True or false.
+    Bool(bool),
+    /// A string.
+    Text(String),
+    /// A list of 32-bit integers.
+    I32s(Vec<i32>),
+    /// A list of 32-bit floats.
+    F32s(Vec<f32>),
+    /// A list of strings.
+    Texts(Vec<String>),
+}
+
+impl GgufValue {
+    fn write(&self, out: &mut Vec<u8>) {
+        let list = |out: &mut Vec<u8>, kind: u32, len: usize| {
+            out.extend(9u32.to_le_bytes());
+            out.extend(kind.to_le_bytes());
+            out.extend((len as u64).to_le_bytes());
+        };
+        let scalar = |out: &mut Vec<u8>, kind: u32, bytes: &[u8]| {
+            out.extend(kind.to_le_bytes());
+            out.extend(bytes);
+        };
+        match self {
+            Self::U32(value) => scalar(out, 4, &value.to_le_bytes()),
+            Self::F32(value) => scalar(out, 6, &value.to_le_bytes()),
+            Self::Bool(value) => scalar(out, 7, &[u8::from(*value)]),
+            Self::U64(value) => scalar(out, 10, &value.to_le_bytes()),
+            Self::Text(value) => {
+                out.extend(8u32.to_le_bytes());
+                write_text(out, value);
+            }
+            Self::I32s(values) => {
+                list(out, 5, values.len());
+                out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            Self::F32s(values) => {
+                list(out, 6, values.len());
+                out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            Self::Texts(values) => {
+                list(out, 8, values.len());
+                values.iter().for_each(|text| write_text(out, text));
+            }
+        }
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// What [`GgufWriter::create`] writes, besides the weights.
+pub struct GgufFile<'a> {
+    /// The configuration; its family decides `general.architecture`, which is
+    /// one that llama.cpp knows (`bamboo` and `mistral` become `llama`).
+    pub config: &'a ModelConfig,
+    /// The vocabulary.
+    pub vocab: &'a GgufVocab,
+    /// How matrices are stored; vectors are f32.
+    pub encoding: Encoding,
+    /// Further keys.
+    pub extra: Vec<(String, GgufValue)>,
+}
+
+/// One tensor as the file stores it.
+#[derive(Debug, Clone)]
+pub struct GgufTensor {
+    /// Which tensor.
+    pub id: TensorId,
+    /// Rows in the file: for Down `d_model`, not the neurons.
+    pub rows: usize,
+    /// Numbers in a row.
+    pub cols: usize,
+    /// How they are stored.
+    pub encoding: Encoding,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Head size where rows are stored in interleaved rotary order.
+    interleaved: Option<usize>,
+}
+
+impl GgufTensor {
+    /// The row of the tensor, counted as [`crate::Checkpoint`] presents it, that
+    /// is stored as row `stored`. For Down, which is stored transposed, the
+    /// column.
+    pub fn presented_row(&self, stored: usize) -> usize {
+        match self.interleaved {
+            None => stored,
+            Some(head_dim) => {
+                let (head, at) = (stored / head_dim, stored % head_dim);
+                head * head_dim + at / 2 + at % 2 * (head_dim / 2)
+            }
+        }
+    }
+}
+
+/// A GGUF file under construction, which is removed unless it is finished.
+pub struct GgufWriter {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+    config: ModelConfig,
+    tensors: Vec<GgufTensor>,
+    /// Bytes of data that must follow, tensor by tensor.
+    left: Vec<u64>,
+    /// The tensor under construction, as a place in `tensors`.
+    at: usize,
+    finished: bool,
+}
+
+impl GgufWriter {
+    /// Creates the file `path`, which must not exist, and writes its header.
+    /// Everything goes into `path` with `.partial` appended.
+    ///
+    /// # Errors
+    /// [`Error::Export`] for a model that the format cannot express,
+    /// [`Error::Io`] where the file cannot be written.
+    pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
+        let arch = arch_for(&file.config.family).ok_or_else(|| {
+            let family = &file.config.family;
+            export_error(path, format!("family {family:?} has no gguf form"))
+        })?;
+        let tensors = required(file.config)
+            .into_iter()
+            .map(|want| stored(want, file.encoding, arch.interleaved, file.config))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| {
+                let block = file.encoding.dtype().block().0;
+                let reason = format!("a matrix has rows that are no multiple of {block}");
+                export_error(path, reason)
+            })?;
+        let keys = keys(path, arch.name, &file)?;
+        let mut header = b"GGUF".to_vec();
+        header.extend(3u32.to_le_bytes());
+        header.extend((tensors.len() as u64).to_le_bytes());
+        header.extend((keys.len() as u64).to_le_bytes());
+        for (key, value) in &keys {
+            write_text(&mut header, key);
+            value.write(&mut header);
+        }
+        let mut offset = 0u64;
+        let mut left = Vec::with_capacity(tensors.len());
+        for tensor in &tensors {
+            let bytes = (tensor.rows as u64).checked_mul(tensor.row_bytes as u64);
+            let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+            let (Some(bytes), Some(end)) = (bytes, end) else {
+                return Err(export_error(path, format!("{} is too large", tensor.id)));
+            };
+            write_entry(&mut header, tensor, offset);
+            left.push(bytes);
+            offset = end.next_multiple_of(ALIGNMENT);
+        }
+        header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
+
+        let partial = partial_name(path)?;
+        let out = File::create_new(&partial).map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => {
+                let reason = "exists: another run writes it, or one was killed; \
+                              delete it if none is running";
+                export_error(&partial, reason.into())
+            }
+            _ => io("create", &partial)(e),
+        })?;
+        let mut writer = Self {
+            path: path.to_owned(),
+            partial,
+            file: out,
+            config: file.config.clone(),
+            tensors,
+            left,
+            at: 0,
+            finished: false,
+        };
+        writer.put(&header)?;
+        Ok(writer)
+    }
+
+    /// Every tensor, in the order in which [`GgufWriter::append`] takes them.
+    pub fn tensors(&self) -> &[GgufTensor] {
+        &self.tensors
+    }
+
+    /// Bytes of the weights.
+    pub fn data_bytes(&self) -> u64 {
+        let bytes = |t: &GgufTensor| t.rows as u64 * t.row_bytes as u64;
+        self.tensors.iter().map(bytes).sum()
+    }
+
+    /// Takes the next bytes of the tensor under construction, at most to its end.
+    ///
+    /// # Errors
+    /// [`Error::Export`] for more bytes than it has, [`Error::Io`].
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let left = self.left.get_mut(self.at);
+        let Some(rest) = left.and_then(|l| l.checked_sub(bytes.len() as u64)) else {
+            let reason = format!("{} bytes are more than a tensor has left", bytes.len());
+            return Err(export_error(&self.path, reason));
+        };
+        self.left[self.at] = rest;
+        self.put(bytes)?;
+        if rest == 0 {
+            let tensor = &self.tensors[self.at];
+            let end = tensor.rows as u64 * tensor.row_bytes as u64;
+            let padding = end.next_multiple_of(ALIGNMENT) - end;
+            self.put(&[0; ALIGNMENT as usize][..padding as usize])?;
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    /// Brings the file to disk, reads it back, and gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::Export`] for missing bytes, or where the format has lost a part
+    /// of the configuration; [`Error::Io`].
+    pub fn finish(mut self) -> Result<(), Error> {
+        if let Some(tensor) = self.tensors.get(self.at) {
+            let reason = format!("tensor {} lacks {} bytes", tensor.id, self.left[self.at]);
+            return Err(export_error(&self.path, reason));
+        }
+        self.file.sync_all().map_err(io("flush", &self.partial))?;
+        self.check_reads_back()?;
+        std::fs::rename(&self.partial, &self.path).map_err(io("rename", &self.partial))?;
+        self.finished = true;
+        let folder = match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let handle = File::open(folder).map_err(io("open", folder))?;
+        handle.sync_all().map_err(io("flush", folder))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file
+            .write_all(bytes)
+            .map_err(io("write", &self.partial))
+    }
+
+    /// Whatever the keys cannot express shows as a difference.
+    fn check_reads_back(&self) -> Result<(), Error> {
+        let read = super::open_file(&self.partial)?;
+        let wanted = ModelConfig {
+            family: read.config().family.clone(),
+            ..self.config.clone()
+        };
+        let [found, wanted] =
+            [read.config(), &wanted].map(|c| serde_json::to_value(c).unwrap_or_default());
+        let differs = wanted
+            .as_object()
+            .and_then(|w| w.iter().find(|(key, value)| found[*key] != **value));
+        match differs {
+            None => Ok(()),
+            Some((key, value)) => Err(export_error(
+                &self.path,
+                format!("{key} = {value} reads back as {}", found[key]),
+            )),
+        }
+    }
+}
+
+impl Drop for GgufWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // the error that brought us here is the one to tell
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+fn partial_name(path: &Path) -> Result<PathBuf, Error> {
+    let Some(name) = path.file_name() else {
+        return Err(export_error(path, "not the name of a new file".into()));
+    };
+    if path.symlink_metadata().is_ok() {
+        let reason = "exists; give the name of a new file, or delete it first";
+        return Err(export_error(path, reason.into()));
+    }
+    let mut name = name.to_owned();
+    name.push(".partial");
+    Ok(path.with_file_name(name))
+}
+
+fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { path, op, source }
+}
+
+fn export_error(path: &Path, reason: String) -> Error {
+    Error::Export {
+        path: path.to_owned(),
+        reason,
+    }
+}
+
+/// How the file stores a tensor; `None` where its rows are no whole blocks.
+fn stored(
+    want: Required,
+    matrices: Encoding,
+    interleaves: bool,
+    config: &ModelConfig,
+) -> Option<GgufTensor> {
+    let Required { id, rows, cols } = want;
+    let (rows, cols) = match id.role {
+        Role::Down => (cols, rows),
+        _ => (rows, cols),
+    };
+    let encoding = if rows == 1 { Encoding::F32 } else { matrices };
+    let rotary = interleaves && matches!(id.role, Role::Q | Role::K);
+    Some(GgufTensor {
+        id,
+        rows,
+        cols,
+        encoding,
+        row_bytes: encoding.row_bytes(cols)?,
+        interleaved: rotary.then_some(config.head_dim as usize),
+    })
+}
+
+/// A tensor's entry in the header; dimensions are listed innermost first.
+fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64) {
+    write_text(header, &NAMES.spell(tensor.id));
+    let dims = match tensor.rows {
+        1 => vec![tensor.cols as u64],
+        rows => vec![tensor.cols as u64, rows as u64],
+    };
+    header.extend((dims.len() as u32).to_le_bytes());
+    header.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+    header.extend(tensor.encoding.code().to_le_bytes());
+    header.extend(offset.to_le_bytes());
+}
+
+fn keys(path: &Path, arch: &str, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
+    use GgufValue::{Bool, F32, F32s, I32s, Text, Texts, U32};
+    let c = file.config;
+    let inexpressible = match c {
+        c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
+        c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
+        c if c.experts != 1 => Some("a mixture of experts"),
+        _ => None,
+    };
+    if let Some(what) = inexpressible {
+        return Err(export_error(path, format!("{what} has no gguf form yet")));
+    }
+    let act = match c.ffn_kind.activation {
+        Activation::Relu => "relu",
+        Activation::Relu2 => "relu2",
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::FatRelu { .. } => {
+            return Err(export_error(path, "fatrelu has no gguf form yet".into()));
+        }
+    };
+    let mut keys = vec![
+        ("general.architecture".into(), Text(arch.into())),
+        ("general.name".into(), Text(c.name.clone())),
+        ("general.file_type".into(), U32(file.encoding.file_type())),
+        (
+            "general.quantization_version".into(),
+            U32(QUANTIZATION_VERSION),
+        ),
+    ];
+    let mut own = |key: &str, value| keys.push((format!("{arch}.{key}"), value));
+    own("vocab_size", U32(c.vocab));
+    own("context_length", U32(c.max_context));
+    own("embedding_length", U32(c.d_model));
+    own("block_count", U32(c.layers));
+    own("feed_forward_length", U32(c.ffn));
+    own("attention.head_count", U32(c.heads));
+    own("attention.head_count_kv", U32(c.kv_heads));
+    own("attention.key_length", U32(c.head_dim));
+    own("attention.value_length", U32(c.head_dim));
+    own("attention.layer_norm_rms_epsilon", F32(c.rms_eps));
+    own("rope.dimension_count", U32(c.rope.dims));
+    own("rope.freq_base", F32(c.rope.theta));
+    keys.push((HIDDEN_ACT.into(), Text(act.into())));
+    keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
+    let v = file.vocab;
+    let mut token = |key: &str, value| keys.push((format!("tokenizer.ggml.{key}"), value));
+    token("model", Text(v.model.clone()));
+    if let Some(pre) = &v.pre {
+        token("pre", Text(pre.clone()));
+    }
+    token("tokens", Texts(v.tokens.clone()));
+    if !v.scores.is_empty() {
+        token("scores", F32s(v.scores.clone()));
+    }
+    if !v.token_types.is_empty() {
+        token("token_type", I32s(v.token_types.clone()));
+    }
+    if !v.merges.is_empty() {
+        token("merges", Texts(v.merges.clone()));
+    }
+    for (key, id) in [
+        ("bos_token_id", v.bos),
+        ("eos_token_id", v.eos),
+        ("unknown_token_id", v.unk),
+    ] {
+        if let Some(id) = id {
+            token(key, U32(id));
+        }
+    }
+    for (key, flag) in [
+        ("add_bos_token", v.add_bos),
+        ("add_eos_token", v.add_eos),
+        ("add_space_prefix", v.add_space_prefix),
+    ] {
+        if let Some(flag) = flag {
+            token(key, Bool(flag));
+        }
+    }
+    keys.extend(file.extra.iter().cloned());
+    Ok(keys)
+}

@@ -1,0 +1,64 @@
+//! The threads of `emberflow-storage` under a model checker.
+//!
+//! The modules below are the very sources of that crate, compiled with another `sync`: mutexes,
+//! conditions, atomics and threads of `loom`, which runs a test again and again, in every order of
+//! steps that differs (with a bounded number of preemptions) and with every value that the memory
+//! model lets a relaxed load return. The tests of this crate are the models; each is small, as the
+//! number of orders grows fast.
+//!
+//! What is not modelled: the insides of crossbeam's channel (see `channel`), of io_uring and of the
+//! kernel. The device is either the real `pread` pool or one that plays a script.
+#![allow(clippy::duplicate_mod)] // one file of the storage crate is a test module there
+
+#[path = "../../src/arena.rs"]
+pub mod arena;
+#[path = "../../src/cache/mod.rs"]
+pub mod cache;
+#[path = "../../src/io/mod.rs"]
+pub mod io;
+#[path = "../../src/limits.rs"]
+pub mod limits;
+#[path = "../../src/io/scripted.rs"]
+mod scripted;
+
+mod channel;
+pub mod fault;
+mod sync;
+
+use std::fs::File;
+
+use io::{Engine, FileSource, IoError, IoOptions, IoThread};
+use limits::Limits;
+
+pub use scripted::{Log, Script, Seen};
+
+/// The real I/O thread on a device that plays `script`.
+///
+/// # Errors
+/// As [`IoThread::spawn`], and when the file cannot be opened a second time.
+pub fn scripted(
+    file: &File,
+    limits: Limits,
+    script: Script,
+    log: &Log,
+) -> Result<IoThread, IoError> {
+    let source = source(file)?;
+    let log = Log::clone(log);
+    let options = IoOptions { core: None, limits };
+    IoThread::start("model".into(), None, options, move || {
+        let device = scripted::Scripted::new(script, log);
+        Ok(Engine::new(source, Box::new(device), limits))
+    })
+}
+
+/// A file as the engines take it.
+///
+/// # Errors
+/// [`IoError::Open`] when it cannot be opened a second time.
+pub fn source(file: &File) -> Result<FileSource, IoError> {
+    let file = file.try_clone().map_err(|e| IoError::Open {
+        file: "model".into(),
+        reason: e.to_string(),
+    })?;
+    Ok(FileSource::buffered_only(file, "model", 0))
+}

@@ -1,0 +1,111 @@
+//! What the sources find under `crate::sync` here: primitives whose every step the checker orders,
+//! and which can be broken on purpose.
+
+use std::sync::LockResult;
+use std::sync::atomic::Ordering;
+
+use loom::sync::atomic as model;
+
+use crate::fault::Fault;
+
+pub(crate) use crate::channel::{Receiver, Sender, TryRecvError, bounded};
+pub(crate) use loom::sync::{Mutex, MutexGuard};
+pub(crate) use loom::thread::JoinHandle;
+pub(crate) use model::{AtomicBool, AtomicUsize};
+
+/// See the type of this name in the storage crate. The lock orders nothing that is checked; it lets
+/// threads share the cell.
+#[derive(Debug, Default)]
+pub(crate) struct Accesses(std::sync::Mutex<loom::cell::UnsafeCell<()>>);
+
+impl Accesses {
+    pub(crate) fn read(&self) {
+        let cell = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        cell.with(|_| ());
+    }
+
+    pub(crate) fn write(&self) {
+        let cell = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        cell.with_mut(|_| ());
+    }
+}
+
+pub(crate) fn fence(order: Ordering) {
+    if !Fault::Fence.is_on() {
+        model::fence(order);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct AtomicU32(model::AtomicU32);
+
+impl AtomicU32 {
+    pub(crate) fn load(&self, order: Ordering) -> u32 {
+        self.0.load(order)
+    }
+
+    pub(crate) fn store(&self, value: u32, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    pub(crate) fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
+        self.0.fetch_add(value, order)
+    }
+
+    pub(crate) fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
+        self.0.fetch_sub(value, Fault::Release.weaken(order))
+    }
+
+    pub(crate) fn compare_exchange(
+        &self,
+        old: u32,
+        new: u32,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u32, u32> {
+        let success = Fault::Acquire.weaken(success);
+        self.0.compare_exchange(old, new, success, failure)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(loom::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+        self.0.wait(guard)
+    }
+
+    pub(crate) fn notify_one(&self) {
+        if !Fault::NotifyOne.is_on() {
+            self.0.notify_one();
+        }
+    }
+
+    pub(crate) fn notify_all(&self) {
+        if !Fault::NotifyAll.is_on() {
+            self.0.notify_all();
+        }
+    }
+}
+
+/// Threads of the checker.
+pub(crate) struct Builder(loom::thread::Builder);
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        // In machine words; the default is too little for unoptimised code.
+        Self(loom::thread::Builder::new().stack_size(32 << 10))
+    }
+
+    pub(crate) fn name(self, name: String) -> Self {
+        Self(self.0.name(name))
+    }
+
+    pub(crate) fn spawn<T: Send + 'static>(
+        self,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<JoinHandle<T>> {
+        self.0.spawn(run)
+    }
+}

@@ -1,0 +1,65 @@
+//! A checker that finds nothing proves nothing: the same models with broken primitives.
+
+use std::process::Command;
+
+use emberflow_storage_check::fault::{Fault, VARIABLE};
+
+/// A model, what is broken in it, and what it must say.
+const NOTICED: [(&str, Fault, &str); 7] = [
+    (
+        "thread::a_sleeping_device_is_woken_for_new_reads",
+        Fault::Fence,
+        "deadlock",
+    ),
+    (
+        "thread::a_sleeping_device_is_woken_for_new_reads",
+        Fault::NotifyOne,
+        "deadlock",
+    ),
+    (
+        "thread::two_callers_both_return",
+        Fault::NotifyAll,
+        "deadlock",
+    ),
+    (
+        "device::two_lanes_finish_everything",
+        Fault::NotifyOne,
+        "deadlock",
+    ),
+    (
+        "cache::handles_keep_writers_away",
+        Fault::Release,
+        "Causality violation",
+    ),
+    (
+        "cache::eviction_waits_for_readers",
+        Fault::Acquire,
+        "Causality violation",
+    ),
+    (
+        "thread::slots_pass_between_cache_thread_and_workers",
+        Fault::Release,
+        "Causality violation",
+    ),
+];
+
+#[test]
+fn every_broken_primitive_is_noticed() {
+    let this = std::env::current_exe().unwrap();
+    for fault in Fault::ALL {
+        assert!(NOTICED.iter().any(|(_, f, _)| *f == fault), "{fault:?}");
+    }
+    for (model, fault, said) in NOTICED {
+        // A process of its own: a model that fails half-way may take its process with it.
+        let output = (Command::new(&this).args(["--exact", model, "--nocapture"]))
+            .env(VARIABLE, fault.name())
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(
+            !output.status.success() && text.contains(said),
+            "{model} does not notice {fault:?}:\n{text}"
+        );
+    }
+}

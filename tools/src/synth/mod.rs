@@ -1,0 +1,190 @@
+//! `emberflow synth`: random checkpoints of real shapes with given statistics.
+//!
+//! Speed and memory depend on a model's shape, its formats, and which neurons
+//! fire: how many, how unevenly, for how long. A checkpoint with the same three
+//! numbers measures what the real one would, without its download. Its text is
+//! meaningless.
+//!
+//! | file | what |
+//! |---|---|
+//! | `shape.rs`, `vocab.rs` | dimensions; tokens |
+//! | `firing.rs`, `normal.rs` | statistics → biases and correlation |
+//! | `window.rs` | correlation → an attention pattern |
+//! | `recipe.rs` | what every row contains |
+//! | `blocks.rs`, `random.rs` | rows as bytes |
+//! | `write.rs` | the files |
+
+mod blocks;
+pub mod firing;
+mod normal;
+mod random;
+mod recipe;
+pub mod shape;
+mod vocab;
+mod window;
+mod write;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use emberflow_models::Encoding;
+use emberflow_models::config::{Activation, ModelConfig};
+use serde::Serialize;
+
+use self::firing::{Firing, Targets};
+use self::recipe::Recipe;
+use self::shape::ActArg;
+use crate::cli::{SynthArgs, SynthQuantArg};
+use crate::{Failure, print_json, progress, size};
+
+/// Compute threads that make rows where none are given.
+const THREADS: usize = 2;
+
+/// What was made. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct SynthReport {
+    /// File or folder.
+    pub output: String,
+    /// Name of the shape.
+    pub shape: String,
+    /// Activation.
+    pub act: String,
+    /// Seed.
+    pub seed: u64,
+    /// Bytes of the weights.
+    pub bytes: u64,
+    /// How long writing took.
+    pub seconds: f64,
+    /// Highest resident set of the process after writing (VmHWM).
+    pub peak_rss_bytes: Option<u64>,
+    /// What the activations shall look like.
+    pub target: Targets,
+}
+
+impl From<SynthQuantArg> for Encoding {
+    fn from(arg: SynthQuantArg) -> Self {
+        match arg {
+            SynthQuantArg::Q4_0 => Self::Q4_0,
+            SynthQuantArg::Q8_0 => Self::Q8_0,
+            SynthQuantArg::F16 => Self::F16,
+        }
+    }
+}
+
+/// Runs the command.
+pub fn command(args: &SynthArgs) -> Result<(), Failure> {
+    let gguf = args.output.extension().is_some_and(|e| e == "gguf");
+    if !gguf && args.quant.is_some() {
+        return Err(Failure::usage(format!(
+            "--quant is for gguf files; {} becomes a folder with weights in f32 (for a file, \
+             name one that ends in .gguf)",
+            args.output.display()
+        )));
+    }
+    check_place(&args.output)?;
+    let act = args.act.unwrap_or_else(|| args.shape.default_act());
+    let config = args.shape.config(act);
+    let target = targets(args, &config);
+    let firing = Firing::solve(&target, config.ffn_kind.relu_on_up)?;
+    let recipe = Recipe::new(&config, firing, args.seed);
+    let start = Instant::now();
+    let bar = progress::bytes("writing", 0);
+    let mut tell = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let written = if gguf {
+        let encoding = args.quant.unwrap_or(SynthQuantArg::Q4_0).into();
+        let note = Note {
+            seed: args.seed,
+            target,
+        };
+        write::gguf(
+            &args.output,
+            &config,
+            &recipe,
+            encoding,
+            &note,
+            THREADS,
+            &mut tell,
+        )
+    } else {
+        write::folder(&args.output, &config, &recipe, THREADS, &mut tell)
+    };
+    bar.finish_and_clear();
+    let report = SynthReport {
+        output: args.output.display().to_string(),
+        shape: args.shape.name(),
+        act: act_name(act),
+        seed: args.seed,
+        bytes: written?,
+        seconds: start.elapsed().as_secs_f64(),
+        peak_rss_bytes: emberflow_storage::mem::peak_rss(),
+        target,
+    };
+    if args.json {
+        return print_json(&report);
+    }
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "{}: {} ({}), {} of weights, {:.1} s",
+        report.output,
+        report.shape,
+        report.act,
+        size::show(report.bytes),
+        report.seconds
+    )?;
+    Ok(())
+}
+
+/// What the file says about how it was made.
+pub(crate) struct Note {
+    seed: u64,
+    target: Targets,
+}
+
+fn act_name(act: ActArg) -> String {
+    use clap::ValueEnum;
+    act.to_possible_value()
+        .map_or_else(String::new, |v| v.get_name().to_owned())
+}
+
+/// Before minutes of work: can the result be put there?
+fn check_place(output: &Path) -> Result<(), Failure> {
+    if output.symlink_metadata().is_ok() {
+        return Err(Failure::usage(format!(
+            "{} exists; give another name or delete it first",
+            output.display()
+        )));
+    }
+    match output.parent().filter(|p| !p.as_os_str().is_empty()) {
+        Some(folder) if !folder.is_dir() => Err(Failure::usage(format!(
+            "the folder {} does not exist; create it first",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The published numbers of models with this activation, where none are given:
+/// Bamboo's 85 % sparsity for dReLU, ReluLLaMA's 67 % for ReLU. Without exact
+/// zeros a neuron counts as firing where its gate is positive.
+fn targets(args: &SynthArgs, config: &ModelConfig) -> Targets {
+    let kind = config.ffn_kind;
+    let (active, curve) = match kind.activation {
+        Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
+        Activation::Relu | Activation::Relu2 => (0.33, "llama2-reglu-70b"),
+        _ => (0.5, "swiglu-70b"),
+    };
+    let hot_share = args
+        .skew
+        .or_else(|| curve.parse().ok())
+        .map_or(0.8, |s| s.0);
+    Targets {
+        active: args.active.unwrap_or(active),
+        hot_share,
+        persistence: args.persistence,
+    }
+}

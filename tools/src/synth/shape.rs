@@ -1,0 +1,165 @@
+//! Real models' dimensions.
+
+use clap::ValueEnum;
+use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+
+/// A model whose dimensions are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shape {
+    /// 4 layers of 256 × 1024: for tests; a second from end to end.
+    Tiny,
+    /// TinyLlama-1.1B: 22 layers of 2048 × 5632.
+    #[value(name = "llama-1b")]
+    Llama1b,
+    /// Llama-2-7B and ReluLLaMA-7B: 32 layers of 4096 × 11008.
+    #[value(name = "llama-7b")]
+    Llama7b,
+    /// Llama-2-13B: 40 layers of 5120 × 13824.
+    #[value(name = "llama-13b")]
+    Llama13b,
+    /// Mistral-7B-v0.2: 32 layers of 4096 × 14336, 8 key/value heads.
+    #[value(name = "mistral-7b")]
+    Mistral7b,
+    /// Bamboo-7B: Mistral-7B's dimensions with ReLU on gate and up (dReLU).
+    #[value(name = "bamboo-7b")]
+    Bamboo7b,
+    /// Qwen2-7B: 28 layers of 3584 × 18944, 152064 tokens, biases on Q, K and V.
+    #[value(name = "qwen2-7b")]
+    Qwen27b,
+}
+
+/// Gate non-linearities, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ActArg {
+    /// max(gate, 0) · up
+    Relu,
+    /// max(gate, 0) · max(up, 0), as Bamboo and TurboSparse
+    Drelu,
+    /// max(gate, 0)² · up
+    Relu2,
+    /// gate · sigmoid(gate) · up
+    Silu,
+    /// GELU with the error function
+    Gelu,
+    /// GELU with the tanh approximation
+    GeluTanh,
+}
+
+impl ActArg {
+    /// The FFN's formula.
+    pub fn kind(self) -> FfnKind {
+        FfnKind {
+            activation: match self {
+                Self::Relu | Self::Drelu => Activation::Relu,
+                Self::Relu2 => Activation::Relu2,
+                Self::Silu => Activation::Silu,
+                Self::Gelu => Activation::Gelu,
+                Self::GeluTanh => Activation::GeluTanh,
+            },
+            relu_on_up: self == Self::Drelu,
+        }
+    }
+}
+
+impl Shape {
+    /// The activation of the model that the shape is named after.
+    pub fn default_act(self) -> ActArg {
+        match self {
+            Self::Tiny => ActArg::Relu,
+            Self::Bamboo7b => ActArg::Drelu,
+            _ => ActArg::Silu,
+        }
+    }
+
+    /// The name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |v| v.get_name().to_owned())
+    }
+
+    /// The configuration with activation `act`.
+    pub fn config(self, act: ActArg) -> ModelConfig {
+        // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
+        let (layers, d_model, ffn, heads, kv_heads, vocab, max_context, theta, rms_eps) = match self
+        {
+            Self::Tiny => (4, 256, 1024, 4, 2, 4096, 4096, 1e4, 1e-5),
+            Self::Llama1b => (22, 2048, 5632, 32, 4, 32000, 2048, 1e4, 1e-5),
+            Self::Llama7b => (32, 4096, 11008, 32, 32, 32000, 4096, 1e4, 1e-5),
+            Self::Llama13b => (40, 5120, 13824, 40, 40, 32000, 4096, 1e4, 1e-5),
+            Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
+            Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
+            Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
+        };
+        let ffn_kind = act.kind();
+        let family = match self {
+            Self::Qwen27b => "qwen2",
+            _ if ffn_kind.relu_on_up => "bamboo",
+            Self::Mistral7b | Self::Bamboo7b => "mistral",
+            _ => "llama",
+        };
+        let head_dim = d_model / heads;
+        ModelConfig {
+            family: family.into(),
+            name: format!("synth-{}", self.name()),
+            vocab,
+            d_model,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            ffn,
+            experts: 1,
+            ffn_kind,
+            rms_eps,
+            rope: Rope {
+                theta,
+                dims: head_dim,
+                scaling: RopeScaling::None,
+            },
+            window: vec![0; layers as usize],
+            qkv_bias: self == Self::Qwen27b,
+            o_bias: false,
+            qk_norm: false,
+            tied_head: false,
+            max_context,
+            bos: Some(super::vocab::BOS),
+            add_bos: true,
+            eos: vec![super::vocab::EOS],
+            predictor_threshold: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_is_sound_and_cut_in_blocks() {
+        for &shape in Shape::value_variants() {
+            let c = shape.config(shape.default_act());
+            c.validate(std::path::Path::new("shape")).unwrap();
+            for n in [c.d_model, c.ffn, c.heads * c.head_dim] {
+                assert!(n.is_multiple_of(32), "{shape:?} {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_are_the_published_numbers() {
+        for (shape, millions) in [
+            (Shape::Llama1b, 1100),
+            (Shape::Llama7b, 6738),
+            (Shape::Llama13b, 13_016),
+            (Shape::Mistral7b, 7242),
+            (Shape::Qwen27b, 7616),
+        ] {
+            let c = shape.config(shape.default_act());
+            let count: usize = emberflow_models::names::required(&c)
+                .iter()
+                .map(|t| t.rows * t.cols)
+                .sum();
+            assert_eq!((count + 500_000) / 1_000_000, millions, "{shape:?}");
+        }
+    }
+}

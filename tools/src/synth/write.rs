@@ -1,0 +1,168 @@
+//! The plan as files: a GGUF file streamed block by block, or a folder in f32.
+
+use std::path::Path;
+
+use emberflow_kernels::Workers;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::{Required, Role, TensorId, required};
+use emberflow_models::{
+    Encoding, Error, Folder, GgufFile, GgufTensor, GgufValue, GgufWriter, SamplingDefaults,
+    write_folder,
+};
+
+use super::Note;
+use super::blocks::{encode, values};
+use super::recipe::Recipe;
+use super::vocab::vocabulary;
+use crate::Failure;
+
+/// Bytes that are made together and then written.
+const BATCH_BYTES: usize = 4 << 20;
+/// Bytes that a thread makes at a time.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Writes the GGUF file `path`; returns the bytes of its weights. `tell` hears of
+/// bytes done and in all.
+pub fn gguf(
+    path: &Path,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    encoding: Encoding,
+    note: &Note,
+    threads: usize,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<u64, Failure> {
+    let vocab = vocabulary(config.vocab);
+    let share = |key: &str, value: f64| {
+        let key = format!("emberflow.synth.{key}");
+        (key, GgufValue::F32(value as f32))
+    };
+    let extra = vec![
+        ("emberflow.synth.seed".into(), GgufValue::U64(note.seed)),
+        share("active", note.target.active),
+        share("hot_share", note.target.hot_share),
+        share("persistence", note.target.persistence),
+    ];
+    let file = GgufFile {
+        config,
+        vocab: &vocab,
+        encoding,
+        extra,
+    };
+    let mut writer = GgufWriter::create(path, file)?;
+    drop(vocab);
+    let workers = Workers::new(threads, None);
+    let total = writer.data_bytes();
+    let mut done = 0;
+    let mut batch = Vec::new();
+    for tensor in writer.tensors().to_vec() {
+        let layer = gate_biases(recipe, tensor.id);
+        let at_once = (BATCH_BYTES / tensor.row_bytes).max(1);
+        for first in (0..tensor.rows).step_by(at_once) {
+            let rows = at_once.min(tensor.rows - first);
+            batch.resize(rows * tensor.row_bytes, 0);
+            fill(recipe, &tensor, first, &layer, &workers, &mut batch);
+            writer.append(&batch)?;
+            done += batch.len() as u64;
+            tell(done, total);
+        }
+    }
+    writer.finish()?;
+    Ok(total)
+}
+
+/// Fills `batch` with the rows of a tensor from `first` on.
+fn fill(
+    recipe: &Recipe,
+    tensor: &GgufTensor,
+    first: usize,
+    layer: &[f32],
+    workers: &Workers,
+    batch: &mut [u8],
+) {
+    let GgufTensor {
+        id,
+        cols,
+        encoding,
+        row_bytes,
+        ..
+    } = *tensor;
+    if tensor.rows == 1 {
+        let vector = recipe.vector(id, cols);
+        for (bytes, value) in batch.chunks_exact_mut(4).zip(vector) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+        return;
+    }
+    let piece_rows = (PIECE_BYTES / row_bytes).max(1);
+    workers.for_each_chunk_mut(batch, piece_rows * row_bytes, &|_, piece, bytes| {
+        for (i, out) in bytes.chunks_exact_mut(row_bytes).enumerate() {
+            let row = tensor.presented_row(first + piece * piece_rows + i);
+            let plan = match id.role {
+                Role::Down => recipe.stored_down_row(id, row),
+                _ => recipe.row(id, row, layer),
+            };
+            encode(encoding, &plan, out);
+        }
+    });
+}
+
+fn gate_biases(recipe: &Recipe, id: TensorId) -> Vec<f32> {
+    match id.role {
+        Role::Gate => recipe.layer_biases(id.layer),
+        _ => Vec::new(),
+    }
+}
+
+/// Writes the folder `dir`; returns the bytes of its weights.
+pub fn folder(
+    dir: &Path,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    threads: usize,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<u64, Failure> {
+    let tensors = required(config);
+    let tokenizer = vocabulary(config.vocab).to_tokenizer_json()?;
+    // read back, a folder has its own name and what its tokenizer says
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let config = &ModelConfig {
+        name: name.into_owned(),
+        ..config.clone()
+    };
+    let folder = Folder {
+        config,
+        tokenizer_json: &tokenizer,
+        chat_template: None,
+        sampling: SamplingDefaults::default(),
+        tensors: &tensors,
+    };
+    let total: u64 = tensors.iter().map(|t| 4 * (t.rows * t.cols) as u64).sum();
+    let workers = Workers::new(threads, None);
+    let mut done = 0;
+    write_folder(dir, &folder, |sink| {
+        let mut batch = Vec::new();
+        for &Required { id, rows, cols } in &tensors {
+            let layer = gate_biases(recipe, id);
+            let at_once = (BATCH_BYTES / (4 * cols)).max(1);
+            for first in (0..rows).step_by(at_once) {
+                let count = at_once.min(rows - first);
+                batch.resize(count * cols, 0.0);
+                if rows == 1 {
+                    batch.copy_from_slice(&recipe.vector(id, cols));
+                } else {
+                    workers.for_each_chunk_mut(&mut batch, cols, &|_, i, out| {
+                        values(&recipe.row(id, first + i, &layer), out);
+                    });
+                }
+                for row in batch.chunks_exact(cols) {
+                    sink(id, row)?;
+                }
+                done += 4 * batch.len() as u64;
+                tell(done, total);
+            }
+        }
+        Ok::<(), Error>(())
+    })?;
+    Ok(total)
+}
