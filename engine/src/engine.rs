@@ -15,7 +15,7 @@ use crate::forward::Decoder;
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
-use crate::options::{Budget, Options, Sparsity};
+use crate::options::{Budget, Options, Phases, Sparsity};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -256,6 +256,11 @@ fn needs(
         position,
         sampler,
     ];
+    let two_phases = match o.phases {
+        Phases::Auto => costs.two_phases(CLUSTER),
+        Phases::One => false,
+        Phases::Two => true,
+    };
     Ok(Needs {
         process,
         process_peak,
@@ -271,7 +276,7 @@ fn needs(
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
         hot_clusters: temperature.hot_clusters.iter().map(|&n| u64::from(n)).sum(),
-        two_phases: sparsity == Sparsity::Exact && costs.two_phases(CLUSTER),
+        two_phases: sparsity == Sparsity::Exact && two_phases,
         min_slots: banks.min_slots(),
         gates_help: sparsity == Sparsity::Exact,
     })

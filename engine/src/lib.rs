@@ -40,7 +40,7 @@ pub use forward::Logits;
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;
 pub use model::{Model, Text};
-pub use options::{Budget, Options, Sparsity};
+pub use options::{Budget, Options, Phases, Sparsity};
 pub use report::Report;
 pub use sampler::{Sampler, Sampling};
 pub use sequence::Sequence;

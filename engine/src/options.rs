@@ -26,6 +26,19 @@ pub enum Budget {
     FfnShare(f64),
 }
 
+/// How a neuron whose gate is not resident is read (PowerInfer-2 §4.4). Changes
+/// speed, never results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phases {
+    /// What costs less on the device for the container's format.
+    #[default]
+    Auto,
+    /// Whole clusters, sequentially.
+    One,
+    /// The Gate part, then Up and Down if it fires.
+    Two,
+}
+
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -35,6 +48,8 @@ pub struct Options {
     pub threads: usize,
     /// Which neurons are computed.
     pub sparsity: Sparsity,
+    /// How bundles are read where Gate rows are not resident.
+    pub phases: Phases,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to.
@@ -53,6 +68,7 @@ impl Default for Options {
             budget: Budget::Auto,
             threads: 0,
             sparsity: Sparsity::Auto,
+            phases: Phases::Auto,
             io: Default::default(),
             io_core: None,
             context: 1024,

@@ -5,8 +5,9 @@
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Budget, Engine, Error, Logits, Options, Sparsity};
+use emberflow_engine::{Budget, Engine, Error, Logits, Options, Phases, Sparsity};
 use emberflow_storage::io::{EngineChoice, Faults, Profile, SimOptions};
+use emberflow_storage::mem;
 
 const PROMPT: &str = "The borrow checker";
 const TOKENS: usize = 12;
@@ -85,6 +86,7 @@ fn resident() -> (Vec<u32>, Vec<u32>) {
 fn recoverable_faults_and_changing_budgets_change_no_bit() {
     let expected = resident();
     let mut changed_residency = 0;
+    let mut read = 0;
     for seed in 0..200u64 {
         let mut random = Random(seed);
         let faults = Faults {
@@ -104,6 +106,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             threads: 1 + random.below(3) as usize,
             chunk: 1 + random.below(20) as usize,
             sparsity: [Sparsity::Exact, Sparsity::Dense][random.below(4) as usize / 3],
+            phases: [Phases::One, Phases::Two][random.below(2) as usize],
             ..options(Budget::FfnShare(random.share()))
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -124,7 +127,14 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert!(found == expected, "seed {seed}: the output changed");
+        read += engine.counters().misses;
+        let (rss, budget) = (mem::rss().expect("rss"), engine.plan().budget());
+        assert!(
+            rss <= budget,
+            "seed {seed}: {rss} bytes held, {budget} allowed"
+        );
     }
+    assert!(read > 100_000, "only {read} neurons were read");
     assert!(
         changed_residency > 20,
         "only {changed_residency} changes of residency"

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use emberflow_engine::{Budget, Engine, Model, Options};
+use emberflow_engine::{Budget, Engine, Model, Options, Phases};
 use emberflow_kernels::DType;
 use emberflow_models::demo;
 use emberflow_storage::container::Container;
@@ -60,6 +60,7 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
         budget: args.memory,
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
+        phases: Phases::Auto,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         context,

@@ -268,7 +268,7 @@ impl Ffn {
                         let pairs = ids[places].iter().flat_map(|&n| of(n));
                         self.fired += pairs.filter(|&&g| g != 0.0).count() as u64;
                         let fires = |n: u32| of(n).iter().any(|&g| g != 0.0);
-                        self.store.resolve(ids, c, fires);
+                        self.store.resolve(ids, c, fires)?;
                     }
                 }
             }

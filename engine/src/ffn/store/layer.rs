@@ -180,7 +180,7 @@ impl NeuronStore {
             self.ready_if_complete(c);
         }
         if self.scans && self.layer.next == self.banks.clusters() {
-            self.read_ahead();
+            self.read_ahead()?;
         }
         self.submit()
     }
@@ -198,7 +198,7 @@ impl NeuronStore {
                     self.layer.clusters[c].source = Source::Stream(Some(slot));
                     return Ok(true);
                 }
-                if !self.layer.coming.contains(&key) && !self.request_cluster(bank, c) {
+                if !self.layer.coming.contains(&key) && !self.request_cluster(bank, c)? {
                     return Ok(false);
                 }
                 self.layer.clusters[c].waiting = 1;
@@ -230,42 +230,49 @@ impl NeuronStore {
                 Step::Sums => part.len,
             };
             let (offset, len, _) = self.banks.cover(bank as usize, neuron, part.start, len);
-            self.reads.push(Read::new(place as u64, offset, len, slot));
             self.layer.clusters[c].waiting += 1;
-            if self.reads.len() == BATCH {
-                self.submit()?;
-            }
+            self.request(Read::new(place as u64, offset, len, slot))?;
         }
         self.layer.clusters[c].issued = end;
         Ok(true)
     }
 
     /// Requests a whole cluster. False when no buffer is free.
-    fn request_cluster(&mut self, bank: u32, c: usize) -> bool {
+    fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
         let Some(slot) = self.stream.take() else {
-            return false;
+            return Ok(false);
         };
         let neurons = self.banks.cluster_neurons(c);
         let len = neurons.len() * self.part.stride;
         let first = neurons.start as u32;
         let (offset, len, _) = self.banks.cover(bank as usize, first, 0, len);
         let tag = STREAMED | u64::from(bank) << 32 | c as u64;
-        self.reads.push(Read::new(tag, offset, len, slot));
         self.layer.coming.push((bank, c as u32));
-        true
+        self.request(Read::new(tag, offset, len, slot))?;
+        Ok(true)
     }
 
     /// In a scan the next bank's clusters are needed for certain: reads the first
     /// missing ones while this bank is still computed, and attention after it.
-    fn read_ahead(&mut self) {
+    fn read_ahead(&mut self) -> Result<(), Error> {
         let bank = (self.layer.bank + 1) % self.banks.count as u32;
         while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
             let c = self.layer.ahead;
             self.layer.ahead += 1;
             if bank != self.layer.bank && !self.hot.contains(bank, c as u32) {
-                self.request_cluster(bank, c);
+                self.request_cluster(bank, c)?;
             }
         }
+        Ok(())
+    }
+
+    /// Adds a read to the batch; its buffer never grows.
+    fn request(&mut self, read: Read) -> Result<(), Error> {
+        if self.reads.len() == BATCH {
+            self.submit()?;
+        }
+        self.reads.push(read);
+        Ok(())
     }
 
     fn submit(&mut self) -> Result<(), Error> {
@@ -434,7 +441,12 @@ impl NeuronStore {
 
     /// After the gates of cluster `c` were computed: requests Up and Down of the
     /// neurons that fire and gives up the others.
-    pub fn resolve(&mut self, ids: &[u32], c: u32, fires: impl Fn(u32) -> bool) {
+    pub fn resolve(
+        &mut self,
+        ids: &[u32],
+        c: u32,
+        fires: impl Fn(u32) -> bool,
+    ) -> Result<(), Error> {
         let bank = self.layer.bank;
         let places = self.places(c);
         self.layer.clusters[c as usize].step = Step::Sums;
@@ -450,14 +462,15 @@ impl NeuronStore {
                     let (offset, len, _) = self.banks.cover(b, neuron, rest, part.stride - rest);
                     let at = (offset - from) as u32;
                     let read = Read::new(place as u64, offset, len, slot).at(at);
-                    self.reads.push(read);
                     self.layer.clusters[c as usize].waiting += 1;
+                    self.request(read)?;
                 }
                 Held::Gate(slot) => self.cold.abandon(key, slot),
                 other => self.layer.held[place] = other,
             }
         }
         self.ready_if_complete(c as usize);
+        Ok(())
     }
 
     /// After an error: takes back every read and unpins everything.
