@@ -237,7 +237,7 @@ fn needs(
     // a candidate list of the sampler
     let sampler = 12 * u64::from(c.vocab);
     let scratch = [
-        Scratch::bytes_for(c, o.chunk, o.threads, o.context),
+        Scratch::bytes_for(c, o.chunk, o.threads),
         Ffn::bytes_for(shape, o.chunk, o.threads),
         banks.io_bytes(),
         PER_THREAD * o.threads as u64,

@@ -316,9 +316,8 @@ impl Workers {
 }
 
 impl Workers {
-    /// Cuts a matrix into tiles of `rows × width` and calls `f(thread, (row, column),
-    /// tile)` once for every tile, with its first row and column. Tiles below each other
-    /// follow each other.
+    /// Cuts a matrix into tiles of `rows × width` and calls `f(row, column, tile)` once for
+    /// every tile, with its first row and column. Tiles below each other follow each other.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if `rows` or `width` is 0.
@@ -326,7 +325,7 @@ impl Workers {
         &self,
         matrix: Columns<'_, T>,
         (rows, width): (usize, usize),
-        f: &(dyn Fn(usize, (usize, usize), Columns<'_, T>) + Sync),
+        f: &(dyn Fn(usize, usize, Columns<'_, T>) + Sync),
     ) {
         assert!(
             rows > 0 && width > 0,
@@ -334,13 +333,13 @@ impl Workers {
         );
         let (height, columns) = (matrix.rows(), matrix.width());
         let below = height.div_ceil(rows);
-        self.for_each_chunk(below * columns.div_ceil(width), &|thread, index| {
+        self.for_each_chunk(below * columns.div_ceil(width), &|_, index| {
             let (row, column) = (index % below * rows, index / below * width);
             let range = row..height.min(row + rows);
             // SAFETY: each index is handed out once, so no two tiles share an element.
             // `matrix` outlives the run.
             let tile = unsafe { matrix.tile(range, column, width.min(columns - column)) };
-            f(thread, (row, column), tile);
+            f(row, column, tile);
         });
     }
 }
