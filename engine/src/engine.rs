@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
-use crate::forward::Decoder;
+use crate::forward::{Decoder, FfnObserver};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
@@ -118,6 +118,20 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
+        self.forward_observed(sequence, tokens, wanted, &mut |_, _| {})
+    }
+
+    /// As [`Engine::forward`]; `observer` sees what every layer's FFN reads.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_observed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+        observer: &mut FfnObserver<'_>,
+    ) -> Result<(), Error> {
         let vocab = self.config().vocab;
         if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
             return Err(Error::Token { token, vocab });
@@ -130,7 +144,7 @@ impl Engine {
                 self.options.chunk
             )));
         }
-        self.decoder.forward(sequence, tokens, wanted)
+        self.decoder.forward(sequence, tokens, wanted, observer)
     }
 
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
