@@ -187,6 +187,14 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
+    /// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
+    /// Reads memory as fast as one thread can, see
+    /// [`read_bandwidth`](crate::read_bandwidth).
+    #[inline]
+    pub fn sum_bytes(self, bytes: &[u8]) -> u64 {
+        simd::sum_bytes(self, bytes)
+    }
+
     /// `x[i] = exp(x[i] − max)`, not divided by the sum: part of a
     /// [`softmax`](Cpu::softmax). Returns `max` and the sum, which follows the lane rule.
     #[inline]

@@ -70,6 +70,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn sum_bytes(bytes: &[u8]) -> u64 {
+            $crate::bandwidth::sum_bytes(bytes)
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn exp_block(x: &mut [f32]) -> (f32, f32) {
             $crate::elementwise::exp_block(x)
         }
@@ -249,6 +254,10 @@ pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32)
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, softmax(x))
+}
+
+pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
+    dispatch!(cpu, sum_bytes(bytes))
 }
 
 pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {
