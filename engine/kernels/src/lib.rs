@@ -64,6 +64,7 @@
 //! | `simd/int/` | integer products of q4 and q8 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
+//! | `select.rs` | the largest of many values |
 //! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes by column blocks |
@@ -85,6 +86,7 @@ mod ops;
 mod ops_int;
 mod quantize;
 mod row;
+mod select;
 mod simd;
 mod workers;
 

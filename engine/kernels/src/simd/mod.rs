@@ -75,6 +75,16 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn argmax(x: &[f32]) -> Option<usize> {
+            $crate::select::argmax(x)
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn top_k(x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+            $crate::select::top_k(x, k, best);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn exp_block(x: &mut [f32]) -> (f32, f32) {
             $crate::elementwise::exp_block(x)
         }
@@ -258,6 +268,14 @@ pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
 
 pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
     dispatch!(cpu, sum_bytes(bytes))
+}
+
+pub(crate) fn argmax(cpu: Cpu, x: &[f32]) -> Option<usize> {
+    dispatch!(cpu, argmax(x))
+}
+
+pub(crate) fn top_k(cpu: Cpu, x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+    dispatch!(cpu, top_k(x, k, best))
 }
 
 pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {
