@@ -3,7 +3,10 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::{Unit, padded};
+use super::{
+    dot::{Unit, padded},
+    quantize::{MAGNITUDE, Quantize},
+};
 use crate::{
     Chunk,
     activations::{SECOND_HALF, first_half},
@@ -21,6 +24,55 @@ pub(super) mod vnni {
 
 /// Registers of eight lanes, with or without AVX-VNNI.
 pub(super) struct Avx2<const VNNI: bool>;
+
+impl<const VNNI: bool> Quantize for Avx2<VNNI> {
+    #[inline(always)]
+    unsafe fn largest(group: &[f32; GROUP]) -> u32 {
+        // SAFETY: the caller guarantees AVX2; the group is four registers long.
+        unsafe {
+            let mask = _mm256_set1_epi32(MAGNITUDE as i32);
+            let mut max = _mm256_setzero_si256();
+            for i in 0..4 {
+                let values = load(group.as_ptr().add(8 * i).cast());
+                max = _mm256_max_epu32(max, _mm256_and_si256(values, mask));
+            }
+            let upper = _mm256_extracti128_si256::<1>(max);
+            let max = _mm_max_epu32(_mm256_castsi256_si128(max), upper);
+            let max = _mm_max_epu32(max, _mm_unpackhi_epi64(max, max));
+            let max = _mm_max_epu32(max, _mm_shuffle_epi32::<1>(max));
+            _mm_cvtsi128_si32(max) as u32
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let mut quants = [0i8; GROUP];
+        // SAFETY: as in `largest`; the quants are one register long.
+        unsafe {
+            let inverse = _mm256_set1_ps(inverse);
+            let mut whole = [_mm256_setzero_si256(); 4];
+            for (i, whole) in whole.iter_mut().enumerate() {
+                let values = _mm256_loadu_ps(group.as_ptr().add(8 * i));
+                let rounded = _mm256_round_ps::<NEAREST>(_mm256_mul_ps(values, inverse));
+                *whole = _mm256_cvttps_epi32(rounded);
+            }
+            let [a, b, c, d] = whole;
+            let sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+            // Packing works in each half of a register: dwords 0, 4, 1, 5, … of the result
+            // are in order.
+            let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm256_storeu_si256(quants.as_mut_ptr().cast(), bytes);
+            let upper = _mm256_extracti128_si256::<1>(sums);
+            let sum = _mm_add_epi32(_mm256_castsi256_si128(sums), upper);
+            let sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
+            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<1>(sum));
+            (quants, _mm_cvtsi128_si32(sum))
+        }
+    }
+}
 
 impl<const VNNI: bool> Unit for Avx2<VNNI> {
     type Sums = [__m256i; 2];

@@ -3,7 +3,10 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::Unit;
+use super::{
+    dot::Unit,
+    quantize::{MAGNITUDE, Quantize},
+};
 use crate::{
     activations::CHUNK_GROUPS,
     cpu::with_features,
@@ -17,6 +20,39 @@ const Q4_BYTES: usize = DType::Q4.quants_bytes(GROUP);
 
 /// One register of sixteen lanes.
 pub(super) struct Avx512;
+
+impl Quantize for Avx512 {
+    #[inline(always)]
+    unsafe fn largest(group: &[f32; GROUP]) -> u32 {
+        // SAFETY: the caller guarantees AVX-512; the group is two registers long.
+        unsafe {
+            let from = group.as_ptr().cast::<u8>();
+            let mask = _mm512_set1_epi32(MAGNITUDE as i32);
+            let first = _mm512_and_si512(load(from), mask);
+            let second = _mm512_and_si512(load(from.add(64)), mask);
+            _mm512_reduce_max_epu32(_mm512_max_epu32(first, second))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let mut quants = [0i8; GROUP];
+        // SAFETY: as in `largest`; 16 quants are stored at each half.
+        unsafe {
+            let inverse = _mm512_set1_ps(inverse);
+            let first = _mm512_mul_ps(_mm512_loadu_ps(group.as_ptr()), inverse);
+            let second = _mm512_mul_ps(_mm512_loadu_ps(group.as_ptr().add(16)), inverse);
+            let first = _mm512_cvt_roundps_epi32::<NEAREST>(first);
+            let second = _mm512_cvt_roundps_epi32::<NEAREST>(second);
+            let to = quants.as_mut_ptr();
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(first));
+            _mm_storeu_si128(to.add(16).cast(), _mm512_cvtepi32_epi8(second));
+            let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+            (quants, sum)
+        }
+    }
+}
 
 impl Unit for Avx512 {
     type Sums = __m512i;

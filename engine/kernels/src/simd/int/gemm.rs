@@ -8,7 +8,7 @@
 use super::dot::{self, Unit};
 use crate::{
     ActivationsRef, Chunk, Row,
-    activations::CHUNK_GROUPS,
+    activations::{CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
@@ -160,7 +160,6 @@ pub(super) unsafe fn pack<const Q4: bool, const STEP: usize>(
     panel: Panel,
     raised: bool,
 ) {
-    const HALF: usize = GROUP / 2;
     let dtype = if Q4 { DType::Q4 } else { DType::Q8 };
     for (r, row) in rows.iter().enumerate() {
         let bytes = row.quants().chunks_exact(dtype.quants_bytes(GROUP));

@@ -13,7 +13,8 @@ macro_rules! entry_points {
 
         $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
-            $crate::activations::quantize_token(x, chunks);
+            // SAFETY: the features are enabled here.
+            unsafe { $crate::simd::int::quantize::quantize_token::<$unit>(x, chunks) }
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -56,6 +57,7 @@ mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_gemm;
 mod portable;
+mod quantize;
 
 pub(crate) use gemm::scratch_len;
 

@@ -3,10 +3,13 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::dot::{Unit, padded};
+use super::{
+    dot::{Unit, padded},
+    quantize::Quantize,
+};
 use crate::{
     Chunk,
-    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     cpu::with_features,
     dtype::GROUP,
     simd::neon::widen_f16,
@@ -30,7 +33,7 @@ pub(super) const I8MM: u8 = 2;
 /// Registers of four lanes, with the extensions of a level.
 pub(super) struct Neon<const LEVEL: u8>;
 
-const HALF: usize = GROUP / 2;
+impl<const LEVEL: u8> Quantize for Neon<LEVEL> {}
 
 impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     type Sums = [int32x4_t; 4];

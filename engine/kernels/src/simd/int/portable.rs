@@ -3,9 +3,10 @@
 use super::{
     dot::{Unit, padded},
     gemm::{self, Panel, Tile, Tokens},
+    quantize::Quantize,
 };
 use crate::{
-    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     dtype::GROUP,
     simd::portable::{f16_to_f32, fused},
 };
@@ -15,9 +16,10 @@ entry_points!([] Portable);
 /// Arrays of 16.
 pub(super) struct Portable;
 
-const HALF: usize = GROUP / 2;
 /// Rows of a panel.
 const ROWS: usize = 4;
+
+impl Quantize for Portable {}
 
 impl Unit for Portable {
     type Sums = [i32; CHUNK_GROUPS];
