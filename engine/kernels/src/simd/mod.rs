@@ -214,7 +214,9 @@ pub(crate) fn axpy_rows_tokens(
     check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
-    dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys), axpy)
+    axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
+        dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys, scratch), axpy)
+    });
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
