@@ -215,7 +215,11 @@ pub(crate) fn axpy_rows_tokens(
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
     axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
-        dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys, scratch), axpy)
+        dispatch!(
+            cpu,
+            axpy_rows_tokens(factors, rows, tokens, ys, scratch),
+            axpy
+        )
     });
 }
 
