@@ -1,12 +1,19 @@
 //! Grouped-query attention of one layer over the KV cache.
 
+mod pass;
+#[cfg(test)]
+mod tests;
+
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
-use crate::kv_cache::{Half, KvCache};
+use crate::kv_cache::KvCache;
 use crate::rope::RopeTable;
-use crate::scratch::{Scratch, with_thread_buffer};
+use crate::scratch::Scratch;
 use crate::weights::Layer;
+
+use pass::Pass;
+pub(crate) use pass::thread_floats;
 
 /// `scratch.out[t] = O · attention(normed[t])` for the `tokens` positions that
 /// start at `first`; their keys and values are appended to `kv`.
@@ -42,6 +49,7 @@ pub(crate) fn attention(
             add_bias(bias, out, tokens);
         }
     }
+    let scale = 1.0 / libm::sqrtf(hd as f32);
     for t in 0..tokens {
         let (cos, sin) = rope.at(t);
         for h in 0..heads {
@@ -50,6 +58,8 @@ pub(crate) fn attention(
                 cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
             }
             cpu.rope_rotate_half(head, cos, sin);
+            // Here once, and not in every score.
+            head.iter_mut().for_each(|q| *q *= scale);
         }
         for h in 0..kv_heads {
             let at = (t * kv_heads + h) * hd;
@@ -58,42 +68,24 @@ pub(crate) fn attention(
                 cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
             }
             cpu.rope_rotate_half(key, cos, sin);
-            kv.store(cpu, index, Half::Keys, h, first + t, key);
-            kv.store(cpu, index, Half::Values, h, first + t, &s.v[at..][..hd]);
+            kv.store_key(cpu, index, h, first + t, key);
+            kv.store_value(cpu, index, h, first + t, &s.v[at..][..hd]);
         }
     }
 
-    // one (token, head) pair per work item
-    let window = c.window[index] as usize;
-    let scale = 1.0 / libm::sqrtf(hd as f32);
-    let group = heads / kv_heads;
-    let (kv, q) = (&*kv, &s.q);
-    workers.for_each_chunk_mut(
-        &mut s.attended[..tokens * heads * hd],
-        hd,
-        &|_, item, out| {
-            let (t, h) = (item / heads, item % heads);
-            let position = first + t;
-            let from = if window == 0 {
-                0
-            } else {
-                (position + 1).saturating_sub(window)
-            };
-            let query = &q[item * hd..][..hd];
-            // at its full size from the start, so that a growing context allocates nothing
-            with_thread_buffer(kv.capacity(), |buffer| {
-                let scores = &mut buffer[..position + 1 - from];
-                for (p, score) in (from..).zip(scores.iter_mut()) {
-                    *score = scale * cpu.dot(kv.row(index, Half::Keys, h / group, p), query);
-                }
-                cpu.softmax(scores);
-                out.fill(0.0);
-                for (p, &score) in (from..).zip(scores.iter()) {
-                    cpu.axpy(score, kv.row(index, Half::Values, h / group, p), out);
-                }
-            });
-        },
-    );
+    let (layer_kv, partials) = kv.parts(index);
+    let pass = Pass {
+        cpu,
+        kv: layer_kv,
+        queries: &s.q,
+        head_dim: hd,
+        kv_heads,
+        group: heads / kv_heads,
+        first,
+        tokens,
+        window: c.window[index] as usize,
+    };
+    pass.run(workers, &mut s.attended[..tokens * heads * hd], partials);
 
     layer
         .o

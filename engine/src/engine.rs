@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
-use crate::forward::Decoder;
+use crate::forward::{Decoder, FfnObserver};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
@@ -128,6 +128,20 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
+        self.forward_observed(sequence, tokens, wanted, &mut |_, _| {})
+    }
+
+    /// As [`Engine::forward`]; `observer` sees what every layer's FFN reads.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_observed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+        observer: &mut FfnObserver<'_>,
+    ) -> Result<(), Error> {
         let vocab = self.config().vocab;
         if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
             return Err(Error::Token { token, vocab });
@@ -140,7 +154,7 @@ impl Engine {
                 self.options.chunk
             )));
         }
-        self.decoder.forward(sequence, tokens, wanted)
+        self.decoder.forward(sequence, tokens, wanted, observer)
     }
 
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
@@ -249,7 +263,7 @@ fn needs(
     // a candidate list of the sampler
     let sampler = 12 * u64::from(c.vocab);
     let scratch = [
-        Scratch::bytes_for(c, o.chunk, o.threads, o.context),
+        Scratch::bytes_for(c, o.chunk, o.threads),
         Ffn::bytes_for(shape, o.chunk, o.threads),
         banks.io_bytes(),
         PER_THREAD * o.threads as u64,

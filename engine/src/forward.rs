@@ -19,6 +19,10 @@ pub enum Logits<'a> {
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
+/// Sees the input of every FFN: the layer, and `x [tokens × d_model]` after the
+/// norm, as Gate and Up read it.
+pub type FfnObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
 /// The model and its working memory: everything a forward pass touches except
 /// the sequence.
 pub(crate) struct Decoder {
@@ -44,6 +48,7 @@ impl Decoder {
         sequence: &mut Sequence,
         tokens: &[u32],
         wanted: Logits<'_>,
+        observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
         let Self {
             cpu,
@@ -81,6 +86,7 @@ impl Decoder {
             add_rows(&mut s.x, &s.out, n * d);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
+            observer(l, &s.normed[..n * d]);
             ffn.layer(cpu, workers, l as u32, &s.normed, n, &mut s.out)?;
             add_rows(&mut s.x, &s.out, n * d);
         }

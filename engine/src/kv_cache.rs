@@ -1,89 +1,223 @@
 //! Keys and values of one sequence.
 //!
-//! Layout per layer: `[kv_head][position][head_dim]`, so that the scores of one
-//! head walk memory in order. Entries are f16 (default) or f32; both are rows
-//! of the kernels' block formats.
+//! ```text
+//! per layer  keys    [kv_head][block of 32 positions][element][32 positions]
+//!            values  [kv_head][position][width]    width = head_dim, up to a multiple of 32
+//! ```
+//!
+//! Both are what the attention kernels take: scores are computed for 32 positions at
+//! once, and both halves of a head are walked in order. Entries are f16 (default) or f32.
 
-use emberflow_kernels::{Cpu, DType, Row};
+use std::ops::Range;
+
+use emberflow_kernels::{Cpu, DType, GROUP};
 use emberflow_models::config::ModelConfig;
+
+/// Positions whose attention is one piece of work; a multiple of [`GROUP`]. Cutting by
+/// position alone makes the sums independent of threads and chunks.
+pub(crate) const BLOCK: usize = 256;
 
 /// Keys and values for up to `capacity` positions of every layer.
 #[derive(Debug)]
 pub struct KvCache {
-    dtype: DType,
-    kv_heads: usize,
-    head_dim: usize,
-    capacity: usize,
-    /// `[layer][K then V]`, each `kv_heads × capacity × head_dim` elements.
+    shape: Shape,
+    /// `[layer][K then V]`.
     data: Vec<[Vec<u8>; 2]>,
+    /// Room for what the blocks of one token add up to, see [`KvCache::parts`].
+    partials: Vec<f32>,
 }
 
-/// Which half of the cache.
+/// Sizes of a layer, all in elements.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Half {
-    Keys = 0,
-    Values = 1,
+pub(crate) struct Shape {
+    pub dtype: DType,
+    /// Query heads.
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Positions.
+    pub capacity: usize,
+}
+
+impl Shape {
+    fn new(dtype: DType, c: &ModelConfig, capacity: usize) -> Self {
+        Self {
+            dtype,
+            heads: c.heads as usize,
+            kv_heads: c.kv_heads as usize,
+            head_dim: c.head_dim as usize,
+            capacity,
+        }
+    }
+
+    /// Elements of a stored value.
+    fn width(self) -> usize {
+        self.head_dim.next_multiple_of(GROUP)
+    }
+
+    /// Elements of keys and of values of one head.
+    fn head(self) -> [usize; 2] {
+        let keys = self.capacity.div_ceil(GROUP).saturating_mul(GROUP);
+        [
+            keys.saturating_mul(self.head_dim),
+            self.capacity.saturating_mul(self.width()),
+        ]
+    }
+
+    fn bytes(self, elements: usize) -> usize {
+        elements.saturating_mul(self.dtype.row_bytes(1))
+    }
+
+    /// Elements of [`KvCache::partials`]; none if there is only one block.
+    fn partials(self) -> usize {
+        match self.capacity.div_ceil(BLOCK) {
+            0 | 1 => 0,
+            blocks => blocks
+                .saturating_mul(self.heads)
+                .saturating_mul(self.width() + 2),
+        }
+    }
+}
+
+/// One layer of a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerKv<'a> {
+    shape: Shape,
+    keys: &'a [u8],
+    values: &'a [u8],
+}
+
+impl<'a> LayerKv<'a> {
+    /// The format of the entries.
+    pub fn dtype(self) -> DType {
+        self.shape.dtype
+    }
+
+    /// Elements of a stored value, its padding included.
+    pub fn width(self) -> usize {
+        self.shape.width()
+    }
+
+    /// The key blocks of one head that hold `positions`, and the first position of the
+    /// first block.
+    pub fn keys(self, head: usize, positions: Range<usize>) -> (&'a [u8], usize) {
+        let shape = self.shape;
+        let start = positions.start / GROUP * GROUP;
+        let end = positions.end.next_multiple_of(GROUP);
+        let head = head * shape.head()[0];
+        let [from, to] = [start, end].map(|p| shape.bytes(head + p * shape.head_dim));
+        (&self.keys[from..to], start)
+    }
+
+    /// The values of one head at `positions`.
+    pub fn values(self, head: usize, positions: Range<usize>) -> &'a [u8] {
+        let shape = self.shape;
+        let head = head * shape.head()[1];
+        let ends = [positions.start, positions.end];
+        let [from, to] = ends.map(|p| shape.bytes(head + p * shape.width()));
+        &self.values[from..to]
+    }
 }
 
 impl KvCache {
     /// Bytes such a cache holds; saturates.
     pub fn bytes_for(dtype: DType, c: &ModelConfig, capacity: usize) -> u64 {
-        [c.layers, c.kv_heads]
-            .into_iter()
-            .map(u64::from)
-            .chain([capacity as u64, dtype.row_bytes(c.head_dim as usize) as u64])
-            .fold(2, u64::saturating_mul)
+        let shape = Shape::new(dtype, c, capacity);
+        let [keys, values] = shape.head();
+        let head = shape.bytes(keys.saturating_add(values)) as u64;
+        let partials = 4u64.saturating_mul(shape.partials() as u64);
+        head.saturating_mul(u64::from(c.kv_heads))
+            .saturating_mul(u64::from(c.layers))
+            .saturating_add(partials)
     }
 
     /// An empty cache. The memory is zero pages until it is used.
     pub fn new(dtype: DType, c: &ModelConfig, capacity: usize) -> Self {
-        let (kv_heads, head_dim) = (c.kv_heads as usize, c.head_dim as usize);
-        let half = || vec![0u8; kv_heads * capacity * dtype.row_bytes(head_dim)];
+        Self::with_shape(Shape::new(dtype, c, capacity), c.layers as usize)
+    }
+
+    /// An empty cache of `layers` layers.
+    pub(crate) fn with_shape(shape: Shape, layers: usize) -> Self {
+        let layer = || {
+            let head = shape.head();
+            head.map(|elements| vec![0u8; shape.bytes(elements) * shape.kv_heads])
+        };
         Self {
-            dtype,
-            kv_heads,
-            head_dim,
-            capacity,
-            data: (0..c.layers).map(|_| [half(), half()]).collect(),
+            data: (0..layers).map(|_| layer()).collect(),
+            partials: vec![0.0; shape.partials()],
+            shape,
         }
     }
 
     /// Positions it can hold.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.shape.capacity
     }
 
-    fn place(&self, head: usize, position: usize) -> std::ops::Range<usize> {
-        let row = self.dtype.row_bytes(self.head_dim);
-        let start = (head * self.capacity + position) * row;
-        start..start + row
-    }
-
-    /// Stores one head's vector.
-    pub(crate) fn store(
+    /// Stores one head's key.
+    pub(crate) fn store_key(
         &mut self,
         cpu: Cpu,
         layer: usize,
-        half: Half,
         head: usize,
         position: usize,
-        vector: &[f32],
+        key: &[f32],
     ) {
-        debug_assert!(head < self.kv_heads && position < self.capacity);
-        let place = self.place(head, position);
-        let stored = &mut self.data[layer][half as usize][place];
-        if self.dtype == DType::F16 {
-            cpu.f32_to_f16_bytes(vector, stored);
-        } else {
-            for (bytes, v) in stored.chunks_exact_mut(4).zip(vector) {
-                bytes.copy_from_slice(&v.to_le_bytes());
+        let shape = self.shape;
+        debug_assert!(head < shape.kv_heads && position < shape.capacity);
+        let block = head * shape.head()[0] + position / GROUP * GROUP * shape.head_dim;
+        let at = shape.bytes(block + position % GROUP);
+        let (step, size) = (shape.bytes(GROUP), shape.bytes(1));
+        let places = self.data[layer][0][at..].chunks_mut(step);
+        let mut elements = [0u8; 4 * GROUP];
+        let mut places = places.map(|place| &mut place[..size]);
+        for part in key.chunks(GROUP) {
+            let elements = &mut elements[..shape.bytes(part.len())];
+            write(cpu, shape.dtype, part, elements);
+            for (element, place) in elements.chunks_exact(size).zip(&mut places) {
+                place.copy_from_slice(element);
             }
         }
     }
 
-    /// One head's stored vector.
-    pub(crate) fn row(&self, layer: usize, half: Half, head: usize, position: usize) -> Row<'_> {
-        let bytes = &self.data[layer][half as usize][self.place(head, position)];
-        Row::inline(self.dtype, self.head_dim, bytes)
+    /// Stores one head's value.
+    pub(crate) fn store_value(
+        &mut self,
+        cpu: Cpu,
+        layer: usize,
+        head: usize,
+        position: usize,
+        value: &[f32],
+    ) {
+        let shape = self.shape;
+        debug_assert!(head < shape.kv_heads && position < shape.capacity);
+        let at = shape.bytes(head * shape.head()[1] + position * shape.width());
+        let bytes = shape.bytes(value.len());
+        let stored = &mut self.data[layer][1][at..at + bytes];
+        write(cpu, shape.dtype, value, stored);
+    }
+
+    /// One layer to read, and memory for the partial results of one token: for every
+    /// block of [`BLOCK`] positions and every query head `width + 2` floats. It is empty
+    /// if the capacity is one block.
+    pub(crate) fn parts(&mut self, layer: usize) -> (LayerKv<'_>, &mut [f32]) {
+        let [keys, values] = &self.data[layer];
+        let layer = LayerKv {
+            shape: self.shape,
+            keys,
+            values,
+        };
+        (layer, &mut self.partials)
+    }
+}
+
+/// Writes floats in the format of the cache.
+fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) {
+    if dtype == DType::F16 {
+        cpu.f32_to_f16_bytes(from, to);
+    } else {
+        for (bytes, v) in to.chunks_exact_mut(4).zip(from) {
+            bytes.copy_from_slice(&v.to_le_bytes());
+        }
     }
 }

@@ -36,7 +36,7 @@ pub use counters::Counters;
 pub use engine::Engine;
 pub use error::Error;
 pub use ffn::{CLUSTER, MAX_CHUNK};
-pub use forward::Logits;
+pub use forward::{FfnObserver, Logits};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;
 pub use model::{Model, Text};

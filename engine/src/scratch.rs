@@ -5,6 +5,8 @@ use std::cell::RefCell;
 use emberflow_kernels::matmul_scratch;
 use emberflow_models::config::ModelConfig;
 
+use crate::attention::thread_floats;
+
 thread_local! {
     static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -62,10 +64,12 @@ impl Scratch {
     }
 
     /// Bytes that [`Scratch::new`] allocates, and the per-thread buffers.
-    pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize, context: usize) -> u64 {
+    pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize) -> u64 {
         let [d, q, kv, vocab] = widths(c);
         let shared = chunk * (3 * d + 2 * q + 2 * kv) + vocab;
-        let per_thread = context.max(d) + matmul_scratch(d.max(q));
+        let group = c.heads as usize / c.kv_heads.max(1) as usize;
+        let attention = thread_floats(c.head_dim as usize, group, chunk);
+        let per_thread = attention.max(d) + matmul_scratch(d.max(q));
         4 * (shared + threads * per_thread) as u64
     }
 }

@@ -22,6 +22,7 @@
 //! The mapping starts on a huge page. Slots need not divide one: a slot of 24 KiB may lie on two.
 #![allow(unsafe_code)]
 
+use std::cmp::Ordering as CmpOrdering;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
@@ -293,10 +294,10 @@ impl Arena {
     pub fn set_limit(&mut self, slots: u32) {
         let new = slots.min(self.capacity);
         let old = std::mem::replace(&mut self.limit, new);
-        if new < old {
-            self.shrink(old);
-        } else {
-            self.grow(old);
+        match new.cmp(&old) {
+            CmpOrdering::Less => self.shrink(old),
+            CmpOrdering::Equal => {}
+            CmpOrdering::Greater => self.grow(old),
         }
     }
 
@@ -356,11 +357,16 @@ impl Arena {
             }
             at = end + 1;
         }
+        self.trim();
+    }
+
+    /// Gives back the bookkeeping of retired slots that are home.
+    pub(crate) fn trim(&mut self) {
+        let limit = self.limit as usize;
         let out = self.home.iter().rposition(|&home| !home);
-        let known = out.map_or(0, |i| i + 1).max(new as usize);
-        self.home.truncate(known);
+        self.home.truncate(out.map_or(0, |i| i + 1).max(limit));
         self.home.shrink_to_fit();
-        self.free.shrink_to(new as usize);
+        self.free.shrink_to(limit);
     }
 
     /// Bytes up to the end of the last page of the slots below `limit`.

@@ -356,6 +356,11 @@ pub struct SynthArgs {
     /// Format of a GGUF file's matrices; default: q4_0. A folder has f32.
     #[arg(long, value_enum)]
     pub quant: Option<SynthQuantArg>,
+    /// Decode N tokens with the result and print its statistics beside the targets; 0 = none.
+    /// Default: 1024 for small shapes, none for others (a container of the result's size is
+    /// written beside it for that, and deleted).
+    #[arg(long, value_name = "N")]
+    pub measure: Option<u32>,
     /// File that ends in .gguf, or folder to create.
     #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,

@@ -5,7 +5,9 @@
 
 use std::{hint::black_box, time::Instant};
 
-use emberflow_kernels::{Cpu, DType, Workers, matmul_scratch};
+use emberflow_kernels::{
+    Activations, Columns, Cpu, DType, Workers, matmul_scratch, matmul_scratch_q,
+};
 
 const N: usize = 4096;
 /// Fits in a private cache, so that the kernel and not the memory is measured.
@@ -58,8 +60,15 @@ fn main() {
     let mut y = vec![0.0f32; CACHED_ROWS];
     println!("{N} columns, {CACHED_ROWS} rows in cache; matmul with {TOKENS} tokens; 1 thread\n");
     println!(
-        "{:8}{:6}{:>12}{:>12}{:>12}{:>14}",
-        "isa", "dtype", "dot GB/s", "axpy GB/s", "dequ GB/s", "matmul GF/s"
+        "{:14}{:6}{:>12}{:>12}{:>12}{:>14}{:>12}{:>14}",
+        "isa",
+        "dtype",
+        "dot GB/s",
+        "axpy GB/s",
+        "dequ GB/s",
+        "matmul GF/s",
+        "int dot",
+        "int matmul"
     );
     for cpu in Cpu::all() {
         for dtype in DType::ALL {
@@ -93,8 +102,8 @@ fn main() {
                 );
             });
             let flops = (2 * TOKENS * CACHED_ROWS * N) as f64;
-            println!(
-                "{:8}{:6}{:12.1}{:12.1}{:12.1}{:14.1}",
+            print!(
+                "{:14}{:6}{:12.1}{:12.1}{:12.1}{:14.1}",
                 cpu.name(),
                 dtype.name(),
                 gb / dot,
@@ -102,6 +111,19 @@ fn main() {
                 gb / dequantize,
                 flops / matmul / 1e9
             );
+            if dtype.is_grouped() {
+                let mut q = Activations::default();
+                cpu.quantize_activations(&xs, TOKENS, &mut q);
+                let token = q.token(0);
+                let dot = seconds(|| cpu.matvec_q(dtype, &bytes, row, token, black_box(&mut y)));
+                let mut scratch = vec![0.0f32; matmul_scratch_q(N)];
+                let matmul = seconds(|| {
+                    let mut y = Columns::new(&mut many, TOKENS, CACHED_ROWS, CACHED_ROWS);
+                    cpu.matmul_q(dtype, &bytes, row, q.all(), &mut y, &mut scratch);
+                });
+                print!("{:12.1}{:14.1}", gb / dot, flops / matmul / 1e9);
+            }
+            println!();
         }
     }
 
@@ -116,12 +138,19 @@ fn main() {
         let row = dtype.row_bytes(N);
         let mut y = vec![0.0f32; bytes.len() / row];
         let dot = seconds(|| cpu.matvec(dtype, &bytes, row, N, black_box(&x), &mut y));
-        println!(
-            "{:8}{:6} dot {:.1} GB/s",
+        print!(
+            "{:14}{:6} dot {:.1} GB/s",
             cpu.name(),
             dtype.name(),
             bytes.len() as f64 / dot / 1e9
         );
+        if dtype.is_grouped() {
+            let mut q = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut q);
+            let dot = seconds(|| cpu.matvec_q(dtype, &bytes, row, q.token(0), &mut y));
+            print!(", int dot {:.1} GB/s", bytes.len() as f64 / dot / 1e9);
+        }
+        println!();
     }
 
     let mut math = vec![0.0f32; N];

@@ -26,16 +26,7 @@ pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
 /// Groups whose halves lie side by side: what 64 bytes of a q4 row hold.
 const QUAD: usize = 4;
 /// Half of a group, which is what the low or the high nibbles of a q4 group hold.
-const HALF: usize = GROUP / 2;
-/// Largest quant. −128 is not used, so that a quant can change its sign.
-const QUANT_MAX: f32 = 127.0;
-/// Groups whose largest magnitude is below this are zero: what they would add to a sum
-/// is far below its rounding, and the inverse of their scale might be infinite.
-const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
-/// Adding it leaves the integer nearest to a small number (half to even) in the lowest
-/// bits, in two's complement.
-const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
-
+pub(crate) const HALF: usize = GROUP / 2;
 const _: () = assert!(size_of::<Chunk>() == 704 && align_of::<Chunk>() == 64);
 const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
 
@@ -246,59 +237,5 @@ impl Cpu {
     #[inline]
     pub fn quantize_token(self, x: &[f32], chunks: &mut [Chunk]) {
         simd::int::quantize_token(self, x, chunks);
-    }
-}
-
-/// The body of [`Cpu::quantize_token`], plain loops that every instruction set can
-/// vectorise without changing a bit.
-#[inline(always)]
-pub(crate) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
-    debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
-    for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
-        if let Ok(x) = x.try_into() {
-            quantize_chunk(x, chunk);
-        } else {
-            let mut padded = [0.0; CHUNK];
-            padded[..x.len()].copy_from_slice(x);
-            quantize_chunk(&padded, chunk);
-        }
-    }
-}
-
-#[inline(always)]
-fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut Chunk) {
-    const INFINITY: u32 = f32::INFINITY.to_bits();
-    let (groups, _) = x.as_chunks::<GROUP>();
-    // Magnitudes compare like their bits, and NaN is the largest: a maximum of integers
-    // is the same on every machine.
-    let mut largest = [0u32; CHUNK_GROUPS];
-    for (largest, group) in largest.iter_mut().zip(groups) {
-        *largest = group
-            .iter()
-            .fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
-    }
-    let mut inverse = [0.0f32; CHUNK_GROUPS];
-    for g in 0..CHUNK_GROUPS {
-        let max = f32::from_bits(largest[g]);
-        let ordinary = max >= SMALLEST && largest[g] < INFINITY;
-        inverse[g] = if ordinary { QUANT_MAX / max } else { 0.0 };
-        chunk.scales[g] = if ordinary { max / QUANT_MAX } else { 0.0 };
-    }
-    for (g, group) in groups.iter().enumerate() {
-        let mut quants = [0i32; GROUP];
-        if inverse[g] > 0.0 {
-            for (quant, x) in quants.iter_mut().zip(group) {
-                *quant = (x * inverse[g] + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-            }
-        } else if largest[g] >= INFINITY {
-            chunk.scales[g] = f32::NAN;
-        }
-        let at = first_half(g);
-        for i in 0..HALF {
-            chunk.quants[at + i] = quants[i] as i8;
-            chunk.quants[at + SECOND_HALF + i] = quants[HALF + i] as i8;
-        }
-        let sum: i32 = quants.iter().sum();
-        (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
     }
 }

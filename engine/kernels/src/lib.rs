@@ -64,6 +64,8 @@
 //! | `simd/int/` | integer products of q4 and q8 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
+//! | `select.rs` | the largest of many values |
+//! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes by column blocks |
 
@@ -73,6 +75,7 @@ compile_error!(
 );
 
 mod activations;
+mod bandwidth;
 mod columns;
 mod cpu;
 mod dtype;
@@ -83,10 +86,12 @@ mod ops;
 mod ops_int;
 mod quantize;
 mod row;
+mod select;
 mod simd;
 mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
+pub use bandwidth::read_bandwidth;
 pub use columns::Columns;
 pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP};

@@ -187,6 +187,28 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
+    /// [`argmax`](crate::argmax), several values at a time.
+    #[inline]
+    pub fn argmax(self, x: &[f32]) -> Option<usize> {
+        simd::argmax(self, x)
+    }
+
+    /// The `k` largest values with their indices, falling, equal ones by rising index; NaN
+    /// is skipped. `best` is overwritten; nothing is allocated if it has room for
+    /// `2 * k + 64` elements.
+    #[inline]
+    pub fn top_k(self, x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+        simd::top_k(self, x, k, best);
+    }
+
+    /// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
+    /// Reads memory as fast as one thread can, see
+    /// [`read_bandwidth`](crate::read_bandwidth).
+    #[inline]
+    pub fn sum_bytes(self, bytes: &[u8]) -> u64 {
+        simd::sum_bytes(self, bytes)
+    }
+
     /// `x[i] = exp(x[i] − max)`, not divided by the sum: part of a
     /// [`softmax`](Cpu::softmax). Returns `max` and the sum, which follows the lane rule.
     #[inline]

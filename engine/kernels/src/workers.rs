@@ -1,8 +1,12 @@
-//! A pool of threads that all run the same function at once.
+//! A pool of threads that share the items of a job.
 //!
 //! A forward pass hands out work thousands of times per second, so a run allocates
-//! nothing, and idle threads spin for a few microseconds before they sleep. A sleeping
-//! pool uses no CPU.
+//! nothing, and idle threads spin for some microseconds before they sleep. A sleeping pool
+//! uses no CPU.
+//!
+//! Items go to whichever thread is free, and a thread that comes late, because the system
+//! let it sleep or gave its core to another program, is not waited for: the others do its
+//! share and close the run. Only an item that a thread has begun is waited for.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +18,7 @@ use std::{
     ptr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
@@ -25,26 +29,87 @@ use crate::columns::Columns;
 /// Kernels need little stack, and a budget counts every thread's.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// How long a waiting thread spins before it sleeps: about what waking a thread costs,
-/// and longer than the serial steps between two runs of a forward pass.
-const SPIN: Duration = Duration::from_micros(30);
+/// How long a waiting thread keeps its core to itself.
+const SPIN: Duration = Duration::from_micros(10);
+
+/// How long it waits before it sleeps, offering its core to other threads after [`SPIN`]:
+/// about what waking a thread costs, and longer than the serial steps between two runs of a
+/// forward pass.
+const STAY: Duration = Duration::from_micros(50);
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// What the caller shows the workers for one run.
 struct Task {
-    // Lifetime erased: valid until `pending` has reached zero.
+    // Lifetime erased: valid while a worker is inside of the run.
     job: *const Job<'static>,
     caller: Thread,
 }
 
+/// The state of a run in one word, so that entering it, leaving it and closing it are
+/// single steps.
+///
+/// ```text
+/// bits 63..32  number of the run
+/// bit  31      open: workers may enter
+/// bits 30..16  workers that have entered
+/// bits 15..0   workers that are inside
+/// ```
+struct Gate(AtomicU64);
+
+const OPEN: u64 = 1 << 31;
+const ENTERED: u64 = 1 << 16;
+const INSIDE_ONE: u64 = 1;
+
+/// Most threads of a pool; what a field of the gate counts.
+const MAX_THREADS: usize = 1 << 15;
+
+fn number(gate: u64) -> u64 {
+    gate >> 32
+}
+
+fn entered(gate: u64) -> usize {
+    (gate >> 16) as usize & (MAX_THREADS - 1)
+}
+
+fn inside(gate: u64) -> usize {
+    gate as usize & 0xffff
+}
+
+impl Gate {
+    fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Opens the next run. What the caller wrote before is seen by all who enter.
+    fn open(&self) {
+        let next = number(self.0.load(Ordering::Relaxed)).wrapping_add(1);
+        self.0.store(next << 32 | OPEN, Ordering::Release);
+    }
+
+    /// Enters run `number` if it is still open.
+    fn enter(&self, number: u64) -> bool {
+        let step = |gate: u64| (gate >> 31 == number << 1 | 1).then(|| gate + ENTERED + INSIDE_ONE);
+        let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+        self.0.fetch_update(success, failure, step).is_ok()
+    }
+
+    /// Leaves the run; whether the caller may have to be woken.
+    fn leave(&self) -> bool {
+        let before = self.0.fetch_sub(INSIDE_ONE, Ordering::AcqRel);
+        inside(before) == 1
+    }
+
+    /// Lets nobody enter any more.
+    fn close(&self) {
+        self.0.fetch_and(!OPEN, Ordering::AcqRel);
+    }
+}
+
 struct Shared {
-    /// Number of the run; a change tells the workers that `task` is new.
-    epoch: AtomicUsize,
-    /// Written by the caller before it raises `epoch`, read by workers after they see it.
+    gate: Gate,
+    /// Written by the caller before it opens the gate, read by workers inside.
     task: UnsafeCell<Option<Task>>,
-    /// Workers that have not finished the current run.
-    pending: AtomicUsize,
     stop: AtomicBool,
     /// The first panic of the current run.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -54,8 +119,8 @@ struct Shared {
 }
 
 // SAFETY: `task` is the only field that cannot be shared by itself. The caller writes it
-// only while `pending` is zero, when no worker reads it, and publishes it by the release
-// of `epoch`. The job behind the pointer is `Sync`.
+// only while the gate is closed and nobody is inside, and publishes it by the release that
+// opens the gate. The job behind the pointer is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is used only while the caller keeps the job alive.
 unsafe impl Send for Shared {}
@@ -68,8 +133,8 @@ thread_local! {
 
 /// A fixed set of threads, the caller's among them.
 ///
-/// Which thread does what is not determined; callers write their results so that it does
-/// not matter.
+/// Which thread does what, and how many take part, is not determined; callers write their
+/// results so that it does not matter.
 pub struct Workers {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
@@ -88,9 +153,8 @@ impl Workers {
     pub fn new(threads: usize, cores: Option<&[usize]>) -> Workers {
         let available = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            gate: Gate(AtomicU64::new(0)),
             task: UnsafeCell::new(None),
-            pending: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
             pinned: AtomicUsize::new(0),
@@ -100,7 +164,7 @@ impl Workers {
         // Only cores this process may use: the affinity call does not check its argument.
         let usable = core_affinity::get_core_ids().unwrap_or_default();
         let mut handles = Vec::new();
-        for index in 1..threads {
+        for index in 1..threads.min(MAX_THREADS) {
             let wanted = cores.and_then(|cores| cores.get(index % cores.len().max(1)));
             let core = wanted
                 .and_then(|&id| usable.iter().find(|core| core.id == id))
@@ -150,16 +214,17 @@ impl Workers {
     /// finished; the pool stays usable. Also if called from inside a run of the same pool
     /// (through a second pool in between it would wait for itself instead).
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
-        let outer = INSIDE.get();
-        assert!(
-            !ptr::eq(outer, Arc::as_ptr(&self.shared)),
-            "a worker pool was asked to run from inside its own run"
-        );
+        self.run_with(self.handles.len(), f);
+    }
+
+    /// [`run`](Workers::run) for the caller and those workers that come before it is done,
+    /// at least `wanted` of them.
+    fn run_with(&self, wanted: usize, f: &Job<'_>) {
+        let outer = self.enter();
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        INSIDE.set(Arc::as_ptr(&self.shared));
         self.start(f);
         let own = catch_unwind(AssertUnwindSafe(|| f(0)));
-        self.wait();
+        self.finish(wanted);
         INSIDE.set(outer);
         let theirs = self
             .shared
@@ -173,48 +238,86 @@ impl Workers {
         }
     }
 
-    /// Shows `f` to the workers. [`wait`](Workers::wait) must follow before `f` ends.
+    /// Runs `f` on the calling thread only.
+    fn run_alone(&self, f: &Job<'_>) {
+        let outer = self.enter();
+        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        INSIDE.set(outer);
+        if let Err(payload) = own {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Marks this thread as being inside of a run, and returns what it was inside of.
+    fn enter(&self) -> *const Shared {
+        let (outer, this) = (INSIDE.get(), Arc::as_ptr(&self.shared));
+        assert!(
+            !ptr::eq(outer, this),
+            "a worker pool was asked to run from inside its own run"
+        );
+        INSIDE.replace(this)
+    }
+
+    /// Shows `f` to the workers. [`finish`](Workers::finish) must follow before `f` ends.
     fn start(&self, f: &Job<'_>) {
         if self.handles.is_empty() {
             return;
         }
-        // SAFETY: only the lifetime changes. `run` does not return or unwind before
-        // `wait` has seen every worker finish with the job.
+        // SAFETY: only the lifetime changes. `run_with` does not return or unwind before
+        // `finish` has seen every worker that entered leave.
         let job = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(f) };
         let task = Task {
             job,
             caller: thread::current(),
         };
-        // SAFETY: the caller holds `turn` and `pending` is zero, so nobody else uses it.
+        // SAFETY: the caller holds `turn`, the gate is closed and nobody is inside, so
+        // nobody else uses it.
         unsafe { *self.shared.task.get() = Some(task) };
-        self.shared
-            .pending
-            .store(self.handles.len(), Ordering::Relaxed);
         self.wake();
     }
 
     fn wake(&self) {
-        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.gate.open();
         for handle in &self.handles {
             // One atomic swap unless the thread sleeps.
             handle.thread().unpark();
         }
     }
 
-    fn wait(&self) {
-        wait_until(self.shared.spin, || {
-            self.shared.pending.load(Ordering::Acquire) == 0
+    /// Waits until `wanted` workers have entered, closes the run, and waits until all have
+    /// left.
+    fn finish(&self, wanted: usize) {
+        if self.handles.is_empty() {
+            return;
+        }
+        let Shared { gate, spin, .. } = &*self.shared;
+        wait_until(*spin, || {
+            let gate = gate.load();
+            entered(gate) >= wanted && (wanted == 0 || inside(gate) == 0)
         });
+        gate.close();
+        wait_until(*spin, || inside(gate.load()) == 0);
+    }
+
+    /// Runs `f`, which takes items until there are none, on the calling thread and on those
+    /// workers that come in time to help with `items` items.
+    fn share(&self, items: usize, f: &Job<'_>) {
+        if items > 1 {
+            self.run_with(0, f);
+        } else {
+            self.run_alone(f);
+        }
     }
 
     /// Calls `f(thread, item)` once for every item in `0..items`. Items are handed out in
     /// order to whichever thread is free.
     ///
     /// # Panics
-    /// As [`run`](Workers::run). After a panic the other threads still do their items.
+    /// As [`run`](Workers::run). After a panic the thread in question takes no more items, so
+    /// that some may be left undone.
     pub fn for_each_chunk(&self, items: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let next = AtomicUsize::new(0);
-        self.run(&|thread| {
+        self.share(items, &|thread| {
             loop {
                 let item = next.fetch_add(1, Ordering::Relaxed);
                 if item >= items {
@@ -271,7 +374,7 @@ impl Workers {
             states.len()
         );
         let (next, base) = (AtomicUsize::new(0), Shareable(states.as_mut_ptr()));
-        self.run(&|thread| {
+        self.share(items, &|thread| {
             // SAFETY: `thread < threads <= states.len()`, and each thread number is used
             // by one call of this closure. `states` is borrowed until the run is over.
             let state = unsafe { &mut *base.get().add(thread) };
@@ -316,9 +419,8 @@ impl Workers {
 }
 
 impl Workers {
-    /// Cuts a matrix into tiles of `rows × width` and calls `f(thread, (row, column),
-    /// tile)` once for every tile, with its first row and column. Tiles below each other
-    /// follow each other.
+    /// Cuts a matrix into tiles of `rows × width` and calls `f(row, column, tile)` once for
+    /// every tile, with its first row and column. Tiles below each other follow each other.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if `rows` or `width` is 0.
@@ -326,7 +428,7 @@ impl Workers {
         &self,
         matrix: Columns<'_, T>,
         (rows, width): (usize, usize),
-        f: &(dyn Fn(usize, (usize, usize), Columns<'_, T>) + Sync),
+        f: &(dyn Fn(usize, usize, Columns<'_, T>) + Sync),
     ) {
         assert!(
             rows > 0 && width > 0,
@@ -334,13 +436,13 @@ impl Workers {
         );
         let (height, columns) = (matrix.rows(), matrix.width());
         let below = height.div_ceil(rows);
-        self.for_each_chunk(below * columns.div_ceil(width), &|thread, index| {
+        self.for_each_chunk(below * columns.div_ceil(width), &|_, index| {
             let (row, column) = (index % below * rows, index / below * width);
             let range = row..height.min(row + rows);
             // SAFETY: each index is handed out once, so no two tiles share an element.
             // `matrix` outlives the run.
             let tile = unsafe { matrix.tile(range, column, width.min(columns - column)) };
-            f(thread, (row, column), tile);
+            f(row, column, tile);
         });
     }
 }
@@ -359,22 +461,30 @@ impl Drop for Workers {
 /// The life of a started thread.
 fn work(shared: &Shared, index: usize) {
     INSIDE.set(shared);
-    let mut seen = 0usize;
+    let mut last = 0;
     loop {
-        wait_until(shared.spin, || shared.epoch.load(Ordering::Acquire) != seen);
-        // The caller waits for all workers before the next run: none is ever skipped.
-        seen = seen.wrapping_add(1);
+        let mut run = 0;
+        wait_until(shared.spin, || {
+            let gate = shared.gate.load();
+            run = number(gate);
+            gate & OPEN != 0 && run != last
+        });
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the acquire above makes the caller's write of the task visible, and the
-        // caller leaves it alone until `pending` is zero.
+        if !shared.gate.enter(run) {
+            continue;
+        }
+        last = run;
+        // SAFETY: entering made the caller's write of the task visible, and the caller
+        // leaves it alone while anyone is inside.
         let Some(task) = (unsafe { &*shared.task.get() }) else {
+            shared.gate.leave();
             continue;
         };
-        // Cloned while the task is still ours; after the decrement it is not.
+        // Cloned while the task is still ours; after leaving it is not.
         let caller = task.caller.clone();
-        // SAFETY: the caller keeps the job alive until `pending` is zero.
+        // SAFETY: the caller keeps the job alive while anyone is inside.
         let job = unsafe { &*task.job };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index))) {
             let mut first = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
@@ -385,14 +495,14 @@ fn work(shared: &Shared, index: usize) {
                 std::mem::forget(payload);
             }
         }
-        if shared.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if shared.gate.leave() {
             caller.unpark();
         }
     }
 }
 
 /// Returns when `ready` holds. Whoever makes it hold unparks this thread afterwards.
-fn wait_until(spin: bool, ready: impl Fn() -> bool) {
+fn wait_until(spin: bool, mut ready: impl FnMut() -> bool) {
     if spin {
         let start = Instant::now();
         loop {
@@ -402,8 +512,12 @@ fn wait_until(spin: bool, ready: impl Fn() -> bool) {
                 }
                 spin_loop();
             }
-            if start.elapsed() >= SPIN {
+            let waited = start.elapsed();
+            if waited >= STAY {
                 break;
+            }
+            if waited >= SPIN {
+                thread::yield_now();
             }
         }
     }

@@ -1,6 +1,6 @@
 //! How far the kernels are from exact arithmetic (f64), with a named budget for each.
 
-use emberflow_kernels::{Cpu, DType, Row, argmax, math, quantize_row};
+use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, argmax, math, quantize_row};
 
 /// Error of a dot product of 4096 normal weights with normal inputs, relative to
 /// ‖w‖·‖x‖: what storing in each format costs.
@@ -11,6 +11,12 @@ const DOT_BUDGET: [(DType, f64); 5] = [
     (DType::Q8, 3e-4),
     (DType::Q4, 5e-3),
 ];
+/// The same with quantised activations, stored error included.
+const DOT_Q_BUDGET: [(DType, f64); 2] = [(DType::Q8, 4e-4), (DType::Q4, 5e-3)];
+/// What quantising the activations alone costs, in a dot product and in one activation
+/// relative to the largest of its group.
+const ACTIVATION_BUDGET: f64 = 3e-4;
+const QUANT_BUDGET: f64 = 0.5 / 127.0 + 1e-7;
 /// Units in the last place.
 const EXP_BUDGET: f64 = 1.0;
 /// Relative to the exact result.
@@ -68,6 +74,68 @@ fn dot_products() {
             worst_arithmetic <= DOT_BUDGET[0].1,
             "{dtype}: {worst_arithmetic:e}"
         );
+    }
+}
+
+#[test]
+fn dot_products_of_quantised_activations() {
+    const N: usize = 4096;
+    let cpu = Cpu::detect();
+    for (dtype, budget) in DOT_Q_BUDGET {
+        let (mut worst, mut worst_activations): (f64, f64) = (0.0, 0.0);
+        for seed in 0..50 {
+            let (w, x) = (normal(seed, N), normal(seed + 1000, N));
+            let mut quants = vec![0; dtype.quants_bytes(N)];
+            let mut scales = vec![0; dtype.scales_bytes(N)];
+            quantize_row(dtype, &w, &mut quants, &mut scales).unwrap();
+            let row = Row::split(dtype, N, &quants, &scales);
+            let mut stored = vec![0.0; N];
+            cpu.dequantize(row, &mut stored);
+            let mut quantised = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut quantised);
+            let got = f64::from(cpu.dot_q(row, quantised.token(0)));
+            let exact = |w: &[f32], x: &dyn Fn(usize) -> f32| -> f64 {
+                let terms = w.iter().enumerate();
+                terms.map(|(i, &w)| f64::from(w) * f64::from(x(i))).sum()
+            };
+            let size = norm(&w) * norm(&x);
+            let original = |i: usize| x[i];
+            worst = worst.max((got - exact(&w, &original)).abs() / size);
+            let loss = (got - exact(&stored, &original)).abs() / size;
+            worst_activations = worst_activations.max(loss);
+            // The chains add nothing to what is stored of both.
+            let kept = exact(&stored, &|i| quantised.all().value(0, i));
+            let arithmetic = (got - kept).abs() / size;
+            assert!(arithmetic <= DOT_BUDGET[0].1, "{dtype}: {arithmetic:e}");
+        }
+        println!("{dtype}: {worst:.1e} stored, {worst_activations:.1e} activations");
+        assert!(worst <= budget, "{dtype}: {worst:e}");
+        assert!(
+            worst_activations <= ACTIVATION_BUDGET,
+            "{dtype}: {worst_activations:e}"
+        );
+    }
+}
+
+#[test]
+fn quantised_activations() {
+    for seed in 0..20 {
+        // Groups of very different sizes.
+        let mut x = normal(seed, 4096);
+        for (g, group) in x.chunks_mut(GROUP).enumerate() {
+            let size = 10f32.powi((g as i32 * 7) % 40 - 20);
+            group.iter_mut().for_each(|x| *x *= size);
+        }
+        let mut quantised = Activations::default();
+        Cpu::detect().quantize_activations(&x, 1, &mut quantised);
+        for (g, group) in x.chunks(GROUP).enumerate() {
+            let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            for (i, x) in group.iter().enumerate() {
+                let got = quantised.all().value(0, g * GROUP + i);
+                let error = (f64::from(got) - f64::from(*x)).abs() / f64::from(largest);
+                assert!(error <= QUANT_BUDGET, "{x} becomes {got}: {error:e}");
+            }
+        }
     }
 }
 

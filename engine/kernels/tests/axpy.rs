@@ -151,7 +151,7 @@ proptest! {
         let factors: Vec<f32> = (0..views.len() * tokens)
             .map(|_| match kind {
                 0 => numbers.float(),
-                1 if numbers.next() % 8 > 0 => 0.0,
+                1 if !numbers.next().is_multiple_of(8) => 0.0,
                 _ => numbers.float() + 4.5,
             })
             .collect();

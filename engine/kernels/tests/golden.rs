@@ -3,7 +3,10 @@
 //! The oracle of the other tests is compiled for the same machine as the kernels. This
 //! test also holds two architectures to each other.
 
-use emberflow_kernels::{Cpu, DType, LANES, Row, math, matmul_scratch, quantize_row};
+use emberflow_kernels::{
+    Activations, Columns, Cpu, DType, LANES, Row, math, matmul_scratch, matmul_scratch_q,
+    quantize_row,
+};
 
 /// Changes only when a kernel's definition changes, which changes every logits hash.
 const EXPECTED: u64 = 0xa6f3_b556_81de_62be;
@@ -74,5 +77,38 @@ fn every_machine_computes_the_same() {
         apply(&|y| cpu.rope_rotate_half(y, &cos, &sin));
         apply(&|y| y.iter_mut().for_each(|y| *y = math::exp(*y * 20.0)));
         assert_eq!(hash.0, EXPECTED, "{}: {:#x}", cpu.name(), hash.0);
+    }
+}
+
+/// As [`EXPECTED`], for q4 and q8 rows with quantised activations.
+const EXPECTED_INTEGER: u64 = 0xcbc7_386c_c050_dc84;
+
+#[test]
+fn every_machine_computes_the_same_integers() {
+    // Two chunks and a short one with a tail, and more rows and tokens than one tile.
+    const N: usize = 2 * 512 + 3 * 32 + 5;
+    const ROWS: usize = 37;
+    const TOKENS: usize = 21;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let xs: Vec<f32> = (0..TOKENS * N).map(number).collect();
+    for cpu in Cpu::all() {
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        let mut x = Activations::default();
+        cpu.quantize_activations(&xs, TOKENS, &mut x);
+        for dtype in [DType::Q8, DType::Q4] {
+            let stride = dtype.row_bytes(N);
+            let mut bytes = vec![0; ROWS * stride];
+            for (r, row) in bytes.chunks_exact_mut(stride).enumerate() {
+                let src: Vec<f32> = (0..N).map(|i| number(3 * (r * N + i) + 1) / 16.0).collect();
+                let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+                quantize_row(dtype, &src, quants, scales).unwrap();
+            }
+            let mut y = vec![0.0; TOKENS * ROWS];
+            let mut scratch = vec![0.0; matmul_scratch_q(N)];
+            let mut columns = Columns::new(&mut y, TOKENS, ROWS, ROWS);
+            cpu.matmul_q(dtype, &bytes, stride, x.all(), &mut columns, &mut scratch);
+            hash.add(&y);
+        }
+        assert_eq!(hash.0, EXPECTED_INTEGER, "{}: {:#x}", cpu.name(), hash.0);
     }
 }

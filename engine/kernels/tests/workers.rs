@@ -82,7 +82,7 @@ fn tiles_cover_the_matrix_once_and_spare_the_gap() {
         };
         let mut data = vec![0usize; len];
         let matrix = Columns::new(&mut data, rows, stride, width);
-        workers.for_each_tile(matrix, (2, 3), &|_, (row, column), mut tile| {
+        workers.for_each_tile(matrix, (2, 3), &|row, column, mut tile| {
             for r in 0..tile.rows() {
                 for (c, value) in tile.row_mut(r).iter_mut().enumerate() {
                     *value += 1 + (row + r) * stride + column + c;
@@ -144,17 +144,43 @@ fn everyone_may_panic_at_once() {
 }
 
 #[test]
-fn a_panicking_item_does_not_stop_the_others() {
-    let workers = Workers::new(2, None);
-    let done = AtomicUsize::new(0);
-    let result = catch_unwind(AssertUnwindSafe(|| {
-        workers.for_each_chunk(100, &|_, item| {
-            assert_ne!(item, 0, "first item");
-            done.fetch_add(1, Relaxed);
+fn the_panic_of_an_item_reaches_the_caller_once_no_item_is_running() {
+    let workers = Workers::new(3, None);
+    for culprit in [0, 50, 99] {
+        let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            workers.for_each_chunk(100, &|_, item| {
+                begun.fetch_add(1, Relaxed);
+                assert_ne!(item, culprit, "the culprit");
+                done.fetch_add(1, Relaxed);
+            });
+        }));
+        assert!(result.is_err());
+        assert_eq!(begun.load(Relaxed), done.load(Relaxed) + 1);
+        workers.run(&|_| {});
+    }
+}
+
+/// Threads that sleep, or that the system does not let run, must not hold up the others.
+#[test]
+fn a_run_does_not_wait_for_threads_that_have_not_come() {
+    let workers = Workers::new(3, None);
+    for _ in 0..20 {
+        // Long enough for all to sleep.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let items: Vec<AtomicUsize> = (0..5).map(|_| AtomicUsize::new(0)).collect();
+        workers.for_each_chunk(items.len(), &|_, item| {
+            items[item].fetch_add(1, Relaxed);
         });
-    }));
-    assert!(result.is_err());
-    assert_eq!(done.load(Relaxed), 99);
+        assert!(items.iter().all(|i| i.load(Relaxed) == 1));
+    }
+    // One that is there and busy is waited for.
+    let slow = AtomicUsize::new(0);
+    workers.for_each_chunk(3, &|_, _| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        slow.fetch_add(1, Relaxed);
+    });
+    assert_eq!(slow.load(Relaxed), 3);
 }
 
 #[test]
@@ -163,6 +189,12 @@ fn a_nested_run_is_refused_and_does_not_hang() {
         let workers = Workers::new(threads, None);
         let nested = catch_unwind(AssertUnwindSafe(|| workers.run(&|_| workers.run(&|_| {}))));
         assert!(nested.is_err());
+        for items in [1, 5] {
+            let nested = catch_unwind(AssertUnwindSafe(|| {
+                workers.for_each_chunk(1, &|_, _| workers.for_each_chunk(items, &|_, _| {}));
+            }));
+            assert!(nested.is_err());
+        }
         workers.run(&|_| {});
         // Another pool may be used inside.
         let inner = Workers::new(2, None);

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::NAMES;
-use super::config::{HIDDEN_ACT, RELU_ON_UP, arch_for};
+use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, arch_for};
 use crate::config::{Activation, ModelConfig, RopeScaling};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -214,7 +214,7 @@ impl GgufWriter {
                 let reason = format!("a matrix has rows that are no multiple of {block}");
                 export_error(path, reason)
             })?;
-        let keys = keys(path, arch.name, &file)?;
+        let keys = keys(path, arch, &file)?;
         let mut header = b"GGUF".to_vec();
         header.extend(3u32.to_le_bytes());
         header.extend((tensors.len() as u64).to_le_bytes());
@@ -414,18 +414,20 @@ fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64) {
     header.extend(offset.to_le_bytes());
 }
 
-fn keys(path: &Path, arch: &str, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
+fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
     use GgufValue::{Bool, F32, F32s, I32s, Text, Texts, U32};
     let c = file.config;
     let inexpressible = match c {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
         c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
+        c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
         c if c.experts != 1 => Some("a mixture of experts"),
         _ => None,
     };
     if let Some(what) = inexpressible {
         return Err(export_error(path, format!("{what} has no gguf form yet")));
     }
+    let arch = arch.name;
     let act = match c.ffn_kind.activation {
         Activation::Relu => "relu",
         Activation::Relu2 => "relu2",

@@ -96,7 +96,7 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 4 for each neuron, 41 for each slot. The arena's capacity
+    /// [`Arena::charge`], for the budget: 4 for each neuron, 49 for each slot. The arena's capacity
     /// costs nothing.
     #[must_use]
     pub fn overhead(slots: u32, neurons: u64) -> u64 {
@@ -370,6 +370,7 @@ impl ColdCache {
             }
         }
         self.keep_entries(needed);
+        self.arena.trim();
         stuck
     }
 

@@ -2,7 +2,9 @@
 //!
 //! A [`DeviceProfile`] is a set of points: throughput by read size, depth, address range and
 //! engine. PowerInfer-2 §2.3.2 shows that all four matter on phones; [`measure()`] finds out.
+//! [`ReadCost`] is what such a curve means for a decision, also where nothing was measured.
 
+mod cost;
 mod machine;
 mod measure;
 
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use cost::{Fetch, Origin, ReadCost, Reads};
 pub use machine::{FileFacts, Machine};
 pub use measure::{Plan, Target, measure};
 

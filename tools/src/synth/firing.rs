@@ -116,13 +116,15 @@ impl Firing {
             },
             correlation: 0.0,
         };
+        let places = places(GRID);
         // spread 0 gives 0.8, more spread less
         let spread = match hot_share {
             share if share > 0.799 => 0.0,
-            share => bisect(0.0, 8.0, |s| share - with_spread(s).hot_share()),
+            share => bisect(0.0, 8.0, |s| share - with_spread(s).hot_share(&places)),
         };
         let mut firing = with_spread(spread);
-        let (low, high) = (firing.persistence(0.0), firing.persistence(MAX_CORRELATION));
+        let persistence = |rho| firing.persistence(&places, rho);
+        let (low, high) = (persistence(0.0), persistence(MAX_CORRELATION));
         if !(low..=high).contains(&targets.persistence) {
             return Err(Failure::usage(format!(
                 "--persistence {}: with this --active and --skew it lies between {low:.2} \
@@ -131,15 +133,19 @@ impl Firing {
             )));
         }
         firing.correlation = bisect(0.0, MAX_CORRELATION, |rho| {
-            firing.persistence(rho) - targets.persistence
+            persistence(rho) - targets.persistence
         });
         Ok(firing)
     }
 
     /// Biases of `neurons` gates, ascending.
-    pub fn biases(&self, neurons: usize) -> impl Iterator<Item = f64> {
-        let Self { mean, spread, .. } = *self;
-        (0..neurons).map(move |i| mean + spread * quantile((i as f64 + 0.5) / neurons as f64))
+    pub fn biases(&self, neurons: usize) -> Vec<f64> {
+        let at = |place: f64| self.bias(place);
+        places(neurons).into_iter().map(at).collect()
+    }
+
+    fn bias(&self, place: f64) -> f64 {
+        self.mean + self.spread * place
     }
 
     /// Mean and deviation of a gate over neurons and tokens.
@@ -147,23 +153,25 @@ impl Firing {
         (self.mean, (1.0 + self.spread * self.spread).sqrt())
     }
 
-    fn hot_share(&self) -> f64 {
-        let p: Vec<f64> = self.biases(GRID).map(cdf).collect();
+    fn hot_share(&self, places: &[f64]) -> f64 {
+        let p: Vec<f64> = places.iter().map(|x| cdf(self.bias(*x))).collect();
         let wanted = 0.8 * p.iter().sum::<f64>();
         let mut sum = 0.0;
         // hottest first, to the fraction of a neuron
         for (i, p) in p.iter().rev().enumerate() {
             if sum + p >= wanted {
-                return (i as f64 + (wanted - sum) / p) / GRID as f64;
+                return (i as f64 + (wanted - sum) / p) / places.len() as f64;
             }
             sum += p;
         }
         1.0
     }
 
-    fn persistence(&self, rho: f64) -> f64 {
+    fn persistence(&self, places: &[f64], rho: f64) -> f64 {
         let (mut twice, mut once) = (0.0, 0.0);
-        for b in self.biases(GRID / 8) {
+        // a smooth function of the place needs few of them
+        for place in places.iter().skip(4).step_by(8) {
+            let b = self.bias(*place);
             twice += both_above(b, rho);
             once += cdf(b);
         }
@@ -172,6 +180,12 @@ impl Firing {
             up => twice / once * both_above(up, rho) / cdf(up),
         }
     }
+}
+
+/// Standard normal values of `count` neurons, ascending and evenly spread.
+fn places(count: usize) -> Vec<f64> {
+    let place = |i| quantile((i as f64 + 0.5) / count as f64);
+    (0..count).map(place).collect()
 }
 
 /// Highest correlation that is made: beyond it a run of any length sees one
@@ -202,10 +216,13 @@ mod tests {
             for relu_on_up in [false, true] {
                 let f = Firing::solve(&t, relu_on_up).unwrap();
                 let up = if relu_on_up { cdf(f.up_bias) } else { 1.0 };
-                let active = f.biases(GRID).map(cdf).sum::<f64>() / GRID as f64 * up;
+                let active = f.biases(GRID).into_iter().map(cdf).sum::<f64>() / GRID as f64 * up;
                 assert!((active - t.active).abs() < 2e-3, "{t:?}: {active}");
-                assert!((f.hot_share() - t.hot_share).abs() < 2e-3, "{t:?}");
-                let p = f.persistence(f.correlation);
+                assert!(
+                    (f.hot_share(&places(GRID)) - t.hot_share).abs() < 2e-3,
+                    "{t:?}"
+                );
+                let p = f.persistence(&places(GRID), f.correlation);
                 assert!((p - t.persistence).abs() < 1e-3, "{t:?}: {p}");
             }
         }
@@ -215,11 +232,8 @@ mod tests {
     fn bamboo_curve_is_the_one_it_is_named_after() {
         let share = "bamboo".parse::<Skew>().unwrap().0;
         let f = Firing::solve(&targets(0.15, share, 0.83), false).unwrap();
-        let untouched = f
-            .biases(GRID)
-            .map(|b| (1.0 - cdf(b)).powi(128))
-            .sum::<f64>()
-            / GRID as f64;
+        let rare = |b: f64| (1.0 - cdf(b)).powi(128);
+        let untouched = f.biases(GRID).into_iter().map(rare).sum::<f64>() / GRID as f64;
         assert!((0.5e-4..2e-4).contains(&untouched), "{untouched}");
     }
 

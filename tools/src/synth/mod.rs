@@ -13,9 +13,11 @@
 //! | `recipe.rs` | what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
 //! | `write.rs` | the files |
+//! | `measure.rs` | statistics of real decoding, beside the targets |
 
 mod blocks;
 pub mod firing;
+mod measure;
 mod normal;
 mod random;
 mod recipe;
@@ -33,13 +35,19 @@ use emberflow_models::config::{Activation, ModelConfig};
 use serde::Serialize;
 
 use self::firing::{Firing, Targets};
+use self::measure::Measured;
 use self::recipe::Recipe;
-use self::shape::ActArg;
 use crate::cli::{SynthArgs, SynthQuantArg};
 use crate::{Failure, print_json, progress, size};
 
-/// Compute threads that make rows where none are given.
+/// Threads that make rows: enough to keep ahead of a disk.
 const THREADS: usize = 2;
+/// Up to this many bytes of weights, decoding is measured unasked.
+const SMALL: u64 = 64 << 20;
+/// Tokens that are then measured.
+const TOKENS: u32 = 1024;
+/// Fewest tokens that say something.
+const FEWEST: u32 = 16;
 
 /// What was made. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -60,6 +68,25 @@ pub struct SynthReport {
     pub peak_rss_bytes: Option<u64>,
     /// What the activations shall look like.
     pub target: Targets,
+    /// What they look like in decoding.
+    pub measured: Option<Measured>,
+}
+
+impl SynthReport {
+    /// Before anything is written.
+    fn new(output: &str, shape: &str, act: &str, seed: u64, target: Targets) -> Self {
+        Self {
+            output: output.into(),
+            shape: shape.into(),
+            act: act.into(),
+            seed,
+            bytes: 0,
+            seconds: 0.0,
+            peak_rss_bytes: None,
+            target,
+            measured: None,
+        }
+    }
 }
 
 impl From<SynthQuantArg> for Encoding {
@@ -88,44 +115,54 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let target = targets(args, &config);
     let firing = Firing::solve(&target, config.ffn_kind.relu_on_up)?;
     let recipe = Recipe::new(&config, firing, args.seed);
+    let room = config
+        .max_context
+        .saturating_sub(recipe.window.warm_up as u32);
+    if let Some(tokens @ 1..) = args.measure
+        && !(FEWEST..=room).contains(&tokens)
+    {
+        return Err(Failure::usage(format!(
+            "--measure {tokens}: expected 0 for none, or {FEWEST} to {room}, the model's context"
+        )));
+    }
+    let encoding = match args.quant {
+        _ if !gguf => Encoding::F32,
+        quant => quant.unwrap_or(SynthQuantArg::Q4_0).into(),
+    };
+    let place = args.output.display().to_string();
+    let mut report = SynthReport::new(&place, &name(args.shape), &name(act), args.seed, target);
     let start = Instant::now();
     let bar = progress::bytes("writing", 0);
     let mut tell = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     };
+    let output = &args.output;
     let written = if gguf {
-        let encoding = args.quant.unwrap_or(SynthQuantArg::Q4_0).into();
-        let note = Note {
-            seed: args.seed,
-            target,
-        };
         write::gguf(
-            &args.output,
-            &config,
-            &recipe,
-            encoding,
-            &note,
-            THREADS,
-            &mut tell,
+            output, &config, &recipe, encoding, &report, THREADS, &mut tell,
         )
     } else {
-        write::folder(&args.output, &config, &recipe, THREADS, &mut tell)
+        write::folder(output, &config, &recipe, THREADS, &mut tell)
     };
     bar.finish_and_clear();
-    let report = SynthReport {
-        output: args.output.display().to_string(),
-        shape: args.shape.name(),
-        act: act_name(act),
-        seed: args.seed,
-        bytes: written?,
-        seconds: start.elapsed().as_secs_f64(),
-        peak_rss_bytes: emberflow_storage::mem::peak_rss(),
-        target,
-    };
+    report.bytes = written?;
+    report.seconds = start.elapsed().as_secs_f64();
+    report.peak_rss_bytes = emberflow_storage::mem::peak_rss();
+    let unasked = if report.bytes <= SMALL { TOKENS } else { 0 };
+    if let tokens @ 1.. = args.measure.unwrap_or(unasked) {
+        let (tokens, warm_up) = (tokens as usize, recipe.window.warm_up);
+        report.measured = Some(measure::measure(output, encoding, tokens, warm_up)?);
+    }
     if args.json {
         return print_json(&report);
     }
+    show(&report)?;
+    Ok(())
+}
+
+/// The result as text.
+fn show(report: &SynthReport) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
@@ -136,18 +173,43 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         size::show(report.bytes),
         report.seconds
     )?;
-    Ok(())
+    let t = &report.target;
+    let rows = [
+        ("neurons that fire per token", t.active),
+        ("neurons that give 80 % of activations", t.hot_share),
+        (
+            "firing neurons that fire for the next token too",
+            t.persistence,
+        ),
+    ];
+    let Some(m) = &report.measured else {
+        for (what, target) in rows {
+            writeln!(out, "{what:<50}{:>8.1} % target", 100.0 * target)?;
+        }
+        return Ok(());
+    };
+    writeln!(out, "{:<50}{:>8}   {:>8}", "", "target", "measured")?;
+    for ((what, target), found) in rows.into_iter().zip([m.active, m.hot_share, m.persistence]) {
+        writeln!(
+            out,
+            "{what:<50}{:>8.1} % {:>8.1} %",
+            100.0 * target,
+            100.0 * found
+        )?;
+    }
+    writeln!(
+        out,
+        "over {} tokens of decoding and {} layers; the engine counts {:.1} % of gates",
+        m.tokens,
+        m.layers,
+        100.0 * m.engine_active
+    )
 }
 
-/// What the file says about how it was made.
-pub(crate) struct Note {
-    seed: u64,
-    target: Targets,
-}
-
-fn act_name(act: ActArg) -> String {
-    use clap::ValueEnum;
-    act.to_possible_value()
+/// A choice's name on the command line.
+fn name(choice: impl clap::ValueEnum) -> String {
+    choice
+        .to_possible_value()
         .map_or_else(String::new, |v| v.get_name().to_owned())
 }
 

@@ -110,7 +110,11 @@ impl Recipe {
         Self {
             window: Window::new(c.rope.theta.into(), c.head_dim as usize, firing.correlation),
             blocks: [bias, token, all - bias - token],
-            biases: firing.biases(c.ffn as usize).map(|b| b as f32).collect(),
+            biases: firing
+                .biases(c.ffn as usize)
+                .into_iter()
+                .map(|b| b as f32)
+                .collect(),
             hidden_power: up_power * expect(mean, deviation, |g| act(g).powi(2)),
             config: config.clone(),
             firing,

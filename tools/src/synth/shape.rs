@@ -71,12 +71,6 @@ impl Shape {
         }
     }
 
-    /// The name on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value()
-            .map_or_else(String::new, |v| v.get_name().to_owned())
-    }
-
     /// The configuration with activation `act`.
     pub fn config(self, act: ActArg) -> ModelConfig {
         // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
@@ -100,7 +94,7 @@ impl Shape {
         let head_dim = d_model / heads;
         ModelConfig {
             family: family.into(),
-            name: format!("synth-{}", self.name()),
+            name: format!("synth-{}", super::name(self)),
             vocab,
             d_model,
             layers,

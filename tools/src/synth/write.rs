@@ -10,7 +10,7 @@ use emberflow_models::{
     write_folder,
 };
 
-use super::Note;
+use super::SynthReport;
 use super::blocks::{encode, values};
 use super::recipe::Recipe;
 use super::vocab::vocabulary;
@@ -28,7 +28,7 @@ pub fn gguf(
     config: &ModelConfig,
     recipe: &Recipe,
     encoding: Encoding,
-    note: &Note,
+    about: &SynthReport,
     threads: usize,
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, Failure> {
@@ -38,10 +38,10 @@ pub fn gguf(
         (key, GgufValue::F32(value as f32))
     };
     let extra = vec![
-        ("emberflow.synth.seed".into(), GgufValue::U64(note.seed)),
-        share("active", note.target.active),
-        share("hot_share", note.target.hot_share),
-        share("persistence", note.target.persistence),
+        ("emberflow.synth.seed".into(), GgufValue::U64(about.seed)),
+        share("active", about.target.active),
+        share("hot_share", about.target.hot_share),
+        share("persistence", about.target.persistence),
     ];
     let file = GgufFile {
         config,
@@ -165,4 +165,40 @@ pub fn folder(
         Ok::<(), Error>(())
     })?;
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::firing::{Firing, Targets};
+    use crate::synth::shape::{ActArg, Shape};
+
+    #[test]
+    fn the_number_of_threads_changes_no_byte() {
+        let config = Shape::Tiny.config(ActArg::Relu);
+        let target = Targets {
+            active: 0.2,
+            hot_share: 0.5,
+            persistence: 0.8,
+        };
+        let recipe = Recipe::new(&config, Firing::solve(&target, false).unwrap(), 3);
+        let about = SynthReport::new("", "tiny", "relu", 3, target);
+        let dir = tempfile::tempdir().unwrap();
+        let [one, three] = [1, 3].map(|threads| {
+            let path = dir.path().join(format!("{threads}.gguf"));
+            let tell = &mut |_, _| {};
+            gguf(
+                &path,
+                &config,
+                &recipe,
+                Encoding::Q4_0,
+                &about,
+                threads,
+                tell,
+            )
+            .unwrap();
+            std::fs::read(path).unwrap()
+        });
+        assert!(one == three);
+    }
 }

@@ -17,9 +17,9 @@ const ROWS: usize = 16;
 /// Groups whose factors are computed at once.
 pub(super) const GROUPS: usize = 16;
 
-/// The entry points of one instruction set; `$groups` groups of sums fit in its registers
-/// beside weights that are decoded, `$token_groups` beside decoded
-/// ones, or two registers of `$tile` tokens.
+/// The entry points of one instruction set. In its registers fit the sums of `$groups`
+/// groups beside weights that are being decoded, of `$token_groups` beside decoded ones, or
+/// two registers of sums for each of `$tile` tokens.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $groups:literal, $token_groups:literal, $tile:literal) => {
         use crate::{Row, simd::axpy_tokens};
@@ -36,9 +36,14 @@ macro_rules! entry_points {
             rows: &[Row<'_>],
             tokens: usize,
             ys: &mut [f32],
+            scratch: &mut axpy_tokens::Scratch,
         ) {
             // SAFETY: as above.
-            unsafe { axpy_tokens::axpy_rows_tokens::<$lanes, $token_groups, $tile>(factors, rows, tokens, ys) }
+            unsafe {
+                axpy_tokens::axpy_rows_tokens::<$lanes, $token_groups, $tile>(
+                    factors, rows, tokens, ys, scratch,
+                )
+            }
         }
     };
 }

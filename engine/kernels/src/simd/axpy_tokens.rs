@@ -7,6 +7,8 @@
 //! is loaded. Every element takes its products in the order of the rows, as in
 //! [`axpy_rows`](super::axpy).
 
+use std::cell::RefCell;
+
 use super::{
     axpy::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
     lanes::{Lanes, Register},
@@ -25,15 +27,30 @@ const TOKENS: usize = 64;
 /// Groups of each row that are decoded together: 32 KiB in all.
 const DECODED: usize = 4;
 
-/// Working memory, on the stack. Aligned so that no register of decoded weights lies in
-/// two cache lines.
+/// Working memory of one call. Aligned so that no register of decoded weights lies in two
+/// cache lines.
 #[repr(align(64))]
-struct Scratch {
+pub(super) struct Scratch {
     /// Decoded groups, `rows × groups × 32`.
     weights: [f32; ROWS * DECODED * GROUP],
     /// Factors times scales: of one token `rows × groups`, or of a tile `rows × tokens`.
     scaled: [f32; ROWS * TOKENS],
     scales: [[f32; GROUPS]; ROWS],
+    plan: Plan,
+}
+
+thread_local! {
+    /// Too large to be filled with zeros for every call.
+    pub(super) static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
+        weights: [0.0; ROWS * DECODED * GROUP],
+        scaled: [0.0; ROWS * TOKENS],
+        scales: [[0.0; GROUPS]; ROWS],
+        plan: Plan {
+            rows: [[0; ROWS]; TOKENS],
+            factors: [[0.0; ROWS]; TOKENS],
+            counts: [0; TOKENS],
+        },
+    }) };
 }
 
 /// What each token takes from at most [`ROWS`] rows.
@@ -93,6 +110,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     rows: &[Row<'_>],
     tokens: usize,
     ys: &mut [f32],
+    scratch: &mut Scratch,
 ) {
     let Some(first) = rows.first() else {
         return;
@@ -100,11 +118,11 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     // SAFETY: passed on from the caller.
     unsafe {
         match first.dtype() {
-            DType::F32 => all_rows::<L, F32, G, T>(factors, rows, tokens, ys),
-            DType::F16 => all_rows::<L, F16, G, T>(factors, rows, tokens, ys),
-            DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys),
-            DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys),
-            DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys),
+            DType::F32 => all_rows::<L, F32, G, T>(factors, rows, tokens, ys, scratch),
+            DType::F16 => all_rows::<L, F16, G, T>(factors, rows, tokens, ys, scratch),
+            DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys, scratch),
+            DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys, scratch),
+            DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys, scratch),
         }
     }
 }
@@ -115,21 +133,12 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     rows: &[Row<'_>],
     tokens: usize,
     ys: &mut [f32],
+    scratch: &mut Scratch,
 ) {
     let n = rows[0].len();
     if n == 0 || tokens == 0 {
         return;
     }
-    let mut scratch = Scratch {
-        weights: [0.0; ROWS * DECODED * GROUP],
-        scaled: [0.0; ROWS * TOKENS],
-        scales: [[0.0; GROUPS]; ROWS],
-    };
-    let mut plan = Plan {
-        rows: [[0; ROWS]; TOKENS],
-        factors: [[0.0; ROWS]; TOKENS],
-        counts: [0; TOKENS],
-    };
     for (factors, rows) in factors.chunks(ROWS * tokens).zip(rows.chunks(ROWS)) {
         for (span, ys) in ys.chunks_mut(TOKENS * n).enumerate() {
             let part = Part {
@@ -140,11 +149,11 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
             };
             let full = part.factors().all(|a| !a.contains(&0.0));
             if !full {
-                plan.fill(part);
+                scratch.plan.fill(part);
             }
             // SAFETY: the plan names rows of `rows` only, for the tokens of `ys`; the
             // caller guarantees the instruction set.
-            unsafe { some_rows::<L, S, G, T>(part, &plan, full, ys, &mut scratch) }
+            unsafe { some_rows::<L, S, G, T>(part, full, ys, scratch) }
         }
     }
 }
@@ -153,7 +162,6 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
 #[inline(always)]
 unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     part: Part<'_>,
-    plan: &Plan,
     full: bool,
     ys: &mut [f32],
     scratch: &mut Scratch,
@@ -182,11 +190,11 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
                     k += width;
                 } else if k + G <= count {
                     decode::<L, S>(part.rows, first + k, G, &mut scratch.weights);
-                    each_token::<L, S, G>(plan, first, k, ys, n, scratch);
+                    each_token::<L, S, G>(first, k, ys, n, scratch);
                     k += G;
                 } else {
                     decode::<L, S>(part.rows, first + k, 1, &mut scratch.weights);
-                    each_token::<L, S, 1>(plan, first, k, ys, n, scratch);
+                    each_token::<L, S, 1>(first, k, ys, n, scratch);
                     k += 1;
                 }
             }
@@ -233,14 +241,13 @@ unsafe fn decode<L: Lanes, S: Stored>(
 /// own choice of rows.
 #[inline(always)]
 unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
-    plan: &Plan,
     first: usize,
     k: usize,
     ys: &mut [f32],
     n: usize,
     scratch: &mut Scratch,
 ) {
-    let weights = scratch.weights.as_ptr();
+    let (weights, plan) = (scratch.weights.as_ptr(), &scratch.plan);
     for (t, y) in ys.chunks_exact_mut(n).enumerate() {
         let count = plan.counts[t];
         let (used, factors) = (&plan.rows[t][..count], &plan.factors[t][..count]);

@@ -70,6 +70,21 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn sum_bytes(bytes: &[u8]) -> u64 {
+            $crate::bandwidth::sum_bytes(bytes)
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn argmax(x: &[f32]) -> Option<usize> {
+            $crate::select::argmax(x)
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn top_k(x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+            $crate::select::top_k(x, k, best);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn exp_block(x: &mut [f32]) -> (f32, f32) {
             $crate::elementwise::exp_block(x)
         }
@@ -199,7 +214,13 @@ pub(crate) fn axpy_rows_tokens(
     check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
-    dispatch!(cpu, axpy_rows_tokens(factors, rows, tokens, ys), axpy)
+    axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
+        dispatch!(
+            cpu,
+            axpy_rows_tokens(factors, rows, tokens, ys, scratch),
+            axpy
+        )
+    });
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
@@ -249,6 +270,18 @@ pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32)
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, softmax(x))
+}
+
+pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
+    dispatch!(cpu, sum_bytes(bytes))
+}
+
+pub(crate) fn argmax(cpu: Cpu, x: &[f32]) -> Option<usize> {
+    dispatch!(cpu, argmax(x))
+}
+
+pub(crate) fn top_k(cpu: Cpu, x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+    dispatch!(cpu, top_k(x, k, best))
 }
 
 pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {

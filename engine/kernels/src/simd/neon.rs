@@ -187,7 +187,7 @@ unsafe fn load_4_halves(from: *const u8) -> uint16x4_t {
 
 /// Four f16 to f32. The intrinsic is not stable yet; the instruction is baseline.
 #[inline(always)]
-unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
+pub(super) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
     // SAFETY: the caller guarantees NEON; only the named registers are touched.
     unsafe {

@@ -2,6 +2,7 @@
 //! `refused`.
 
 mod refused;
+mod write;
 
 use std::path::PathBuf;
 

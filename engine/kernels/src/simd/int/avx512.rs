@@ -3,13 +3,56 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::Unit;
-use crate::{cpu::with_features, simd::avx2::reduce_8};
+use super::{
+    dot::Unit,
+    quantize::{MAGNITUDE, Quantize},
+};
+use crate::{
+    activations::CHUNK_GROUPS,
+    cpu::with_features,
+    dtype::{DType, GROUP},
+    simd::avx2::reduce_8,
+};
 
 with_features!(avx512_vnni, entry_points, Avx512);
 
+const Q4_BYTES: usize = DType::Q4.quants_bytes(GROUP);
+
 /// One register of sixteen lanes.
 pub(super) struct Avx512;
+
+impl Quantize for Avx512 {
+    #[inline(always)]
+    unsafe fn largest(group: &[f32; GROUP]) -> u32 {
+        // SAFETY: the caller guarantees AVX-512; the group is two registers long.
+        unsafe {
+            let from = group.as_ptr().cast::<u8>();
+            let mask = _mm512_set1_epi32(MAGNITUDE as i32);
+            let first = _mm512_and_si512(load(from), mask);
+            let second = _mm512_and_si512(load(from.add(64)), mask);
+            _mm512_reduce_max_epu32(_mm512_max_epu32(first, second))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let mut quants = [0i8; GROUP];
+        // SAFETY: as in `largest`; 16 quants are stored at each half.
+        unsafe {
+            let inverse = _mm512_set1_ps(inverse);
+            let first = _mm512_mul_ps(_mm512_loadu_ps(group.as_ptr()), inverse);
+            let second = _mm512_mul_ps(_mm512_loadu_ps(group.as_ptr().add(16)), inverse);
+            let first = _mm512_cvt_roundps_epi32::<NEAREST>(first);
+            let second = _mm512_cvt_roundps_epi32::<NEAREST>(second);
+            let to = quants.as_mut_ptr();
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(first));
+            _mm_storeu_si128(to.add(16).cast(), _mm512_cvtepi32_epi8(second));
+            let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+            (quants, sum)
+        }
+    }
+}
 
 impl Unit for Avx512 {
     type Sums = __m512i;
@@ -22,13 +65,16 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, x: &Chunk) -> __m512i {
-        // SAFETY: the caller guarantees AVX-512 VNNI and 256 bytes; the chunk has 512.
+    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512 VNNI and the groups; the chunk has 512 bytes.
         unsafe {
             let mask = _mm512_set1_epi8(15);
             let mut parts = [_mm512_setzero_si512(); 4];
             for (i, part) in parts.iter_mut().enumerate() {
-                let bytes = load(quants.add(64 * i));
+                if 64 * i >= groups * Q4_BYTES {
+                    break;
+                }
+                let bytes = load_up_to(quants, 64 * i, groups * Q4_BYTES);
                 let low = _mm512_and_si512(bytes, mask);
                 let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
                 let x = x.quants.as_ptr().cast::<u8>().add(128 * i);
@@ -40,15 +86,18 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn q8(quants: *const u8, x: &Chunk) -> __m512i {
-        // SAFETY: the caller guarantees AVX-512 VNNI and 512 bytes; the chunk has 512.
+    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512 VNNI and the groups; the chunk has 512 bytes.
         unsafe {
             // The instruction takes unsigned weights: add 128, which is a flip of the sign.
             let flip = _mm512_set1_epi8(i8::MIN);
             let mut parts = [_mm512_setzero_si512(); 4];
             for (i, part) in parts.iter_mut().enumerate() {
-                let a = _mm512_xor_si512(load(quants.add(128 * i)), flip);
-                let b = _mm512_xor_si512(load(quants.add(128 * i + 64)), flip);
+                if 128 * i >= groups * GROUP {
+                    break;
+                }
+                let a = _mm512_xor_si512(load_up_to(quants, 128 * i, groups * GROUP), flip);
+                let b = _mm512_xor_si512(load_up_to(quants, 128 * i + 64, groups * GROUP), flip);
                 // Even lanes are first halves, odd lanes second ones.
                 let low = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
                 let high = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
@@ -61,10 +110,22 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn add(chains: __m512, sums: __m512i, scales: *const u8, x: &Chunk) -> __m512 {
-        // SAFETY: the caller guarantees AVX-512 and 32 bytes.
+    unsafe fn add(
+        chains: __m512,
+        sums: __m512i,
+        scales: *const u8,
+        groups: usize,
+        x: &Chunk,
+    ) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512 and the scales.
         unsafe {
-            let scales = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
+            let wanted = ((1u32 << groups) - 1) as u16;
+            let halves = if groups == CHUNK_GROUPS {
+                _mm256_loadu_si256(scales.cast())
+            } else {
+                _mm256_maskz_loadu_epi16(wanted, scales.cast())
+            };
+            let scales = _mm512_cvtph_ps(halves);
             let scales = _mm512_mul_ps(scales, _mm512_loadu_ps(x.scales.as_ptr()));
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, chains)
         }
@@ -90,6 +151,21 @@ impl Unit for Avx512 {
 pub(super) unsafe fn load(from: *const u8) -> __m512i {
     // SAFETY: the caller guarantees 64 readable bytes.
     unsafe { _mm512_loadu_si512(from.cast()) }
+}
+
+/// 64 bytes from byte `at` on, zeros from byte `end` on.
+#[inline(always)]
+unsafe fn load_up_to(from: *const u8, at: usize, end: usize) -> __m512i {
+    // SAFETY: the caller guarantees AVX-512BW and `end` readable bytes; a masked load
+    // touches no others.
+    unsafe {
+        if at + 64 <= end {
+            load(from.add(at))
+        } else {
+            let left = end.saturating_sub(at);
+            _mm512_maskz_loadu_epi8((1u64 << left) - 1, from.wrapping_add(at).cast())
+        }
+    }
 }
 
 /// Quarter `l` of part `i` holds the four partial sums of group `4i + l`; lane `g` of the

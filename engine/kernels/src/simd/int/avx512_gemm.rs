@@ -22,6 +22,7 @@ impl Tile for Avx512 {
     type Floats = __m512;
 
     const ROWS: usize = ROWS;
+    const PACK_FROM: usize = 2;
     // 12 sums, 12 chains, weights and scales of the 32 registers.
     const TOKENS: usize = 12;
     // With two panels each broadcast activation is used twice: loads no longer limit.

@@ -31,17 +31,21 @@ pub(super) trait Unit {
     /// All chains zero.
     unsafe fn zero() -> Self::Chains;
 
-    /// Exact sums of 16 groups of q4 weights (256 bytes) times activations, −8 included.
-    unsafe fn q4(quants: *const u8, x: &Chunk) -> Self::Sums;
+    /// Exact sums of `groups <= 16` groups of q4 weights (16 bytes each) times
+    /// activations; the other sums are zero.
+    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
-    /// Exact sums of 16 groups of q8 weights (512 bytes) times activations.
-    unsafe fn q8(quants: *const u8, x: &Chunk) -> Self::Sums;
+    /// Exact sums of `groups <= 16` groups of q8 weights (32 bytes each) times
+    /// activations; the other sums are zero.
+    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
-    /// `fma(sum, weight scale * activation scale, chain)` for every group; reads 16 f16.
+    /// `fma(sum, weight scale * activation scale, chain)` for the first `groups <= 16`
+    /// chains; reads as many f16.
     unsafe fn add(
         chains: Self::Chains,
         sums: Self::Sums,
         scales: *const u8,
+        groups: usize,
         x: &Chunk,
     ) -> Self::Chains;
 
@@ -109,7 +113,7 @@ unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<
     let full = row.len().div_ceil(GROUP) / CHUNK_GROUPS;
     let (quants, scales) = (row.quants().as_ptr(), row.scales().as_ptr());
     let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());
-    // SAFETY: chunk `k < full` of the row has all its bytes, and so has its copy.
+    // SAFETY: chunk `k < full` of the row has all its bytes, the last one its groups.
     unsafe {
         let mut chains = U::zero();
         for (k, x) in x.iter().take(full).enumerate() {
@@ -117,32 +121,55 @@ unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<
                 U::prefetch(next.wrapping_add(k * bytes + line));
             }
             U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
-            let sums = sums::<U, Q4>(quants.add(k * bytes), x);
-            chains = U::add(chains, sums, scales.add(k * SCALES_BYTES), x);
+            let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
+            chains = step::<U, Q4>(chains, quants, scales, CHUNK_GROUPS, x);
         }
         if full < x.len() {
-            let (mut rest, mut rest_scales) = ([0u8; Q8_BYTES], [0u8; SCALES_BYTES]);
-            let (from, from_scales) = (
-                &row.quants()[full * bytes..],
-                &row.scales()[full * SCALES_BYTES..],
-            );
-            rest[..from.len()].copy_from_slice(from);
-            rest_scales[..from_scales.len()].copy_from_slice(from_scales);
-            let sums = sums::<U, Q4>(rest.as_ptr(), &x[full]);
-            chains = U::add(chains, sums, rest_scales.as_ptr(), &x[full]);
+            let groups = row.len().div_ceil(GROUP) % CHUNK_GROUPS;
+            let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
+            chains = step::<U, Q4>(chains, quants, scales, groups, &x[full]);
         }
         U::fold(chains)
     }
 }
 
 #[inline(always)]
-unsafe fn sums<U: Unit, const Q4: bool>(quants: *const u8, x: &Chunk) -> U::Sums {
+unsafe fn step<U: Unit, const Q4: bool>(
+    chains: U::Chains,
+    quants: *const u8,
+    scales: *const u8,
+    groups: usize,
+    x: &Chunk,
+) -> U::Chains {
     // SAFETY: passed on from the caller.
     unsafe {
-        if Q4 {
-            U::q4(quants, x)
+        let sums = if Q4 {
+            U::q4(quants, groups, x)
         } else {
-            U::q8(quants, x)
+            U::q8(quants, groups, x)
+        };
+        U::add(chains, sums, scales, groups, x)
+    }
+}
+
+/// `groups` scales, then zeros, for units that read all 16 at once.
+///
+/// # Safety
+/// `scales` is valid for `groups <= 16` f16.
+#[inline(always)]
+pub(super) unsafe fn padded(scales: *const u8, groups: usize) -> [u16; CHUNK_GROUPS] {
+    let from = scales.cast::<[u8; 2]>();
+    // SAFETY: the caller guarantees the scales that are read.
+    unsafe {
+        if groups == CHUNK_GROUPS {
+            return scales.cast::<[u16; CHUNK_GROUPS]>().read_unaligned();
         }
+        std::array::from_fn(|g| {
+            if g < groups {
+                u16::from_le_bytes(*from.add(g))
+            } else {
+                0
+            }
+        })
     }
 }

@@ -5,12 +5,14 @@
 //! over the panel. The groups are visited chain by chain, so the sums of a chain stay in
 //! registers; a finished chain is folded at once with the one that the tree pairs it with.
 
+use super::dot::{self, Unit};
 use crate::{
     ActivationsRef, Chunk, Row,
-    activations::CHUNK_GROUPS,
+    activations::{CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
+    simd::portable::f16_to_f32,
 };
 
 /// Rows of the largest panel.
@@ -82,6 +84,7 @@ impl Tokens {
     /// Byte `offset` of the chunk of token `t`, reached from the nearest token whose
     /// number is a multiple of three: tokens in between are one or two strides away, which
     /// an address can hold.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn byte(self, t: usize, offset: usize) -> *const u8 {
         // SAFETY: as for `chunk`; the offset lies in the chunk.
@@ -108,6 +111,8 @@ pub(super) trait Tile {
 
     /// Rows of a panel, at most [`MAX_ROWS`].
     const ROWS: usize;
+    /// Tokens from which on packing pays; fewer take the dot product of every row.
+    const PACK_FROM: usize;
     /// Tokens of the largest tile of one panel: 12 or 4.
     const TOKENS: usize;
     /// Tokens of the largest tile of two panels: 6, or 0 where two do not fit.
@@ -143,6 +148,54 @@ pub(super) trait Tile {
     unsafe fn store(values: Self::Floats, to: *mut f32);
 }
 
+/// [`Tile::pack`] without vector instructions: `STEP` consecutive elements of every row,
+/// then the next ones. If `raised`, nibbles stay as they are and bytes become unsigned by
+/// adding 128; else both are signed.
+///
+/// # Safety
+/// As for [`Tile::pack`]; the number of rows is that of the panel.
+#[inline(always)]
+pub(super) unsafe fn pack<const Q4: bool, const STEP: usize>(
+    rows: &[Row<'_>],
+    panel: Panel,
+    raised: bool,
+) {
+    let dtype = if Q4 { DType::Q4 } else { DType::Q8 };
+    for (r, row) in rows.iter().enumerate() {
+        let bytes = row.quants().chunks_exact(dtype.quants_bytes(GROUP));
+        let (scales, _) = row.scales().as_chunks::<2>();
+        for (g, (bytes, scale)) in bytes.zip(scales).enumerate() {
+            let mut quants = [0u8; GROUP];
+            if Q4 {
+                let offset = if raised { 0 } else { 8 };
+                for (i, byte) in bytes.iter().enumerate() {
+                    quants[i] = (byte & 15).wrapping_sub(offset);
+                    quants[HALF + i] = (byte >> 4).wrapping_sub(offset);
+                }
+            } else {
+                let flip = if raised { 128 } else { 0 };
+                for (quant, byte) in quants.iter_mut().zip(bytes) {
+                    *quant = byte ^ flip;
+                }
+            }
+            // SAFETY: the group is as large as all rows, scales included, and aligned.
+            unsafe {
+                let group = panel.group(g);
+                for (step, quants) in quants.as_chunks::<STEP>().0.iter().enumerate() {
+                    let to = group.add((step * rows.len() + r) * STEP);
+                    to.cast::<[u8; STEP]>().write(*quants);
+                }
+                let scale = f16_to_f32(u16::from_le_bytes(*scale));
+                group
+                    .add(rows.len() * GROUP)
+                    .cast::<f32>()
+                    .add(r)
+                    .write(scale);
+            }
+        }
+    }
+}
+
 /// `y.row(t)[r] = row r · token t` by the chain rule.
 ///
 /// # Safety
@@ -150,13 +203,20 @@ pub(super) trait Tile {
 /// as the activations; `y` has a row for each token and a column for each weight row; and
 /// `scratch` has at least [`scratch_len`] elements.
 #[inline(always)]
-pub(super) unsafe fn matmul<K: Tile, R: Rows>(
+pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
     scratch: &mut [f32],
 ) {
-    if rows.count() == 0 || xs.tokens() == 0 {
+    if rows.count() == 0 {
+        return;
+    }
+    if xs.tokens() < K::PACK_FROM {
+        for t in 0..xs.tokens() {
+            // SAFETY: passed on from the caller.
+            unsafe { dot::dots::<K, R>(rows, xs.range(t, 1).chunks(), y.row_mut(t)) }
+        }
         return;
     }
     // SAFETY: passed on from the caller.

@@ -1,12 +1,13 @@
 //! Plain Rust for machines without a supported vector unit.
 
 use super::{
-    dot::Unit,
-    gemm::{Panel, Tile, Tokens},
+    dot::{Unit, padded},
+    gemm::{self, Panel, Tile, Tokens},
+    quantize::Quantize,
 };
 use crate::{
-    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
-    dtype::{DType, GROUP},
+    activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    dtype::GROUP,
     simd::portable::{f16_to_f32, fused},
 };
 
@@ -15,9 +16,10 @@ entry_points!([] Portable);
 /// Arrays of 16.
 pub(super) struct Portable;
 
-const HALF: usize = GROUP / 2;
 /// Rows of a panel.
 const ROWS: usize = 4;
+
+impl Quantize for Portable {}
 
 impl Unit for Portable {
     type Sums = [i32; CHUNK_GROUPS];
@@ -29,9 +31,12 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, x: &Chunk) -> Self::Sums {
+    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums {
         std::array::from_fn(|g| {
-            // SAFETY: the caller guarantees 16 groups of 16 bytes.
+            if g >= groups {
+                return 0;
+            }
+            // SAFETY: the caller guarantees `groups` of 16 bytes.
             let bytes = unsafe { quants.add(g * HALF).cast::<[u8; HALF]>().read_unaligned() };
             let (low, high) = halves(x, g);
             let mut sum = x.by_8[g];
@@ -44,9 +49,12 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
-    unsafe fn q8(quants: *const u8, x: &Chunk) -> Self::Sums {
+    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums {
         std::array::from_fn(|g| {
-            // SAFETY: the caller guarantees 16 groups of 32 bytes.
+            if g >= groups {
+                return 0;
+            }
+            // SAFETY: the caller guarantees `groups` of 32 bytes.
             let bytes = unsafe { quants.add(g * GROUP).cast::<[i8; GROUP]>().read_unaligned() };
             let (low, high) = halves(x, g);
             let mut sum = 0;
@@ -63,10 +71,11 @@ impl Unit for Portable {
         chains: Self::Chains,
         sums: Self::Sums,
         scales: *const u8,
+        groups: usize,
         x: &Chunk,
     ) -> Self::Chains {
-        // SAFETY: the caller guarantees 16 f16.
-        let scales = unsafe { scales.cast::<[u16; CHUNK_GROUPS]>().read_unaligned() };
+        // SAFETY: the caller guarantees `groups` f16.
+        let scales = unsafe { padded(scales, groups) };
         std::array::from_fn(|g| {
             let scale = f16_to_f32(scales[g]) * x.scales[g];
             fused(sums[g] as f32, scale, chains[g])
@@ -97,34 +106,19 @@ fn halves(x: &Chunk, g: usize) -> (&[i8], &[i8]) {
     )
 }
 
-/// A packed group is the quants of one row after the other, nibbles less their 8.
+/// A packed group is the quants of one row after the other.
 impl Tile for Portable {
     type Sums = [i32; ROWS];
     type Floats = [f32; ROWS];
 
     const ROWS: usize = ROWS;
+    const PACK_FROM: usize = 2;
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
 
     unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
-        for (r, row) in rows.iter().enumerate() {
-            let bytes = row.quants().chunks_exact(row.dtype().quants_bytes(GROUP));
-            let (scales, _) = row.scales().as_chunks::<2>();
-            for (g, (bytes, scale)) in bytes.zip(scales).enumerate() {
-                let quants: [i8; GROUP] = std::array::from_fn(|i| match row.dtype() {
-                    DType::Q4 if i < HALF => (bytes[i] & 15) as i8 - 8,
-                    DType::Q4 => (bytes[i - HALF] >> 4) as i8 - 8,
-                    _ => bytes[i] as i8,
-                });
-                // SAFETY: the caller guarantees the memory of the panel, which is aligned.
-                unsafe {
-                    let to = panel.group(g);
-                    to.add(r * GROUP).cast::<[i8; GROUP]>().write(quants);
-                    let scale = f16_to_f32(u16::from_le_bytes(*scale));
-                    to.add(ROWS * GROUP).cast::<f32>().add(r).write(scale);
-                }
-            }
-        }
+        // SAFETY: passed on from the caller.
+        unsafe { gemm::pack::<Q4, GROUP>(rows, panel, false) }
     }
 
     #[inline(always)]

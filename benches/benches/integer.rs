@@ -1,0 +1,163 @@
+//! Integer kernels per format and instruction set: q4 and q8 rows times quantised
+//! activations, beside the f32 path and the plain read of the same memory.
+//!
+//! Criterion prints the bound's unit beside each time: bytes of rows per second where
+//! memory is the limit (one token), multiply-adds per second (as elements) where
+//! arithmetic is (many tokens).
+
+use std::{hint::black_box, time::Duration};
+
+use criterion::measurement::WallTime;
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+};
+use emberflow_kernels::{
+    Activations, Columns, Cpu, DType, Isa, matmul_scratch, matmul_scratch_q, quantize_row,
+};
+
+/// Width of a 7B model's residual stream.
+const N: usize = 4096;
+/// Rows that fit in a second-level cache in both formats.
+const ROWS: usize = 64;
+/// Rows that do not fit in any cache but the largest ones.
+const MEMORY: usize = 256 << 20;
+const DTYPES: [DType; 2] = [DType::Q4, DType::Q8];
+
+/// The instruction sets that differ in their integer kernels.
+fn cpus() -> impl Iterator<Item = Cpu> {
+    Isa::ALL
+        .into_iter()
+        .filter(|isa| ![Isa::Scalar, Isa::Avx512].contains(isa))
+        .filter_map(Cpu::with_isa)
+}
+
+fn floats(count: usize) -> Vec<f32> {
+    (0..count)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+        .collect()
+}
+
+fn rows(dtype: DType, count: usize) -> Vec<u8> {
+    let mut row = vec![0; dtype.row_bytes(N)];
+    let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+    quantize_row(dtype, &floats(N), quants, scales).expect("finite values");
+    row.repeat(count)
+}
+
+fn measure(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    throughput: Throughput,
+    mut f: impl FnMut(),
+) {
+    group.throughput(throughput);
+    group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut f));
+}
+
+fn short<'a>(c: &'a mut Criterion, name: String) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = c.benchmark_group(name);
+    group.sample_size(10);
+    group.warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_secs(1));
+    group
+}
+
+/// One token: rows out of memory and out of the cache.
+fn decode(c: &mut Criterion) {
+    let x = floats(N);
+    for dtype in DTYPES {
+        let stride = dtype.row_bytes(N);
+        let count = MEMORY / stride;
+        let memory = rows(dtype, count);
+        let mut y = vec![0.0; count];
+        for cpu in cpus() {
+            let mut quantised = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut quantised);
+            let token = quantised.token(0);
+            let mut group = short(c, format!("decode/{}/{dtype}", cpu.name()));
+            let bytes = |rows: usize| Throughput::Bytes((rows * stride) as u64);
+            measure(&mut group, "memory/read", bytes(count), || {
+                black_box(cpu.sum_bytes(black_box(&memory)));
+            });
+            measure(&mut group, "memory/integer", bytes(count), || {
+                cpu.matvec_q(dtype, &memory, stride, token, &mut y);
+            });
+            measure(&mut group, "memory/f32", bytes(count), || {
+                cpu.matvec(dtype, &memory, stride, N, &x, &mut y);
+            });
+            // One of three rows, as gates lie in bundles.
+            let gates = count / 3;
+            measure(&mut group, "memory/strided", bytes(gates), || {
+                cpu.matvec_q(dtype, &memory, 3 * stride, token, &mut y[..gates]);
+            });
+            measure(&mut group, "cache/integer", bytes(ROWS), || {
+                cpu.matvec_q(dtype, &memory, stride, token, &mut y[..ROWS]);
+            });
+            measure(&mut group, "cache/f32", bytes(ROWS), || {
+                cpu.matvec(dtype, &memory, stride, N, &x, &mut y[..ROWS]);
+            });
+            group.finish();
+        }
+    }
+}
+
+/// Many tokens.
+fn prefill(c: &mut Criterion) {
+    for dtype in DTYPES {
+        let stride = dtype.row_bytes(N);
+        let weights = rows(dtype, ROWS);
+        for cpu in cpus() {
+            let mut group = short(c, format!("prefill/{}/{dtype}", cpu.name()));
+            for tokens in [2, 8, 64, 256] {
+                let xs = floats(tokens * N);
+                let mut quantised = Activations::default();
+                cpu.quantize_activations(&xs, tokens, &mut quantised);
+                let mut y = vec![0.0; tokens * ROWS];
+                let mut scratch = vec![0.0; matmul_scratch(N).max(matmul_scratch_q(N))];
+                let products = Throughput::Elements((tokens * ROWS * N) as u64);
+                measure(
+                    &mut group,
+                    &format!("integer/{tokens}"),
+                    products.clone(),
+                    || {
+                        let mut y = Columns::new(&mut y, tokens, ROWS, ROWS);
+                        cpu.matmul_q(
+                            dtype,
+                            &weights,
+                            stride,
+                            quantised.all(),
+                            &mut y,
+                            &mut scratch,
+                        );
+                    },
+                );
+                let mut y = Columns::new(&mut y, tokens, ROWS, ROWS);
+                measure(&mut group, &format!("f32/{tokens}"), products, || {
+                    cpu.matmul_columns(dtype, &weights, stride, N, &xs, &mut y, &mut scratch);
+                });
+            }
+            group.finish();
+        }
+    }
+}
+
+/// What turning activations into integers costs, once per token and input.
+fn activations(c: &mut Criterion) {
+    let x = floats(N);
+    let mut quantised = Activations::default();
+    let mut group = short(c, "quantize_activations".into());
+    for cpu in cpus() {
+        measure(
+            &mut group,
+            cpu.name(),
+            Throughput::Elements(N as u64),
+            || {
+                cpu.quantize_activations(black_box(&x), 1, &mut quantised);
+            },
+        );
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decode, prefill, activations);
+criterion_main!(benches);

@@ -1,0 +1,75 @@
+//! How fast this machine reads memory: what the kernels are measured against.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use crate::{Cpu, Workers};
+
+/// Bytes of one piece of work: long enough for the hardware to fetch ahead.
+const PIECE: usize = 1 << 20;
+
+/// Bytes per second at which all threads of a pool together read `bytes`: the best of as
+/// many passes as fit in `time`, at least one after a first that is not counted.
+///
+/// The buffer should be several times larger than the last-level cache and have been
+/// written to, since memory that was never touched is one page of zeros. Reading from
+/// huge pages is faster; measure with the pages that the weights are in.
+pub fn read_bandwidth(cpu: Cpu, workers: &Workers, bytes: &[u8], time: Duration) -> f64 {
+    let pass = || {
+        let start = Instant::now();
+        workers.for_each_chunk(bytes.len().div_ceil(PIECE), &|_, piece| {
+            let from = piece * PIECE;
+            black_box(cpu.sum_bytes(&bytes[from..bytes.len().min(from + PIECE)]));
+        });
+        start.elapsed().as_secs_f64()
+    };
+    pass();
+    let start = Instant::now();
+    let mut best = pass();
+    while start.elapsed() < time {
+        best = best.min(pass());
+    }
+    bytes.len() as f64 / best
+}
+
+/// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
+#[inline(always)]
+pub(crate) fn sum_bytes(bytes: &[u8]) -> u64 {
+    // An integer sum may be taken in any order, so the compiler makes vectors of it.
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let sum = |sum: u64, word: &[u8; 8]| sum.wrapping_add(u64::from_le_bytes(*word));
+    words.iter().fold(u64::from_le_bytes(last), sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_read() {
+        for len in [0, 1, 7, 8, 511, 512, 513, 3000] {
+            let mut bytes = vec![0u8; len];
+            for cpu in Cpu::all() {
+                assert_eq!(cpu.sum_bytes(&bytes), 0);
+            }
+            for at in 0..len {
+                bytes[at] = 1;
+                for cpu in Cpu::all() {
+                    assert_eq!(cpu.sum_bytes(&bytes), 1 << (8 * (at % 8)), "{len} {at}");
+                }
+                bytes[at] = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn the_rate_is_a_number() {
+        let workers = Workers::new(2, None);
+        let rate = read_bandwidth(Cpu::detect(), &workers, &[1; 100_000], Duration::ZERO);
+        assert!(rate.is_finite() && rate > 0.0);
+    }
+}

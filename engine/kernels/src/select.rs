@@ -1,0 +1,80 @@
+//! The largest of many values, as the logits of a token.
+//!
+//! Written without intrinsics and inlined into an entry point per instruction set, like
+//! the functions of `elementwise.rs`.
+
+use std::cmp::Ordering;
+
+/// Values that are looked at together.
+const CHUNK: usize = 64;
+
+/// Whether any value satisfies the test. Does not stop at the first, so that the test is
+/// made for many values at once.
+#[inline(always)]
+fn any(x: &[f32], test: impl Fn(f32) -> bool) -> bool {
+    x.iter().fold(false, |any, &value| any | test(value))
+}
+
+#[inline(always)]
+pub(crate) fn argmax(x: &[f32]) -> Option<usize> {
+    let mut lanes = [f32::NEG_INFINITY; CHUNK];
+    let mut chunks = x.chunks_exact(CHUNK);
+    for chunk in chunks.by_ref() {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    let rest = lanes.iter().chain(chunks.remainder());
+    let max = rest.fold(f32::NEG_INFINITY, |max, &v| if v > max { v } else { max });
+    let (index, chunk) = x
+        .chunks(CHUNK)
+        .enumerate()
+        .find(|(_, chunk)| any(chunk, |value| value == max))?;
+    let within = chunk.iter().position(|&value| value == max)?;
+    Some(index * CHUNK + within)
+}
+
+/// Falling values, equal ones by rising index.
+fn order(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    let by_value = b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
+    by_value.then(a.1.cmp(&b.1))
+}
+
+/// Cuts to the `k` best and returns the least of them.
+fn keep(k: usize, best: &mut Vec<(f32, u32)>) -> f32 {
+    let (_, last, _) = best.select_nth_unstable_by(k - 1, order);
+    let least = last.0;
+    best.truncate(k);
+    least
+}
+
+#[inline(always)]
+pub(crate) fn top_k(x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
+    best.clear();
+    if k == 0 {
+        return;
+    }
+    // Once `k` values are known, only larger ones than the least of them matter; later
+    // ones that equal it lose to it by their index.
+    let mut least = None;
+    for (chunk, first) in x.chunks(CHUNK).zip((0u32..).step_by(CHUNK)) {
+        match least {
+            Some(least) if !any(chunk, |value| value > least) => continue,
+            Some(least) => {
+                let larger = chunk.iter().zip(first..).filter(|(v, _)| **v > least);
+                best.extend(larger.map(|(&v, i)| (v, i)));
+            }
+            None => {
+                let numbers = chunk.iter().zip(first..).filter(|(v, _)| !v.is_nan());
+                best.extend(numbers.map(|(&v, i)| (v, i)));
+            }
+        }
+        if best.len() >= k.saturating_mul(2) {
+            least = Some(keep(k, best));
+        }
+    }
+    if best.len() > k {
+        keep(k, best);
+    }
+    best.sort_unstable_by(order);
+}

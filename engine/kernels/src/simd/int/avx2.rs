@@ -1,0 +1,238 @@
+//! AVX2: 16 chains in two registers. Where AVX-VNNI multiplies and adds four bytes at
+//! once, plain AVX2 does it in two steps that cannot overflow.
+
+use std::arch::x86_64::*;
+
+use super::{
+    dot::{Unit, padded},
+    quantize::{MAGNITUDE, Quantize},
+};
+use crate::{
+    Chunk,
+    activations::{SECOND_HALF, first_half},
+    cpu::with_features,
+    dtype::GROUP,
+    simd::avx2::{load_16, reduce_8},
+};
+
+pub(super) mod base {
+    super::with_features!(avx2, entry_points, super::Avx2<false>);
+}
+pub(super) mod vnni {
+    super::with_features!(avx2_vnni, entry_points, super::Avx2<true>);
+}
+
+/// Registers of eight lanes, with or without AVX-VNNI.
+pub(super) struct Avx2<const VNNI: bool>;
+
+impl<const VNNI: bool> Quantize for Avx2<VNNI> {
+    #[inline(always)]
+    unsafe fn largest(group: &[f32; GROUP]) -> u32 {
+        // SAFETY: the caller guarantees AVX2; the group is four registers long.
+        unsafe {
+            let mask = _mm256_set1_epi32(MAGNITUDE as i32);
+            let mut max = _mm256_setzero_si256();
+            for i in 0..4 {
+                let values = load(group.as_ptr().add(8 * i).cast());
+                max = _mm256_max_epu32(max, _mm256_and_si256(values, mask));
+            }
+            let upper = _mm256_extracti128_si256::<1>(max);
+            let max = _mm_max_epu32(_mm256_castsi256_si128(max), upper);
+            let max = _mm_max_epu32(max, _mm_unpackhi_epi64(max, max));
+            let max = _mm_max_epu32(max, _mm_shuffle_epi32::<1>(max));
+            _mm_cvtsi128_si32(max) as u32
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let mut quants = [0i8; GROUP];
+        // SAFETY: as in `largest`; the quants are one register long.
+        unsafe {
+            let inverse = _mm256_set1_ps(inverse);
+            let mut whole = [_mm256_setzero_si256(); 4];
+            for (i, whole) in whole.iter_mut().enumerate() {
+                let values = _mm256_loadu_ps(group.as_ptr().add(8 * i));
+                let rounded = _mm256_round_ps::<NEAREST>(_mm256_mul_ps(values, inverse));
+                *whole = _mm256_cvttps_epi32(rounded);
+            }
+            let [a, b, c, d] = whole;
+            let sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+            // Packing works in each half of a register: dwords 0, 4, 1, 5, … of the result
+            // are in order.
+            let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm256_storeu_si256(quants.as_mut_ptr().cast(), bytes);
+            let upper = _mm256_extracti128_si256::<1>(sums);
+            let sum = _mm_add_epi32(_mm256_castsi256_si128(sums), upper);
+            let sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
+            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<1>(sum));
+            (quants, _mm_cvtsi128_si32(sum))
+        }
+    }
+}
+
+impl<const VNNI: bool> Unit for Avx2<VNNI> {
+    type Sums = [__m256i; 2];
+    type Chains = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { [_mm256_setzero_ps(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the ISA and the groups; the chunk has 512 bytes.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            let mut parts = [[_mm256_setzero_si256(); 4]; 2];
+            for i in 0..8 {
+                // Two groups, one in each half of a register.
+                let bytes = if 2 * i + 1 < groups {
+                    load(quants.add(32 * i))
+                } else if 2 * i < groups {
+                    _mm256_zextsi128_si256(load_16(quants.add(32 * i)))
+                } else {
+                    break;
+                };
+                let low = _mm256_and_si256(bytes, mask);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+                let x = x.quants.as_ptr().cast::<u8>().add(first_half(2 * i));
+                let (x_low, x_high) = (load(x), load(x.add(SECOND_HALF)));
+                parts[i / 4][i % 4] = if VNNI {
+                    let zero = _mm256_setzero_si256();
+                    let sums = _mm256_dpbusd_avx_epi32(zero, low, x_low);
+                    _mm256_dpbusd_avx_epi32(sums, high, x_high)
+                } else {
+                    // At most 4 × 15 × 127.
+                    let pairs = _mm256_add_epi16(
+                        _mm256_maddubs_epi16(low, x_low),
+                        _mm256_maddubs_epi16(high, x_high),
+                    );
+                    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+                };
+            }
+            correct(parts, &x.by_8)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the ISA and the groups; the chunk has 512 bytes.
+        unsafe {
+            let mut parts = [[_mm256_setzero_si256(); 4]; 2];
+            for i in 0..8 {
+                if 2 * i >= groups {
+                    break;
+                }
+                let a = products_q8::<VNNI>(quants, x, 2 * i);
+                let b = if 2 * i + 1 < groups {
+                    products_q8::<VNNI>(quants, x, 2 * i + 1)
+                } else {
+                    _mm256_setzero_si256()
+                };
+                parts[i / 4][i % 4] = _mm256_add_epi32(
+                    _mm256_permute2x128_si256::<0x20>(a, b),
+                    _mm256_permute2x128_si256::<0x31>(a, b),
+                );
+            }
+            if VNNI {
+                correct(parts, &x.by_128)
+            } else {
+                [sums_of_groups(parts[0]), sums_of_groups(parts[1])]
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(
+        chains: [__m256; 2],
+        sums: [__m256i; 2],
+        scales: *const u8,
+        groups: usize,
+        x: &Chunk,
+    ) -> [__m256; 2] {
+        // SAFETY: the caller guarantees the ISA and the scales; the chunk has 16.
+        unsafe {
+            let mut chains = chains;
+            let halves = padded(scales, groups);
+            for i in 0..2 {
+                let scale = _mm256_cvtph_ps(load_16(halves[8 * i..].as_ptr().cast()));
+                let scale = _mm256_mul_ps(scale, _mm256_loadu_ps(x.scales.as_ptr().add(8 * i)));
+                chains[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[i]), scale, chains[i]);
+            }
+            chains
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fold(chains: [__m256; 2]) -> f32 {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { reduce_8(_mm256_add_ps(chains[0], chains[1])) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        // SAFETY: a hint, which no address makes fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn load(from: *const u8) -> __m256i {
+    // SAFETY: the caller guarantees 32 readable bytes.
+    unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+/// Eight sums of four products each that make up group `g`; with VNNI of weights raised
+/// by 128.
+#[inline(always)]
+unsafe fn products_q8<const VNNI: bool>(quants: *const u8, x: &Chunk, g: usize) -> __m256i {
+    // SAFETY: the caller guarantees the ISA and the group.
+    unsafe {
+        let weights = load(quants.add(g * GROUP));
+        let x = x.quants.as_ptr().cast::<u8>().add(first_half(g));
+        let x = _mm256_set_m128i(load_16(x.add(SECOND_HALF)), load_16(x));
+        if VNNI {
+            let raised = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
+            _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), raised, x)
+        } else {
+            // The weight's sign moves to the activation, which is never −128. A pair adds
+            // up to at most 2 × 128 × 127, which fits.
+            let pairs =
+                _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        }
+    }
+}
+
+/// [`sums_of_groups`] of all 16 groups plus their corrections.
+#[inline(always)]
+unsafe fn correct(parts: [[__m256i; 4]; 2], correction: &[i32; 16]) -> [__m256i; 2] {
+    // SAFETY: the caller guarantees AVX2; the array is two registers long.
+    unsafe {
+        let from = correction.as_ptr().cast::<u8>();
+        [
+            _mm256_add_epi32(sums_of_groups(parts[0]), load(from)),
+            _mm256_add_epi32(sums_of_groups(parts[1]), load(from.add(32))),
+        ]
+    }
+}
+
+/// Half `l` of part `i` holds the four partial sums of group `2i + l`; lane `g` of the
+/// result is the sum of group `g`.
+#[inline(always)]
+unsafe fn sums_of_groups(parts: [__m256i; 4]) -> __m256i {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let [a, b, c, d] = parts;
+        let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        let sums = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+        _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+    }
+}

@@ -1,0 +1,255 @@
+//! Matrix products with AVX2: eight rows per panel, four elements of each row per
+//! register.
+
+use std::arch::x86_64::*;
+
+use super::{
+    avx2::{Avx2, load},
+    gemm::{Panel, Tile, Tokens},
+};
+use crate::{
+    Chunk, Row,
+    activations::{SECOND_HALF, first_half},
+    dtype::{DType, GROUP},
+    simd::avx2::load_16,
+};
+
+const ROWS: usize = 8;
+/// Registers of a packed group.
+const STEPS: usize = GROUP / 4;
+
+impl<const VNNI: bool> Tile for Avx2<VNNI> {
+    type Sums = __m256i;
+    type Floats = __m256;
+
+    const ROWS: usize = ROWS;
+    const PACK_FROM: usize = 4;
+    // 4 sums, 4 chains, weights, their magnitudes, ones and an activation of the 16
+    // registers.
+    const TOKENS: usize = 4;
+    const PAIR_TOKENS: usize = 0;
+
+    #[inline(always)]
+    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: the caller guarantees AVX2 and the memory of the panel.
+        unsafe {
+            if Q4 {
+                pack_q4(rows, panel);
+            } else {
+                pack_q8::<VNNI>(rows, panel);
+            }
+            pack_scales(rows, panel);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
+        group: *const u8,
+        apart: usize,
+        x: Tokens,
+        m: usize,
+    ) -> [[__m256i; T]; P] {
+        // SAFETY: the caller guarantees the ISA, `P` packed groups, and `T` tokens.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); T]; P];
+            for p in 0..P {
+                sums[p] = panel_sums::<VNNI, Q4, T>(group.add(p * apart), x, m);
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn add(chain: __m256, sums: __m256i, scales: *const f32, scale: f32) -> __m256 {
+        // SAFETY: the caller guarantees the ISA and 8 scales.
+        unsafe {
+            let scales = _mm256_mul_ps(_mm256_loadu_ps(scales), _mm256_set1_ps(scale));
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scales, chain)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(values: __m256, to: *mut f32) {
+        // SAFETY: the caller guarantees AVX2 and room for 8 values.
+        unsafe { _mm256_storeu_ps(to, values) }
+    }
+}
+
+#[inline(always)]
+unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
+    group: *const u8,
+    x: Tokens,
+    m: usize,
+) -> [__m256i; T] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut sums = [_mm256_setzero_si256(); T];
+        if VNNI {
+            let correction = if Q4 {
+                std::mem::offset_of!(Chunk, by_8)
+            } else {
+                std::mem::offset_of!(Chunk, by_128)
+            };
+            for t in 0..T {
+                sums[t] = splat(x.byte(t, correction + 4 * m));
+            }
+        }
+        for step in 0..STEPS {
+            let weights = _mm256_load_si256(group.add(32 * step).cast());
+            let half = step / (STEPS / 2) * SECOND_HALF;
+            let at = first_half(m) + half + step % (STEPS / 2) * 4;
+            for t in 0..T {
+                let x = splat(x.byte(t, at));
+                sums[t] = if VNNI {
+                    _mm256_dpbusd_avx_epi32(sums[t], weights, x)
+                } else if Q4 {
+                    // Pairs of i16: a group adds up to at most 16 × 15 × 127.
+                    _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(weights, x))
+                } else {
+                    // As in the dot product: the sign of the weight moves.
+                    let pairs = _mm256_maddubs_epi16(
+                        _mm256_abs_epi8(weights),
+                        _mm256_sign_epi8(x, weights),
+                    );
+                    _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones))
+                };
+            }
+        }
+        if Q4 && !VNNI {
+            for t in 0..T {
+                let correction = splat(x.byte(t, std::mem::offset_of!(Chunk, by_8) + 4 * m));
+                sums[t] = _mm256_add_epi32(_mm256_madd_epi16(sums[t], ones), correction);
+            }
+        }
+        sums
+    }
+}
+
+/// Four bytes in every lane.
+#[inline(always)]
+unsafe fn splat(from: *const u8) -> __m256i {
+    // SAFETY: the caller guarantees 4 readable bytes.
+    unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
+}
+
+#[inline(always)]
+unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
+    const GROUP_BYTES: usize = DType::Q4.quants_bytes(GROUP);
+    let groups = rows[0].len().div_ceil(GROUP);
+    // SAFETY: only existing groups are read and stored; the caller guarantees AVX2.
+    unsafe {
+        let mask = _mm256_set1_epi8(15);
+        for first in (0..groups).step_by(2) {
+            let columns = transpose(std::array::from_fn(|r| {
+                let from = rows[r].quants().as_ptr().add(first * GROUP_BYTES);
+                if first + 1 < groups {
+                    load(from)
+                } else {
+                    _mm256_zextsi128_si256(load_16(from))
+                }
+            }));
+            for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS / 2)) {
+                let to = panel.group(g);
+                for (step, &bytes) in columns.iter().enumerate() {
+                    let low = _mm256_and_si256(bytes, mask);
+                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+                    _mm256_store_si256(to.add(32 * step).cast(), low);
+                    _mm256_store_si256(to.add(32 * (step + STEPS / 2)).cast(), high);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
+    // SAFETY: as in `pack_q4`.
+    unsafe {
+        let flip = _mm256_set1_epi8(if VNNI { i8::MIN } else { 0 });
+        for g in 0..rows[0].len().div_ceil(GROUP) {
+            let columns = transpose(std::array::from_fn(|r| {
+                load(rows[r].quants().as_ptr().add(g * GROUP))
+            }));
+            let to = panel.group(g);
+            for (step, &bytes) in columns.iter().enumerate() {
+                _mm256_store_si256(to.add(32 * step).cast(), _mm256_xor_si256(bytes, flip));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
+    let groups = rows[0].len().div_ceil(GROUP);
+    for first in (0..groups).step_by(ROWS) {
+        let count = ROWS.min(groups - first);
+        // SAFETY: the copies are 16 bytes long; the rest as in `pack_q4`.
+        unsafe {
+            let columns = transpose(std::array::from_fn(|r| {
+                let scales = &rows[r].scales()[2 * first..2 * (first + count)];
+                let mut padded = [0u8; 2 * ROWS];
+                if let Ok(all) = scales.try_into() {
+                    padded = all;
+                } else {
+                    padded[..scales.len()].copy_from_slice(scales);
+                }
+                _mm256_castps_si256(_mm256_cvtph_ps(load_16(padded.as_ptr())))
+            }));
+            for (i, &scales) in columns[..count].iter().enumerate() {
+                let to = panel.group(first + i).add(ROWS * GROUP);
+                _mm256_store_si256(to.cast(), scales);
+            }
+        }
+    }
+}
+
+/// Dword `c` of line `r` becomes dword `r` of line `c`.
+#[inline(always)]
+unsafe fn transpose(lines: [__m256i; ROWS]) -> [__m256i; ROWS] {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let [a, b, c, d, e, f, g, h] = lines;
+        let pairs = [
+            _mm256_unpacklo_epi32(a, b),
+            _mm256_unpackhi_epi32(a, b),
+            _mm256_unpacklo_epi32(c, d),
+            _mm256_unpackhi_epi32(c, d),
+            _mm256_unpacklo_epi32(e, f),
+            _mm256_unpackhi_epi32(e, f),
+            _mm256_unpacklo_epi32(g, h),
+            _mm256_unpackhi_epi32(g, h),
+        ];
+        // Column k and k + 4 of four rows, one in each half.
+        let fours = [
+            _mm256_unpacklo_epi64(pairs[0], pairs[2]),
+            _mm256_unpackhi_epi64(pairs[0], pairs[2]),
+            _mm256_unpacklo_epi64(pairs[1], pairs[3]),
+            _mm256_unpackhi_epi64(pairs[1], pairs[3]),
+            _mm256_unpacklo_epi64(pairs[4], pairs[6]),
+            _mm256_unpackhi_epi64(pairs[4], pairs[6]),
+            _mm256_unpacklo_epi64(pairs[5], pairs[7]),
+            _mm256_unpackhi_epi64(pairs[5], pairs[7]),
+        ];
+        std::array::from_fn(|c| {
+            let (upper, lower) = (fours[c % 4], fours[4 + c % 4]);
+            if c < 4 {
+                _mm256_permute2x128_si256::<0x20>(upper, lower)
+            } else {
+                _mm256_permute2x128_si256::<0x31>(upper, lower)
+            }
+        })
+    }
+}

@@ -1,0 +1,197 @@
+//! NEON: 16 chains in four registers. Plain NEON multiplies bytes to 16 bits and adds
+//! pairs; the dot product extension does four products and their sum at once.
+
+use std::arch::{aarch64::*, asm};
+
+use super::{
+    dot::{Unit, padded},
+    quantize::Quantize,
+};
+use crate::{
+    Chunk,
+    activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    cpu::with_features,
+    dtype::GROUP,
+    simd::neon::widen_f16,
+};
+
+pub(super) mod base {
+    super::with_features!(neon, entry_points, super::Neon<{ super::BASE }>);
+}
+pub(super) mod dotprod {
+    super::with_features!(neon_dotprod, entry_points, super::Neon<{ super::DOTPROD }>);
+}
+pub(super) mod i8mm {
+    super::with_features!(neon_i8mm, entry_points, super::Neon<{ super::I8MM }>);
+}
+
+/// What [`Neon`] may use: no extension, dot products, dot products and matrix products.
+pub(super) const BASE: u8 = 0;
+pub(super) const DOTPROD: u8 = 1;
+pub(super) const I8MM: u8 = 2;
+
+/// Registers of four lanes, with the extensions of a level.
+pub(super) struct Neon<const LEVEL: u8>;
+
+impl<const LEVEL: u8> Quantize for Neon<LEVEL> {}
+
+impl<const LEVEL: u8> Unit for Neon<LEVEL> {
+    type Sums = [int32x4_t; 4];
+    type Chains = [float32x4_t; 4];
+
+    #[inline(always)]
+    unsafe fn zero() -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { [vdupq_n_f32(0.0); 4] }
+    }
+
+    #[inline(always)]
+    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [int32x4_t; 4] {
+        // SAFETY: the caller guarantees the ISA and the groups; the chunk has all of them.
+        unsafe {
+            let mut sums = [vdupq_n_s32(0); 4];
+            for (quad, sum) in sums.iter_mut().enumerate() {
+                let mut parts = [vdupq_n_s32(0); 4];
+                for (i, part) in parts.iter_mut().enumerate() {
+                    let g = 4 * quad + i;
+                    if g < groups {
+                        let bytes = vld1q_u8(quants.add(g * HALF));
+                        let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                        let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+                        let (x_low, x_high) = halves(x, g);
+                        *part = products::<LEVEL>(low, x_low, high, x_high);
+                    }
+                }
+                *sum = vaddq_s32(sums_of_groups(parts), vld1q_s32(&x.by_8[4 * quad]));
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> [int32x4_t; 4] {
+        // SAFETY: as in `q4`.
+        unsafe {
+            let mut sums = [vdupq_n_s32(0); 4];
+            for (quad, sum) in sums.iter_mut().enumerate() {
+                let mut parts = [vdupq_n_s32(0); 4];
+                for (i, part) in parts.iter_mut().enumerate() {
+                    let g = 4 * quad + i;
+                    if g < groups {
+                        let from = quants.add(g * GROUP).cast();
+                        let (low, high) = (vld1q_s8(from), vld1q_s8(from.add(HALF)));
+                        let (x_low, x_high) = halves(x, g);
+                        *part = products::<LEVEL>(low, x_low, high, x_high);
+                    }
+                }
+                *sum = sums_of_groups(parts);
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(
+        chains: [float32x4_t; 4],
+        sums: [int32x4_t; 4],
+        scales: *const u8,
+        groups: usize,
+        x: &Chunk,
+    ) -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON and the scales; the chunk has 16.
+        unsafe {
+            let mut chains = chains;
+            let halves = padded(scales, groups);
+            for i in 0..CHUNK_GROUPS / 4 {
+                let scale = widen_f16(vld1_u16(&halves[4 * i]));
+                let scale = vmulq_f32(scale, vld1q_f32(&x.scales[4 * i]));
+                chains[i] = vfmaq_f32(chains[i], vcvtq_f32_s32(sums[i]), scale);
+            }
+            chains
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fold(chains: [float32x4_t; 4]) -> f32 {
+        // SAFETY: the caller guarantees NEON.
+        unsafe {
+            let [a, b, c, d] = chains;
+            let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d)); // j + 8, + 4
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        // SAFETY: a hint, which no address makes fail.
+        unsafe {
+            asm!(
+                "prfm pldl2keep, [{line}]",
+                line = in(reg) line,
+                options(readonly, nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// The activations of group `g`.
+#[inline(always)]
+pub(super) unsafe fn halves(x: &Chunk, g: usize) -> (int8x16_t, int8x16_t) {
+    // SAFETY: the caller guarantees NEON; both halves lie in the chunk.
+    unsafe {
+        let from = x.quants.as_ptr().add(first_half(g));
+        (vld1q_s8(from), vld1q_s8(from.add(SECOND_HALF)))
+    }
+}
+
+/// The 32 products of a group, added up to four sums. No activation is −128, so two
+/// products fit in 16 bits: 2 × 128 × 127.
+#[inline(always)]
+pub(super) unsafe fn products<const LEVEL: u8>(
+    low: int8x16_t,
+    x_low: int8x16_t,
+    high: int8x16_t,
+    x_high: int8x16_t,
+) -> int32x4_t {
+    // SAFETY: the caller guarantees the ISA.
+    unsafe {
+        if LEVEL == BASE {
+            let a = vmull_s8(vget_low_s8(low), vget_low_s8(x_low));
+            let b = vmull_s8(vget_low_s8(high), vget_low_s8(x_high));
+            let a = vmlal_high_s8(a, low, x_low);
+            let b = vmlal_high_s8(b, high, x_high);
+            vpadalq_s16(vpaddlq_s16(a), b)
+        } else {
+            sdot(sdot(vdupq_n_s32(0), low, x_low), high, x_high)
+        }
+    }
+}
+
+/// Lane `i` of `sum` plus the dot product of bytes `4i..4i + 4`. The intrinsic is not
+/// stable yet.
+#[inline(always)]
+unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    let mut sum = sum;
+    // SAFETY: the caller guarantees the extension; only the named registers are touched.
+    unsafe {
+        asm!(
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inlateout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// Part `i` holds the four partial sums of group `i`; lane `i` of the result is their sum.
+#[inline(always)]
+pub(super) unsafe fn sums_of_groups(parts: [int32x4_t; 4]) -> int32x4_t {
+    // SAFETY: the caller guarantees NEON.
+    unsafe {
+        let [a, b, c, d] = parts;
+        vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
+    }
+}

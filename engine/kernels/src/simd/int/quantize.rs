@@ -1,0 +1,95 @@
+//! f32 activations to chunks of integers.
+
+use crate::{
+    Chunk,
+    activations::{CHUNK, CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    dtype::GROUP,
+};
+
+/// Largest quant. −128 is not used, so that a quant can change its sign.
+const QUANT_MAX: f32 = 127.0;
+/// Groups whose largest magnitude is below this are zero: what they would add to a sum
+/// is far below its rounding, and the inverse of their scale might be infinite.
+const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
+/// Adding it leaves the integer nearest to a small number (half to even) in the lowest
+/// bits, in two's complement.
+const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
+
+/// All bits of an f32 but its sign.
+pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
+
+/// The two passes over a group, which vector units do in their own ways.
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set of the implementing type.
+pub(super) trait Quantize {
+    /// The bits of the largest magnitude. Magnitudes compare like their bits, and NaN is
+    /// the largest: a maximum of integers is the same on every machine.
+    #[inline(always)]
+    unsafe fn largest(group: &[f32; GROUP]) -> u32 {
+        group
+            .iter()
+            .fold(0, |max, x| max.max(x.to_bits() & MAGNITUDE))
+    }
+
+    /// `x * inverse` rounded half to even, and the sum of the results, for products of at
+    /// most 127.
+    #[inline(always)]
+    unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
+        let quants = group.map(|x| (x * inverse + ROUND).to_bits() as i8);
+        (quants, quants.iter().map(|&quant| i32::from(quant)).sum())
+    }
+}
+
+/// Quantises one token; see [`crate::Cpu::quantize_activations`].
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
+#[inline(always)]
+pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]) {
+    debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
+    for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if let Ok(x) = x.try_into() {
+                quantize_chunk::<Q>(x, chunk);
+            } else {
+                let mut padded = [0.0; CHUNK];
+                padded[..x.len()].copy_from_slice(x);
+                quantize_chunk::<Q>(&padded, chunk);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], chunk: &mut Chunk) {
+    let (groups, _) = x.as_chunks::<GROUP>();
+    let mut largest = [0u32; CHUNK_GROUPS];
+    for (largest, group) in largest.iter_mut().zip(groups) {
+        // SAFETY: passed on from the caller.
+        *largest = unsafe { Q::largest(group) };
+    }
+    let mut inverse = [0.0f32; CHUNK_GROUPS];
+    for g in 0..CHUNK_GROUPS {
+        let max = f32::from_bits(largest[g]);
+        // Both for every group, so that the divisions are done many at a time.
+        (inverse[g], chunk.scales[g]) = (QUANT_MAX / max, max / QUANT_MAX);
+    }
+    for (g, group) in groups.iter().enumerate() {
+        let (quants, sum) = if f32::from_bits(largest[g]) < SMALLEST {
+            chunk.scales[g] = 0.0;
+            ([0; GROUP], 0)
+        } else if largest[g] >= f32::INFINITY.to_bits() {
+            chunk.scales[g] = f32::NAN;
+            ([0; GROUP], 0)
+        } else {
+            // SAFETY: passed on from the caller.
+            unsafe { Q::quants(group, inverse[g]) }
+        };
+        let at = first_half(g);
+        chunk.quants[at..at + HALF].copy_from_slice(&quants[..HALF]);
+        chunk.quants[at + SECOND_HALF..][..HALF].copy_from_slice(&quants[HALF..]);
+        (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
+    }
+}

@@ -1,0 +1,315 @@
+//! Attention of a chunk of tokens over the cache, after the projections.
+//!
+//! The positions a query sees are cut at multiples of [`BLOCK`]. Each block gives scores,
+//! their maximum, the sum of their exponentials and a mix of values; the blocks are merged
+//! in the order of their positions. What is computed depends on the query's position
+//! alone, so threads, chunks and the two ways to share the work below change no bit.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Columns, Cpu, Workers};
+
+use crate::kv_cache::{BLOCK, LayerKv};
+use crate::scratch::with_thread_buffer;
+
+/// Queries that share a pass over a block.
+const BATCH: usize = 16;
+
+/// Pieces of work for every thread, so that a late thread is not waited for long.
+const PIECES: usize = 4;
+
+/// The queries of a chunk in one layer.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub cpu: Cpu,
+    pub kv: LayerKv<'a>,
+    /// Scaled queries, `[tokens × heads·head_dim]`.
+    pub queries: &'a [f32],
+    pub head_dim: usize,
+    pub kv_heads: usize,
+    /// Query heads for each head of the cache.
+    pub group: usize,
+    /// Position of the first token.
+    pub first: usize,
+    pub tokens: usize,
+    /// Positions a query sees, its own included; 0 = all.
+    pub window: usize,
+}
+
+/// Floats of a thread's buffer for chunks of up to `chunk` tokens.
+pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize) -> usize {
+    let width = head_dim.next_multiple_of(emberflow_kernels::GROUP);
+    BATCH * (BLOCK + width + head_dim) + 2 * chunk * group
+}
+
+/// What one query makes of the blocks so far: the largest score and the sum of the
+/// exponentials of all scores less it.
+#[derive(Clone, Copy)]
+struct Sums {
+    max: f32,
+    sum: f32,
+}
+
+impl Sums {
+    /// Takes in the next block, whose mix of values is `mix`; `out` is the mix so far.
+    fn merge(&mut self, cpu: Cpu, next: Sums, mix: &[f32], out: &mut [f32]) {
+        let max = if next.max > self.max {
+            next.max
+        } else {
+            self.max
+        };
+        let (a, b) = (shrink(self.max, max), shrink(next.max, max));
+        self.sum = b.mul_add(next.sum, a * self.sum);
+        self.max = max;
+        cpu.blend(a, out, b, mix);
+    }
+
+    /// Turns the mix of all blocks into the result.
+    fn finish(self, out: &mut [f32]) {
+        let scale = 1.0 / self.sum;
+        for value in out {
+            *value *= scale;
+        }
+    }
+}
+
+/// What sums relative to `from` are multiplied by to be relative to `to`.
+fn shrink(from: f32, to: f32) -> f32 {
+    emberflow_kernels::math::exp(from - to)
+}
+
+/// A thread's working memory.
+struct Buffers<'a> {
+    scores: &'a mut [f32],
+    mixes: &'a mut [f32],
+    queries: &'a mut [f32],
+}
+
+impl Pass<'_> {
+    /// Fills `out`, `[tokens × heads·head_dim]`. `partials` is what the cache keeps for
+    /// the blocks of a single token.
+    pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
+        let (threads, row) = (
+            workers.threads(),
+            self.kv_heads * self.group * self.head_dim,
+        );
+        let enough = PIECES * threads;
+        let long = self.first + self.tokens > BLOCK;
+        if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
+            // Few queries: the blocks of one token are shared among the threads.
+            for t in 0..self.tokens {
+                let one = Pass {
+                    queries: &self.queries[t * row..][..row],
+                    first: self.first + t,
+                    tokens: 1,
+                    ..self
+                };
+                one.split_positions(workers, &mut out[t * row..][..row], partials);
+            }
+            return;
+        }
+        // Many: some tokens of one head of the cache are a piece. At least a batch of
+        // queries, so that a block is read once for all of them.
+        let pieces = enough.div_ceil(self.kv_heads);
+        let tokens = self
+            .tokens
+            .div_ceil(pieces)
+            .max(BATCH / self.group.min(BATCH));
+        let width = self.group * self.head_dim;
+        let matrix = Columns::new(out, self.tokens, row, row);
+        workers.for_each_tile(matrix, (tokens, width), &|t, column, mut tile| {
+            self.tokens_of_head(column / width, t, &mut tile);
+        });
+    }
+
+    /// Positions that a token of the chunk sees.
+    fn seen(&self, token: usize) -> Range<usize> {
+        let end = self.first + token + 1;
+        match self.window {
+            0 => 0..end,
+            window => end.saturating_sub(window)..end,
+        }
+    }
+
+    /// Runs `f` with this thread's buffers and `rest` more floats.
+    fn with_buffers(&self, rest: usize, f: impl FnOnce(Buffers<'_>, &mut [f32])) {
+        let (scores, mixes) = (BATCH * BLOCK, BATCH * self.kv.width());
+        let queries = BATCH * self.head_dim;
+        with_thread_buffer(scores + mixes + queries + rest, |buffer| {
+            let (scores, buffer) = buffer.split_at_mut(scores);
+            let (mixes, buffer) = buffer.split_at_mut(mixes);
+            let (queries, rest) = buffer.split_at_mut(queries);
+            let buffers = Buffers {
+                scores,
+                mixes,
+                queries,
+            };
+            f(buffers, rest);
+        });
+    }
+
+    /// The result of `tile.rows()` tokens from `first` on for the queries of one head of
+    /// the cache.
+    fn tokens_of_head(&self, head: usize, first: usize, tile: &mut Columns<'_, f32>) {
+        let (tokens, group, hd) = (tile.rows(), self.group, self.head_dim);
+        let count = tokens * group;
+        self.with_buffers(2 * count, |mut buffers, state| {
+            let (max, sum) = state.split_at_mut(count);
+            let last = self.seen(first + tokens - 1).end - 1;
+            for block in self.seen(first).start / BLOCK..=last / BLOCK {
+                let batch = (0..count).map(|i| (first + i / group, head * group + i % group));
+                self.block(head, block, batch, &mut buffers, |(t, h), next, mix| {
+                    let (row, column) = (t - first, h % group);
+                    let out = &mut tile.row_mut(row)[column * hd..][..hd];
+                    let i = row * group + column;
+                    let mut sums = Sums {
+                        max: max[i],
+                        sum: sum[i],
+                    };
+                    if block == self.seen(t).start / BLOCK {
+                        sums = next;
+                        out.copy_from_slice(&mix[..hd]);
+                    } else {
+                        sums.merge(self.cpu, next, &mix[..hd], out);
+                    }
+                    (max[i], sum[i]) = (sums.max, sums.sum);
+                });
+            }
+            for i in 0..count {
+                let sums = Sums {
+                    max: max[i],
+                    sum: sum[i],
+                };
+                sums.finish(&mut tile.row_mut(i / group)[i % group * hd..][..hd]);
+            }
+        });
+    }
+
+    /// The result of the only token, the blocks computed apart.
+    fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
+        let (group, hd) = (self.group, self.head_dim);
+        let size = self.kv.width() + 2;
+        let seen = self.seen(0);
+        let first = seen.start / BLOCK;
+        let blocks = (seen.end - 1) / BLOCK + 1 - first;
+        let partials = &mut partials[..self.kv_heads * blocks * group * size];
+        workers.for_each_chunk_mut(partials, group * size, &|_, item, partials| {
+            let (head, block) = (item / blocks, first + item % blocks);
+            self.with_buffers(0, |mut buffers, _| {
+                let batch = (0..group).map(|i| (0, head * group + i));
+                self.block(head, block, batch, &mut buffers, |(_, h), sums, mix| {
+                    let partial = &mut partials[h % group * size..][..size];
+                    (partial[0], partial[1]) = (sums.max, sums.sum);
+                    partial[2..].copy_from_slice(mix);
+                });
+            });
+        });
+        let partials = &*partials;
+        workers.for_each_chunk_mut(out, hd, &|_, h, out| {
+            let of_head = &partials[h / group * blocks * group * size..];
+            let parts = of_head.chunks_exact(group * size).take(blocks);
+            let mut parts = parts.map(|part| {
+                let part = &part[h % group * size..][..size];
+                let (max, sum) = (part[0], part[1]);
+                (Sums { max, sum }, &part[2..2 + hd])
+            });
+            if let Some((mut sums, mix)) = parts.next() {
+                out.copy_from_slice(mix);
+                for (next, mix) in parts {
+                    sums.merge(self.cpu, next, mix, out);
+                }
+                sums.finish(out);
+            }
+        });
+    }
+
+    /// Calls `done(query, sums, mix)` for those of the queries, pairs of token and query
+    /// head in the order of their tokens, that see positions of `block`.
+    fn block(
+        &self,
+        head: usize,
+        block: usize,
+        queries: impl Iterator<Item = (usize, usize)>,
+        buffers: &mut Buffers<'_>,
+        mut done: impl FnMut((usize, usize), Sums, &[f32]),
+    ) {
+        let here = block * BLOCK..(block + 1) * BLOCK;
+        let mut queries = queries.filter_map(|(t, h)| {
+            let seen = self.seen(t);
+            let seen = seen.start.max(here.start)..seen.end.min(here.end);
+            (!seen.is_empty()).then_some((t, h, seen))
+        });
+        loop {
+            let mut batch = [const { (0, 0, 0..0) }; BATCH];
+            let mut count = 0;
+            for (slot, query) in batch.iter_mut().zip(&mut queries) {
+                *slot = query;
+                count += 1;
+            }
+            if count == 0 {
+                return;
+            }
+            self.batch(head, &batch[..count], buffers, &mut done);
+        }
+    }
+
+    /// A batch of queries, each with the positions it sees, all in one block.
+    fn batch(
+        &self,
+        head: usize,
+        batch: &[(usize, usize, Range<usize>)],
+        buffers: &mut Buffers<'_>,
+        done: &mut impl FnMut((usize, usize), Sums, &[f32]),
+    ) {
+        let (cpu, hd, width) = (self.cpu, self.head_dim, self.kv.width());
+        let row = self.kv_heads * self.group * hd;
+        let count = batch.len();
+        let queries = &mut buffers.queries[..count * hd];
+        for (query, (t, h, _)) in queries.chunks_exact_mut(hd).zip(batch) {
+            query.copy_from_slice(&self.queries[t * row + h * hd..][..hd]);
+        }
+
+        // Tokens are in order, so are both ends of what they see.
+        let (low, high) = (&batch[0].2, &batch[count - 1].2);
+        let (keys, start) = self.kv.keys(head, low.start..high.end);
+        let scores = &mut buffers.scores[..count * BLOCK];
+        cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores);
+        let mut sums = [Sums { max: 0.0, sum: 0.0 }; BATCH];
+        for ((sums, scores), (_, _, seen)) in sums
+            .iter_mut()
+            .zip(scores.chunks_exact_mut(BLOCK))
+            .zip(batch)
+        {
+            let (max, sum) = cpu.exp_block(&mut scores[seen.start - start..seen.end - start]);
+            *sums = Sums { max, sum };
+        }
+
+        // What all queries see is read once for all of them, the ends one by one.
+        let mixes = &mut buffers.mixes[..count * width];
+        mixes.fill(0.0);
+        let common = high.start..low.end;
+        let mix = |positions: Range<usize>, weights: &[f32], mixes: &mut [f32]| {
+            let values = self.kv.values(head, positions);
+            cpu.mix_values(self.kv.dtype(), values, width, weights, BLOCK, mixes);
+        };
+        let each = |mixes: &mut [f32], part: &dyn Fn(&Range<usize>) -> Range<usize>| {
+            let rows = mixes.chunks_exact_mut(width);
+            for ((mixes, scores), (_, _, seen)) in rows.zip(scores.chunks_exact(BLOCK)).zip(batch) {
+                let part = part(seen);
+                if !part.is_empty() {
+                    mix(part.clone(), &scores[part.start - start..], mixes);
+                }
+            }
+        };
+        if common.is_empty() {
+            each(mixes, &|seen| seen.clone());
+        } else {
+            each(mixes, &|seen| seen.start..common.start);
+            mix(common.clone(), &scores[common.start - start..], mixes);
+            each(mixes, &|seen| common.end..seen.end);
+        }
+        for (((t, h, _), sums), mix) in batch.iter().zip(sums).zip(mixes.chunks_exact(width)) {
+            done((*t, *h), sums, mix);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Attention over several blocks: right, and the same bits however it is cut.
+
+use emberflow_kernels::{Cpu, DType, Workers};
+
+use super::pass::Pass;
+use crate::kv_cache::{BLOCK, KvCache, Shape};
+
+/// A layer's queries, keys and values for some positions.
+struct Case {
+    shape: Shape,
+    window: usize,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Numbers within ±2, exact in f16.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed;
+    (0..count)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            ((state >> 33) % 1025) as f32 / 256.0 - 2.0
+        })
+        .collect()
+}
+
+impl Case {
+    fn new(shape: Shape, window: usize) -> Self {
+        let row = shape.kv_heads * shape.head_dim;
+        Self {
+            shape,
+            window,
+            queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
+            keys: numbers(2, shape.capacity * row),
+            values: numbers(3, shape.capacity * row),
+        }
+    }
+
+    /// Every position's result, computed in chunks of these lengths, over and over.
+    fn run(&self, chunks: &[usize], threads: usize) -> Vec<f32> {
+        let Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            capacity,
+            ..
+        } = self.shape;
+        let workers = Workers::new(threads, None);
+        let cpu = Cpu::detect();
+        let row = heads * head_dim;
+        let mut kv = KvCache::with_shape(self.shape, 2);
+        let mut out = vec![f32::NAN; capacity * row];
+        let mut first = 0;
+        for &chunk in chunks.iter().cycle() {
+            let tokens = chunk.min(capacity - first);
+            if tokens == 0 {
+                break;
+            }
+            for position in first..first + tokens {
+                for head in 0..kv_heads {
+                    let at = (position * kv_heads + head) * head_dim;
+                    kv.store_key(cpu, 1, head, position, &self.keys[at..][..head_dim]);
+                    kv.store_value(cpu, 1, head, position, &self.values[at..][..head_dim]);
+                }
+            }
+            let (layer, partials) = kv.parts(1);
+            let pass = Pass {
+                cpu,
+                kv: layer,
+                queries: &self.queries[first * row..][..tokens * row],
+                head_dim,
+                kv_heads,
+                group: heads / kv_heads,
+                first,
+                tokens,
+                window: self.window,
+            };
+            pass.run(&workers, &mut out[first * row..][..tokens * row], partials);
+            first += tokens;
+        }
+        out
+    }
+
+    /// One position's result for one head by the textbook, in f64.
+    fn textbook(&self, position: usize, head: usize) -> Vec<f64> {
+        let Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        let query = &self.queries[(position * heads + head) * head_dim..][..head_dim];
+        let kv_head = head / (heads / kv_heads);
+        let at = |p: usize| (p * kv_heads + kv_head) * head_dim;
+        let from = match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        };
+        let weights: Vec<f64> = (from..=position)
+            .map(|p| {
+                let key = &self.keys[at(p)..][..head_dim];
+                let products = query
+                    .iter()
+                    .zip(key)
+                    .map(|(q, k)| f64::from(*q) * f64::from(*k));
+                products.sum::<f64>().exp()
+            })
+            .collect();
+        let sum: f64 = weights.iter().sum();
+        (0..head_dim)
+            .map(|j| {
+                let mix = (from..=position).zip(&weights);
+                let mix = mix.map(|(p, w)| w * f64::from(self.values[at(p) + j]));
+                mix.sum::<f64>() / sum
+            })
+            .collect()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Shapes with one and several queries per head, a head that is no multiple of 32, and
+/// windows that are shorter than a chunk, within a block and across blocks.
+fn cases() -> Vec<Case> {
+    let shape = |dtype, heads, kv_heads, head_dim, capacity| Shape {
+        dtype,
+        heads,
+        kv_heads,
+        head_dim,
+        capacity,
+    };
+    vec![
+        Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), 0),
+        Case::new(shape(DType::F32, 3, 3, 8, BLOCK + 33), 0),
+        Case::new(shape(DType::F16, 20, 1, 16, BLOCK + 3), 0),
+        Case::new(shape(DType::F16, 4, 1, 32, 2 * BLOCK + 20), 5),
+        Case::new(shape(DType::F32, 4, 2, 16, 2 * BLOCK + 20), BLOCK + 17),
+        Case::new(shape(DType::F16, 2, 1, 16, 31), 0),
+    ]
+}
+
+#[test]
+fn chunks_and_threads_change_no_bit() {
+    for case in cases() {
+        let expected = bits(&case.run(&[1], 1));
+        for (chunks, threads) in [(&[64][..], 1), (&[7, 1, 30], 2), (&[1], 3), (&[2, 64], 16)] {
+            let got = bits(&case.run(chunks, threads));
+            assert!(
+                got == expected,
+                "{:?} window {} chunks {chunks:?} threads {threads}",
+                case.shape,
+                case.window
+            );
+        }
+    }
+}
+
+#[test]
+fn attention_is_that_of_the_textbook() {
+    for case in cases() {
+        let Shape {
+            heads,
+            head_dim,
+            capacity,
+            ..
+        } = case.shape;
+        let got = case.run(&[50], 2);
+        for position in [0, 1, 30, 31, BLOCK - 1, BLOCK, 2 * BLOCK + 1, capacity - 1] {
+            if position >= capacity {
+                continue;
+            }
+            for head in 0..heads {
+                let got = &got[(position * heads + head) * head_dim..][..head_dim];
+                for (got, expected) in got.iter().zip(case.textbook(position, head)) {
+                    let error = (f64::from(*got) - expected).abs();
+                    assert!(
+                        error < 1e-5,
+                        "{:?} window {} position {position} head {head}: {got}, expected {expected}",
+                        case.shape,
+                        case.window
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_of_another_layer_is_left_alone() {
+    let case = &cases()[0];
+    let cpu = Cpu::detect();
+    let mut kv = KvCache::with_shape(case.shape, 2);
+    let vector = vec![1.0; case.shape.head_dim];
+    kv.store_key(cpu, 0, 1, 3, &vector);
+    kv.store_value(cpu, 0, 1, 3, &vector);
+    let (other, _) = kv.parts(1);
+    assert!(other.keys(1, 0..32).0.iter().all(|b| *b == 0));
+    assert!(other.values(1, 0..32).iter().all(|b| *b == 0));
+    let (layer, _) = kv.parts(0);
+    for head in 0..case.shape.kv_heads {
+        let set = |bytes: &[u8]| bytes.chunks(2).filter(|b| **b != [0, 0]).count();
+        let expected = if head == 1 { case.shape.head_dim } else { 0 };
+        assert_eq!(set(layer.keys(head, 0..32).0), expected);
+        assert_eq!(set(layer.values(head, 0..32)), expected);
+        assert_eq!(set(layer.values(head, 3..4)), expected);
+    }
+}

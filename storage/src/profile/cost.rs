@@ -1,0 +1,570 @@
+//! What reads cost, for deciding how to read: a bundle in one piece or in two, a run as a whole or
+//! only what is wanted of it.
+//!
+//! A cost is the time that one read keeps a busy device from others: its length over the measured
+//! throughput. Between measured lengths it is interpolated log-log; below the first one it is
+//! constant, as commands limit there, and above the last one proportional to the length.
+
+use std::path::Path;
+
+use super::{DeviceProfile, FileFacts, Pattern, distinct};
+use crate::io::{EngineChoice, Profile, SimOptions};
+use crate::limits::Limits;
+
+/// A way that is more work has to save at least a tenth. Curves are that far from the truth, and a
+/// second read waits for the first.
+const WORTH: f64 = 0.9;
+
+/// Lengths at which a simulated device is asked.
+const LENGTHS: [u64; 9] = [
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+];
+
+/// Where a cost model comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// `emberflow bench io` on this device.
+    Measured,
+    /// The device is simulated, and this is its model.
+    Simulated(Profile),
+    /// Nothing is known of the device; this one is like it in kind, and rather slower.
+    Assumed(Profile),
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Measured => f.write_str("measured"),
+            Self::Simulated(profile) => write!(f, "simulated {profile}"),
+            Self::Assumed(profile) => write!(f, "assumed to be like {profile}"),
+        }
+    }
+}
+
+/// How many reads bring a bundle in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// All of it at once.
+    One,
+    /// The Gate part first, and the rest only where the neuron fires.
+    Two,
+}
+
+/// How some units of a run are brought in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetch {
+    /// The whole run, sequentially.
+    Scan,
+    /// Those that are wanted.
+    Pick,
+}
+
+/// Points of (bytes, nanoseconds), ascending in bytes.
+type Curve = Vec<(f64, f64)>;
+
+/// What reads cost on one device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReadCost {
+    random: Curve,
+    sequential: Curve,
+    origin: Origin,
+}
+
+impl ReadCost {
+    /// The costs for reading `path` with `choice`, keeping `depth` commands on the device: the
+    /// model itself of a simulated device, else what was measured and saved for the device under
+    /// the file, else an assumption about its kind. The measured curve is that of the chosen
+    /// engine where there is one. Nothing is measured here: that needs time and more memory than
+    /// a budget may have.
+    #[must_use]
+    pub fn for_file(path: &Path, choice: EngineChoice, depth: u32) -> Self {
+        let facts = FileFacts::of(path).ok();
+        let range = facts.as_ref().map_or(u64::MAX, |f| f.len);
+        if let EngineChoice::Sim(options) = choice {
+            return Self::simulated(&options, depth, range);
+        }
+        let engine = match choice {
+            EngineChoice::Uring => Some("uring"),
+            EngineChoice::Pread => Some("pread"),
+            EngineChoice::Auto | EngineChoice::Sim(_) => None,
+        };
+        DeviceProfile::for_file(path)
+            .and_then(|profile| profile.read_cost(engine, depth, range))
+            .unwrap_or_else(|| Self::assumed(kind_of(facts.as_ref()), depth, range))
+    }
+
+    /// The model of a simulated device that reads are spread over `range` bytes of.
+    #[must_use]
+    pub fn simulated(options: &SimOptions, depth: u32, range: u64) -> Self {
+        let model = options.profile.model();
+        let (core, submitters) = (options.core, options.submitters);
+        let curve = |sequential| {
+            let ns = |len| {
+                let service = model.service_ns(len, sequential, range, core, submitters);
+                // Latencies of commands that are under way together pass together.
+                let turn = (model.latency_ns + service) / u64::from(depth.max(1));
+                service.max(turn) as f64
+            };
+            LENGTHS.map(|len| (len as f64, ns(len))).to_vec()
+        };
+        Self {
+            random: curve(false),
+            sequential: curve(true),
+            origin: Origin::Simulated(options.profile),
+        }
+    }
+
+    /// The costs of a device that `profile` stands for.
+    #[must_use]
+    pub fn assumed(profile: Profile, depth: u32, range: u64) -> Self {
+        Self {
+            origin: Origin::Assumed(profile),
+            ..Self::simulated(&SimOptions::new(profile, 0), depth, range)
+        }
+    }
+
+    /// From points of bytes per read and throughput in 10^6 bytes per second. `None` without a
+    /// random point, or with one that is not above zero. Without a sequential point sequential
+    /// reads cost as much as random ones of the greatest length.
+    #[must_use]
+    pub fn from_throughput(random: &[(u32, f64)], sequential: &[(u32, f64)]) -> Option<Self> {
+        let curve = |points: &[(u32, f64)]| -> Option<Curve> {
+            let mut curve = Vec::with_capacity(points.len());
+            for &(len, mb_per_s) in points {
+                let ns = f64::from(len) * 1000.0 / mb_per_s;
+                if !(ns.is_finite() && ns > 0.0) {
+                    return None;
+                }
+                curve.push((f64::from(len), ns));
+            }
+            curve.sort_by(|a, b| a.0.total_cmp(&b.0));
+            Some(curve)
+        };
+        let (random, mut sequential) = (curve(random)?, curve(sequential)?);
+        let last = *random.last()?;
+        if sequential.is_empty() {
+            sequential.push(last);
+        }
+        Some(Self {
+            random,
+            sequential,
+            origin: Origin::Measured,
+        })
+    }
+
+    /// Where the numbers come from.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Nanoseconds of a read of `len` bytes, one among many on a busy device. `Sequential` means
+    /// that it goes on where the one before has ended; with a queue such a read is never slower
+    /// than a random one.
+    #[must_use]
+    pub fn read_ns(&self, len: u64, pattern: Pattern) -> f64 {
+        let random = along(&self.random, len);
+        match pattern {
+            Pattern::Random => random,
+            Pattern::Sequential => random.min(along(&self.sequential, len)),
+        }
+    }
+
+    /// Whether to read the Gate part of bundles first. `gate_read` and `whole_read` are the bytes
+    /// that are read, with their padding; the rest of a bundle is read for the share `fires` of
+    /// the neurons, 0 to 1. `Random` bundles lie apart; with `Sequential` all bundles of a run are
+    /// looked at, so that one read each makes a scan and Gate parts alone are strided reads.
+    #[must_use]
+    pub fn reads_per_bundle(
+        &self,
+        gate_read: u64,
+        whole_read: u64,
+        fires: f64,
+        pattern: Pattern,
+    ) -> Reads {
+        let rest = whole_read.saturating_sub(gate_read);
+        // The I/O thread reads small gaps along, and strided Gate parts become the whole run.
+        let swallowed = pattern == Pattern::Sequential && rest <= u64::from(Limits::default().gap);
+        if gate_read == 0 || rest == 0 || swallowed {
+            return Reads::One;
+        }
+        let one = match pattern {
+            Pattern::Random => self.read_ns(whole_read, pattern),
+            Pattern::Sequential => self.scan_ns(whole_read),
+        };
+        let two = self.read_ns(gate_read, Pattern::Random)
+            + fires.clamp(0.0, 1.0) * self.read_ns(rest, Pattern::Random);
+        if two < one * WORTH {
+            Reads::Two
+        } else {
+            Reads::One
+        }
+    }
+
+    /// Whether to read `units` units of `unit_len` bytes that lie in a run as a whole, when
+    /// `wanted` of them, spread evenly, are needed.
+    #[must_use]
+    pub fn scan_or_pick(&self, units: u64, unit_len: u64, wanted: u64) -> Fetch {
+        let scan = self.read_ns(units.saturating_mul(unit_len), Pattern::Sequential);
+        if self.pick_ns(units, unit_len, wanted) < scan * WORTH {
+            Fetch::Pick
+        } else {
+            Fetch::Scan
+        }
+    }
+
+    /// Nanoseconds for reading `wanted` of `units` units. Neighbours go into one command: `m` units
+    /// drawn from `n` form `m (n - m + 1) / n` runs.
+    #[must_use]
+    pub fn pick_ns(&self, units: u64, unit_len: u64, wanted: u64) -> f64 {
+        let wanted = wanted.min(units);
+        if wanted == 0 {
+            return 0.0;
+        }
+        let (n, m) = (units as f64, wanted as f64);
+        let runs = m * (n - m + 1.0) / n;
+        let len = m * unit_len as f64 / runs;
+        runs * self.read_ns(len as u64, Pattern::Random)
+    }
+
+    /// Nanoseconds that `len` bytes take as a part of a long scan.
+    fn scan_ns(&self, len: u64) -> f64 {
+        let best = (self.sequential.iter().chain(&self.random)).map(|(len, ns)| ns / len);
+        best.fold(f64::INFINITY, f64::min) * len as f64
+    }
+}
+
+/// Log-log between points; constant below the first, proportional above the last.
+fn along(curve: &[(f64, f64)], len: u64) -> f64 {
+    let x = len as f64;
+    let above = curve.iter().position(|&(at, _)| at >= x);
+    match (above, curve) {
+        _ if len == 0 => 0.0,
+        (Some(0), [first, ..]) => first.1,
+        (Some(i), _) => between(curve[i - 1], curve[i], x),
+        (None, [.., last]) => last.1 * x / last.0,
+        (None, []) => 0.0,
+    }
+}
+
+fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
+    if a.0 == b.0 {
+        return b.1;
+    }
+    let share = (x / a.0).ln() / (b.0 / a.0).ln();
+    (a.1.ln() + (b.1 / a.1).ln() * share).exp()
+}
+
+/// The device that is most like the one under a file. Phones name their UFS like other disks.
+fn kind_of(facts: Option<&FileFacts>) -> Profile {
+    let device = facts.map_or("", |f| f.device.as_str());
+    let name = device.rsplit('/').next().unwrap_or_default();
+    if name.starts_with("mmcblk") {
+        Profile::Emmc
+    } else if cfg!(target_os = "android") && !name.starts_with("nvme") {
+        Profile::Ufs31
+    } else {
+        Profile::Nvme
+    }
+}
+
+impl DeviceProfile {
+    /// The profile that was saved for the device under `path`, at [`DeviceProfile::default_path`].
+    /// `None` when there is none, when it cannot be read, or when it is of another device.
+    #[must_use]
+    pub fn for_file(path: &Path) -> Option<Self> {
+        let saved = Self::default_path()?;
+        Self::for_file_at(path, &saved)
+    }
+
+    fn for_file_at(path: &Path, saved: &Path) -> Option<Self> {
+        let profile = Self::load(saved)
+            .map_err(|e| tracing::debug!(reason = %e, "no device profile"))
+            .ok()?;
+        let facts = FileFacts::of(path).ok()?;
+        let same = profile.file.device == facts.device && profile.file.fs == facts.fs;
+        if !same {
+            tracing::debug!(measured = %profile.file.device, here = %facts.device,
+                "the saved device profile is of another device");
+        }
+        same.then_some(profile)
+    }
+
+    /// Nanoseconds of one among many reads of `len` bytes with `depth` of them on the device, all
+    /// over the measured file, with the best engine. `None` without measurements.
+    #[must_use]
+    pub fn read_ns(&self, len: u64, depth: u32, pattern: Pattern) -> Option<f64> {
+        let cost = self.read_cost(None, depth, self.file.len)?;
+        Some(cost.read_ns(len, pattern))
+    }
+
+    /// The cost model of an engine, or of the best one where it was not measured or none is named.
+    /// Depths between the measured ones are interpolated log-log; of the ranges the nearest one
+    /// above `range` counts. `None` without random reads.
+    #[must_use]
+    pub fn read_cost(&self, engine: Option<&str>, depth: u32, range: u64) -> Option<ReadCost> {
+        let named = engine.filter(|name| self.points.iter().any(|p| p.engine == *name));
+        let engine = named.or(self.best.as_ref().map(|b| b.engine.as_str()))?;
+        let throughput = |pattern: Pattern| -> Vec<(u32, f64)> {
+            let here =
+                || (self.points.iter()).filter(|p| p.engine == engine && p.pattern == pattern);
+            let above = here().map(|p| p.range).filter(|&r| r >= range).min();
+            let Some(range) = above.or_else(|| here().map(|p| p.range).max()) else {
+                return Vec::new();
+            };
+            let sizes = distinct(here().map(|p| p.size));
+            let at = |size| {
+                let mut curve: Curve = here()
+                    .filter(|p| p.size == size && p.range == range && p.mb_per_s > 0.0)
+                    .map(|p| (f64::from(p.depth), p.mb_per_s))
+                    .collect();
+                curve.sort_by(|a, b| a.0.total_cmp(&b.0));
+                let (first, last) = (*curve.first()?, *curve.last()?);
+                let x = f64::from(depth).clamp(first.0, last.0);
+                let above = curve.iter().position(|&(d, _)| d >= x)?;
+                let below = curve[above.saturating_sub(1)];
+                Some((size, between(below, curve[above], x)))
+            };
+            sizes.into_iter().filter_map(at).collect()
+        };
+        ReadCost::from_throughput(
+            &throughput(Pattern::Random),
+            &throughput(Pattern::Sequential),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Machine, Point};
+    use super::*;
+
+    const KIB: u32 = 1 << 10;
+
+    /// UFS 4.0 as published: random 1 GB/s at 4 KiB and 3.5 at 512 KiB, sequential 4 GB/s.
+    fn ufs4() -> ReadCost {
+        let random = [(4 * KIB, 1000.0), (512 * KIB, 3500.0)];
+        let sequential = [(4 * KIB, 450.0), (512 * KIB, 4000.0)];
+        ReadCost::from_throughput(&random, &sequential).unwrap()
+    }
+
+    /// A cloud machine's NVMe with our own engine on huge pages.
+    fn nvme() -> ReadCost {
+        let random = [
+            (4 * KIB, 505.0),
+            (8 * KIB, 840.0),
+            (24 * KIB, 1507.0),
+            (64 * KIB, 2262.0),
+            (512 * KIB, 2678.0),
+        ];
+        ReadCost::from_throughput(&random, &[(1024 * KIB, 2142.0)]).unwrap()
+    }
+
+    fn near(got: f64, want: f64) {
+        assert!((got / want - 1.0).abs() < 0.002, "{got} is not near {want}");
+    }
+
+    #[test]
+    fn curves_are_straight_on_log_paper() {
+        let c = ufs4();
+        let random = |kib: u32| c.read_ns((kib * KIB).into(), Pattern::Random);
+        // 4096 B at 1 B/ns; 524288 B at 3.5 B/ns.
+        near(random(4), 4096.0);
+        near(random(512), 149_797.0);
+        // Exponent ln(149797 / 4096) / ln(128) = 0.7418: a double length costs 1.672 times as much.
+        near(random(8), 4096.0 * 1.6722);
+        near(random(24), 4096.0 * 3.778);
+        assert_eq!(random(1), random(4), "commands limit small reads");
+        near(random(1024), 2.0 * 149_797.0);
+        assert_eq!(random(0), 0.0);
+        // Published as 450 MB/s, but from one read at a time.
+        assert_eq!(c.read_ns(4096, Pattern::Sequential), random(4));
+        near(c.read_ns(512 << 10, Pattern::Sequential), 131_072.0);
+    }
+
+    #[test]
+    fn points_that_say_nothing_are_refused() {
+        let make = ReadCost::from_throughput;
+        assert_eq!(make(&[], &[(4096, 1.0)]), None);
+        assert_eq!(make(&[(4096, 0.0)], &[]), None);
+        assert_eq!(make(&[(4096, f64::NAN)], &[]), None);
+        assert_eq!(make(&[(0, 5.0)], &[]), None);
+        let c = make(&[(8192, 100.0), (4096, 100.0)], &[]).unwrap();
+        near(c.read_ns(1 << 20, Pattern::Sequential), 10_485_760.0);
+    }
+
+    #[test]
+    fn bundles_of_scattered_neurons() {
+        use Pattern::Random;
+        use Reads::{One, Two};
+        // Q4, 7B: 8 KiB, halves of 4 KiB. One read 6849 ns; two 4096 + p * 4096.
+        let q4 = |c: &ReadCost, p| c.reads_per_bundle(4 << 10, 8 << 10, p, Random);
+        assert_eq!(q4(&ufs4(), 0.1), Two); // 4506
+        assert_eq!(q4(&ufs4(), 0.45), Two); // 5939, below 0.9 * 6849 = 6164
+        assert_eq!(q4(&ufs4(), 0.55), One); // 6349
+        // f16, 7B: 24 KiB, 8 and 16. One read 15475; two 6849 + p * 11453.
+        let f16 = |c: &ReadCost, p| c.reads_per_bundle(8 << 10, 24 << 10, p, Random);
+        assert_eq!(f16(&ufs4(), 0.1), Two); // 7994
+        assert_eq!(f16(&ufs4(), 0.7), One); // 14866, above 13928
+        // Here a second command costs almost as much as the whole bundle: 8192 / 0.84 = 9752 for
+        // one, 4096 / 0.505 = 8111 for half of it.
+        assert_eq!(q4(&nvme(), 0.1), One); // 8922, above 8777
+        assert_eq!(q4(&nvme(), 0.05), Two); // 8517
+        assert_eq!(f16(&nvme(), 0.1), Two); // 9752 + 0.1 * 13199 = 11072, below 14678
+        assert_eq!(f16(&nvme(), 0.5), One); // 16352
+    }
+
+    #[test]
+    fn bundles_of_a_whole_layer() {
+        use Pattern::Sequential;
+        use Reads::{One, Two};
+        // A scan at 4 GB/s takes 6144 ns for 24 KiB, a strided read of 8 KiB alone 6849.
+        let f16 = |c: &ReadCost, p| c.reads_per_bundle(8 << 10, 24 << 10, p, Sequential);
+        assert_eq!(f16(&ufs4(), 0.0), One);
+        // 24576 / 2.678 = 9177 against 9752: strided reads never pay.
+        assert_eq!(f16(&nvme(), 0.0), One);
+        // 36 KiB, 12 and 24: 36864 / 2.678 = 13766, against 11790 for the strided part.
+        let wide = |c: &ReadCost, p| c.reads_per_bundle(12 << 10, 36 << 10, p, Sequential);
+        assert_eq!(wide(&nvme(), 0.02), Two); // 12116, below 12389
+        assert_eq!(wide(&nvme(), 0.1), One); // 13421
+        // A disk whose small reads are as fast as large ones counts bytes alone.
+        let flat = ReadCost::from_throughput(&[(8 * KIB, 1000.0)], &[]).unwrap();
+        assert_eq!(wide(&flat, 0.5), Two); // 12 + 12 of 36
+        assert_eq!(wide(&flat, 0.9), One); // 33.6 of 36
+        // A gap of 4 KiB is read along, so the second half comes whether wanted or not.
+        assert_eq!(
+            flat.reads_per_bundle(4 << 10, 8 << 10, 0.0, Sequential),
+            One
+        );
+        assert_eq!(flat.reads_per_bundle(0, 8 << 10, 0.0, Sequential), One);
+    }
+
+    #[test]
+    fn a_run_is_scanned_when_enough_of_it_is_wanted() {
+        let c = ufs4();
+        // 8 MiB at 4 GB/s: 2,097 µs.
+        let fetch = |wanted| c.scan_or_pick(1024, 8 << 10, wanted);
+        assert_eq!(fetch(0), Fetch::Pick);
+        // 100 units in 90.3 runs of 9069 B, 7389 ns each: 667 µs.
+        near(c.pick_ns(1024, 8 << 10, 100), 667_500.0);
+        assert_eq!(fetch(100), Fetch::Pick);
+        // 250 in 189.2 runs of 10824 B, 8422 ns each: 1,594 µs.
+        near(c.pick_ns(1024, 8 << 10, 250), 1_593_600.0);
+        assert_eq!(fetch(250), Fetch::Pick);
+        // 320 in 220.3 runs of 11899 B, 9035 ns each: 1,990 µs, not a tenth less.
+        near(c.pick_ns(1024, 8 << 10, 320), 1_990_500.0);
+        assert_eq!(fetch(320), Fetch::Scan);
+        assert_eq!(fetch(1024), Fetch::Scan);
+        // All of it is one run.
+        let all = c.read_ns(8 << 20, Pattern::Random);
+        near(c.pick_ns(1024, 8 << 10, 5000), all);
+        // Slow small reads. All of it: 14.6 ms. 100 units in 90.1 runs: 9.8 ms; 150 in 127.7: 14.4.
+        let emmc = [(4 * KIB, 40.0), (512 * KIB, 250.0)];
+        let emmc = ReadCost::from_throughput(&emmc, &[(512 * KIB, 280.0)]).unwrap();
+        assert_eq!(emmc.scan_or_pick(1000, 4096, 100), Fetch::Pick);
+        assert_eq!(emmc.scan_or_pick(1000, 4096, 150), Fetch::Scan);
+    }
+
+    #[test]
+    fn a_simulated_device_costs_what_it_takes() {
+        let options = SimOptions::new(Profile::Ufs4, 0);
+        let c = ReadCost::simulated(&options, 64, 128 << 20);
+        near(c.read_ns(4096, Pattern::Random), 4096.0 / 1.076);
+        near(c.read_ns(512 << 10, Pattern::Sequential), 131_072.0);
+        assert_eq!(c.origin(), Origin::Simulated(Profile::Ufs4));
+        // One at a time the latency of 60 µs counts.
+        let alone = ReadCost::simulated(&options, 1, 128 << 20);
+        near(alone.read_ns(4096, Pattern::Random), 60_000.0 + 3806.0);
+        let little = SimOptions {
+            submitters: 2,
+            ..options
+        };
+        let slow = ReadCost::simulated(&little, 64, 128 << 20);
+        near(slow.read_ns(4096, Pattern::Random), 4096.0 / 1.076 / 0.6);
+    }
+
+    fn point(engine: &str, pattern: Pattern, size: u32, depth: u32, mb_per_s: f64) -> Point {
+        Point {
+            engine: engine.into(),
+            pattern,
+            size,
+            depth,
+            range: 1 << 30,
+            mb_per_s,
+            iops: 1.0,
+            io_cpu_us_per_read: 1.0,
+            cpu_us_per_read: 1.0,
+            p50_us: 1.0,
+            p99_us: 1.0,
+            reads: 1,
+        }
+    }
+
+    #[test]
+    fn a_measured_device_answers_for_engine_and_depth() {
+        use Pattern::{Random, Sequential};
+        let points = vec![
+            point("uring", Random, 4096, 1, 100.0),
+            point("uring", Random, 4096, 16, 400.0),
+            point("uring", Sequential, 1 << 20, 16, 1000.0),
+            point("pread", Random, 4096, 16, 200.0),
+        ];
+        let p = DeviceProfile::new(Machine::default(), FileFacts::default(), points);
+        near(p.read_ns(4096, 1, Random).unwrap(), 40_960.0);
+        near(p.read_ns(4096, 64, Random).unwrap(), 10_240.0);
+        // Half-way in the logarithm: 200 MB/s.
+        near(p.read_ns(4096, 4, Random).unwrap(), 20_480.0);
+        near(p.read_ns(2 << 20, 16, Sequential).unwrap(), 2_097_152.0);
+        let pread = p.read_cost(Some("pread"), 16, 0).unwrap();
+        near(pread.read_ns(4096, Random), 20_480.0);
+        let other = p.read_cost(Some("sim"), 16, 0).unwrap();
+        near(other.read_ns(4096, Random), 10_240.0);
+        let empty = DeviceProfile::new(Machine::default(), FileFacts::default(), Vec::new());
+        assert_eq!(empty.read_ns(4096, 1, Random), None);
+    }
+
+    #[test]
+    fn a_saved_profile_is_used_on_its_own_device_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (saved, model) = (dir.path().join("device.json"), dir.path().join("model"));
+        std::fs::write(&model, "x").unwrap();
+        assert_eq!(DeviceProfile::for_file_at(&model, &saved), None);
+        let facts = FileFacts::of(&model).unwrap();
+        let points = vec![point("uring", Pattern::Random, 4096, 1, 100.0)];
+        let mut profile = DeviceProfile::new(Machine::default(), facts, points);
+        profile.save(&saved).unwrap();
+        assert_eq!(
+            DeviceProfile::for_file_at(&model, &saved),
+            Some(profile.clone())
+        );
+        profile.file.device = "/dev/other".into();
+        profile.save(&saved).unwrap();
+        assert_eq!(DeviceProfile::for_file_at(&model, &saved), None);
+    }
+
+    #[test]
+    fn every_file_gets_a_cost_model() {
+        let sim = SimOptions::new(Profile::Emmc, 0);
+        let nowhere = Path::new("/no/such/file");
+        let cost = ReadCost::for_file(nowhere, EngineChoice::Sim(sim), 32);
+        assert_eq!(cost.origin().to_string(), "simulated emmc");
+        let cost = ReadCost::for_file(nowhere, EngineChoice::Auto, 32);
+        assert!(matches!(cost.origin(), Origin::Assumed(_)), "{cost:?}");
+        let on = |device: &str| {
+            kind_of(Some(&FileFacts {
+                device: device.into(),
+                ..FileFacts::default()
+            }))
+        };
+        assert_eq!(on("/dev/mmcblk0p3"), Profile::Emmc);
+        assert_eq!(on("/dev/nvme0n1p1"), Profile::Nvme);
+    }
+}

@@ -1,0 +1,93 @@
+//! The bookkeeping of a cache costs what it says, for the slots that its limit allows and not for
+//! those it could grow to. A file of its own, as the allocator counts the bytes of the process.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::cache::{ColdCache, Key};
+
+struct Counting;
+
+static LIVE: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: forwards everything to the system allocator unchanged; `realloc` and `alloc_zeroed` go
+// through these two by default.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Neurons of a 7B model: 32 layers of 14336.
+const BANKS: [u32; 32] = [14336; 32];
+const NEURONS: u32 = 32 * 14336;
+
+/// Counters come in chunks of 16 KiB, and there is a list of the chunks and of the banks.
+const ROUNDING: u64 = 32 << 10;
+
+/// Counters stay when a cache shrinks: 4 bytes for each slot it once had.
+const KEPT: u64 = 4;
+
+fn fill(cache: &mut ColdCache) {
+    for (bank, &neurons) in (0u32..).zip(&BANKS) {
+        for neuron in 0..neurons {
+            let key = Key::new(bank, neuron);
+            if let Some(slot) = cache.reserve_if_free(key) {
+                cache.admit(key, slot);
+            }
+        }
+    }
+    cache.unpin_all();
+}
+
+#[test]
+fn bookkeeping_is_for_slots_below_the_limit() {
+    let before = LIVE.load(Ordering::Relaxed);
+    let held = || LIVE.load(Ordering::Relaxed) - before;
+    let limit = NEURONS / 10;
+    let options = ArenaOptions::default();
+    let arena = Arena::with_limit(limit, NEURONS, 8192, 4096, options).unwrap();
+    let mut cache = ColdCache::new(arena, &BANKS).unwrap();
+    let neurons = u64::from(NEURONS);
+    // 1.8 MB of table and 2.2 MB for 45,875 slots; for all slots it would be 24.3 MB.
+    assert_eq!(
+        ColdCache::overhead(limit, neurons),
+        4 * neurons + 49 * u64::from(limit)
+    );
+    let mut peak = 0;
+    for slots in [limit, 128, NEURONS / 2, NEURONS, 1000, NEURONS / 4] {
+        assert_eq!(cache.resize(slots), 0);
+        peak = peak.max(slots);
+        let kept = KEPT * u64::from(peak - slots);
+        let said = ColdCache::overhead(slots, neurons) + kept + ROUNDING;
+        assert!(
+            held() <= said,
+            "{} bytes held for {slots} slots, {said} said",
+            held()
+        );
+        // What is said is needed, too.
+        assert!(held() + ROUNDING >= ColdCache::overhead(slots, neurons));
+        fill(&mut cache);
+        assert_eq!(cache.resident(), slots);
+        cache.check_invariants();
+        assert!(
+            held() <= said,
+            "{} bytes held after use, {said} said",
+            held()
+        );
+    }
+}
