@@ -52,7 +52,7 @@ impl Engine {
         };
         let (banks, source) = Banks::new(container, &c, &shape)?;
         let temperature = Temperature::read(&banks)?;
-        let costs = banks.read_costs(temperature.fire_share);
+        let costs = banks.read_costs(options.io, temperature.fire_share);
         let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
@@ -284,8 +284,8 @@ fn needs(
         gates: banks.gate_bytes(),
         gate_len: shape.format.gate_len() as u64,
         rest_len: shape.format.rest_len() as u64,
-        whole_slot: banks.slot_len(Residency::Bundles),
-        rest_slot: banks.slot_len(Residency::GatesResident),
+        whole_slot: banks.slot_charge(Residency::Bundles),
+        rest_slot: banks.slot_charge(Residency::GatesResident),
         neurons: banks.total(),
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),

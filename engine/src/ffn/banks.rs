@@ -2,10 +2,12 @@
 //! read covers it.
 
 use emberflow_models::config::ModelConfig;
+use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
+use emberflow_storage::profile::{Pattern, ReadCost};
 
 use super::{CLUSTER, FfnShape, ReadCosts};
 use crate::Error;
@@ -145,13 +147,12 @@ impl Banks {
     /// Bytes of queues, tables and stream buffers.
     pub fn io_bytes(&self) -> u64 {
         let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
-        let slots = u32::try_from(self.total()).unwrap_or(u32::MAX);
         let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
-            + ColdCache::overhead(slots, self.total())
+            + ColdCache::overhead(0, self.total())
             + ColdCache::overhead(units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + u64::from(STREAM) * self.stream_len() as u64
+            + Arena::charge(STREAM, self.stream_len())
     }
 
     /// Bytes of a stream buffer: one whole cluster.
@@ -207,17 +208,23 @@ impl Banks {
         part.slot_len(self.align)
     }
 
-    /// What reads of this container cost.
-    pub fn read_costs(&self, fire_share: f64) -> ReadCosts {
+    /// What reads of this container cost with an I/O engine.
+    pub fn read_costs(&self, io: EngineChoice, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
-        // A command, then bytes at the rate of random and of sequential reads.
-        let random = |len: u32| 6_000.0 + f64::from(len) * 0.6;
+        let cost = ReadCost::for_file(self.container.path(), io, Limits::PRODUCTION.depth);
+        tracing::info!(origin = %cost.origin(), "cost of reads");
+        let random = |len: u32| cost.read_ns(u64::from(len), Pattern::Random);
         ReadCosts {
-            cluster: self.stream_len() as f64 * 0.5,
+            cluster: cost.read_ns(self.stream_len() as u64, Pattern::Sequential),
             gate: random(g.gate_read()),
             rest: random(g.stride - g.rest_read()),
             fire_share,
         }
+    }
+
+    /// Bytes of a slot and of its bookkeeping.
+    pub fn slot_charge(&self, residency: Residency) -> u64 {
+        self.slot_len(residency) + ColdCache::overhead(1, 0) - ColdCache::overhead(0, 0)
     }
 
     /// What a slot holds.

@@ -6,11 +6,12 @@
 //! without padding: they come from flash in one sequential read and are computed
 //! at one fixed stride, without a look-up per neuron.
 
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{ColdCache, Key, SlotId};
 
 use super::CLUSTER;
 use super::banks::{Banks, Part};
+use super::store::HUGE_PAGES;
 use crate::Error;
 
 /// Resident clusters.
@@ -30,7 +31,7 @@ impl HotRegion {
         let too_many = || banks.too_many();
         let units = u32::try_from(banks.total_clusters()).map_err(|_| too_many())?;
         let len = CLUSTER * neuron_len;
-        let arena = Arena::new(units, len, 64, ArenaOptions::default())
+        let arena = Arena::with_limit(0, units, len, 1, HUGE_PAGES)
             .map_err(emberflow_storage::Error::from)?;
         let per_bank = vec![banks.clusters() as u32; banks.count];
         Ok(Self {

@@ -134,7 +134,7 @@ impl NeuronStore {
             if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c as u32) {
+            } else if self.comes_whole(bank, c as u32) {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -167,6 +167,11 @@ impl NeuronStore {
             waiting: 0,
             issued: places.start,
         });
+    }
+
+    /// Whether a missing cluster is read as a whole whichever neurons are needed.
+    fn comes_whole(&self, bank: u32, c: u32) -> bool {
+        self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c)
     }
 
     /// Requests what the named clusters miss, in order, as far as memory allows.
@@ -259,7 +264,8 @@ impl NeuronStore {
         while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
             let c = self.layer.ahead;
             self.layer.ahead += 1;
-            if bank != self.layer.bank && !self.hot.contains(bank, c as u32) {
+            let missing = !self.hot.contains(bank, c as u32);
+            if bank != self.layer.bank && missing && self.comes_whole(bank, c as u32) {
                 self.request_cluster(bank, c)?;
             }
         }
@@ -398,7 +404,7 @@ impl NeuronStore {
         }
         let claimed = bank == self.layer.bank && (c as usize) < self.layer.next;
         match self.layer.clusters.get_mut(c as usize) {
-            Some(cluster) if claimed && cluster.waiting > 0 => {
+            Some(cluster) if claimed && matches!(cluster.source, Source::Stream(None)) => {
                 cluster.source = Source::Stream(Some(slot));
                 cluster.waiting = 0;
                 self.ready_if_complete(c as usize);
