@@ -46,6 +46,25 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         std::fs::write(path, chart(&profile)).map_err(Failure::file(path))?;
     }
+    // Minutes of measuring are shown even where they cannot be kept.
+    let saved = save(args, &profile);
+    let saved_to = saved.as_ref().ok().cloned().flatten();
+    if args.json {
+        print_json(&Report {
+            profile: &profile,
+            saved_to,
+        })?;
+    } else {
+        print!("{}", table(&profile));
+        if let Some(path) = saved_to {
+            println!("saved to {}", path.display());
+        }
+    }
+    saved.map(drop)
+}
+
+/// Saves the profile where the user or the planner wants it, and says where.
+fn save(args: &BenchIoArgs, profile: &DeviceProfile) -> Result<Option<PathBuf>, Failure> {
     // A part of the picture is no base for plans unless the user says so.
     let partial = args.quick
         || args.io != "auto"
@@ -53,7 +72,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         || !args.depths.is_empty()
         || !args.ranges.is_empty();
     let wanted = !partial && profile.file.sector.is_some();
-    let saved_to = match &args.save {
+    let path = match &args.save {
         Some(Some(path)) => Some(path.clone()),
         Some(None) => Some(DeviceProfile::default_path().ok_or_else(|| {
             Failure::usage("--save needs a path, as neither XDG_CACHE_HOME nor HOME is set")
@@ -61,21 +80,10 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         None if wanted => DeviceProfile::default_path(),
         None => None,
     };
-    if let Some(path) = &saved_to {
+    if let Some(path) = &path {
         profile.save(path)?;
     }
-    if args.json {
-        print_json(&Report {
-            profile: &profile,
-            saved_to,
-        })
-    } else {
-        print!("{}", table(&profile));
-        if let Some(path) = saved_to {
-            println!("saved to {}", path.display());
-        }
-        Ok(())
-    }
+    Ok(path)
 }
 
 fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {

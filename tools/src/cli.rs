@@ -337,11 +337,13 @@ pub struct SynthArgs {
     /// Whose dimensions.
     #[arg(long, value_enum, value_name = "NAME")]
     pub shape: shape::Shape,
-    /// Mean share of neurons that fire per token; default: as published for the activation.
+    /// Mean share of neurons that fire per token (for drelu: gate and up positive; gates alone fire
+    /// 1.25 times as often); default: as published for the activation.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub active: Option<f64>,
-    /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu-70b, bamboo, flat, or the share of neurons
-    /// that gives 80 % of activations; default: as published for the activation.
+    /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu, bamboo, flat, or the share of neurons
+    /// that gives 80 % of activations (PowerInfer's figures per layer); default: as published for
+    /// the activation.
     #[arg(long, value_name = "CURVE")]
     pub skew: Option<firing::Skew>,
     /// Chance that a neuron that fires for a token fires for the next one too.

@@ -93,6 +93,24 @@ fn bench_io_measures_draws_and_saves() {
 }
 
 #[test]
+fn numbers_are_shown_even_where_they_cannot_be_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let output = emberflow()
+        .args(["bench", "io", "--quick", "--size", "8MiB", "--millis", "10"])
+        .args(["--io", "pread", "--save=file/device.json"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("file"), "{message}");
+    assert!(shown.contains("best: pread"), "{shown}");
+    assert!(!shown.contains("saved to"), "{shown}");
+}
+
+#[test]
 fn a_simulated_device_shows_its_published_curve() {
     let dir = tempfile::tempdir().unwrap();
     let args = [

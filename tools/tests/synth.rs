@@ -33,7 +33,7 @@ fn decoding_has_the_statistics_asked_for() {
         "--act relu --active 0.1 --skew opt-30b --quant q8_0",
         "--act relu --active 0.33 --skew llama2-reglu-70b --persistence 0.7",
         "--act drelu --active 0.15 --skew bamboo --persistence 0.9",
-        "--act silu --active 0.5 --skew swiglu-70b --quant f16 --seed 5",
+        "--act silu --active 0.5 --skew swiglu --quant f16 --seed 5",
     ]
     .iter()
     .enumerate()

@@ -5,10 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Cpu, Workers};
+use crate::{
+    Cpu, Workers,
+    simd::{LINE, prefetch},
+};
 
 /// Bytes of one piece of work: long enough for the hardware to fetch ahead.
 const PIECE: usize = 1 << 20;
+
+/// How far ahead of the sum memory is fetched: without it one thread reads a fifth less.
+const AHEAD: usize = 4 << 10;
 
 /// Bytes per second at which all threads of a pool together read `bytes`: the best of as
 /// many passes as fit in `time`, at least one after a first that is not counted.
@@ -37,12 +43,22 @@ pub fn read_bandwidth(cpu: Cpu, workers: &Workers, bytes: &[u8], time: Duration)
 /// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
 #[inline(always)]
 pub(crate) fn sum_bytes(bytes: &[u8]) -> u64 {
-    // An integer sum may be taken in any order, so the compiler makes vectors of it.
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let sum = |sum: u64, word: &[u8; 8]| sum.wrapping_add(u64::from_le_bytes(*word));
-    words.iter().fold(u64::from_le_bytes(last), sum)
+    let sum = |bytes: &[u8]| {
+        // An integer sum may be taken in any order, so the compiler makes vectors of it.
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        let sum = |sum: u64, word: &[u8; 8]| sum.wrapping_add(u64::from_le_bytes(*word));
+        words.iter().fold(u64::from_le_bytes(last), sum)
+    };
+    let mut total = 0u64;
+    for block in bytes.chunks(4 * LINE) {
+        for at in (0..block.len()).step_by(LINE) {
+            prefetch(block.as_ptr().wrapping_add(at + AHEAD));
+        }
+        total = total.wrapping_add(sum(block));
+    }
+    total
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub struct Skew(pub f64);
 const CURVES: [(&str, f64); 5] = [
     ("opt-30b", 0.26),
     ("llama2-reglu-70b", 0.43),
-    ("swiglu-70b", 0.69),
+    ("swiglu", 0.69),
     ("bamboo", 0.67),
     ("flat", 0.80),
 ];

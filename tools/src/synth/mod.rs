@@ -238,7 +238,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Targets {
     let (active, curve) = match kind.activation {
         Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
         Activation::Relu | Activation::Relu2 => (0.33, "llama2-reglu-70b"),
-        _ => (0.5, "swiglu-70b"),
+        _ => (0.5, "swiglu"),
     };
     let hot_share = args
         .skew

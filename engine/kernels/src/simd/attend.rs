@@ -21,9 +21,12 @@ use crate::{
     dtype::{DType, GROUP},
 };
 
-/// Positions of values that stay in the first-level cache while all columns and queries
-/// pass over them.
-const SPAN: usize = 64;
+/// Positions of values that all columns and queries pass over before the next ones: few,
+/// so that memory is read nearly in order.
+const SPAN: usize = 16;
+
+/// How far ahead keys and values are fetched, in bytes.
+const AHEAD: usize = 8 << 10;
 
 /// The entry points of one instruction set. In its registers fit the sums of `$queries`
 /// queries over a block of keys, or of `$mixes` queries over `$groups` groups of values.
@@ -222,8 +225,7 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
     unsafe {
         let mut sums = [L::zero(); Q];
         for d in 0..head_dim {
-            // The next block.
-            fetch_group::<S>(keys.wrapping_add((head_dim + d) * S::BYTES));
+            fetch_group::<S>(keys.wrapping_add(d * S::BYTES + AHEAD));
             let keys = S::load::<L>(keys.add(d * S::BYTES));
             for (q, sum) in sums.iter_mut().enumerate() {
                 *sum = L::splat(*queries.add(q * head_dim + d)).mul_add(keys, *sum);
@@ -356,8 +358,7 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         for p in 0..positions {
             let mut value = [L::zero(); G];
             for (g, value) in value.iter_mut().enumerate() {
-                // The next span.
-                fetch_group::<S>(values.wrapping_add((p + SPAN) * row + g * S::BYTES));
+                fetch_group::<S>(values.wrapping_add(p * row + g * S::BYTES + AHEAD));
                 *value = S::load::<L>(values.add(p * row + g * S::BYTES));
             }
             for (q, sums) in sums.iter_mut().enumerate() {

@@ -280,11 +280,11 @@ pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) 
 }
 
 /// Bytes of a cache line.
-pub(super) const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Brings a cache line into the first-level cache. Any address is allowed.
 #[inline(always)]
-pub(super) fn prefetch(at: *const u8) {
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that neither faults nor changes anything; SSE is baseline.
     unsafe {

@@ -128,6 +128,8 @@ mod neon;
 mod portable;
 mod walk;
 
+pub(crate) use axpy::{LINE, prefetch};
+
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},

@@ -81,20 +81,12 @@ impl Tokens {
         unsafe { self.first.add(t * self.stride) }
     }
 
-    /// Byte `offset` of the chunk of token `t`, reached from the nearest token whose
-    /// number is a multiple of three: tokens in between are one or two strides away, which
-    /// an address can hold.
+    /// Byte `offset` of the chunk of token `t`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn byte(self, t: usize, offset: usize) -> *const u8 {
         // SAFETY: as for `chunk`; the offset lies in the chunk.
-        unsafe {
-            self.first
-                .add(t / 3 * 3 * self.stride)
-                .add(t % 3 * self.stride)
-                .cast::<u8>()
-                .add(offset)
-        }
+        unsafe { self.chunk(t).cast::<u8>().add(offset) }
     }
 }
 
