@@ -282,19 +282,20 @@ pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Brings a cache line into the first-level cache. Any address is allowed.
+/// Brings a cache line into the second-level cache: the first has room for few lines that
+/// are on their way, so that reading into it is slower. Any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that neither faults nor changes anything; SSE is baseline.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: as above.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at,
+        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at,
             options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
