@@ -7,6 +7,7 @@ mod tests;
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
+use crate::input::Input;
 use crate::kv_cache::KvCache;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -37,12 +38,14 @@ pub(crate) fn attention(
     let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
 
     // q, k, v: [tokens × heads·head_dim]
+    let d = c.d_model as usize;
+    let input = Input::new(cpu, &s.normed[..tokens * d], tokens, &mut s.input);
     for (matrix, out) in [
         (&layer.q, &mut s.q),
         (&layer.k, &mut s.k),
         (&layer.v, &mut s.v),
     ] {
-        matrix.matmul(cpu, workers, &s.normed, tokens, &mut s.rows, out);
+        matrix.matmul(cpu, workers, input, &mut s.rows, out);
     }
     if let Some(biases) = &layer.qkv_bias {
         for (bias, out) in biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
@@ -87,9 +90,9 @@ pub(crate) fn attention(
     };
     pass.run(workers, &mut s.attended[..tokens * heads * hd], partials);
 
-    layer
-        .o
-        .matmul(cpu, workers, &s.attended, tokens, &mut s.rows, &mut s.out);
+    let attended = &s.attended[..tokens * heads * hd];
+    let input = Input::new(cpu, attended, tokens, &mut s.input);
+    layer.o.matmul(cpu, workers, input, &mut s.rows, &mut s.out);
     if let Some(bias) = &layer.o_bias {
         add_bias(bias, &mut s.out, tokens);
     }

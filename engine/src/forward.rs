@@ -6,6 +6,7 @@ use emberflow_models::config::ModelConfig;
 use crate::Error;
 use crate::attention::attention;
 use crate::ffn::Ffn;
+use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -87,15 +88,17 @@ impl Decoder {
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
             observer(l, &s.normed[..n * d]);
-            ffn.layer(cpu, workers, l as u32, &s.normed, n, &mut s.out)?;
+            let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
+            ffn.layer(cpu, workers, l as u32, input, &mut s.out)?;
             add_rows(&mut s.x, &s.out, n * d);
         }
 
         let head = |t: usize, s: &mut Scratch| {
             let x = &s.x[t * d..(t + 1) * d];
             cpu.rmsnorm(x, &weights.final_norm, c.rms_eps, &mut s.normed[..d]);
-            let (x, logits) = (&s.normed[..d], &mut s.logits);
-            weights.head().matmul(cpu, workers, x, 1, &mut [], logits);
+            let input = Input::new(cpu, &s.normed[..d], 1, &mut s.input);
+            let head = weights.head();
+            head.matmul(cpu, workers, input, &mut [], &mut s.logits);
         };
         match wanted {
             Logits::Last => head(n - 1, s),

@@ -20,6 +20,7 @@ mod error;
 mod ffn;
 mod forward;
 mod generate;
+mod input;
 mod kv_cache;
 pub mod memory;
 pub mod meta;

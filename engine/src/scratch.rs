@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 
-use emberflow_kernels::matmul_scratch;
+use emberflow_kernels::Activations;
 use emberflow_models::config::ModelConfig;
 
 use crate::attention::thread_floats;
+use crate::ffn;
+use crate::weights::Matrix;
 
 thread_local! {
     static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -42,6 +44,8 @@ pub struct Scratch {
     pub attended: Vec<f32>,
     /// Decoded rows of multi-token matrix products, one buffer per thread.
     pub rows: Vec<Vec<f32>>,
+    /// The input of a matrix, quantised.
+    pub input: Activations,
     /// Logits of one token, `[vocab]`.
     pub logits: Vec<f32>,
 }
@@ -58,7 +62,8 @@ impl Scratch {
             k: vec![0.0; chunk * kv],
             v: vec![0.0; chunk * kv],
             attended: vec![0.0; chunk * q],
-            rows: vec![vec![0.0; matmul_scratch(d.max(q))]; threads],
+            rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; threads],
+            input: Activations::with_capacity(d.max(q), chunk),
             logits: vec![0.0; vocab],
         }
     }
@@ -69,8 +74,10 @@ impl Scratch {
         let shared = chunk * (3 * d + 2 * q + 2 * kv) + vocab;
         let group = c.heads as usize / c.kv_heads.max(1) as usize;
         let attention = thread_floats(c.head_dim as usize, group, chunk);
-        let per_thread = attention.max(d) + matmul_scratch(d.max(q));
-        4 * (shared + threads * per_thread) as u64
+        let per_thread =
+            attention.max(ffn::thread_floats(d, chunk)) + Matrix::scratch_len(d.max(q));
+        let input = Activations::bytes(d.max(q), chunk);
+        (4 * (shared + threads * per_thread) + input) as u64
     }
 }
 

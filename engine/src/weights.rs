@@ -1,11 +1,12 @@
 //! The resident weights: everything that is not FFN.
 
-use emberflow_kernels::{Columns, Cpu, DType, Row, Workers};
+use emberflow_kernels::{Columns, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::Error;
+use crate::input::Input;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub struct Matrix {
 }
 
 /// Rows that one thread takes at a time.
-const ROWS_PER_CHUNK: usize = 16;
+const ROWS_PER_CHUNK: usize = 32;
 
 impl Matrix {
     fn stride(&self) -> usize {
@@ -30,36 +31,48 @@ impl Matrix {
         Row::inline(self.dtype, self.cols, &self.bytes[r * s..(r + 1) * s])
     }
 
-    /// `y[t] = self · x[t]` for `tokens` inputs `x [tokens × cols]`; `y` is
-    /// `[tokens × rows]`. `scratch` has an entry of [`matmul_scratch`] elements
-    /// for each thread. A token's result does not depend on the other tokens or
-    /// on the thread count.
-    ///
-    /// [`matmul_scratch`]: emberflow_kernels::matmul_scratch
-    pub fn matmul(
+    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`.
+    /// `scratch` has an entry of [`scratch_len`](Self::scratch_len) elements for
+    /// each thread. A token's result does not depend on the other tokens or on the
+    /// thread count.
+    pub(crate) fn matmul(
         &self,
         cpu: Cpu,
         workers: &Workers,
-        x: &[f32],
-        tokens: usize,
+        input: Input<'_>,
         scratch: &mut [Vec<f32>],
         y: &mut [f32],
     ) {
         let (rows, cols, stride) = (self.rows, self.cols, self.stride());
-        let (x, y) = (&x[..tokens * cols], &mut y[..tokens * rows]);
+        let (x, tokens, y) = (input.x, input.tokens(), &mut y[..input.tokens() * rows]);
+        let quantized = self.dtype.is_grouped();
         if tokens == 1 {
             workers.for_each_chunk_mut(y, ROWS_PER_CHUNK, &|_, chunk, out| {
                 let first = chunk * ROWS_PER_CHUNK;
                 let part = &self.bytes[first * stride..(first + out.len()) * stride];
-                cpu.matvec(self.dtype, part, stride, cols, x, out);
+                if quantized {
+                    cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
+                } else {
+                    cpu.matvec(self.dtype, part, stride, cols, x, out);
+                }
             });
             return;
         }
         let y = Columns::new(y, tokens, rows, rows);
         workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
             let bytes = &self.bytes[first * stride..(first + block.width()) * stride];
-            cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
+            if quantized {
+                let x = input.quantized;
+                cpu.matmul_q(self.dtype, bytes, stride, x, &mut block, scratch);
+            } else {
+                cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
+            }
         });
+    }
+
+    /// Elements of scratch that a thread needs for rows of `cols` elements.
+    pub(crate) fn scratch_len(cols: usize) -> usize {
+        matmul_scratch(cols).max(matmul_scratch_q(cols))
     }
 }
 

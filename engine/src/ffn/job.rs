@@ -1,49 +1,67 @@
 //! The arithmetic of one cluster: what a compute thread does with its bytes.
 
-use emberflow_kernels::{Cpu, Row};
+use emberflow_kernels::{Columns, Cpu, DType, Row};
 
 use super::store::NeuronStore;
-use super::{CLUSTER, FfnShape, MAX_CHUNK, activation};
+use super::{CLUSTER, FfnShape, activation};
+use crate::input::Input;
 use crate::scratch::with_thread_buffer;
+use crate::weights::Matrix;
+
+/// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
+pub(crate) fn thread_floats(d: usize, tokens: usize) -> usize {
+    2 * CLUSTER * tokens + products_floats(d, tokens)
+}
+
+/// Floats of working memory that [`products`] needs.
+fn products_floats(d: usize, tokens: usize) -> usize {
+    CLUSTER * tokens + Matrix::scratch_len(d).max(d)
+}
 
 /// Activated gates of the neurons from `first` on, from resident Gate rows;
-/// `gates [neurons × tokens]`.
+/// `gates [neurons × tokens]`, at most a cluster.
 pub(super) fn resident_gates(
     cpu: Cpu,
     shape: &FfnShape,
     store: &NeuronStore,
     bank: u32,
     first: usize,
-    x: &[f32],
+    input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let tokens = x.len() / shape.format.d;
-    for (i, gates) in gates.chunks_exact_mut(tokens).enumerate() {
-        let row = store.resident_gate(bank, (first + i) as u32);
-        dots(cpu, row, x, gates);
+    let tokens = input.tokens();
+    let mut rows = Rows::new();
+    for i in 0..gates.len() / tokens {
+        rows.push(store.resident_gate(bank, (first + i) as u32));
     }
+    with_thread_buffer(products_floats(input.n(), tokens), |memory| {
+        products(cpu, rows.list(), input, gates, memory);
+    });
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
-/// Activated gates of all neurons of cluster `c` from their bundles.
+/// Activated gates of the needed neurons of cluster `c` from their bundles.
 pub(super) fn gates_from_bundles(
     cpu: Cpu,
     shape: &FfnShape,
     store: &NeuronStore,
     c: u32,
     ids: &[u32],
-    x: &[f32],
+    input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let tokens = x.len() / shape.format.d;
+    let tokens = input.tokens();
     gates.fill(0.0);
-    for place in store.places(c) {
-        let id = ids[place];
-        if let Some(bytes) = store.bytes(place, id) {
-            let gates = &mut gates[id as usize % CLUSTER * tokens..][..tokens];
-            dots(cpu, shape.format.gate(bytes.gate, bytes.scales), x, gates);
+    with_thread_buffer(products_floats(input.n(), tokens), |memory| {
+        for place in store.places(c) {
+            let id = ids[place];
+            if let Some(bytes) = store.bytes(place, id) {
+                let gates = &mut gates[id as usize % CLUSTER * tokens..][..tokens];
+                let row = shape.format.gate(bytes.gate, bytes.scales);
+                products(cpu, &[row], input, gates, memory);
+            }
         }
-    }
+    });
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
@@ -55,88 +73,169 @@ pub(super) struct Job<'a> {
     /// says that they are known.
     pub gates: &'a [f32],
     pub ids: &'a [u32],
-    pub x: &'a [f32],
-    pub tokens: usize,
+    pub input: Input<'a>,
 }
 
 impl Job<'_> {
     /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
     /// Returns how many (neuron, token) pairs fired, where that was not known.
     pub fn cluster(&self, cpu: Cpu, c: u32, partial: &mut [f32]) -> u64 {
-        let FfnShape {
-            format,
-            kind,
-            dense,
-            ..
-        } = *self.shape;
-        let tokens = self.tokens;
         partial.fill(0.0);
-        let known = self.store.gates_known(c);
-        let (mut gate_buffer, mut up_buffer) = ([0.0f32; MAX_CHUNK], [0.0f32; MAX_CHUNK]);
-        let mut fired = 0;
+        let (n, tokens) = (self.input.n(), self.input.tokens());
+        with_thread_buffer(thread_floats(n, tokens), |memory| {
+            let (gates, memory) = memory.split_at_mut(CLUSTER * tokens);
+            let (hidden, memory) = memory.split_at_mut(CLUSTER * tokens);
+            let mut ups = Rows::new();
+            let mut downs = Rows::new();
+            let fired = if self.store.gates_known(c) {
+                self.known_gates(c, gates, &mut ups, &mut downs);
+                0
+            } else {
+                self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
+            };
+            let hidden = &mut hidden[..ups.len * tokens];
+            products(cpu, ups.list(), self.input, hidden, memory);
+            for (h, g) in hidden.iter_mut().zip(&*gates) {
+                let up = if self.shape.kind.relu_on_up {
+                    h.max(0.0)
+                } else {
+                    *h
+                };
+                *h = g * up;
+            }
+            if tokens == 1 {
+                cpu.axpy_rows(hidden, downs.list(), partial);
+            } else {
+                cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
+            }
+            fired
+        })
+    }
+
+    /// Collects the rows of the neurons that are there, and their gates.
+    fn known_gates<'r>(
+        &'r self,
+        c: u32,
+        gates: &mut [f32],
+        ups: &mut Rows<'r>,
+        downs: &mut Rows<'r>,
+    ) {
+        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let mut to = gates.chunks_exact_mut(tokens);
         for place in self.store.places(c) {
             let id = self.ids[place];
             let Some(bytes) = self.store.bytes(place, id) else {
                 continue;
             };
-            let gate = if known {
-                &self.gates[id as usize * tokens..][..tokens]
-            } else {
-                let values = &mut gate_buffer[..tokens];
-                dots(cpu, format.gate(bytes.gate, bytes.scales), self.x, values);
-                activation::apply(cpu, kind.activation, values);
-                fired += values.iter().filter(|&&g| g != 0.0).count() as u64;
-                values
-            };
-            if !dense && gate.iter().all(|&g| g == 0.0) {
+            let gate = &self.gates[id as usize * tokens..][..tokens];
+            // Neurons that were read because others of their kind fire.
+            if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                 continue;
             }
-            let hidden = &mut up_buffer[..tokens];
-            dots(cpu, format.up(bytes.rest, bytes.scales), self.x, hidden);
-            for (h, g) in hidden.iter_mut().zip(gate) {
-                let up = if kind.relu_on_up { h.max(0.0) } else { *h };
-                *h = g * up;
+            ups.push(format.up(bytes.rest, bytes.scales));
+            downs.push(format.down(bytes.rest, bytes.scales));
+            if let Some(to) = to.next() {
+                to.copy_from_slice(gate);
             }
-            if dense || hidden.iter().any(|&h| h != 0.0) {
-                let down = format.down(bytes.rest, bytes.scales);
-                axpys(cpu, down, hidden, !dense, partial);
+        }
+    }
+
+    /// Computes the gates, and collects the rows of the neurons that fire.
+    fn own_gates<'r>(
+        &'r self,
+        cpu: Cpu,
+        c: u32,
+        gates: &mut [f32],
+        ups: &mut Rows<'r>,
+        downs: &mut Rows<'r>,
+        memory: &mut [f32],
+    ) -> u64 {
+        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let mut rows = Rows::new();
+        for place in self.store.places(c) {
+            if let Some(bytes) = self.store.bytes(place, self.ids[place]) {
+                rows.push(format.gate(bytes.gate, bytes.scales));
             }
+        }
+        let gates = &mut gates[..rows.len * tokens];
+        products(cpu, rows.list(), self.input, gates, memory);
+        activation::apply(cpu, self.shape.kind.activation, gates);
+        let (mut fired, mut row) = (0, 0);
+        for place in self.store.places(c) {
+            let Some(bytes) = self.store.bytes(place, self.ids[place]) else {
+                continue;
+            };
+            let gate = &gates[row * tokens..(row + 1) * tokens];
+            let firing = gate.iter().filter(|&&g| g != 0.0).count();
+            fired += firing as u64;
+            if firing > 0 || self.shape.dense {
+                // `ups.len` is at most `row`: the gates move down.
+                let to = ups.len * tokens;
+                gates.copy_within(row * tokens..(row + 1) * tokens, to);
+                ups.push(format.up(bytes.rest, bytes.scales));
+                downs.push(format.down(bytes.rest, bytes.scales));
+            }
+            row += 1;
         }
         fired
     }
 }
 
-/// `out[t] = row · x[t]`. A row used for several tokens is decoded once; the
-/// values are the same because decoding is exact.
-fn dots(cpu: Cpu, row: Row<'_>, x: &[f32], out: &mut [f32]) {
-    if let [one] = out {
-        *one = cpu.dot(row, x);
-        return;
-    }
-    let d = x.len() / out.len();
-    with_thread_buffer(d, |decoded| {
-        cpu.dequantize(row, decoded);
-        for (x, out) in x.chunks_exact(d).zip(out) {
-            *out = cpu.dot_f32(decoded, x);
-        }
-    });
+/// Rows of a cluster, on the stack.
+struct Rows<'a> {
+    rows: [Row<'a>; CLUSTER],
+    len: usize,
 }
 
-/// `y[t] += a[t] · row` for every `t`, or only where `a[t] ≠ 0`.
-fn axpys(cpu: Cpu, row: Row<'_>, a: &[f32], skip_zeros: bool, y: &mut [f32]) {
-    if let [a] = a {
-        if *a != 0.0 || !skip_zeros {
-            cpu.axpy(*a, row, y);
+impl<'a> Rows<'a> {
+    fn new() -> Self {
+        Self {
+            rows: [Row::split(DType::F32, 0, &[], &[]); CLUSTER],
+            len: 0,
         }
-        return;
     }
-    let d = y.len() / a.len();
-    with_thread_buffer(d, |decoded| {
-        cpu.dequantize(row, decoded);
-        for (&a, y) in a.iter().zip(y.chunks_exact_mut(d)) {
-            if a != 0.0 || !skip_zeros {
-                cpu.axpy(a, Row::f32(decoded), y);
+
+    fn push(&mut self, row: Row<'a>) {
+        self.rows[self.len] = row;
+        self.len += 1;
+    }
+
+    fn list(&self) -> &[Row<'a>] {
+        &self.rows[..self.len]
+    }
+}
+
+/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of working
+/// memory. A product does not depend on what else is computed with it.
+fn products(cpu: Cpu, rows: &[Row<'_>], input: Input<'_>, out: &mut [f32], memory: &mut [f32]) {
+    let tokens = input.tokens();
+    let Some(first) = rows.first() else { return };
+    match (first.dtype().is_grouped(), tokens) {
+        (true, 1) => cpu.dot_rows_q(rows, input.quantized, out),
+        (true, _) => {
+            let (by_token, memory) = memory.split_at_mut(CLUSTER * tokens);
+            let mut y = Columns::new(by_token, tokens, rows.len(), rows.len());
+            cpu.matmul_rows_q(rows, input.quantized, &mut y, memory);
+            for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
+                for (t, out) in out.iter_mut().enumerate() {
+                    *out = by_token[t * rows.len() + r];
+                }
             }
         }
-    });
+        (false, 1) => {
+            for (row, out) in rows.iter().zip(out) {
+                *out = cpu.dot(*row, input.x);
+            }
+        }
+        (false, _) => {
+            // A row used for several tokens is decoded once, which is exact.
+            let decoded = &mut memory[..input.n()];
+            for (row, out) in rows.iter().zip(out.chunks_exact_mut(tokens)) {
+                cpu.dequantize(*row, decoded);
+                for (x, out) in input.x.chunks_exact(input.n()).zip(out) {
+                    *out = cpu.dot_f32(decoded, x);
+                }
+            }
+        }
+    }
 }

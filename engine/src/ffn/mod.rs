@@ -26,10 +26,12 @@ use emberflow_models::config::FfnKind;
 use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
+use crate::input::Input;
 use job::Job;
 use store::Step;
 
 pub(crate) use banks::Banks;
+pub(crate) use job::thread_floats;
 pub(crate) use store::{NeuronStore, ReadCosts};
 pub(crate) use temperature::Temperature;
 
@@ -37,8 +39,8 @@ pub(crate) use temperature::Temperature;
 /// and few enough that one missing neuron holds up little.
 pub const CLUSTER: usize = 128;
 
-/// Longest chunk of tokens the FFN accepts (bounds the per-neuron stack buffers).
-pub const MAX_CHUNK: usize = 64;
+/// Longest chunk of tokens the FFN accepts.
+pub const MAX_CHUNK: usize = 512;
 
 /// Bytes of partial sums that are filled before they are reduced: those of one
 /// token of a 7B model.
@@ -114,26 +116,26 @@ impl Ffn {
         }
     }
 
-    /// `out[t] = FFN(x[t])` for `tokens` rows of `[d_model]`.
+    /// `out[t] = FFN(input[t])` for every token of the input.
     pub fn layer(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
         bank: u32,
-        x: &[f32],
-        tokens: usize,
+        input: Input<'_>,
         out: &mut [f32],
     ) -> Result<(), Error> {
         let d = self.shape.format.d;
-        let (x, out) = (&x[..tokens * d], &mut out[..tokens * d]);
+        let tokens = input.tokens();
+        let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
-        self.name_needs(cpu, workers, bank, x, tokens)?;
+        self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
             let end = (first + group).min(clusters);
-            self.sum_group(cpu, workers, x, tokens, first..end)?;
+            self.sum_group(cpu, workers, input, first..end)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
             reduce(workers, partials, used, out);
@@ -149,10 +151,9 @@ impl Ffn {
         cpu: Cpu,
         workers: &Workers,
         bank: u32,
-        x: &[f32],
-        tokens: usize,
+        input: Input<'_>,
     ) -> Result<(), Error> {
-        let neurons = self.shape.neurons;
+        let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
         self.store.begin(bank)?;
@@ -174,7 +175,7 @@ impl Ffn {
             let gates = &mut self.gates[low * tokens..high * tokens];
             let (shape, store) = (&self.shape, &self.store);
             workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
-                job::resident_gates(cpu, shape, store, bank, low + c * CLUSTER, x, gates);
+                job::resident_gates(cpu, shape, store, bank, low + c * CLUSTER, input, gates);
             });
             for first in (low..high).step_by(CLUSTER) {
                 let start = self.ids.len();
@@ -200,10 +201,10 @@ impl Ffn {
         &mut self,
         cpu: Cpu,
         workers: &Workers,
-        x: &[f32],
-        tokens: usize,
+        input: Input<'_>,
         group: std::ops::Range<usize>,
     ) -> Result<(), Error> {
+        let tokens = input.tokens();
         let width = tokens * self.shape.format.d;
         let neurons = self.shape.neurons;
         let ids = &self.ids;
@@ -232,7 +233,7 @@ impl Ffn {
                 workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
                     let c = group.start + c;
                     if now[c] == Some(Step::Gates) {
-                        job::gates_from_bundles(cpu, shape, store, c as u32, ids, x, gates);
+                        job::gates_from_bundles(cpu, shape, store, c as u32, ids, input, gates);
                     }
                 });
             }
@@ -242,8 +243,7 @@ impl Ffn {
                 store: &self.store,
                 gates: &self.gates,
                 ids,
-                x,
-                tokens,
+                input,
             };
             let partials = &mut self.partials[..group.len() * width];
             if self.ready.iter().any(|r| r.1 == Step::Sums) {

@@ -1,0 +1,32 @@
+//! What a weight matrix is multiplied with.
+
+use emberflow_kernels::{Activations, ActivationsRef, Cpu};
+
+/// Activations of some tokens, as floats and as the 8-bit integers that q4 and q8
+/// rows are multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    /// `[tokens × n]`.
+    pub x: &'a [f32],
+    pub quantized: ActivationsRef<'a>,
+}
+
+impl<'a> Input<'a> {
+    /// Quantises `x` into `memory`.
+    pub fn new(cpu: Cpu, x: &'a [f32], tokens: usize, memory: &'a mut Activations) -> Self {
+        cpu.quantize_activations(x, tokens, memory);
+        Self {
+            x,
+            quantized: memory.all(),
+        }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.quantized.tokens()
+    }
+
+    /// Elements of a token.
+    pub fn n(&self) -> usize {
+        self.quantized.n()
+    }
+}
