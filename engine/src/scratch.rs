@@ -1,6 +1,7 @@
 //! Working memory of a forward pass, allocated once.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emberflow_kernels::Activations;
 use emberflow_models::config::ModelConfig;
@@ -13,16 +14,26 @@ thread_local! {
     static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `f` with this thread's buffer of at least `len` floats. The buffer
-/// grows on first use and is kept, so the token path does not allocate.
+/// Length that every thread's buffer takes at its first use, so that it grows once
+/// and the token path does not allocate.
+static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs `f` with this thread's buffer of at least `len` floats. The buffer is kept.
 /// Contents are whatever the last use left.
 pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < len {
-            buffer.resize(len, 0.0);
+            buffer.resize(len.max(BUFFER_LEN.load(Ordering::Relaxed)), 0.0);
         }
         f(&mut buffer[..len])
     })
+}
+
+/// Floats of a thread's buffer for chunks of `chunk` tokens.
+fn thread_buffer_len(c: &ModelConfig, chunk: usize) -> usize {
+    let group = c.heads as usize / c.kv_heads.max(1) as usize;
+    let attention = thread_floats(c.head_dim as usize, group, chunk);
+    attention.max(ffn::thread_floats(c.d_model as usize, chunk))
 }
 
 /// Buffers for chunks of up to `chunk` tokens.
@@ -54,6 +65,7 @@ impl Scratch {
     /// Allocates for a model, a chunk length and a thread count.
     pub fn new(c: &ModelConfig, chunk: usize, threads: usize) -> Self {
         let [d, q, kv, vocab] = widths(c);
+        BUFFER_LEN.fetch_max(thread_buffer_len(c, chunk), Ordering::Relaxed);
         Self {
             x: vec![0.0; chunk * d],
             normed: vec![0.0; chunk * d],
@@ -72,10 +84,7 @@ impl Scratch {
     pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize) -> u64 {
         let [d, q, kv, vocab] = widths(c);
         let shared = chunk * (3 * d + 2 * q + 2 * kv) + vocab;
-        let group = c.heads as usize / c.kv_heads.max(1) as usize;
-        let attention = thread_floats(c.head_dim as usize, group, chunk);
-        let per_thread =
-            attention.max(ffn::thread_floats(d, chunk)) + Matrix::scratch_len(d.max(q));
+        let per_thread = thread_buffer_len(c, chunk) + Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
         (4 * (shared + threads * per_thread) + input) as u64
     }

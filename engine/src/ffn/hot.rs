@@ -108,12 +108,6 @@ impl HotRegion {
     pub fn evictions(&self) -> u64 {
         self.cache.stats().evictions
     }
-
-    /// Checks the numbered invariants of the region; for tests.
-    #[cfg(test)]
-    pub fn check_invariants(&self) {
-        self.cache.check_invariants();
-    }
 }
 
 /// Divides `units` clusters over the banks, in proportion to how many each wants.
