@@ -4,7 +4,7 @@
 //! test also holds two architectures to each other.
 
 use emberflow_kernels::{
-    Activations, Columns, Cpu, DType, LANES, Row, math, matmul_scratch, matmul_scratch_q,
+    Activations, Columns, Cpu, DType, GROUP, LANES, Row, math, matmul_scratch, matmul_scratch_q,
     quantize_row,
 };
 
@@ -110,5 +110,70 @@ fn every_machine_computes_the_same_integers() {
             hash.add(&y);
         }
         assert_eq!(hash.0, EXPECTED_INTEGER, "{}: {:#x}", cpu.name(), hash.0);
+    }
+}
+
+/// As [`EXPECTED`], for sums of rows and attention.
+const EXPECTED_SUMS: u64 = 0x4aaa_d38a_fe44_ed4d;
+
+#[test]
+fn every_machine_sums_rows_and_attends_alike() {
+    const N: usize = 18 * GROUP + 21;
+    const ROWS: usize = 70;
+    const TOKENS: usize = 17;
+    const HEAD: usize = 40;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let numbers = |count: usize, step: usize| -> Vec<f32> {
+        (0..count).map(|i| number(step * i + 1) / 16.0).collect()
+    };
+    for cpu in Cpu::all() {
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        for dtype in DType::ALL {
+            let mut bytes = vec![0; ROWS * dtype.row_bytes(N)];
+            let rows = bytes.chunks_exact_mut(dtype.row_bytes(N));
+            for (row, src) in rows.zip(numbers(ROWS * N, 3).chunks(N)) {
+                let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+                quantize_row(dtype, src, quants, scales).unwrap();
+            }
+            let rows = bytes.chunks_exact(dtype.row_bytes(N));
+            let rows: Vec<Row<'_>> = rows.map(|row| Row::inline(dtype, N, row)).collect();
+            let factors = numbers(ROWS * TOKENS, 5);
+            let mut y = numbers(N, 7);
+            cpu.axpy_rows(&factors[..ROWS], &rows, &mut y);
+            hash.add(&y);
+            let mut ys = numbers(TOKENS * N, 11);
+            cpu.axpy_rows_tokens(&factors, &rows, TOKENS, &mut ys);
+            hash.add(&ys);
+            // Some factors are zero: each token has rows of its own.
+            let sparse: Vec<f32> = factors.iter().map(|a| a.max(0.0)).collect();
+            cpu.axpy_rows_tokens(&sparse, &rows, TOKENS, &mut ys);
+            hash.add(&ys);
+        }
+        let halves = numbers(4 * GROUP * HEAD.next_multiple_of(GROUP), 13);
+        let mut kv = vec![0; 2 * halves.len()];
+        cpu.f32_to_f16_bytes(&halves, &mut kv);
+        let (queries, positions) = (7, 4 * GROUP);
+        let mut scores = vec![0.0; queries * positions];
+        let keys = &kv[..2 * positions * HEAD];
+        cpu.key_scores(
+            DType::F16,
+            keys,
+            HEAD,
+            &numbers(queries * HEAD, 17),
+            &mut scores,
+        );
+        hash.add(&scores);
+        for scores in scores.chunks_exact_mut(positions) {
+            let (max, sum) = cpu.exp_block(scores);
+            hash.add(&[max, sum]);
+        }
+        let width = HEAD.next_multiple_of(GROUP);
+        let mut mixes = vec![0.0; queries * width];
+        cpu.mix_values(DType::F16, &kv, width, &scores, positions, &mut mixes);
+        hash.add(&mixes);
+        let (first, second) = mixes.split_at_mut(width);
+        cpu.blend(0.3, first, 1.7, &second[..width]);
+        hash.add(first);
+        assert_eq!(hash.0, EXPECTED_SUMS, "{}: {:#x}", cpu.name(), hash.0);
     }
 }

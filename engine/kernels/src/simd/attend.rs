@@ -195,32 +195,29 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
             unsafe {
                 let queries = queries.as_ptr().add(q * head_dim);
                 let scores = scores.as_mut_ptr().add(q * stride + block * GROUP);
+                let (from, to) = ((queries, head_dim), (scores, stride));
                 q += match count - q {
-                    left if left >= Q => {
-                        score_tile::<L, S, Q>(keys.as_ptr(), head_dim, queries, scores, stride)
-                    }
-                    4.. if Q > 4 => {
-                        score_tile::<L, S, 4>(keys.as_ptr(), head_dim, queries, scores, stride)
-                    }
-                    2.. if Q > 2 => {
-                        score_tile::<L, S, 2>(keys.as_ptr(), head_dim, queries, scores, stride)
-                    }
-                    _ => score_tile::<L, S, 1>(keys.as_ptr(), head_dim, queries, scores, stride),
+                    left if left >= Q => score_tile::<L, S, Q>(keys, from, to, Q),
+                    left @ 5.. if Q == 8 => score_tile::<L, S, Q>(keys, from, to, left),
+                    left @ 3..=4 if Q > 4 => score_tile::<L, S, 4>(keys, from, to, left),
+                    left @ 2.. if Q > 2 => score_tile::<L, S, 2>(keys, from, to, left.min(2)),
+                    _ => score_tile::<L, S, 1>(keys, from, to, 1),
                 };
             }
         }
     }
 }
 
-/// The scores of `Q` queries for one block of positions. Returns `Q`.
+/// The scores of `count <= Q` queries for one block of positions. Returns `count`. The
+/// strides are in elements; what is left of the tile repeats the last query.
 #[inline(always)]
 unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
-    keys: *const u8,
-    head_dim: usize,
-    queries: *const f32,
-    scores: *mut f32,
-    stride: usize,
+    keys: &[u8],
+    (queries, head_dim): (*const f32, usize),
+    (scores, stride): (*mut f32, usize),
+    count: usize,
 ) -> usize {
+    let keys = keys.as_ptr();
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
         let mut sums = [L::zero(); Q];
@@ -228,14 +225,15 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
             fetch_group::<S>(keys.wrapping_add(d * S::BYTES + AHEAD));
             let keys = S::load::<L>(keys.add(d * S::BYTES));
             for (q, sum) in sums.iter_mut().enumerate() {
-                *sum = L::splat(*queries.add(q * head_dim + d)).mul_add(keys, *sum);
+                let query = queries.add(q.min(count - 1) * head_dim);
+                *sum = L::splat(*query.add(d)).mul_add(keys, *sum);
             }
         }
         for (q, sum) in sums.into_iter().enumerate() {
-            sum.store_f32(scores.add(q * stride).cast());
+            sum.store_f32(scores.add(q.min(count - 1) * stride).cast());
         }
     }
-    Q
+    count
 }
 
 #[inline(always)]
@@ -329,30 +327,35 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
             let weights = (weights.as_ptr().add(q * stride), stride);
             let out = (out.add(q * width), width);
             q += match count - q {
-                left if left >= Q => mix_tile::<L, S, Q, G>(values, weights, positions, out),
-                2.. if Q > 2 => mix_tile::<L, S, 2, G>(values, weights, positions, out),
-                _ => mix_tile::<L, S, 1, G>(values, weights, positions, out),
+                left if left >= Q => mix_tile::<L, S, Q, G>(values, weights, positions, out, Q),
+                left @ 3.. if Q == 4 => {
+                    mix_tile::<L, S, Q, G>(values, weights, positions, out, left)
+                }
+                2.. if Q > 2 => mix_tile::<L, S, 2, G>(values, weights, positions, out, 2),
+                _ => mix_tile::<L, S, 1, G>(values, weights, positions, out, 1),
             };
         }
     }
     G
 }
 
-/// Adds `positions` values to `G` groups of `Q` sums; the strides are in the units of
-/// their pointers. Returns `Q`.
+/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. The strides
+/// are in the units of their pointers; what is left of the tile repeats the last query.
 #[inline(always)]
 unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     (values, row): (*const u8, usize),
     (weights, stride): (*const f32, usize),
     positions: usize,
     (out, width): (*mut f32, usize),
+    count: usize,
 ) -> usize {
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
+        let out = |q: usize, g: usize| out.add(q.min(count - 1) * width + g * GROUP).cast::<u8>();
         let mut sums = [[L::zero(); G]; Q];
         for (q, sums) in sums.iter_mut().enumerate() {
             for (g, sum) in sums.iter_mut().enumerate() {
-                *sum = L::load_f32(out.add(q * width + g * GROUP).cast());
+                *sum = L::load_f32(out(q, g));
             }
         }
         for p in 0..positions {
@@ -362,7 +365,7 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
                 *value = S::load::<L>(values.add(p * row + g * S::BYTES));
             }
             for (q, sums) in sums.iter_mut().enumerate() {
-                let weight = L::splat(*weights.add(q * stride + p));
+                let weight = L::splat(*weights.add(q.min(count - 1) * stride + p));
                 for (sum, value) in sums.iter_mut().zip(value) {
                     *sum = weight.mul_add(value, *sum);
                 }
@@ -370,9 +373,9 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         }
         for (q, sums) in sums.into_iter().enumerate() {
             for (g, sum) in sums.into_iter().enumerate() {
-                sum.store_f32(out.add(q * width + g * GROUP).cast());
+                sum.store_f32(out(q, g));
             }
         }
     }
-    Q
+    count
 }
