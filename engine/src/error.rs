@@ -96,7 +96,14 @@ fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// The budget rounded up to whole MiB, as it can be typed.
+/// What the program itself takes differs from start to start by some pages.
+const START_TO_START: u64 = 256 << 10;
+
+/// The budget rounded up to whole MiB, as it can be typed, and as it will still do
+/// at the next start.
 fn suggestion(bytes: u64) -> String {
-    format!("{}MiB", bytes.div_ceil(1 << 20))
+    format!(
+        "{}MiB",
+        bytes.saturating_add(START_TO_START).div_ceil(1 << 20)
+    )
 }
