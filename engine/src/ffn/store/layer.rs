@@ -214,12 +214,11 @@ impl NeuronStore {
         let Cluster {
             end, step, issued, ..
         } = self.layer.clusters[c];
-        for place in issued..end {
+        for (place, &neuron) in ids.iter().enumerate().take(end).skip(issued) {
             self.layer.clusters[c].issued = place;
             if matches!(self.layer.held[place], Held::Pinned(_)) {
                 continue;
             }
-            let neuron = ids[place];
             let key = Key { bank, neuron };
             // A pin may have been given up for another cluster.
             if let Some(slot) = self.cold.get_pin(key) {
