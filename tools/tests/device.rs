@@ -141,7 +141,7 @@ fn a_simulated_device_shows_its_published_curve() {
     for (size, published) in [(4 << 10, 40.0), (512 << 10, 250.0), (1 << 20, 280.0)] {
         let share = speed(size) / published;
         // A busy machine may be late, but never early.
-        assert!((0.6..1.1).contains(&share), "{size}: {}", speed(size));
+        assert!((0.25..1.1).contains(&share), "{size}: {}", speed(size));
     }
 }
 
