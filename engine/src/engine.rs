@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
-use emberflow_storage::io::IoOptions;
 use emberflow_storage::mem;
 
 use crate::bundle::NeuronFormat;
@@ -64,18 +63,13 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
-        let io = IoOptions {
-            core: options.io_core,
-            ..IoOptions::default()
-        };
         let store = NeuronStore::open(
             banks,
             source,
             &plan,
             temperature.hot_clusters,
             costs,
-            options.io,
-            io,
+            &options,
         )?;
         Ok(Self {
             decoder: Decoder {

@@ -54,6 +54,8 @@ pub struct Options {
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to.
     pub io_core: Option<usize>,
+    /// Keep the regions from being swapped out, as far as the system allows.
+    pub lock: bool,
     /// Positions to make room for: prompt plus generated tokens.
     pub context: usize,
     /// Longest chunk of prompt tokens computed at once.
@@ -71,6 +73,7 @@ impl Default for Options {
             phases: Phases::Auto,
             io: Default::default(),
             io_core: None,
+            lock: false,
             context: 1024,
             chunk: 16,
             kv: DType::F16,

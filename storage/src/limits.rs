@@ -12,8 +12,9 @@ pub struct Limits {
     /// single command queue that two submitters fill and more slow down; disks with several
     /// queues want many.
     pub lanes: u32,
-    /// Batches that may wait in the request channel before `submit` blocks. Two would do for
-    /// double buffering; a few more let the planner run ahead over layer borders.
+    /// Batches that may wait in the request channel before `submit` blocks. A layer makes up to ten
+    /// small ones; several layers' worth keep the computation going while the I/O thread waits for
+    /// a core.
     pub batches: usize,
     /// Reads the I/O thread accepts beyond those in flight. When it is reached the thread stops
     /// taking batches, so memory stays bounded and the submitter feels it.
@@ -38,7 +39,7 @@ impl Limits {
     pub const PRODUCTION: Self = Self {
         depth: 64,
         lanes: if cfg!(target_os = "android") { 2 } else { 16 },
-        batches: 16,
+        batches: 64,
         queued: 4096,
         block: 512 << 10,
         pieces: 32,

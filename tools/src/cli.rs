@@ -87,6 +87,9 @@ pub struct EngineArgs {
     /// Core to pin the I/O thread to.
     #[arg(long, value_name = "CORE")]
     pub io_core: Option<usize>,
+    /// Keep neurons from being swapped out, as far as the system allows (see doctor).
+    #[arg(long)]
+    pub lock: bool,
     /// Prompt tokens computed at once.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub chunk: u16,

@@ -63,6 +63,7 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
         phases: Phases::Auto,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
+        lock: args.lock,
         context,
         chunk: args.chunk.into(),
         kv: match args.kv {

@@ -130,7 +130,10 @@ fn the_budget_is_kept_and_changes_nothing_but_speed() {
         for step in 0..5 {
             let mib = smallest + step * (full - smallest) / 4;
             let memory = format!("{mib}MiB");
-            let args = [&variant[..], &["--memory", &memory]].concat();
+            let mut args = [&variant[..], &["--memory", &memory]].concat();
+            if step % 2 == 1 {
+                args.push("--lock");
+            }
             let report = generate(&args);
             let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
             assert!(peak <= mib << 20, "{args:?}: peak {peak} above {mib} MiB");

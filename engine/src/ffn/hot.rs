@@ -6,12 +6,11 @@
 //! without padding: they come from flash in one sequential read and are computed
 //! at one fixed stride, without a look-up per neuron.
 
-use emberflow_storage::arena::Arena;
+use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{ColdCache, Key, SlotId};
 
 use super::CLUSTER;
 use super::banks::{Banks, Part};
-use super::store::HUGE_PAGES;
 use crate::Error;
 
 /// Resident clusters.
@@ -26,13 +25,13 @@ pub(super) struct HotRegion {
 impl HotRegion {
     /// An empty region with room for every cluster; [`HotRegion::set_border`]
     /// says how many may be used.
-    pub fn new(banks: &Banks, part: &Part) -> Result<Self, Error> {
+    pub fn new(banks: &Banks, part: &Part, memory: ArenaOptions) -> Result<Self, Error> {
         let neuron_len = part.payload();
         let too_many = || banks.too_many();
         let units = u32::try_from(banks.total_clusters()).map_err(|_| too_many())?;
         let len = CLUSTER * neuron_len;
-        let arena = Arena::with_limit(0, units, len, 1, HUGE_PAGES)
-            .map_err(emberflow_storage::Error::from)?;
+        let arena =
+            Arena::with_limit(0, units, len, 1, memory).map_err(emberflow_storage::Error::from)?;
         let per_bank = vec![banks.clusters() as u32; banks.count];
         Ok(Self {
             cache: ColdCache::new(arena, &per_bank).ok_or_else(too_many)?,

@@ -16,13 +16,14 @@ use std::time::Duration;
 use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::ColdCache;
-use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoOptions, IoThread, Read};
+use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 
 use super::banks::{Banks, Part, STREAM};
 use super::hot::{HotRegion, prefixes};
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
+use crate::options::Options;
 
 pub(crate) use costs::ReadCosts;
 use layer::Layer;
@@ -35,11 +36,13 @@ const BATCH: usize = 256;
 /// Regions lie on huge pages: reads of 64 KiB and more run up to twice as fast, and
 /// random bundles 1.1 to 1.3 times (benches/README.md). They end at the arena's
 /// limit, so no budget is exceeded.
-pub(super) const HUGE_PAGES: ArenaOptions = ArenaOptions {
-    huge_pages: true,
-    lock: false,
-    populate: false,
-};
+fn region_memory(lock: bool) -> ArenaOptions {
+    ArenaOptions {
+        huge_pages: true,
+        lock,
+        populate: false,
+    }
+}
 
 /// The bytes of one neuron.
 pub(crate) struct NeuronBytes<'a> {
@@ -66,6 +69,7 @@ pub(crate) struct NeuronStore {
     gates: Vec<Vec<u8>>,
     /// Resident scales by bank; empty when inline.
     scales: Vec<Vec<u8>>,
+    memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
     /// Buffers for whole clusters on their way.
@@ -94,10 +98,14 @@ impl NeuronStore {
         plan: &MemoryPlan,
         hot_wanted: Vec<u32>,
         costs: ReadCosts,
-        io: EngineChoice,
-        options: IoOptions,
+        options: &Options,
     ) -> Result<Self, Error> {
-        let io = IoThread::spawn(source, io, options).map_err(emberflow_storage::Error::from)?;
+        let memory = region_memory(options.lock);
+        let io = IoOptions {
+            core: options.io_core,
+            ..IoOptions::default()
+        };
+        let io = IoThread::spawn(source, options.io, io).map_err(emberflow_storage::Error::from)?;
         let per_neuron = banks.format.resident_scales();
         let scales = (0..banks.count)
             .filter(|_| per_neuron > 0)
@@ -108,11 +116,12 @@ impl NeuronStore {
             })
             .collect::<Result<_, emberflow_storage::Error>>()?;
         let part = banks.part(plan.residency);
-        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), HUGE_PAGES)
+        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
             .map_err(emberflow_storage::Error::from)?;
         let mut store = Self {
-            hot: HotRegion::new(&banks, &part)?,
-            cold: new_cold(&banks, &part)?,
+            hot: HotRegion::new(&banks, &part, memory)?,
+            cold: new_cold(&banks, &part, memory)?,
+            memory,
             stream,
             part,
             residency: plan.residency,
@@ -151,8 +160,8 @@ impl NeuronStore {
         self.gates = Vec::new();
         self.part = self.banks.part(plan.residency);
         self.residency = plan.residency;
-        self.hot = HotRegion::new(&self.banks, &self.part)?;
-        self.cold = new_cold(&self.banks, &self.part)?;
+        self.hot = HotRegion::new(&self.banks, &self.part, self.memory)?;
+        self.cold = new_cold(&self.banks, &self.part, self.memory)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
     }
@@ -251,10 +260,10 @@ impl NeuronStore {
 
 /// An empty cache that can grow to hold every neuron; how much of it may be used
 /// is the plan's matter.
-fn new_cold(banks: &Banks, part: &Part) -> Result<ColdCache, Error> {
+fn new_cold(banks: &Banks, part: &Part, memory: ArenaOptions) -> Result<ColdCache, Error> {
     let slots = u32::try_from(banks.total()).map_err(|_| banks.too_many())?;
     let len = banks.slot_len_of(part);
-    let arena = Arena::with_limit(0, slots, len, banks.memory_align(), HUGE_PAGES)
+    let arena = Arena::with_limit(0, slots, len, banks.memory_align(), memory)
         .map_err(emberflow_storage::Error::from)?;
     ColdCache::new(arena, &vec![banks.neurons as u32; banks.count]).ok_or_else(|| banks.too_many())
 }
