@@ -88,7 +88,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "CORE")]
     pub io_core: Option<usize>,
     /// Prompt tokens computed at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub chunk: u16,
     /// Format of the key/value cache.
     #[arg(long, value_enum, default_value = "f16")]

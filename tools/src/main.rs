@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::io::IsTerminal;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -18,7 +17,6 @@ fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("EMBERFLOW_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt()
-        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
