@@ -67,7 +67,8 @@
 //! | `select.rs` | the largest of many values |
 //! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
-//! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes by column blocks |
+//! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes in blocks |
+//! | `gate.rs`, `sync.rs` | how the pool's threads meet, checked in every order of steps |
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(
@@ -80,6 +81,7 @@ mod columns;
 mod cpu;
 mod dtype;
 mod elementwise;
+mod gate;
 pub mod math;
 mod matrix;
 mod ops;
@@ -88,6 +90,7 @@ mod quantize;
 mod row;
 mod select;
 mod simd;
+mod sync;
 mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};

@@ -13,29 +13,22 @@
 use std::{
     any::Any,
     cell::{Cell, UnsafeCell},
-    hint::spin_loop,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle, Thread},
-    time::{Duration, Instant},
 };
 
-use crate::columns::Columns;
+use crate::{
+    columns::Columns,
+    gate::{Gate, MAX_WORKERS},
+};
 
 /// Kernels need little stack, and a budget counts every thread's.
 const STACK_BYTES: usize = 512 * 1024;
-
-/// How long a waiting thread keeps its core to itself.
-const SPIN: Duration = Duration::from_micros(10);
-
-/// How long it waits before it sleeps, offering its core to other threads after [`SPIN`]:
-/// about what waking a thread costs, and longer than the serial steps between two runs of a
-/// forward pass.
-const STAY: Duration = Duration::from_micros(50);
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
@@ -46,66 +39,6 @@ struct Task {
     caller: Thread,
 }
 
-/// The state of a run in one word, so that entering it, leaving it and closing it are
-/// single steps.
-///
-/// ```text
-/// bits 63..32  number of the run
-/// bit  31      open: workers may enter
-/// bits 30..16  workers that have entered
-/// bits 15..0   workers that are inside
-/// ```
-struct Gate(AtomicU64);
-
-const OPEN: u64 = 1 << 31;
-const ENTERED: u64 = 1 << 16;
-const INSIDE_ONE: u64 = 1;
-
-/// Most threads of a pool; what a field of the gate counts.
-const MAX_THREADS: usize = 1 << 15;
-
-fn number(gate: u64) -> u64 {
-    gate >> 32
-}
-
-fn entered(gate: u64) -> usize {
-    (gate >> 16) as usize & (MAX_THREADS - 1)
-}
-
-fn inside(gate: u64) -> usize {
-    gate as usize & 0xffff
-}
-
-impl Gate {
-    fn load(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// Opens the next run. What the caller wrote before is seen by all who enter.
-    fn open(&self) {
-        let next = number(self.0.load(Ordering::Relaxed)).wrapping_add(1);
-        self.0.store(next << 32 | OPEN, Ordering::Release);
-    }
-
-    /// Enters run `number` if it is still open.
-    fn enter(&self, number: u64) -> bool {
-        let step = |gate: u64| (gate >> 31 == number << 1 | 1).then(|| gate + ENTERED + INSIDE_ONE);
-        let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
-        self.0.fetch_update(success, failure, step).is_ok()
-    }
-
-    /// Leaves the run; whether the caller may have to be woken.
-    fn leave(&self) -> bool {
-        let before = self.0.fetch_sub(INSIDE_ONE, Ordering::AcqRel);
-        inside(before) == 1
-    }
-
-    /// Lets nobody enter any more.
-    fn close(&self) {
-        self.0.fetch_and(!OPEN, Ordering::AcqRel);
-    }
-}
-
 struct Shared {
     gate: Gate,
     /// Written by the caller before it opens the gate, read by workers inside.
@@ -114,8 +47,6 @@ struct Shared {
     /// The first panic of the current run.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     pinned: AtomicUsize,
-    /// Whether a waiting thread spins at all before it sleeps.
-    spin: bool,
 }
 
 // SAFETY: `task` is the only field that cannot be shared by itself. The caller writes it
@@ -153,18 +84,17 @@ impl Workers {
     pub fn new(threads: usize, cores: Option<&[usize]>) -> Workers {
         let available = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            gate: Gate(AtomicU64::new(0)),
+            // With more threads than cores a spinning thread keeps a working one away.
+            gate: Gate::new(threads <= available),
             task: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
             pinned: AtomicUsize::new(0),
-            // With more threads than cores a spinning thread keeps a working one away.
-            spin: threads <= available,
         });
         // Only cores this process may use: the affinity call does not check its argument.
         let usable = core_affinity::get_core_ids().unwrap_or_default();
         let mut handles = Vec::new();
-        for index in 1..threads.min(MAX_THREADS) {
+        for index in 1..threads.min(MAX_WORKERS + 1) {
             let wanted = cores.and_then(|cores| cores.get(index % cores.len().max(1)));
             let core = wanted
                 .and_then(|&id| usable.iter().find(|core| core.id == id))
@@ -290,13 +220,7 @@ impl Workers {
         if self.handles.is_empty() {
             return;
         }
-        let Shared { gate, spin, .. } = &*self.shared;
-        wait_until(*spin, || {
-            let gate = gate.load();
-            entered(gate) >= wanted && (wanted == 0 || inside(gate) == 0)
-        });
-        gate.close();
-        wait_until(*spin, || inside(gate.load()) == 0);
+        self.shared.gate.close(wanted);
     }
 
     /// Runs `f`, which takes items until there are none, on the calling thread and on those
@@ -462,19 +386,8 @@ impl Drop for Workers {
 fn work(shared: &Shared, index: usize) {
     INSIDE.set(shared);
     let mut last = 0;
-    loop {
-        let mut run = 0;
-        wait_until(shared.spin, || {
-            let gate = shared.gate.load();
-            run = number(gate);
-            gate & OPEN != 0 && run != last
-        });
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        if !shared.gate.enter(run) {
-            continue;
-        }
+    let stop = || shared.stop.load(Ordering::Relaxed);
+    while let Some(run) = shared.gate.enter(last, stop) {
         last = run;
         // SAFETY: entering made the caller's write of the task visible, and the caller
         // leaves it alone while anyone is inside.
@@ -501,31 +414,6 @@ fn work(shared: &Shared, index: usize) {
     }
 }
 
-/// Returns when `ready` holds. Whoever makes it hold unparks this thread afterwards.
-fn wait_until(spin: bool, mut ready: impl FnMut() -> bool) {
-    if spin {
-        let start = Instant::now();
-        loop {
-            for _ in 0..16 {
-                if ready() {
-                    return;
-                }
-                spin_loop();
-            }
-            let waited = start.elapsed();
-            if waited >= STAY {
-                break;
-            }
-            if waited >= SPIN {
-                thread::yield_now();
-            }
-        }
-    }
-    while !ready() {
-        thread::park();
-    }
-}
-
 /// A pointer that several threads may hold; each use says why it is exclusive.
 struct Shareable<T>(*mut T);
 
@@ -538,3 +426,25 @@ impl<T> Shareable<T> {
 
 // SAFETY: the elements it leads to are used by one thread at a time and may move there.
 unsafe impl<T: Send> Sync for Shareable<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Not in `gate.rs`, which a model checker compiles too.
+    #[test]
+    fn the_gate_counts_as_many_workers_as_it_says() {
+        let gate = Gate::new(false);
+        gate.open();
+        for _ in 0..MAX_WORKERS {
+            assert_eq!(gate.enter(0, || false), Some(1));
+        }
+        for left in (0..MAX_WORKERS).rev() {
+            assert_eq!(gate.leave(), left == 0);
+        }
+        gate.close(MAX_WORKERS);
+        gate.open();
+        assert_eq!(gate.enter(1, || false), Some(2));
+        assert_eq!(gate.enter(1, || true), None);
+    }
+}
