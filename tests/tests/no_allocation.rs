@@ -79,7 +79,7 @@ fn a_token_allocates_nothing() {
         }
         // On a busy machine a thread may take part, or a full channel block, for the first time
         // late; what happens per token would be in every window.
-        let windows: Vec<usize> = (0..3)
+        let windows: Vec<u64> = (0..3)
             .map(|_| {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 for _ in 0..60 {
