@@ -17,6 +17,11 @@
 //! 3. Transcendental functions are polynomials with one written operation order
 //!    ([`math`]) or come from the `libm` crate, never from the platform.
 //!
+//! What is summed for many columns at once needs no lanes: [`Cpu::axpy_rows`] and
+//! [`Cpu::mix_values`] add one product per row to each element, [`Cpu::key_scores`] one per
+//! element of a head to each position, by fused multiply-adds in order. Cutting such a sum
+//! into several calls changes no bit.
+//!
 //! A q4 or q8 row that meets *quantised* activations ([`Activations`]) follows another
 //! rule, the chain rule: the 32 products of group `g` are integers and their sum is exact,
 //! in whatever order. As f32 it is added to chain `g % 16` by one fused multiply-add, its
