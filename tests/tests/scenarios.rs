@@ -2,6 +2,8 @@
 //! faults: the tokens and every logit stay those of the resident run, or the
 //! run ends with an error. Each failure prints the seed that repeats it.
 
+use std::sync::{Mutex, PoisonError};
+
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::memory::Needs;
@@ -11,6 +13,9 @@ use emberflow_storage::mem;
 
 const PROMPT: &str = "The borrow checker";
 const TOKENS: usize = 12;
+
+/// Memory is measured for the whole process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// All of them, or the one that `EMBERFLOW_SEED` names, to repeat a failure.
 fn seeds(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
@@ -92,6 +97,7 @@ fn resident() -> (Vec<u32>, Vec<u32>) {
 /// delays, reordering. Nothing may change, and memory stays within the budget.
 #[test]
 fn recoverable_faults_and_changing_budgets_change_no_bit() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let expected = resident();
     let mut changed_residency = 0;
     let mut read = 0;
@@ -156,6 +162,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
 /// were not on the way of this run; they never change a bit.
 #[test]
 fn damage_ends_the_run_and_never_changes_it() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let expected = resident();
     let mut ended = 0;
     for seed in seeds(1000..1040) {

@@ -114,7 +114,8 @@ impl Banks {
 
     /// Bytes of all Gate rows.
     pub fn gate_bytes(&self) -> u64 {
-        self.total() * self.format.gate_len() as u64
+        let bank = Arena::charge(1, self.neurons * self.format.gate_len());
+        self.count as u64 * bank
     }
 
     /// Bytes of the resident scales.

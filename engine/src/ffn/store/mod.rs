@@ -14,7 +14,7 @@ mod layer;
 use std::time::Duration;
 
 use emberflow_kernels::Row;
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 
@@ -24,6 +24,7 @@ use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
+use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 use layer::Layer;
@@ -66,7 +67,7 @@ pub(crate) struct NeuronStore {
     /// Clusters of each bank that the statistics call hot.
     hot_wanted: Vec<u32>,
     /// Gate rows by bank; empty unless resident.
-    gates: Vec<Vec<u8>>,
+    gates: Vec<Slot>,
     /// Resident scales by bank; empty when inline.
     scales: Vec<Vec<u8>>,
     memory: ArenaOptions,
@@ -191,7 +192,9 @@ impl NeuronStore {
         self.set_border(plan);
         if self.gates_resident() {
             let len = self.banks.neurons * self.banks.format.gate_len();
-            self.gates = (0..self.banks.count).map(|_| vec![0; len]).collect();
+            self.gates = (0..self.banks.count)
+                .map(|_| region(len))
+                .collect::<Result<_, Error>>()?;
         }
         self.fill()
     }
@@ -227,7 +230,7 @@ impl NeuronStore {
     /// A resident Gate row.
     pub fn resident_gate(&self, bank: u32, neuron: u32) -> Row<'_> {
         let len = self.banks.format.gate_len();
-        let bytes = &self.gates[bank as usize][neuron as usize * len..][..len];
+        let bytes = &self.gates[bank as usize].as_slice()[neuron as usize * len..][..len];
         self.banks.format.gate(bytes, self.scales_of(bank, neuron))
     }
 
