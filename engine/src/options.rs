@@ -14,6 +14,17 @@ pub enum Sparsity {
     Exact,
 }
 
+impl Sparsity {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dense => "dense",
+            Self::Exact => "exact",
+        }
+    }
+}
+
 /// How the FFN's weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {

@@ -65,6 +65,14 @@ pub(super) fn gates_from_bundles(
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
+/// What was done for a cluster.
+pub(super) struct Done {
+    /// (neuron, token) pairs that fired, where that was not known before.
+    pub fired: u64,
+    /// Neurons whose Up and Down were computed.
+    pub neurons: u64,
+}
+
 /// One parallel section: everything a cluster reads.
 pub(super) struct Job<'a> {
     pub shape: &'a FfnShape,
@@ -78,8 +86,7 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
-    /// Returns how many (neuron, token) pairs fired, where that was not known.
-    pub fn cluster(&self, cpu: Cpu, c: u32, partial: &mut [f32]) -> u64 {
+    pub fn cluster(&self, cpu: Cpu, c: u32, partial: &mut [f32]) -> Done {
         partial.fill(0.0);
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {
@@ -93,6 +100,7 @@ impl Job<'_> {
             } else {
                 self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
             };
+            let neurons = ups.len as u64;
             let hidden = &mut hidden[..ups.len * tokens];
             products(cpu, ups.list(), self.input, hidden, memory);
             for (h, g) in hidden.iter_mut().zip(&*gates) {
@@ -108,7 +116,7 @@ impl Job<'_> {
             } else {
                 cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
             }
-            fired
+            Done { fired, neurons }
         })
     }
 

@@ -82,6 +82,8 @@ pub(crate) struct Ffn {
     /// (neuron, token) pairs whose gate fired, and all of them.
     fired: u64,
     possible: u64,
+    /// Bytes of weights computed with.
+    bytes: u64,
 }
 
 impl Ffn {
@@ -98,6 +100,7 @@ impl Ffn {
             store,
             fired: 0,
             possible: 0,
+            bytes: 0,
         }
     }
 
@@ -112,6 +115,7 @@ impl Ffn {
         Counters {
             fired: self.fired,
             possible: self.possible,
+            ffn_bytes: self.bytes,
             ..self.store.counters()
         }
     }
@@ -130,6 +134,7 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
+        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
         self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -237,7 +242,7 @@ impl Ffn {
                     }
                 });
             }
-            let fused = AtomicU64::new(0);
+            let (fused, computed) = (AtomicU64::new(0), AtomicU64::new(0));
             let job = Job {
                 shape: &self.shape,
                 store: &self.store,
@@ -250,11 +255,14 @@ impl Ffn {
                 workers.for_each_chunk_mut(partials, width, &|_, c, partial| {
                     let c = group.start + c;
                     if now[c] == Some(Step::Sums) {
-                        fused.fetch_add(job.cluster(cpu, c as u32, partial), Ordering::Relaxed);
+                        let done = job.cluster(cpu, c as u32, partial);
+                        fused.fetch_add(done.fired, Ordering::Relaxed);
+                        computed.fetch_add(done.neurons, Ordering::Relaxed);
                     }
                 });
             }
             self.fired += fused.into_inner();
+            self.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
