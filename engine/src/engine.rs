@@ -78,7 +78,13 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, options.chunk),
                 scratch: Scratch::new(&c, options.chunk, options.threads),
-                ffn: Ffn::new(shape, store, options.chunk, options.threads),
+                ffn: Ffn::new(
+                    shape,
+                    store,
+                    options.chunk,
+                    options.threads,
+                    options.observe,
+                ),
                 weights,
                 times: Times::default(),
                 config: c,
@@ -124,10 +130,12 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.forward_observed(sequence, tokens, wanted, &mut |_, _| {})
+        self.run(sequence, tokens, wanted, None)
     }
 
-    /// As [`Engine::forward`]; `observer` sees what every layer's FFN reads.
+    /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
+    /// [`Options::observe`], its gates and hidden values. What is seen depends on
+    /// weights and tokens only, as the logits do.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -137,6 +145,16 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
+    ) -> Result<(), Error> {
+        self.run(sequence, tokens, wanted, Some(observer))
+    }
+
+    fn run(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+        observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let vocab = self.config().vocab;
         if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
@@ -283,7 +301,7 @@ fn needs(
     let sampler = 12 * u64::from(c.vocab);
     let scratch = [
         Scratch::bytes_for(c, o.chunk, o.threads),
-        Ffn::bytes_for(shape, o.chunk, o.threads),
+        Ffn::bytes_for(shape, o.chunk, o.threads, o.observe),
         banks.io_bytes(),
         PER_THREAD * o.threads as u64,
         position,

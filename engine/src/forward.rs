@@ -7,7 +7,7 @@ use emberflow_models::config::ModelConfig;
 
 use crate::Error;
 use crate::attention::attention;
-use crate::ffn::Ffn;
+use crate::ffn::{Ffn, FfnSeen};
 use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -22,9 +22,8 @@ pub enum Logits<'a> {
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
-/// Sees the input of every FFN: the layer, and `x [tokens × d_model]` after the
-/// norm, as Gate and Up read it.
-pub type FfnObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+/// Sees every FFN after it was computed and before its sum is added.
+pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
 /// The model and its working memory: everything a forward pass touches except
 /// the sequence.
@@ -60,7 +59,7 @@ impl Decoder {
         sequence: &mut Sequence,
         tokens: &[u32],
         wanted: Logits<'_>,
-        observer: &mut FfnObserver<'_>,
+        mut observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let Self {
             cpu,
@@ -101,9 +100,19 @@ impl Decoder {
             lap(&mut times.attention, &mut last);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
-            observer(l, &s.normed[..n * d]);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
             ffn.layer(cpu, workers, l as u32, input, &mut s.out)?;
+            if let Some(observer) = &mut observer {
+                let (gates, hidden) = ffn.recorded(n);
+                observer(&FfnSeen {
+                    layer: l,
+                    tokens: n,
+                    residual: &s.x[..n * d],
+                    x: &s.normed[..n * d],
+                    gates,
+                    hidden,
+                });
+            }
             add_rows(&mut s.x, &s.out, n * d);
             lap(&mut times.ffn, &mut last);
         }

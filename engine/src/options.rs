@@ -73,6 +73,9 @@ pub struct Options {
     pub chunk: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
+    /// Keep gates and hidden values of a chunk for observers; the budget pays for
+    /// the room.
+    pub observe: bool,
 }
 
 impl Default for Options {
@@ -88,6 +91,7 @@ impl Default for Options {
             context: 1024,
             chunk: 16,
             kv: DType::F16,
+            observe: false,
         }
     }
 }
