@@ -54,8 +54,13 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
     Ok(Model::open(open_container(arg)?)?)
 }
 
-/// Opens an engine with room for `context` positions.
-pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+/// Opens an engine with room for `context` positions of each of `batch` sequences.
+pub fn open_engine(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    batch: usize,
+) -> Result<Engine, Failure> {
     let mut options = Options {
         budget: args.memory,
         threads: args.threads.unwrap_or(0).into(),
@@ -65,6 +70,7 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
         io_core: args.io_core,
         lock: args.lock,
         context,
+        batch,
         chunk: args.chunk.into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
