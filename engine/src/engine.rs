@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
@@ -10,7 +11,7 @@ use emberflow_storage::mem;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
-use crate::forward::{Decoder, FfnObserver, Span};
+use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
@@ -76,8 +77,9 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, rows),
                 scratch: Scratch::new(&c, rows, batch, options.threads),
-                ffn: Ffn::new(shape, store, rows, options.threads),
+                ffn: Ffn::new(shape, store, rows, options.threads, options.observe),
                 weights,
+                times: Times::default(),
                 config: c,
             },
             text,
@@ -124,10 +126,12 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.forward_observed(sequence, tokens, wanted, &mut |_, _| {})
+        self.pass(&mut [Span { sequence, tokens }], wanted, None)
     }
 
-    /// As [`Engine::forward`]; `observer` sees what every layer's FFN reads.
+    /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
+    /// [`Options::observe`], its gates and hidden values. What is seen depends on
+    /// weights and tokens only, as the logits do.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -138,7 +142,7 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        self.pass(&mut [Span { sequence, tokens }], wanted, observer)
+        self.pass(&mut [Span { sequence, tokens }], wanted, Some(observer))
     }
 
     /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens;
@@ -153,14 +157,14 @@ impl Engine {
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.pass(spans, wanted, &mut |_, _| {})
+        self.pass(spans, wanted, None)
     }
 
     fn pass(
         &mut self,
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
-        observer: &mut FfnObserver<'_>,
+        observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let vocab = self.config().vocab;
         let (mut rows, most) = (0, self.options.chunk.max(self.options.batch));
@@ -287,7 +291,30 @@ impl Engine {
 
     /// What was done since the engine was opened, the start-up fill included.
     pub fn counters(&self) -> Counters {
-        self.decoder.ffn.counters()
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let times = self.decoder.times;
+        Counters {
+            attention_ns: ns(times.attention),
+            ffn_ns: ns(times.ffn),
+            head_ns: ns(times.head),
+            ..self.decoder.ffn.counters()
+        }
+    }
+
+    /// Bytes per second at which the compute threads read the FFN weights that are in
+    /// the hot region, without computing anything: the bound of decoding from memory.
+    /// 0 where none are.
+    pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
+        let Decoder {
+            cpu, workers, ffn, ..
+        } = &mut self.decoder;
+        ffn.store.read_bandwidth(*cpu, workers, time)
+    }
+
+    /// Bytes of weights outside the FFNs that every token is computed from: attention,
+    /// norms and head.
+    pub fn dense_bytes(&self) -> u64 {
+        self.decoder.weights.bytes_per_token()
     }
 
     /// Name of the I/O engine in use.
@@ -330,7 +357,7 @@ fn needs(
     let sampler = 12 * u64::from(c.vocab) * batch;
     let scratch = [
         Scratch::bytes_for(c, rows, o.batch, o.threads),
-        Ffn::bytes_for(shape, rows, o.threads),
+        Ffn::bytes_for(shape, rows, o.threads, o.observe),
         banks.io_bytes(),
         PER_THREAD * o.threads as u64,
         position,

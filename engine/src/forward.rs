@@ -1,13 +1,14 @@
 //! The forward pass, top to bottom.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
 use crate::Error;
 use crate::attention::attention;
-use crate::ffn::Ffn;
+use crate::ffn::{Ffn, FfnSeen};
 use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -30,9 +31,8 @@ pub enum Logits<'a> {
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
-/// Sees the input of every FFN: the layer, and `x [tokens × d_model]` after the
-/// norm, as Gate and Up read it.
-pub type FfnObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+/// Sees every FFN after it was computed and before its sum is added.
+pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
 /// The model and its working memory: everything a forward pass touches except
 /// the sequence.
@@ -44,6 +44,15 @@ pub(crate) struct Decoder {
     pub ffn: Ffn,
     pub rope: RopeTable,
     pub scratch: Scratch,
+    pub times: Times,
+}
+
+/// Where the time of all passes went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub attention: Duration,
+    pub ffn: Duration,
+    pub head: Duration,
 }
 
 impl Decoder {
@@ -65,7 +74,7 @@ impl Decoder {
         &mut self,
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
-        observer: &mut FfnObserver<'_>,
+        mut observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let Self {
             cpu,
@@ -75,6 +84,7 @@ impl Decoder {
             ffn,
             rope,
             scratch: s,
+            times,
         } = self;
         let (cpu, workers) = (*cpu, &*workers);
         let d = c.d_model as usize;
@@ -91,16 +101,29 @@ impl Decoder {
                 n += 1;
             }
         }
+        let mut last = Instant::now();
         for (l, layer) in weights.layers.iter().enumerate() {
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
             attention(cpu, workers, c, layer, l, rope, spans, n, s);
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.attention, &mut last);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
-            observer(l, &s.normed[..n * d]);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
             ffn.layer(cpu, workers, l as u32, input, &mut s.out)?;
+            if let Some(observer) = &mut observer {
+                let (gates, hidden) = ffn.recorded(n);
+                observer(&FfnSeen {
+                    layer: l,
+                    tokens: n,
+                    residual: &s.x[..n * d],
+                    x: &s.normed[..n * d],
+                    gates,
+                    hidden,
+                });
+            }
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.ffn, &mut last);
         }
 
         // As many rows at once as the buffer holds: the head's weights are read once for them.
@@ -125,11 +148,19 @@ impl Decoder {
                 }
             }
         }
+        lap(&mut times.head, &mut last);
         for span in spans {
             span.sequence.advance(span.tokens);
         }
         Ok(())
     }
+}
+
+/// Adds the time since `last` to `sum` and starts the next lap.
+fn lap(sum: &mut Duration, last: &mut Instant) {
+    let now = Instant::now();
+    *sum += now - *last;
+    *last = now;
 }
 
 /// `out[t] = rmsnorm(x[t])` for `n` rows.

@@ -4,7 +4,7 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use crate::memory::Residency;
-use crate::{Batch, Engine, Generation, Sparsity, Stop};
+use crate::{Batch, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -231,10 +231,7 @@ impl Report {
                 evictions: done.evictions,
             },
             sparsity: SparsityReport {
-                mode: match engine.sparsity() {
-                    Sparsity::Exact => "exact",
-                    _ => "dense",
-                },
+                mode: engine.sparsity().name(),
                 active_share: done.active_share(),
                 predictor_recall: None,
             },

@@ -54,15 +54,40 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
     Ok(Model::open(open_container(arg)?)?)
 }
 
-/// Opens an engine with room for `context` positions of each of `batch` sequences.
-pub fn open_engine(
+/// Opens an engine with room for `context` positions.
+pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+    Ok(Engine::open(model, engine_options(args, context)?)?)
+}
+
+/// As [`open_engine`], with room for `batch` sequences at once.
+pub fn open_batch(
     model: Model,
     args: &EngineArgs,
     context: usize,
     batch: usize,
 ) -> Result<Engine, Failure> {
-    let mut options = Options {
-        budget: args.memory,
+    let options = Options {
+        batch,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
+/// As [`open_engine`], for an engine whose FFNs are observed.
+pub fn open_observed(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+    let options = Options {
+        observe: true,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
+fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
+    Ok(Options {
+        budget: match args.ffn_resident {
+            Some(share) => Budget::FfnShare(share),
+            None => args.memory,
+        },
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
@@ -70,15 +95,12 @@ pub fn open_engine(
         io_core: args.io_core,
         lock: args.lock,
         context,
-        batch,
+        batch: 1,
         chunk: args.chunk.into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
-    };
-    if let Some(share) = args.ffn_resident {
-        options.budget = Budget::FfnShare(share);
-    }
-    Ok(Engine::open(model, options)?)
+        observe: false,
+    })
 }

@@ -59,7 +59,7 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     if let Some(limit) = args.limit {
         ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     }
-    let mut engine = open_engine(model, &args.engine, window as usize, 1)?;
+    let mut engine = open_engine(model, &args.engine, window as usize)?;
     let result = measure(&mut engine, &ids, window as usize, true)?;
     if args.json {
         return print_json(&result);

@@ -10,7 +10,7 @@ use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, 
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_engine, open_model};
+use crate::model::{open_batch, open_engine, open_model};
 use crate::{Failure, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -49,7 +49,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             "--best-of draws different texts only with a temperature above 0: give --temp",
         ));
     }
-    let mut engine = open_engine(model, &args.engine, context, batch)?;
+    let mut engine = open_batch(model, &args.engine, context, batch)?;
     let stop = on_interrupt(&engine);
     let mut sequence = engine.new_sequence();
     if !args.json {
@@ -242,7 +242,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             "this model has no chat template; use -p TEXT or -f FILE",
         ));
     };
-    let mut engine = open_engine(model, &args.engine, context, 1)?;
+    let mut engine = open_engine(model, &args.engine, context)?;
     let stop = on_interrupt(&engine);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
