@@ -156,6 +156,7 @@ fn the_border_follows_the_batch_without_reads() {
         ..Options::default()
     };
     let mut engine = Engine::open(model, options).unwrap();
+    squeeze(&mut engine, 0.75);
     let text = engine.text().encode("A vector of strings").unwrap();
     let expected = bits(&all_logits(&mut engine, &text, 4));
     let mut hot = Vec::new();

@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(hot_prefix(&[0; 10], 0, 1), 0);
         // 49 % of one is 74 % of two; 9 % of one is 47 % of seven and 53 % of eight.
         assert_eq!(hot_prefix(&counts, 100, 2), 4);
-        assert_eq!(hot_prefix(&counts, 1000, 7), 1);
+        assert_eq!(hot_prefix(&counts, 1000, 7), 0);
         assert_eq!(hot_prefix(&counts, 1000, 8), 1);
         assert_eq!(hot_prefix(&[90; 10], 1000, 7), 0);
         assert_eq!(hot_prefix(&[90; 10], 1000, 8), 1);
