@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod batch;
 pub mod bundle;
 mod counters;
 mod engine;
@@ -33,11 +34,12 @@ mod scratch;
 mod sequence;
 mod weights;
 
+pub use batch::{Batch, Sample};
 pub use counters::Counters;
-pub use engine::Engine;
+pub use engine::{Engine, MAX_BATCH};
 pub use error::Error;
 pub use ffn::{CLUSTER, FfnSeen, MAX_CHUNK};
-pub use forward::{FfnObserver, Logits};
+pub use forward::{FfnObserver, Logits, Span};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;
 pub use model::{Model, Text};

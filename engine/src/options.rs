@@ -71,6 +71,8 @@ pub struct Options {
     pub context: usize,
     /// Longest chunk of prompt tokens computed at once.
     pub chunk: usize,
+    /// Most sequences at once: the plan has room for the keys and values of so many.
+    pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
@@ -90,6 +92,7 @@ impl Default for Options {
             lock: false,
             context: 1024,
             chunk: 16,
+            batch: 1,
             kv: DType::F16,
             observe: false,
         }

@@ -151,6 +151,7 @@ Examples:
   emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
   emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
   emberflow run model.ember --chat --memory 4GiB
+  emberflow run -p \"A trait\" -n 48 --temp 0.8 --best-of 4
   emberflow run model.ember -p \"Hello\" --json")]
 pub struct RunArgs {
     #[command(flatten)]
@@ -196,6 +197,11 @@ pub struct RunArgs {
     /// Seed of the random choices.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+    /// Draw N texts at once, with seeds S to S+N-1, and give the one whose tokens have the highest
+    /// mean log-probability. Needs a temperature above 0.
+    #[arg(long, value_name = "N", conflicts_with = "chat",
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub best_of: Option<u16>,
     /// Go on after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,

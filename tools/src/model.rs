@@ -59,6 +59,20 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
     Ok(Engine::open(model, engine_options(args, context)?)?)
 }
 
+/// As [`open_engine`], with room for `batch` sequences at once.
+pub fn open_batch(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    batch: usize,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        batch,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
 /// As [`open_engine`], for an engine whose FFNs are observed.
 pub fn open_observed(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
     let options = Options {
@@ -81,6 +95,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         io_core: args.io_core,
         lock: args.lock,
         context,
+        batch: 1,
         chunk: args.chunk.into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,

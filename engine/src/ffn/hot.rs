@@ -54,6 +54,32 @@ impl HotRegion {
         self.cache.resize(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
+    /// Clusters that it may hold at once.
+    pub fn units(&self) -> u64 {
+        u64::from(self.cache.slots())
+    }
+
+    /// Clusters that it holds.
+    pub fn held(&self) -> u64 {
+        u64::from(self.cache.resident())
+    }
+
+    /// Drops a cluster that nobody uses.
+    pub fn remove(&mut self, bank: u32, cluster: u32) {
+        let neuron = cluster;
+        self.cache.remove(Key { bank, neuron });
+    }
+
+    /// Bytes of a cluster.
+    pub fn unit_len(&self) -> u64 {
+        (CLUSTER * self.neuron_len) as u64
+    }
+
+    /// The payload of a pinned cluster, neuron after neuron.
+    pub fn cluster(&self, slot: SlotId) -> &[u8] {
+        self.cache.bytes(slot)
+    }
+
     /// Clusters at the start of a bank that belong here.
     pub fn prefix(&self, bank: u32) -> u32 {
         self.prefix[bank as usize]

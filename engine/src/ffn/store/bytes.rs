@@ -84,6 +84,11 @@ impl NeuronStore {
             Source::Stream(Some(slot)) => {
                 if self.hot.wants(bank, c) {
                     self.keep(bank, c, slot.as_slice());
+                    // Once is enough.
+                    for n in self.banks.cluster_neurons(c as usize) {
+                        let neuron = n as u32;
+                        self.cold.remove(Key { bank, neuron });
+                    }
                 }
                 self.stream.put(slot);
             }

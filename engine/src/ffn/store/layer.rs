@@ -79,6 +79,8 @@ pub(super) struct Layer {
     coming: Vec<(u32, u32)>,
     /// Clusters of the next bank that were looked at for reading ahead.
     ahead: usize,
+    /// Whether a cluster of this bank is on its way into the hot region.
+    promoting: bool,
 }
 
 impl Layer {
@@ -92,6 +94,7 @@ impl Layer {
             arrived: Vec::with_capacity(16),
             coming: Vec::with_capacity(16),
             ahead: 0,
+            promoting: false,
         }
     }
 }
@@ -110,6 +113,7 @@ impl NeuronStore {
         layer.ready.clear();
         layer.next = 0;
         layer.ahead = 0;
+        layer.promoting = false;
         // What was read ahead for a bank that did not come.
         let mut i = 0;
         while i < layer.arrived.len() {
@@ -134,7 +138,7 @@ impl NeuronStore {
             if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.comes_whole(bank, c as u32) {
+            } else if self.comes_whole(bank, c as u32) && self.promotes() {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -167,6 +171,13 @@ impl NeuronStore {
             waiting: 0,
             issued: places.start,
         });
+    }
+
+    /// Clusters that have become hot come one for each layer and pass, the others meanwhile
+    /// neuron by neuron: many at once would hold up a token.
+    fn promotes(&mut self) -> bool {
+        let first = !std::mem::replace(&mut self.layer.promoting, true);
+        first || self.cold.slots() == 0
     }
 
     /// Whether a missing cluster is read as a whole whichever neurons are needed.

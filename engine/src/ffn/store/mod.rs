@@ -6,6 +6,7 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod border;
 mod bytes;
 mod costs;
 mod fill;
@@ -19,7 +20,7 @@ use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 
 use super::banks::{Banks, Part, STREAM};
-use super::hot::{HotRegion, prefixes};
+use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
@@ -76,6 +77,8 @@ pub(crate) struct NeuronStore {
     memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
+    /// Where the border between the two regions is on its way to.
+    goal: Option<border::Goal>,
     /// Buffers for whole clusters on their way.
     stream: Arena,
     io: IoThread,
@@ -125,6 +128,7 @@ impl NeuronStore {
         let mut store = Self {
             hot: HotRegion::new(&banks, &part, memory)?,
             cold: new_cold(&banks, &part, memory)?,
+            goal: None,
             memory,
             stream,
             part,
@@ -153,6 +157,7 @@ impl NeuronStore {
         self.usable()?;
         let drained = self.drain_stream();
         self.latch(drained)?;
+        self.goal = None;
         if plan.residency == self.residency {
             self.set_border(plan);
             return Ok(());
@@ -168,26 +173,6 @@ impl NeuronStore {
         self.cold = new_cold(&self.banks, &self.part, self.memory)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
-    }
-
-    /// Moves the border between the hot and the cold region to where the plan
-    /// wants it. Nothing is pinned between layers, so both regions can comply.
-    /// New hot clusters come when they are first used.
-    fn set_border(&mut self, plan: &MemoryPlan) {
-        self.scans = self.banks.dense || !self.gates_resident();
-        let clusters = self.banks.clusters() as u32;
-        let all = vec![clusters; self.banks.count];
-        let wanted = if self.scans { &all } else { &self.hot_wanted };
-        let prefix = prefixes(plan.hot_clusters, wanted, clusters);
-        // The shrinking region first, so that both never add up to more than before.
-        let cold = u32::try_from(plan.slots.min(self.banks.total())).unwrap_or(u32::MAX);
-        if cold < self.cold.slots() {
-            self.cold.resize(cold);
-            self.hot.set_border(plan.hot_clusters, &prefix);
-        } else {
-            self.hot.set_border(plan.hot_clusters, &prefix);
-            self.cold.resize(cold);
-        }
     }
 
     /// Takes over a plan with empty regions, and fills them.
