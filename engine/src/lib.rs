@@ -36,7 +36,7 @@ mod weights;
 pub use counters::Counters;
 pub use engine::Engine;
 pub use error::Error;
-pub use ffn::{CLUSTER, FfnSeen, MAX_CHUNK};
+pub use ffn::{CLUSTER, FfnSeen, GATE_PIECES, MAX_CHUNK, regions};
 pub use forward::{FfnObserver, Logits};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;

@@ -65,6 +65,8 @@ pub struct Options {
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
     /// the room.
     pub observe: bool,
+    /// Bytes that the caller will come to hold besides; the budget pays for them.
+    pub reserve: u64,
 }
 
 impl Default for Options {
@@ -81,6 +83,7 @@ impl Default for Options {
             chunk: 16,
             kv: DType::F16,
             observe: false,
+            reserve: 0,
         }
     }
 }

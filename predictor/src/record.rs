@@ -360,7 +360,7 @@ mod tests {
     /// Which neuron of which bank fires where, from a hash.
     fn fires(window: u64, p: usize, bank: usize, n: usize) -> bool {
         let place = [window, p as u64, bank as u64, n as u64].map(u64::to_le_bytes);
-        xxh3_64(place.as_flattened()) % 5 == 0
+        xxh3_64(place.as_flattened()).is_multiple_of(5)
     }
 
     /// Feeds a window in chunks of `chunk`, the first token of all not counted.

@@ -17,6 +17,7 @@ pub(crate) mod device;
 mod drain_tests;
 mod engine;
 mod error;
+mod merge;
 pub(crate) mod pages;
 mod pread;
 mod probe;
@@ -36,6 +37,7 @@ use device::Device;
 
 pub use engine::{Engine, EngineStats};
 pub use error::IoError;
+pub use merge::Merge;
 pub use probe::{UringFacts, probe_uring};
 pub use profile::{Core, Profile};
 pub use sim::{Faults, SimClock, SimOptions};

@@ -19,7 +19,8 @@ use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 
 use super::banks::{Banks, Part, STREAM};
-use super::hot::{HotRegion, prefixes};
+use super::hot::HotRegion;
+use super::regions::prefixes;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
