@@ -362,6 +362,7 @@ fn needs(
         PER_THREAD * o.threads as u64,
         position,
         sampler,
+        o.reserve,
     ];
     let two_phases = match o.phases {
         Phases::Auto => costs.two_phases(CLUSTER),

@@ -78,6 +78,8 @@ pub struct Options {
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
     /// the room.
     pub observe: bool,
+    /// Bytes that the caller will come to hold besides; the budget pays for them.
+    pub reserve: u64,
 }
 
 impl Default for Options {
@@ -95,6 +97,7 @@ impl Default for Options {
             batch: 1,
             kv: DType::F16,
             observe: false,
+            reserve: 0,
         }
     }
 }
