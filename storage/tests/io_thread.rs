@@ -26,6 +26,7 @@ fn spawn(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<IoT
     let options = IoOptions {
         core: Some(0),
         limits,
+        ..IoOptions::default()
     };
     IoThread::spawn(source, choice, options)
 }

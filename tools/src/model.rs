@@ -96,6 +96,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         lock: args.lock,
         context,
         batch: 1,
+        trace: 0,
         chunk: args.chunk.into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
