@@ -22,12 +22,16 @@ impl NeuronStore {
         let scales = self.scales_of(self.layer.bank, neuron);
         let part = &self.part;
         let format = &self.banks.format;
-        let (gate_len, rest_len) = (format.gate_len(), format.rest_len());
+        let gate_len = format.gate_len();
         match &self.layer.clusters[c].source {
             Source::Hot(slot) => {
-                let unit = self.hot.neuron(*slot, neuron as usize % CLUSTER);
-                let (gate, rest) = unit.split_at(unit.len() - rest_len);
-                Some(NeuronBytes { gate, rest, scales })
+                let [gate, up, down] = self.hot.neuron(*slot, neuron as usize % CLUSTER);
+                Some(NeuronBytes {
+                    gate,
+                    up,
+                    down,
+                    scales,
+                })
             }
             Source::Stream(Some(slot)) => {
                 let first = (c * CLUSTER) as u32;
@@ -35,9 +39,11 @@ impl NeuronStore {
                 let (_, _, shift) = self.banks.cover(bank, first, 0, part.stride);
                 let at = shift + (neuron - first) as usize * part.stride;
                 let bundle = &slot.as_slice()[at..at + part.stride];
+                let (up, down) = format.split_rest(&bundle[part.gate_span..]);
                 Some(NeuronBytes {
                     gate: &bundle[..gate_len],
-                    rest: &bundle[part.gate_span..][..rest_len],
+                    up,
+                    down,
                     scales,
                 })
             }
@@ -55,9 +61,11 @@ impl NeuronStore {
                 } else {
                     &[]
                 };
+                let (up, down) = format.split_rest(&slot[rest_at..]);
                 Some(NeuronBytes {
                     gate,
-                    rest: &slot[rest_at..rest_at + rest_len],
+                    up,
+                    down,
                     scales,
                 })
             }
@@ -96,10 +104,11 @@ impl NeuronStore {
         let (_, _, shift) = self.banks.cover(bank as usize, first, 0, self.part.stride);
         let part = &self.part;
         let gate_len = if part.has_gate { part.gate_len } else { 0 };
+        let format = self.banks.format;
         let bundles = buffer[shift..].chunks_exact(part.stride);
         let pieces = bundles.take(neurons.len()).map(|bundle| {
-            let rest = &bundle[part.gate_span..][..part.rest_len];
-            [&bundle[..gate_len], rest]
+            let (up, down) = format.split_rest(&bundle[part.gate_span..]);
+            [&bundle[..gate_len], up, down]
         });
         self.hot.admit(bank, c, pieces);
     }

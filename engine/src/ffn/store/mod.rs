@@ -48,11 +48,14 @@ fn region_memory(lock: bool) -> ArenaOptions {
 }
 
 /// The bytes of one neuron.
+#[derive(Clone, Copy)]
 pub(crate) struct NeuronBytes<'a> {
     /// Gate part; empty when Gate rows are resident.
     pub gate: &'a [u8],
-    /// Up and Down part.
-    pub rest: &'a [u8],
+    /// Up row.
+    pub up: &'a [u8],
+    /// Down column.
+    pub down: &'a [u8],
     /// Resident scales; empty when inline.
     pub scales: &'a [u8],
 }
@@ -222,6 +225,14 @@ impl NeuronStore {
         let len = self.banks.format.gate_len();
         let bytes = &self.gates[bank as usize].as_slice()[neuron as usize * len..][..len];
         self.banks.format.gate(bytes, self.scales_of(bank, neuron))
+    }
+
+    /// All resident Gate rows of a bank and the bytes from one to the next, where their
+    /// scales lie with them.
+    pub fn resident_gates(&self, bank: u32) -> Option<(&[u8], usize)> {
+        let bytes = self.gates.get(bank as usize)?.as_slice();
+        let format = self.banks.format;
+        format.inline_scales.then(|| (bytes, format.gate_len()))
     }
 
     fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
