@@ -72,12 +72,12 @@ impl HotRegion {
 
     /// Bytes of a cluster.
     pub fn unit_len(&self) -> u64 {
-        (CLUSTER * self.neuron_len) as u64
+        (CLUSTER * self.neuron_len()) as u64
     }
 
-    /// The payload of a pinned cluster, neuron after neuron.
-    pub fn cluster(&self, slot: SlotId) -> &[u8] {
-        self.cache.bytes(slot)
+    /// Bytes of a neuron.
+    pub fn neuron_len(&self) -> usize {
+        self.lens.iter().sum()
     }
 
     /// Clusters at the start of a bank that belong here.

@@ -104,10 +104,17 @@ impl NeuronStore {
         let Some(unit) = self.hot.get_pin(bank, c) else {
             return;
         };
+        let (part, len) = (self.part, self.hot.neuron_len());
+        let neurons = self.banks.cluster_neurons(c as usize);
         let mut buffer = self.stream.take();
         if let Some(buffer) = &mut buffer {
-            let bytes = self.hot.cluster(unit);
-            buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            for (i, to) in (0..neurons.len()).zip(buffer.as_mut_slice().chunks_exact_mut(len)) {
+                let mut at = 0;
+                for piece in self.hot.neuron(unit, i) {
+                    to[at..at + piece.len()].copy_from_slice(piece);
+                    at += piece.len();
+                }
+            }
         }
         self.hot.unpin(unit);
         self.hot.remove(bank, c);
@@ -121,8 +128,6 @@ impl NeuronStore {
         let more = self.hot.unit_len() / slot;
         let slots = (u64::from(self.cold.slots()) + more).min(cold.max(self.cold.slots().into()));
         self.cold.resize(u32::try_from(slots).unwrap_or(u32::MAX));
-        let (part, len) = (self.part, self.hot.neuron_len);
-        let neurons = self.banks.cluster_neurons(c as usize);
         for (n, payload) in neurons.zip(buffer.as_slice().chunks_exact(len)) {
             let neuron = n as u32;
             let key = Key { bank, neuron };
