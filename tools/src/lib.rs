@@ -7,6 +7,7 @@
 
 pub mod bench_decode;
 pub mod bench_io;
+pub mod bench_timeline;
 pub mod cli;
 pub mod doctor;
 pub mod export;
@@ -21,6 +22,7 @@ pub mod size;
 pub mod stats;
 pub mod svg;
 pub mod synth;
+pub mod trace;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -100,6 +102,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
         cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

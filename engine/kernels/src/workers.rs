@@ -463,12 +463,16 @@ mod tests {
             record.lock().unwrap().push(thread);
         });
         let done = AtomicUsize::new(0);
-        workers.run(&|_| drop(done.fetch_add(1, Ordering::Relaxed)));
+        workers.run(&|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
         let mut threads = std::mem::take(&mut *seen.lock().unwrap());
         threads.sort_unstable();
         assert_eq!((threads, done.into_inner()), (vec![0, 1, 2], 3));
         let sum = AtomicUsize::new(0);
-        workers.for_each_chunk(10, &|_, i| drop(sum.fetch_add(i, Ordering::Relaxed)));
+        workers.for_each_chunk(10, &|_, i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
         assert_eq!(sum.into_inner(), 45);
         assert!(!seen.lock().unwrap().is_empty());
     }
