@@ -378,6 +378,7 @@ fn needs(
         position,
         sampler,
         trace,
+        o.reserve,
     ];
     let two_phases = match o.phases {
         Phases::Auto => costs.two_phases(CLUSTER),

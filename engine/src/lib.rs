@@ -39,7 +39,7 @@ pub use batch::{Batch, Sample};
 pub use counters::Counters;
 pub use engine::{Engine, MAX_BATCH};
 pub use error::Error;
-pub use ffn::{CLUSTER, FfnSeen, MAX_CHUNK};
+pub use ffn::{CLUSTER, FfnSeen, GATE_PIECES, MAX_CHUNK, regions};
 pub use forward::{FfnObserver, Logits, Span};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;

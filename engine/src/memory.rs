@@ -8,6 +8,7 @@
 use emberflow_storage::budget::Ledger;
 
 use crate::Error;
+use crate::ffn::regions::split;
 
 /// Sizes that do not depend on the plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,10 +223,7 @@ impl Needs {
         let (hot_clusters, slots) = if left / unit >= self.clusters {
             (self.clusters, 0)
         } else if uses_cold {
-            // The cold region adapts to the text, so it gets at least half.
-            let hot = self.hot_clusters.min(left / 2 / unit);
-            let hot = hot.min((left - self.min_slots.saturating_mul(slot)) / unit);
-            let slots = (left - hot * unit) / slot.max(1);
+            let (hot, slots) = split(left, unit, slot, self.hot_clusters, self.min_slots);
             (hot, slots.min(self.neurons))
         } else {
             (left / unit, 0)

@@ -80,6 +80,8 @@ pub struct Options {
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
     /// the room.
     pub observe: bool,
+    /// Bytes that the caller will come to hold besides; the budget pays for them.
+    pub reserve: u64,
 }
 
 impl Default for Options {
@@ -98,6 +100,7 @@ impl Default for Options {
             batch: 1,
             kv: DType::F16,
             observe: false,
+            reserve: 0,
         }
     }
 }

@@ -1,10 +1,13 @@
 //! The command line: names and flags are a contract (add, do not rename).
 
+mod trace;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use emberflow_engine::{Budget, Sparsity};
 
+pub use self::trace::*;
 use crate::size;
 use crate::synth::{firing, shape};
 
@@ -39,6 +42,11 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Perplexity of a model over a text file.
     Perplexity(PerplexityArgs),
+    /// Count how a text makes a model's neurons fire; merge and draw such statistics.
+    Profile(ProfileArgs),
+    /// Record which neurons a real run needs, and replay that against caches.
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
     /// Write a random checkpoint of a real model's shape with given activation statistics.
@@ -546,6 +554,14 @@ fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
         _ => Err(format!("{text:?} is not a share between 0 and 1")),
+    }
+}
+
+/// A share given in percent, with or without the sign.
+fn parse_share_percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
+        _ => Err(format!("{text:?} is no percentage above 0 and at most 100")),
     }
 }
 

@@ -76,10 +76,17 @@ pub fn open_traced(
     Ok(Engine::open(model, options)?)
 }
 
-/// As [`open_engine`], for an engine whose FFNs are observed.
-pub fn open_observed(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+/// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
+/// hold `reserve` bytes.
+pub fn open_observed(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    reserve: u64,
+) -> Result<Engine, Failure> {
     let options = Options {
         observe: true,
+        reserve,
         ..engine_options(args, context)?
     };
     Ok(Engine::open(model, options)?)
@@ -106,5 +113,6 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F32 => DType::F32,
         },
         observe: false,
+        reserve: 0,
     })
 }

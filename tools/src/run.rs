@@ -11,7 +11,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{open_engine, open_model, open_traced};
-use crate::{Failure, print_json, trace};
+use crate::{Failure, chrome, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -49,7 +49,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             "--best-of draws different texts only with a temperature above 0: give --temp",
         ));
     }
-    let spans = args.trace.as_ref().map_or(0, |_| trace::ROOM);
+    let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
     let mut engine = open_traced(model, &args.engine, context, batch, spans)?;
     let stop = on_interrupt(&engine);
     let mut sequence = engine.new_sequence();
@@ -76,7 +76,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 
 fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
     match (engine.trace(), &args.trace) {
-        (Some(trace), Some(path)) => trace::write(trace, path),
+        (Some(trace), Some(path)) => chrome::write(trace, path),
         _ => Ok(()),
     }
 }

@@ -72,12 +72,12 @@ impl HotRegion {
 
     /// Bytes of a cluster.
     pub fn unit_len(&self) -> u64 {
-        (CLUSTER * self.neuron_len()) as u64
+        (CLUSTER * self.lens.iter().sum::<usize>()) as u64
     }
 
-    /// Bytes of a neuron.
-    pub fn neuron_len(&self) -> usize {
-        self.lens.iter().sum()
+    /// The bytes of a pinned cluster, for [`HotRegion::vectors`].
+    pub fn cluster(&self, slot: SlotId) -> &[u8] {
+        self.cache.bytes(slot)
     }
 
     /// Clusters at the start of a bank that belong here.
@@ -134,7 +134,12 @@ impl HotRegion {
     /// cluster.
     #[inline]
     pub fn neuron(&self, slot: SlotId, i: usize) -> [&[u8]; 3] {
-        let unit = self.cache.bytes(slot);
+        self.vectors(self.cache.bytes(slot), i)
+    }
+
+    /// The same, of the `i`-th neuron of a cluster's bytes.
+    #[inline]
+    pub fn vectors<'a>(&self, unit: &'a [u8], i: usize) -> [&'a [u8]; 3] {
         [0, 1, 2].map(|kind| &unit[self.place(kind, i)])
     }
 
@@ -161,45 +166,5 @@ impl HotRegion {
     /// Clusters that left for others.
     pub fn evictions(&self) -> u64 {
         self.cache.stats().evictions
-    }
-}
-
-/// Divides `units` clusters over the banks, in proportion to how many each wants.
-/// All wishes together may be more; `units` of all clusters fulfil any wish.
-pub(super) fn prefixes(units: u64, wanted: &[u32], clusters: u32) -> Vec<u32> {
-    let all = u64::from(clusters) * wanted.len() as u64;
-    if units >= all {
-        return vec![clusters; wanted.len()];
-    }
-    let sum: u64 = wanted.iter().map(|&w| u64::from(w)).sum();
-    if units >= sum {
-        return wanted.to_vec();
-    }
-    let mut prefix: Vec<u32> = wanted
-        .iter()
-        .map(|&w| (u64::from(w) * units / sum) as u32)
-        .collect();
-    let mut left = units - prefix.iter().map(|&p| u64::from(p)).sum::<u64>();
-    for (p, &w) in prefix.iter_mut().zip(wanted) {
-        if left > 0 && *p < w {
-            *p += 1;
-            left -= 1;
-        }
-    }
-    prefix
-}
-
-#[cfg(test)]
-mod tests {
-    use super::prefixes;
-
-    #[test]
-    fn units_are_divided_by_wishes_and_none_is_lost() {
-        assert_eq!(prefixes(10, &[4, 4, 4], 8), [4, 3, 3]);
-        assert_eq!(prefixes(12, &[4, 4, 4], 8), [4, 4, 4]);
-        assert_eq!(prefixes(20, &[4, 4, 4], 8), [4, 4, 4]);
-        assert_eq!(prefixes(24, &[4, 0, 4], 8), [8, 8, 8]);
-        assert_eq!(prefixes(3, &[6, 0, 3], 8), [2, 0, 1]);
-        assert_eq!(prefixes(0, &[0, 0], 8), [0, 0]);
     }
 }

@@ -16,6 +16,7 @@ mod banks;
 mod hot;
 mod job;
 mod record;
+pub mod regions;
 mod store;
 mod temperature;
 
@@ -52,7 +53,7 @@ const PARTIAL_BYTES: usize = 4 << 20;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
-const GATE_PIECES: usize = 4;
+pub const GATE_PIECES: usize = 4;
 
 /// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
 /// every thread busy.

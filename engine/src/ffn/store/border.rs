@@ -3,7 +3,7 @@
 
 use emberflow_storage::cache::Key;
 
-use super::super::hot::prefixes;
+use super::super::regions::prefixes;
 use super::NeuronStore;
 use crate::Error;
 use crate::memory::MemoryPlan;
@@ -104,17 +104,10 @@ impl NeuronStore {
         let Some(unit) = self.hot.get_pin(bank, c) else {
             return;
         };
-        let (part, len) = (self.part, self.hot.neuron_len());
-        let neurons = self.banks.cluster_neurons(c as usize);
         let mut buffer = self.stream.take();
         if let Some(buffer) = &mut buffer {
-            for (i, to) in (0..neurons.len()).zip(buffer.as_mut_slice().chunks_exact_mut(len)) {
-                let mut at = 0;
-                for piece in self.hot.neuron(unit, i) {
-                    to[at..at + piece.len()].copy_from_slice(piece);
-                    at += piece.len();
-                }
-            }
+            let bytes = self.hot.cluster(unit);
+            buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         }
         self.hot.unpin(unit);
         self.hot.remove(bank, c);
@@ -128,7 +121,9 @@ impl NeuronStore {
         let more = self.hot.unit_len() / slot;
         let slots = (u64::from(self.cold.slots()) + more).min(cold.max(self.cold.slots().into()));
         self.cold.resize(u32::try_from(slots).unwrap_or(u32::MAX));
-        for (n, payload) in neurons.zip(buffer.as_slice().chunks_exact(len)) {
+        let part = self.part;
+        let neurons = self.banks.cluster_neurons(c as usize);
+        for (i, n) in neurons.enumerate() {
             let neuron = n as u32;
             let key = Key { bank, neuron };
             // Not at the price of neurons that were used for their own sake.
@@ -137,9 +132,11 @@ impl NeuronStore {
             };
             let (_, _, shift) = (self.banks).cover(bank as usize, neuron, part.start, part.len);
             let to = &mut slot.as_mut_slice()[shift..];
-            let (gate, rest) = payload.split_at(len - part.rest_len);
+            let [gate, up, down] = self.hot.vectors(buffer.as_slice(), i);
             to[..gate.len()].copy_from_slice(gate);
-            to[part.gate_span - part.start..][..rest.len()].copy_from_slice(rest);
+            let rest = &mut to[part.gate_span - part.start..];
+            rest[..up.len()].copy_from_slice(up);
+            rest[up.len()..][..down.len()].copy_from_slice(down);
             let id = self.cold.admit(key, slot);
             self.cold.unpin(id);
         }
