@@ -7,10 +7,10 @@ use emberflow_engine::{Logits, Sampler, Sampling, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
+use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{open_model, open_traced};
 use crate::svg::{self, Bar, Row};
-use crate::chrome::{ROOM, label};
 use crate::{Failure, print_json};
 
 /// Tokens that are looked at; the one with the median time is shown.
