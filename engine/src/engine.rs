@@ -17,6 +17,7 @@ use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::policy::Policy;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -68,7 +69,7 @@ impl Engine {
             Budget::Auto => auto_budget(&needs),
             Budget::FfnShare(share) => needs.budget_for_share(share),
         };
-        let plan = needs.plan(budget)?;
+        let plan = needs.plan(budget)?.limited_to(options.policy, &needs);
         tracing::info!(?plan, ?needs, "memory plan");
 
         let weights = Weights::load(&banks.container, &c)?;
@@ -236,7 +237,7 @@ impl Engine {
             process_peak: 0,
             ..self.needs
         };
-        needs.plan(bytes)
+        Ok(needs.plan(bytes)?.limited_to(self.options.policy, &needs))
     }
 
     /// The record of what every thread and the device did, where the options ask for one.
@@ -330,6 +331,11 @@ impl Engine {
         self.decoder.weights.bytes_per_token()
     }
 
+    /// Which mechanisms are at work.
+    pub fn policy(&self) -> Policy {
+        self.options.policy
+    }
+
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.io_name()
@@ -397,6 +403,7 @@ fn needs(
         whole_slot: banks.slot_charge(Residency::Bundles),
         rest_slot: banks.slot_charge(Residency::GatesResident),
         neurons: banks.total(),
+        banks: banks.count as u64,
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
         hot_clusters: count(&temperature.hot_clusters[o.batch - 1]),

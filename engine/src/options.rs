@@ -2,6 +2,8 @@
 
 use emberflow_kernels::DType;
 
+use crate::policy::Policy;
+
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
@@ -61,6 +63,8 @@ pub struct Options {
     pub sparsity: Sparsity,
     /// How bundles are read where Gate rows are not resident.
     pub phases: Phases,
+    /// Which mechanisms are at work.
+    pub policy: Policy,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to.
@@ -91,6 +95,7 @@ impl Default for Options {
             threads: 0,
             sparsity: Sparsity::Auto,
             phases: Phases::Auto,
+            policy: Policy::Full,
             io: Default::default(),
             io_core: None,
             lock: false,

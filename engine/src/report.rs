@@ -238,7 +238,7 @@ impl Report {
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
-            policy: "full",
+            policy: engine.policy().name(),
             stop: name(generation.stop),
             best_of: None,
         }

@@ -5,7 +5,7 @@ mod trace;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use emberflow_engine::{Budget, Sparsity};
+use emberflow_engine::{Budget, Policy, Sparsity};
 
 pub use self::trace::*;
 use crate::size;
@@ -93,6 +93,10 @@ pub struct EngineArgs {
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
+    /// Which mechanisms are at work: full, or a baseline to compare with: no-pipeline, no-cache,
+    /// no-bundle, baseline, bundle-only, llmflash, mmap.
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub policy: Policy,
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,

@@ -101,6 +101,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
+        policy: args.policy,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,

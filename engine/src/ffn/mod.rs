@@ -30,6 +30,7 @@ use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
 use crate::trace;
+use crate::policy::Overlap;
 use job::Job;
 use record::Record;
 use store::Step;
@@ -89,6 +90,7 @@ pub(crate) struct Ffn {
     possible: u64,
     /// Bytes of weights computed with.
     bytes: u64,
+    overlap: Overlap,
     /// For observers; absent unless asked for.
     record: Option<Record>,
 }
@@ -111,6 +113,7 @@ impl Ffn {
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
             shape,
+            overlap: store.overlap(),
             store,
             fired: 0,
             possible: 0,
@@ -176,6 +179,7 @@ impl Ffn {
             self.store.tracer().section(&trace::REDUCE, layer);
             reduce(workers, partials, used, out);
         }
+        self.store.end(&self.ids);
         Ok(())
     }
 
@@ -201,7 +205,8 @@ impl Ffn {
             }
             return self.store.advance(&self.ids);
         }
-        let piece = if self.store.reads_on_demand() {
+        let pipelined = self.overlap == Overlap::Clusters;
+        let piece = if pipelined && self.store.reads_on_demand() {
             clusters.div_ceil(GATE_PIECES).max(workers.threads())
         } else {
             clusters
@@ -248,9 +253,21 @@ impl Ffn {
             .clone()
             .filter(|&c| !self.store.places(c as u32).is_empty())
             .count();
+        let mut begun = false;
         while open > 0 {
             self.store.poll(ids)?;
             self.store.advance(ids)?;
+            // What a policy without a pipeline must wait for.
+            let barrier = match self.overlap {
+                Overlap::Clusters => false,
+                Overlap::Matrix => begun,
+                Overlap::Nothing => true,
+            };
+            if barrier && self.store.reading() {
+                self.store.wait(ids)?;
+                continue;
+            }
+            begun = true;
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
                 self.store.wait(ids)?;
@@ -304,7 +321,7 @@ impl Ffn {
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(c);
+                        self.store.release(ids, c);
                         open -= 1;
                     }
                     Step::Gates => {

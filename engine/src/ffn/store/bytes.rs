@@ -7,6 +7,7 @@ use super::super::CLUSTER;
 use super::layer::{Held, Source, Step};
 use super::{NeuronBytes, NeuronStore};
 use crate::Error;
+use crate::policy::Keep;
 
 impl NeuronStore {
     /// Whether the gates of cluster `c` are computed before its sums.
@@ -69,13 +70,26 @@ impl NeuronStore {
                     scales,
                 })
             }
+            Source::Mapped => {
+                let (bank, stride) = (self.layer.bank as usize, self.part.stride);
+                let offset = self.banks.container.neuron_offset(bank, neuron);
+                let bundle = self.mapped.as_ref()?.bytes(offset, stride)?;
+                let (up, down) = format.split_rest(&bundle[part.gate_span..]);
+                Some(NeuronBytes {
+                    gate: &bundle[..gate_len],
+                    up,
+                    down,
+                    scales,
+                })
+            }
             Source::Unused | Source::Stream(None) => None,
         }
     }
 
     /// Ends the use of a cluster. A streamed one that belongs in the hot region
-    /// is kept there.
-    pub fn release(&mut self, c: u32) {
+    /// is kept there; of another one the cold region keeps the neurons that were needed,
+    /// as if each had been read alone.
+    pub fn release(&mut self, ids: &[u32], c: u32) {
         let bank = self.layer.bank;
         let cluster = &mut self.layer.clusters[c as usize];
         let (first, end) = (cluster.first, cluster.end);
@@ -89,10 +103,13 @@ impl NeuronStore {
                         let neuron = n as u32;
                         self.cold.remove(Key { bank, neuron });
                     }
+                } else if !self.scans && self.policy.keep() != Keep::Nothing {
+                    self.keep_neurons(&ids[first..end], slot.as_slice());
                 }
                 self.stream.put(slot);
             }
             Source::Cold => self.unpin_places(first..end),
+            Source::Mapped => {}
             Source::Unused | Source::Stream(None) => {}
         }
     }
@@ -111,6 +128,30 @@ impl NeuronStore {
             [&bundle[..gate_len], up, down]
         });
         self.hot.admit(bank, c, pieces);
+    }
+
+    /// Copies some neurons of a cluster from its stream buffer to the cold region.
+    fn keep_neurons(&mut self, ids: &[u32], buffer: &[u8]) {
+        let bank = self.layer.bank;
+        let (b, part) = (bank as usize, self.part);
+        for &neuron in ids {
+            let key = Key { bank, neuron };
+            if let Some(slot) = self.cold.get_pin(key) {
+                self.cold.unpin(slot);
+                continue;
+            }
+            let Some(mut slot) = self.cold.reserve(key) else {
+                return;
+            };
+            let first = neuron - neuron % CLUSTER as u32;
+            let (_, _, shift) = self.banks.cover(b, first, 0, part.stride);
+            let at = shift + (neuron - first) as usize * part.stride;
+            let bundle = &buffer[at..at + part.stride];
+            let (_, _, to) = self.banks.cover(b, neuron, part.start, part.len);
+            slot.as_mut_slice()[to..to + part.len].copy_from_slice(&bundle[part.start..]);
+            let id = self.cold.admit(key, slot);
+            self.cold.unpin(id);
+        }
     }
 
     /// Verifies the checksums of what a read brought.

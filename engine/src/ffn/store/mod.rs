@@ -11,13 +11,14 @@ mod bytes;
 mod costs;
 mod fill;
 mod layer;
+mod window;
 
 use std::time::Duration;
 
 use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::ColdCache;
-use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
+use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
 
 use super::banks::{Banks, Part, STREAM};
@@ -26,11 +27,13 @@ use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
+use crate::policy::{Overlap, Policy};
 use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 use layer::Layer;
 pub(crate) use layer::Step;
+use window::Window;
 
 /// Reads handed over at once: the first are under way while the next are still
 /// looked up.
@@ -89,6 +92,11 @@ pub(crate) struct NeuronStore {
     counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,
+    policy: Policy,
+    /// The neurons of the last tokens, where only those are kept.
+    window: Window,
+    /// The file, where the page cache does it all.
+    mapped: Option<Mapped>,
     /// Time the computation waited for reads.
     waited: Duration,
     /// The first failure. What is in memory may be incomplete after it, so the
@@ -129,7 +137,15 @@ impl NeuronStore {
         let part = banks.part(plan.residency);
         let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
             .map_err(emberflow_storage::Error::from)?;
+        let policy = options.policy;
+        let mapped = match policy {
+            Policy::Mmap => Some(banks.map()?),
+            _ => None,
+        };
         let mut store = Self {
+            policy,
+            window: Window::new(banks.count, policy),
+            mapped,
             hot: HotRegion::new(&banks, &part, memory)?,
             cold: new_cold(&banks, &part, memory)?,
             goal: None,
@@ -261,6 +277,11 @@ impl NeuronStore {
     /// Records from now on what the calling thread does for cluster `c` of the layer.
     pub fn trace_cluster(&self, kind: &'static Kind, c: usize) -> Option<trace::Open<'_>> {
         (self.tracer).open(kind, [u64::from(self.layer.bank), c as u64])
+    }
+
+    /// What the policy lets overlap.
+    pub fn overlap(&self) -> Overlap {
+        self.policy.overlap()
     }
 
     /// Name of the I/O engine.
