@@ -7,6 +7,7 @@ use std::time::Duration;
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::mem;
+use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
@@ -49,6 +50,10 @@ impl Engine {
         let Model { container, text } = model;
         let c = text.config().clone();
         let (options, sparsity) = check_options(options, &c)?;
+        let tracer = match options.trace {
+            0 => Tracer::default(),
+            room => Arc::new(Trace::new(options.threads, room)).into(),
+        };
         let shape = FfnShape {
             format: NeuronFormat::of(&container, text.meta())?,
             neurons: c.ffn as usize,
@@ -69,9 +74,12 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
+        if let Some(trace) = tracer.trace().cloned() {
+            workers.observe(move |thread, part| trace.around(thread, part));
+        }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let hot = temperature.hot_clusters[batch - 1].clone();
-        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options)?;
+        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options, tracer.clone())?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
@@ -232,6 +240,11 @@ impl Engine {
         Ok(needs.plan(bytes)?.limited_to(self.options.policy, &needs))
     }
 
+    /// The record of what every thread and the device did, where the options ask for one.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.decoder.ffn.store.tracer().trace()
+    }
+
     /// Most sequences at once.
     pub fn most_sequences(&self) -> usize {
         self.options.batch
@@ -359,6 +372,8 @@ fn needs(
     };
     let (batch, rows) = (o.batch as u64, o.chunk.max(o.batch));
     let position = PER_POSITION * o.context as u64 * batch;
+    let lanes = o.threads as u64 + 2;
+    let trace = lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64;
     // a candidate list of each sampler
     let sampler = 12 * u64::from(c.vocab) * batch;
     let scratch = [
@@ -368,6 +383,7 @@ fn needs(
         PER_THREAD * o.threads as u64,
         position,
         sampler,
+        trace,
         o.reserve,
     ];
     let two_phases = match o.phases {

@@ -33,6 +33,7 @@ mod rope;
 pub mod sampler;
 mod scratch;
 mod sequence;
+pub mod trace;
 mod weights;
 
 pub use batch::{Batch, Sample};

@@ -29,6 +29,7 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
+use crate::trace;
 use crate::policy::Overlap;
 use job::Job;
 use record::Record;
@@ -168,6 +169,8 @@ impl Ffn {
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
+        let layer = [u64::from(bank), 0];
+        self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -176,6 +179,7 @@ impl Ffn {
             self.sum_group(cpu, workers, input, first..end)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
+            self.store.tracer().section(&trace::REDUCE, layer);
             reduce(workers, partials, used, out);
         }
         self.store.end(&self.ids);

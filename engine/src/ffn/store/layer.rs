@@ -22,6 +22,7 @@ use super::super::CLUSTER;
 use super::super::banks::PREFILL;
 use super::{BATCH, NeuronStore};
 use crate::Error;
+use crate::trace::WAIT;
 use crate::policy::Keep;
 
 /// How a needed neuron of the cold region is held.
@@ -376,7 +377,9 @@ impl NeuronStore {
             return self.make_room(ids);
         }
         let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [u64::from(self.layer.bank), 0]);
         let waited = self.io.wait(&mut self.completions, 1);
+        drop(span);
         self.waited += start.elapsed();
         self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
         self.take_arrived(ids)
