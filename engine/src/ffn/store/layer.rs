@@ -21,8 +21,8 @@ use emberflow_storage::io::{Completion, Read};
 use super::super::CLUSTER;
 use super::{BATCH, NeuronStore};
 use crate::Error;
-use crate::trace::WAIT;
 use crate::policy::Keep;
+use crate::trace::WAIT;
 
 /// How a needed neuron of the cold region is held.
 pub(super) enum Held {
