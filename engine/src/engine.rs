@@ -60,7 +60,7 @@ impl Engine {
             kind: c.ffn_kind,
             dense: sparsity == Sparsity::Dense,
         };
-        let (banks, source) = Banks::new(container, &c, &shape)?;
+        let (banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
         let temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
         let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;

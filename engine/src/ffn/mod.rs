@@ -52,6 +52,9 @@ pub const MAX_CHUNK: usize = 512;
 /// token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
 
+/// Tokens of a pass that are decoded, of as many sequences, and not part of a prompt.
+const FEW: usize = 8;
+
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
 pub const GATE_PIECES: usize = 4;
@@ -196,7 +199,7 @@ impl Ffn {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
-        self.store.begin(bank)?;
+        self.store.begin(bank, tokens)?;
         if !self.store.gates_resident() {
             self.ids.extend(0..neurons as u32);
             for c in 0..clusters {
@@ -321,7 +324,17 @@ impl Ffn {
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(ids, c);
+                        // Of a prompt only what its last token needed, or most of its tokens,
+                        // is likely to be needed soon; the rest would push everything else out.
+                        let gates = &self.gates;
+                        let recent = |n: u32| {
+                            let gates = &gates[n as usize * tokens..][..tokens];
+                            let fires = |g: &&f32| **g != 0.0;
+                            tokens <= FEW
+                                || gates[tokens - 1] != 0.0
+                                || 2 * gates.iter().filter(fires).count() >= tokens
+                        };
+                        self.store.release(ids, c, recent);
                         open -= 1;
                     }
                     Step::Gates => {

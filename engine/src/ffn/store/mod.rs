@@ -6,6 +6,7 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod ahead;
 mod border;
 mod bytes;
 mod costs;
@@ -21,7 +22,7 @@ use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
 
-use super::banks::{Banks, Part, STREAM};
+use super::banks::{Banks, Part};
 use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
@@ -135,8 +136,13 @@ impl NeuronStore {
             })
             .collect::<Result<_, emberflow_storage::Error>>()?;
         let part = banks.part(plan.residency);
-        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
+        let stream = Arena::new(
+            banks.stream,
+            banks.stream_len(),
+            banks.memory_align(),
+            memory,
+        )
+        .map_err(emberflow_storage::Error::from)?;
         let policy = options.policy;
         let mapped = match policy {
             Policy::Mmap => Some(banks.map()?),
