@@ -8,7 +8,7 @@ usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,ll
 For every share of the FFN in memory, `emberflow run --ffn-resident SHARE` names the bytes of
 the whole process; the cgroup (version 1, root needed) gives those bytes to both programs, the
 page cache included. llama.cpp runs with its defaults (`default`), and without repacking the
-weights (`mmap`), through a loop device for every read-ahead (KiB) that is asked for. Caches are
+weights (`mmap`), with the disk set to every read-ahead (KiB) that is asked for. Caches are
 dropped before each run. A program that the kernel kills for memory counts as 0 tokens/s.
 Prints medians and ranges, and what each is of llama.cpp's best.
 """
@@ -63,21 +63,27 @@ def llama(options, path, repack, limit):
     return float(output.split()[-3]) if output else 0.0
 
 
-class Loop:
-    """The file through a loop device with its own read-ahead."""
+class ReadAhead:
+    """The read-ahead of the disk under a file, for a while."""
 
-    def __init__(self, path, read_ahead):
-        command = ["losetup", "--direct-io=on", "-r", "-f", "--show", path]
-        self.device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        name = os.path.basename(self.device)
-        with open(f"/sys/block/{name}/queue/read_ahead_kb", "w") as file:
-            file.write(str(read_ahead))
+    def __init__(self, path, kib):
+        device = os.stat(path).st_dev
+        here = os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+        disk = here if os.path.exists(f"{here}/queue") else os.path.dirname(here)
+        self.setting = f"{disk}/queue/read_ahead_kb"
+        with open(self.setting) as file:
+            self.before = file.read().strip()
+        self.set(kib)
+
+    def set(self, kib):
+        with open(self.setting, "w") as file:
+            file.write(str(kib))
 
     def __enter__(self):
-        return self.device
+        return self
 
     def __exit__(self, *_):
-        subprocess.run(["losetup", "-d", self.device], check=True)
+        self.set(self.before)
 
 
 def chart(rows, path):
@@ -145,16 +151,16 @@ def main() -> None:
                           f"of {limit >> 20} MiB, {report['logits_hash']}", file=sys.stderr)
             if options.no_llama:
                 continue
-            runs = [("llama.cpp default", options.gguf, True, None)]
+            runs = [("llama.cpp default", True, None)]
             for read_ahead in options.read_ahead.split(","):
                 name = f"llama.cpp mmap, read-ahead {read_ahead} KiB"
-                runs.append((name, options.gguf, False, int(read_ahead)))
-            for name, path, repack, read_ahead in runs:
+                runs.append((name, False, int(read_ahead)))
+            for name, repack, read_ahead in runs:
                 if read_ahead is None:
-                    rate = llama(options, path, repack, limit)
+                    rate = llama(options, options.gguf, repack, limit)
                 else:
-                    with Loop(path, read_ahead) as device:
-                        rate = llama(options, device, repack, limit)
+                    with ReadAhead(options.gguf, read_ahead):
+                        rate = llama(options, options.gguf, repack, limit)
                 rates.setdefault((share, name), []).append(rate)
                 print(f"{share:.0%} {name}: {rate:.3f} tok/s", file=sys.stderr)
 
