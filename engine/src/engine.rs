@@ -63,14 +63,7 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
-        let store = NeuronStore::open(
-            banks,
-            source,
-            &plan,
-            temperature.hot_clusters,
-            costs,
-            &options,
-        )?;
+        let store = NeuronStore::open(banks, source, &plan, temperature, costs, &options)?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),

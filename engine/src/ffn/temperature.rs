@@ -10,6 +10,8 @@ use crate::Error;
 pub(crate) struct Temperature {
     /// Clusters at the start of each bank that are hot.
     pub hot_clusters: Vec<u32>,
+    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    pub rates: Vec<Vec<f32>>,
     /// Mean share of neurons that fire.
     pub fire_share: f64,
 }
@@ -25,6 +27,7 @@ impl Temperature {
         if bytes.is_empty() {
             return Ok(Self {
                 hot_clusters: vec![0; banks.count],
+                rates: Vec::new(),
                 fire_share: UNKNOWN_SHARE,
             });
         }
@@ -38,9 +41,15 @@ impl Temperature {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
             hot_prefix(counts, stats.tokens)
         };
+        let rate = |count: &u64| (*count as f64 / stats.tokens.max(1) as f64) as f32;
+        let rates = |bank: usize| {
+            let counts = stats.counts(bank as u32, 0).unwrap_or_default();
+            counts.iter().map(rate).collect()
+        };
         let shares = stats.active_share();
         Ok(Self {
             hot_clusters: (0..banks.count).map(hot).collect(),
+            rates: (0..banks.count).map(rates).collect(),
             fire_share: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
         })
     }

@@ -103,6 +103,9 @@ impl NeuronStore {
     /// Starts a bank.
     pub fn begin(&mut self, bank: u32) -> Result<(), Error> {
         self.usable()?;
+        if bank == 0 {
+            self.cold.tick();
+        }
         let layer = &mut self.layer;
         layer.bank = bank;
         layer.clusters.clear();

@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::cache::ColdCache;
+use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 
-use super::banks::{Banks, Part, STREAM};
+use super::banks::{Banks, COLD, Part, STREAM};
 use super::hot::HotRegion;
 use super::regions::prefixes;
+use super::temperature::Temperature;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
@@ -98,7 +99,7 @@ impl NeuronStore {
         banks: Banks,
         source: FileSource,
         plan: &MemoryPlan,
-        hot_wanted: Vec<u32>,
+        temperature: Temperature,
         costs: ReadCosts,
         options: &Options,
     ) -> Result<Self, Error> {
@@ -129,7 +130,7 @@ impl NeuronStore {
             residency: plan.residency,
             costs,
             scans: false,
-            hot_wanted,
+            hot_wanted: temperature.hot_clusters,
             gates: Vec::new(),
             scales,
             io,
@@ -142,6 +143,11 @@ impl NeuronStore {
             failed: None,
             banks,
         };
+        for (bank, rates) in (0..).zip(&temperature.rates) {
+            for (neuron, &rate) in (0..).zip(rates) {
+                store.cold.expect(Key { bank, neuron }, rate.into());
+            }
+        }
         store.adopt(plan)?;
         Ok(store)
     }
@@ -269,5 +275,6 @@ fn new_cold(banks: &Banks, part: &Part, memory: ArenaOptions) -> Result<ColdCach
     let len = banks.slot_len_of(part);
     let arena = Arena::with_limit(0, slots, len, banks.memory_align(), memory)
         .map_err(emberflow_storage::Error::from)?;
-    ColdCache::new(arena, &vec![banks.neurons as u32; banks.count]).ok_or_else(|| banks.too_many())
+    let sizes = vec![banks.neurons as u32; banks.count];
+    ColdCache::with_policy(arena, &sizes, COLD).ok_or_else(|| banks.too_many())
 }
