@@ -106,7 +106,9 @@ fn the_order_changes_and_the_answer_does_not() {
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, stats) = (part(dir.path(), "text", 0, 6000), at("stats"));
     let checkpoint = exported(dir.path());
-    let done = json(&["profile", "-f", &text, "-o", &stats, "--json"]);
+    let done = json(&[
+        "profile", "-f", &text, "-o", &stats, "--window", "32", "--json",
+    ]);
     assert!(done["tokens"].as_u64().unwrap() > 1000);
     let held = part(dir.path(), "held", 20_000, 23_000);
     let results = ["temperature", "coactivation"].map(|order| {
