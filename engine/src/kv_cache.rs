@@ -154,6 +154,20 @@ impl KvCache {
         self.shape.capacity
     }
 
+    /// Bytes of the keys and values of one position of every layer.
+    pub fn position_bytes(&self) -> u64 {
+        let shape = self.shape;
+        let head = shape.bytes(shape.head_dim + shape.width());
+        (self.data.len() * shape.kv_heads * head) as u64
+    }
+
+    /// Overwrites everything with a small number.
+    pub(crate) fn fill(&mut self) {
+        for part in self.data.iter_mut().flatten() {
+            part.fill(0x2c);
+        }
+    }
+
     /// Stores one head's key.
     pub(crate) fn store_key(
         &mut self,
@@ -195,6 +209,37 @@ impl KvCache {
         let bytes = shape.bytes(value.len());
         let stored = &mut self.data[layer][1][at..at + bytes];
         write(cpu, shape.dtype, value, stored);
+    }
+
+    /// One layer to read.
+    pub(crate) fn layer(&self, layer: usize) -> LayerKv<'_> {
+        let [keys, values] = &self.data[layer];
+        LayerKv {
+            shape: self.shape,
+            keys,
+            values,
+        }
+    }
+
+    /// A cache of the same size that holds the first `positions` too. The memory behind them is
+    /// zero pages until it is used.
+    pub(crate) fn fork(&self, positions: usize) -> Self {
+        let shape = self.shape;
+        let mut copy = Self::with_shape(shape, self.data.len());
+        let used = [
+            positions.next_multiple_of(GROUP) * shape.head_dim,
+            positions * shape.width(),
+        ];
+        for (from, to) in self.data.iter().zip(&mut copy.data) {
+            for (i, (from, to)) in from.iter().zip(to).enumerate() {
+                let [head, used] = [shape.head()[i], used[i]].map(|n| shape.bytes(n));
+                let heads = from.chunks_exact(head.max(1));
+                for (from, to) in heads.zip(to.chunks_exact_mut(head.max(1))) {
+                    to[..used].copy_from_slice(&from[..used]);
+                }
+            }
+        }
+        copy
     }
 
     /// One layer to read, and memory for the partial results of one token: for every

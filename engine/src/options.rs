@@ -2,6 +2,8 @@
 
 use emberflow_kernels::DType;
 
+use crate::policy::Policy;
+
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
@@ -12,6 +14,17 @@ pub enum Sparsity {
     Dense,
     /// Gate first, then Up and Down only of neurons that fire.
     Exact,
+}
+
+impl Sparsity {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dense => "dense",
+            Self::Exact => "exact",
+        }
+    }
 }
 
 /// How the FFN's weights get into memory.
@@ -50,6 +63,8 @@ pub struct Options {
     pub sparsity: Sparsity,
     /// How bundles are read where Gate rows are not resident.
     pub phases: Phases,
+    /// Which mechanisms are at work.
+    pub policy: Policy,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to.
@@ -60,6 +75,10 @@ pub struct Options {
     pub context: usize,
     /// Longest chunk of prompt tokens computed at once.
     pub chunk: usize,
+    /// Spans that each lane of a trace keeps; 0 = no trace. See [`crate::Engine::trace`].
+    pub trace: usize,
+    /// Most sequences at once: the plan has room for the keys and values of so many.
+    pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
@@ -76,11 +95,14 @@ impl Default for Options {
             threads: 0,
             sparsity: Sparsity::Auto,
             phases: Phases::Auto,
+            policy: Policy::Full,
             io: Default::default(),
             io_core: None,
             lock: false,
             context: 1024,
             chunk: 16,
+            trace: 0,
+            batch: 1,
             kv: DType::F16,
             observe: false,
             reserve: 0,

@@ -5,7 +5,7 @@ mod trace;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use emberflow_engine::{Budget, Sparsity};
+use emberflow_engine::{Budget, Policy, Sparsity};
 
 pub use self::trace::*;
 use crate::size;
@@ -63,6 +63,10 @@ pub enum Command {
 pub enum BenchCommand {
     /// Speed of the device by read size, depth, address range and engine.
     Io(BenchIoArgs),
+    /// Speed of decoding, where the time goes, and its share of the speed of memory.
+    Decode(BenchDecodeArgs),
+    /// One token as a picture: what every thread, the I/O thread and the device did when.
+    Timeline(BenchTimelineArgs),
 }
 
 /// Which container.
@@ -89,6 +93,10 @@ pub struct EngineArgs {
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
+    /// Which mechanisms are at work: full, or a baseline to compare with: no-pipeline, no-cache,
+    /// no-bundle, baseline, bundle-only, llmflash, mmap.
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub policy: Policy,
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
@@ -157,6 +165,7 @@ Examples:
   emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
   emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
   emberflow run model.ember --chat --memory 4GiB
+  emberflow run -p \"A trait\" -n 48 --temp 0.8 --best-of 4
   emberflow run model.ember -p \"Hello\" --json")]
 pub struct RunArgs {
     #[command(flatten)]
@@ -202,9 +211,18 @@ pub struct RunArgs {
     /// Seed of the random choices.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+    /// Draw N texts at once, with seeds S to S+N-1, and give the one whose tokens have the highest
+    /// mean log-probability. Needs a temperature above 0.
+    #[arg(long, value_name = "N", conflicts_with = "chat",
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub best_of: Option<u16>,
     /// Go on after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
+    /// format (about:tracing, Perfetto). The last part of a long run is kept.
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub trace: Option<PathBuf>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
@@ -406,6 +424,60 @@ pub enum SynthQuantArg {
     Q8_0,
     /// 16-bit floats.
     F16,
+}
+
+/// `bench decode`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench decode model.ember --sparsity dense
+  emberflow bench decode model.ember --contexts 0,4096,16384 --json")]
+pub struct BenchDecodeArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Tokens to decode at each context length.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub tokens: usize,
+    /// Positions before the first token; their keys and values are made up.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
+    pub contexts: Vec<usize>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench timeline`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench timeline --ffn-resident 0.5 --svg token.svg
+  emberflow bench timeline model.ember --layers 2 --svg layers.svg --json")]
+pub struct BenchTimelineArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Tokens before those that are looked at.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub warm_up: usize,
+    /// Draw only the first N layers.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub layers: Option<u64>,
+    /// Write the picture as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `bench io`

@@ -6,7 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+pub mod bench_decode;
 pub mod bench_io;
+pub mod bench_timeline;
+pub mod chrome;
 pub mod cli;
 pub mod doctor;
 pub mod export;
@@ -19,6 +22,7 @@ pub mod profile;
 pub mod progress;
 pub mod run;
 pub mod size;
+pub mod stats;
 pub mod svg;
 pub mod synth;
 pub mod trace;
@@ -102,6 +106,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

@@ -59,6 +59,23 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
     Ok(Engine::open(model, engine_options(args, context)?)?)
 }
 
+/// As [`open_engine`], with room for `batch` sequences at once, and with `spans` of each thread in
+/// a trace.
+pub fn open_traced(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    batch: usize,
+    spans: usize,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        batch,
+        trace: spans,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
 /// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
 /// hold `reserve` bytes.
 pub fn open_observed(
@@ -84,10 +101,13 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
+        policy: args.policy,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,
         context,
+        batch: 1,
+        trace: 0,
         chunk: args.chunk.into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,

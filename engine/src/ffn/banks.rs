@@ -5,7 +5,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{ColdCache, Policy};
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Read};
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapped, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
@@ -16,7 +16,15 @@ use crate::memory::Residency;
 
 /// Whole clusters that can be under way from flash at once: enough for the device
 /// to be busy while one is computed.
-pub(super) const STREAM: u32 = 4;
+const STREAM: u32 = 4;
+
+/// The same where long chunks of a prompt stream whole layers: a few for each thread to
+/// work on, and as many under way.
+const STREAM_PREFILL: u32 = 12;
+
+/// Tokens of a chunk from which on nearly every neuron of a layer is needed by some token
+/// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
+pub(super) const PREFILL: usize = 32;
 
 /// Who leaves the cold region.
 pub(super) const COLD: Policy = Policy::Lrfu;
@@ -33,6 +41,8 @@ pub(crate) struct Banks {
     align: (usize, usize),
     /// Every token needs every neuron.
     pub dense: bool,
+    /// Buffers for whole clusters on their way.
+    pub stream: u32,
 }
 
 impl Banks {
@@ -42,6 +52,7 @@ impl Banks {
         container: Container,
         c: &ModelConfig,
         shape: &FfnShape,
+        chunk: usize,
     ) -> Result<(Self, FileSource), Error> {
         let bad = |reason: String| Error::Bundles {
             path: container.path().to_path_buf(),
@@ -105,9 +116,23 @@ impl Banks {
             neurons: shape.neurons,
             align,
             dense: shape.dense,
+            stream: if chunk >= PREFILL {
+                STREAM_PREFILL
+            } else {
+                STREAM
+            },
             container,
         };
         Ok((banks, source))
+    }
+
+    /// The container's file, mapped into memory.
+    pub fn map(&self) -> Result<Mapped, Error> {
+        let c = &self.container;
+        Mapped::new(c.file(), c.base()).map_err(|e| Error::Bundles {
+            path: c.path().to_path_buf(),
+            reason: format!("cannot be mapped into memory: {e}"),
+        })
     }
 
     /// Neurons of the whole model.
@@ -156,7 +181,7 @@ impl Banks {
             + ColdCache::overhead(COLD, 0, self.total())
             + ColdCache::overhead(Policy::Lru, units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + Arena::charge(STREAM, self.stream_len())
+            + Arena::charge(self.stream, self.stream_len())
     }
 
     /// Bytes of a stream buffer: one whole cluster.

@@ -1,6 +1,6 @@
 //! The arithmetic of one cluster: what a compute thread does with its bytes.
 
-use emberflow_kernels::{Columns, Cpu, DType, Row};
+use emberflow_kernels::{Columns, Cpu, DType, Row, prefetch};
 
 use std::sync::Mutex;
 
@@ -9,6 +9,7 @@ use super::store::NeuronStore;
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
 use crate::scratch::with_thread_buffer;
+use crate::trace;
 use crate::weights::Matrix;
 
 /// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
@@ -32,15 +33,25 @@ pub(super) fn resident_gates(
     input: Input<'_>,
     gates: &mut [f32],
 ) {
+    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
-    let mut rows = Rows::new();
-    for i in 0..gates.len() / tokens {
-        let id = (first + i) as u32;
-        rows.push(id, store.resident_gate(bank, id));
+    match store.resident_gates(bank) {
+        // One forward stream, a tenth faster than a list of rows.
+        Some((bytes, stride)) if tokens == 1 && shape.format.dtype.is_grouped() => {
+            let bytes = &bytes[first * stride..(first + gates.len()) * stride];
+            cpu.matvec_q(shape.format.dtype, bytes, stride, input.quantized, gates);
+        }
+        _ => {
+            let mut rows = Rows::new();
+            for i in 0..gates.len() / tokens {
+                let id = (first + i) as u32;
+                rows.push(id, store.resident_gate(bank, id));
+            }
+            with_thread_buffer(products_floats(input.n(), tokens), |memory| {
+                products(cpu, rows.list(), input, gates, memory);
+            });
+        }
     }
-    with_thread_buffer(products_floats(input.n(), tokens), |memory| {
-        products(cpu, rows.list(), input, gates, memory);
-    });
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
@@ -54,6 +65,7 @@ pub(super) fn gates_from_bundles(
     input: Input<'_>,
     gates: &mut [f32],
 ) {
+    let _span = store.trace_cluster(&trace::GATE, c as usize);
     let tokens = input.tokens();
     gates.fill(0.0);
     with_thread_buffer(products_floats(input.n(), tokens), |memory| {
@@ -69,6 +81,14 @@ pub(super) fn gates_from_bundles(
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
+/// What was done for a cluster.
+pub(super) struct Done {
+    /// (neuron, token) pairs that fired, where that was not known before.
+    pub fired: u64,
+    /// Neurons whose Up and Down were computed.
+    pub neurons: u64,
+}
+
 /// One parallel section: everything a cluster reads.
 pub(super) struct Job<'a> {
     pub shape: &'a FfnShape,
@@ -82,7 +102,6 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
-    /// Returns how many (neuron, token) pairs fired, where that was not known.
     /// Gates and hidden values go to `record`, if there is one.
     pub fn cluster(
         &self,
@@ -90,7 +109,8 @@ impl Job<'_> {
         c: u32,
         partial: &mut [f32],
         record: Option<&Mutex<ClusterRecord<'_>>>,
-    ) -> u64 {
+    ) -> Done {
+        let _span = self.store.trace_cluster(&trace::UP_DOWN, c as usize);
         partial.fill(0.0);
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {
@@ -104,6 +124,7 @@ impl Job<'_> {
             } else {
                 self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
             };
+            let neurons = ups.len as u64;
             let hidden = &mut hidden[..ups.len * tokens];
             products(cpu, ups.list(), self.input, hidden, memory);
             for (h, g) in hidden.iter_mut().zip(&*gates) {
@@ -118,11 +139,17 @@ impl Job<'_> {
                 keep(record, ups.ids(), tokens, gates, hidden);
             }
             if tokens == 1 {
-                cpu.axpy_rows(hidden, downs.list(), partial);
+                // With a ReLU on Up too, some gates fire for nothing.
+                let kept = if self.shape.dense {
+                    hidden.len()
+                } else {
+                    downs.keep_if_not_zero(hidden)
+                };
+                cpu.axpy_rows(&hidden[..kept], &downs.list()[..kept], partial);
             } else {
                 cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
             }
-            fired
+            Done { fired, neurons }
         })
     }
 
@@ -146,8 +173,11 @@ impl Job<'_> {
             if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                 continue;
             }
-            ups.push(id, format.up(bytes.rest, bytes.scales));
-            downs.push(id, format.down(bytes.rest, bytes.scales));
+            if ups.len < FIRST {
+                prefetch(bytes.up);
+            }
+            ups.push(id, format.up(bytes.up, bytes.scales));
+            downs.push(id, format.down(bytes.down, bytes.scales));
             if let Some(to) = to.next() {
                 to.copy_from_slice(gate);
             }
@@ -188,14 +218,18 @@ impl Job<'_> {
                 // `ups.len` is at most `row`: the gates move down.
                 let to = ups.len * tokens;
                 gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                ups.push(id, format.up(bytes.rest, bytes.scales));
-                downs.push(id, format.down(bytes.rest, bytes.scales));
+                ups.push(id, format.up(bytes.up, bytes.scales));
+                downs.push(id, format.down(bytes.down, bytes.scales));
             }
             row += 1;
         }
         fired
     }
 }
+
+/// Rows that are asked from memory before the first product; the products ask for the
+/// others.
+const FIRST: usize = 4;
 
 /// Rows of a cluster, on the stack.
 struct Rows<'a> {
@@ -222,6 +256,20 @@ impl<'a> Rows<'a> {
 
     fn ids(&self) -> impl Iterator<Item = usize> {
         self.ids[..self.len].iter().map(|&id| usize::from(id))
+    }
+
+    /// Moves the rows with a factor that is not zero to the front, and the factors with
+    /// them; returns how many there are.
+    fn keep_if_not_zero(&mut self, factors: &mut [f32]) -> usize {
+        let mut kept = 0;
+        for i in 0..self.len {
+            if factors[i] != 0.0 {
+                factors[kept] = factors[i];
+                self.rows[kept] = self.rows[i];
+                kept += 1;
+            }
+        }
+        kept
     }
 
     fn list(&self) -> &[Row<'a>] {

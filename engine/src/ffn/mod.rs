@@ -29,6 +29,8 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
+use crate::policy::Overlap;
+use crate::trace;
 use job::Job;
 use record::Record;
 use store::Step;
@@ -49,6 +51,9 @@ pub const MAX_CHUNK: usize = 512;
 /// Bytes of partial sums that are filled before they are reduced: those of one
 /// token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
+
+/// Tokens of a pass that are decoded, of as many sequences, and not part of a prompt.
+const FEW: usize = 8;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
@@ -86,6 +91,9 @@ pub(crate) struct Ffn {
     /// (neuron, token) pairs whose gate fired, and all of them.
     fired: u64,
     possible: u64,
+    /// Bytes of weights computed with.
+    bytes: u64,
+    overlap: Overlap,
     /// For observers; absent unless asked for.
     record: Option<Record>,
 }
@@ -108,9 +116,11 @@ impl Ffn {
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
             shape,
+            overlap: store.overlap(),
             store,
             fired: 0,
             possible: 0,
+            bytes: 0,
             record: observe.then(|| Record::new(gates)),
         }
     }
@@ -136,6 +146,7 @@ impl Ffn {
         Counters {
             fired: self.fired,
             possible: self.possible,
+            ffn_bytes: self.bytes,
             ..self.store.counters()
         }
     }
@@ -154,9 +165,12 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
+        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
+        let layer = [u64::from(bank), 0];
+        self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -165,8 +179,10 @@ impl Ffn {
             self.sum_group(cpu, workers, input, first..end)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
+            self.store.tracer().section(&trace::REDUCE, layer);
             reduce(workers, partials, used, out);
         }
+        self.store.end(&self.ids);
         Ok(())
     }
 
@@ -183,7 +199,7 @@ impl Ffn {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
-        self.store.begin(bank)?;
+        self.store.begin(bank, tokens)?;
         if !self.store.gates_resident() {
             self.ids.extend(0..neurons as u32);
             for c in 0..clusters {
@@ -192,7 +208,8 @@ impl Ffn {
             }
             return self.store.advance(&self.ids);
         }
-        let piece = if self.store.reads_on_demand() {
+        let pipelined = self.overlap == Overlap::Clusters;
+        let piece = if pipelined && self.store.reads_on_demand() {
             clusters.div_ceil(GATE_PIECES).max(workers.threads())
         } else {
             clusters
@@ -239,9 +256,21 @@ impl Ffn {
             .clone()
             .filter(|&c| !self.store.places(c as u32).is_empty())
             .count();
+        let mut begun = false;
         while open > 0 {
             self.store.poll(ids)?;
             self.store.advance(ids)?;
+            // What a policy without a pipeline must wait for.
+            let barrier = match self.overlap {
+                Overlap::Clusters => false,
+                Overlap::Matrix => begun,
+                Overlap::Nothing => true,
+            };
+            if barrier && self.store.reading() {
+                self.store.wait(ids)?;
+                continue;
+            }
+            begun = true;
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
                 self.store.wait(ids)?;
@@ -264,7 +293,7 @@ impl Ffn {
                     }
                 });
             }
-            let fused = AtomicU64::new(0);
+            let (fused, computed) = (AtomicU64::new(0), AtomicU64::new(0));
             let values =
                 group.start * CLUSTER * tokens..(group.end * CLUSTER).min(neurons) * tokens;
             let record = match &mut self.record {
@@ -284,16 +313,28 @@ impl Ffn {
                     let c = group.start + c;
                     if now[c] == Some(Step::Sums) {
                         let record = record.get(c - group.start);
-                        let fired = job.cluster(cpu, c as u32, partial, record);
-                        fused.fetch_add(fired, Ordering::Relaxed);
+                        let done = job.cluster(cpu, c as u32, partial, record);
+                        fused.fetch_add(done.fired, Ordering::Relaxed);
+                        computed.fetch_add(done.neurons, Ordering::Relaxed);
                     }
                 });
             }
             self.fired += fused.into_inner();
+            self.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(c);
+                        // Of a prompt only what its last token needed, or most of its tokens,
+                        // is likely to be needed soon; the rest would push everything else out.
+                        let gates = &self.gates;
+                        let recent = |n: u32| {
+                            let gates = &gates[n as usize * tokens..][..tokens];
+                            let fires = |g: &&f32| **g != 0.0;
+                            tokens <= FEW
+                                || gates[tokens - 1] != 0.0
+                                || 2 * gates.iter().filter(fires).count() >= tokens
+                        };
+                        self.store.release(ids, c, recent);
                         open -= 1;
                     }
                     Step::Gates => {

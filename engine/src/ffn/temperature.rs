@@ -1,6 +1,6 @@
 //! Which clusters are hot, from the container's activation statistics.
 
-use emberflow_predictor::stats::ActivationStats;
+use emberflow_predictor::stats::{ActivationStats, BATCHES};
 
 use super::banks::Banks;
 use super::regions::hot_prefix;
@@ -8,8 +8,8 @@ use crate::Error;
 
 /// What the statistics say about a model.
 pub(crate) struct Temperature {
-    /// Clusters at the start of each bank that are hot.
-    pub hot_clusters: Vec<u32>,
+    /// For batches of 1, 2, … sequences: the clusters at the start of each bank that are hot.
+    pub hot_clusters: Vec<Vec<u32>>,
     /// By bank, share of tokens for which each neuron fires; empty without statistics.
     pub rates: Vec<Vec<f32>>,
     /// Mean share of neurons that fire.
@@ -20,13 +20,33 @@ pub(crate) struct Temperature {
 /// TurboSparse) to the safe side.
 const UNKNOWN_SHARE: f64 = 0.2;
 
+/// The largest batches of up to `batch` tokens that the statistics counted: in how many each
+/// neuron of the bank fired, how many there were, and their tokens.
+fn measured<'a>(
+    stats: &'a ActivationStats,
+    counts: &'a [u64],
+    bank: usize,
+    batch: usize,
+) -> (&'a [u64], u64, usize) {
+    let larger = stats.profile.iter().flat_map(|profile| {
+        let sizes = BATCHES.iter().zip(profile.steps).enumerate();
+        sizes.filter_map(move |(i, (&size, steps))| {
+            let known = size <= batch && steps > 0;
+            let counts = profile.union(counts, bank, i).filter(|_| known)?;
+            Some((counts, steps, size))
+        })
+    });
+    larger.last().unwrap_or((counts, stats.tokens, 1))
+}
+
 impl Temperature {
-    /// Reads the statistics section. Without one no cluster is known to be hot.
-    pub fn read(banks: &Banks) -> Result<Self, Error> {
+    /// Reads the statistics section, for up to `batch` sequences at once. Without one no
+    /// cluster is known to be hot.
+    pub fn read(banks: &Banks, batch: usize) -> Result<Self, Error> {
         let bytes = banks.container.read_stats()?;
         if bytes.is_empty() {
             return Ok(Self {
-                hot_clusters: vec![0; banks.count],
+                hot_clusters: vec![vec![0; banks.count]; batch],
                 rates: Vec::new(),
                 fire_share: UNKNOWN_SHARE,
             });
@@ -37,18 +57,20 @@ impl Temperature {
                 reason: e.to_string(),
             }
         })?;
-        let hot = |bank: usize| {
+        let hot = |bank: usize, batch: usize| {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
-            hot_prefix(counts, stats.tokens)
+            let (counts, passes, tokens) = measured(&stats, counts, bank, batch);
+            hot_prefix(counts, passes, batch as f64 / tokens as f64)
         };
         let rate = |count: &u64| (*count as f64 / stats.tokens.max(1) as f64) as f32;
         let rates = |bank: usize| {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
             counts.iter().map(rate).collect()
         };
+        let of_batch = |batch| (0..banks.count).map(|bank| hot(bank, batch)).collect();
         let shares = stats.active_share();
         Ok(Self {
-            hot_clusters: (0..banks.count).map(hot).collect(),
+            hot_clusters: (1..=batch).map(of_batch).collect(),
             rates: (0..banks.count).map(rates).collect(),
             fire_share: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
         })

@@ -19,8 +19,11 @@ use emberflow_storage::cache::{Key, SlotId};
 use emberflow_storage::io::{Completion, Read};
 
 use super::super::CLUSTER;
+use super::super::banks::PREFILL;
 use super::{BATCH, NeuronStore};
 use crate::Error;
+use crate::policy::Keep;
+use crate::trace::WAIT;
 
 /// How a needed neuron of the cold region is held.
 pub(super) enum Held {
@@ -40,6 +43,8 @@ pub(super) enum Source {
     Stream(Option<Slot>),
     /// Slots of the cold region, neuron by neuron.
     Cold,
+    /// The mapped file.
+    Mapped,
 }
 
 /// What a cluster is ready for.
@@ -66,6 +71,8 @@ pub(super) struct Cluster {
 /// The bank being worked on.
 pub(super) struct Layer {
     pub bank: u32,
+    /// Many tokens are computed at once.
+    pub(super) many: bool,
     /// The clusters named so far.
     pub clusters: Vec<Cluster>,
     /// By place.
@@ -74,17 +81,20 @@ pub(super) struct Layer {
     next: usize,
     ready: Vec<u32>,
     /// Whole clusters of this bank or the next that nobody has claimed.
-    arrived: Vec<(u32, u32, Slot)>,
+    pub(super) arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters under way: bank and cluster.
-    coming: Vec<(u32, u32)>,
+    pub(super) coming: Vec<(u32, u32)>,
     /// Clusters of the next bank that were looked at for reading ahead.
-    ahead: usize,
+    pub(super) ahead: usize,
+    /// Whether a cluster of this bank is on its way into the hot region.
+    promoting: bool,
 }
 
 impl Layer {
     pub fn new(neurons: usize, clusters: usize) -> Self {
         Self {
             bank: 0,
+            many: false,
             clusters: Vec::with_capacity(clusters),
             held: Vec::with_capacity(neurons),
             next: 0,
@@ -92,6 +102,7 @@ impl Layer {
             arrived: Vec::with_capacity(16),
             coming: Vec::with_capacity(16),
             ahead: 0,
+            promoting: false,
         }
     }
 }
@@ -99,20 +110,25 @@ impl Layer {
 /// Tags of reads: a place of the current layer, or a cluster of a bank.
 const STREAMED: u64 = 1 << 63;
 
+/// With a place: the first of two reads.
+const HALF: u64 = 1 << 62;
+
 impl NeuronStore {
-    /// Starts a bank.
-    pub fn begin(&mut self, bank: u32) -> Result<(), Error> {
+    /// Starts a bank, for `tokens` tokens.
+    pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
         if bank == 0 {
             self.cold.tick();
         }
         let layer = &mut self.layer;
         layer.bank = bank;
+        layer.many = tokens >= PREFILL;
         layer.clusters.clear();
         layer.held.clear();
         layer.ready.clear();
         layer.next = 0;
         layer.ahead = 0;
+        layer.promoting = false;
         // What was read ahead for a bank that did not come.
         let mut i = 0;
         while i < layer.arrived.len() {
@@ -134,10 +150,14 @@ impl NeuronStore {
         let mut source = Source::Unused;
         let mut step = Step::Sums;
         if n > 0 {
-            if let Some(slot) = self.hot.get_pin(bank, c as u32) {
+            if self.mapped.is_some() {
+                source = Source::Mapped;
+            } else if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.comes_whole(bank, c as u32) {
+            } else if self.comes_whole(bank, c as u32)
+                || self.is_coming(bank, c as u32) && self.promotes()
+            {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -156,7 +176,7 @@ impl NeuronStore {
                 self.counters.misses += missing as u64;
                 if self.part.has_gate {
                     step = Step::Gates;
-                } else if self.costs.whole_cluster(missing) {
+                } else if self.policy.bundles() && self.costs.whole_cluster(missing) {
                     self.unpin_places(places.clone());
                     source = Source::Stream(None);
                 }
@@ -172,9 +192,11 @@ impl NeuronStore {
         });
     }
 
-    /// Whether a missing cluster is read as a whole whichever neurons are needed.
-    fn comes_whole(&self, bank: u32, c: u32) -> bool {
-        self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c)
+    /// Clusters that have become hot come one for each layer and pass, the others meanwhile
+    /// neuron by neuron: many at once would hold up a token.
+    fn promotes(&mut self) -> bool {
+        let first = !std::mem::replace(&mut self.layer.promoting, true);
+        first || self.cold.slots() == 0
     }
 
     /// Requests what the named clusters miss, in order, as far as memory allows.
@@ -187,7 +209,8 @@ impl NeuronStore {
             self.layer.next += 1;
             self.ready_if_complete(c);
         }
-        if self.scans && self.layer.next == self.banks.clusters() {
+        let certain = self.scans || self.layer.many;
+        if certain && self.layer.next == self.banks.clusters() {
             self.read_ahead()?;
         }
         self.submit()
@@ -197,7 +220,7 @@ impl NeuronStore {
     fn issue(&mut self, ids: &[u32], c: usize) -> Result<bool, Error> {
         let bank = self.layer.bank;
         match self.layer.clusters[c].source {
-            Source::Unused | Source::Hot(_) => return Ok(true),
+            Source::Unused | Source::Hot(_) | Source::Mapped => return Ok(true),
             Source::Stream(_) => {
                 let key = (bank, c as u32);
                 let arrived = &mut self.layer.arrived;
@@ -238,14 +261,36 @@ impl NeuronStore {
             };
             let (offset, len, _) = self.banks.cover(bank as usize, neuron, part.start, len);
             self.layer.clusters[c].waiting += 1;
-            self.request(Read::new(place as u64, offset, len, slot))?;
+            if self.policy.bundles() || step == Step::Gates {
+                self.request(Read::new(place as u64, offset, len, slot))?;
+            } else {
+                let half = self.first_half(len);
+                self.request(Read::new(HALF | place as u64, offset, half, slot))?;
+            }
         }
         self.layer.clusters[c].issued = end;
         Ok(true)
     }
 
+    /// Length of the first of two reads of what one read of `len` bytes would bring.
+    fn first_half(&self, len: u32) -> u32 {
+        let unit = self.banks.slack() as u32;
+        (len / 2).next_multiple_of(unit).min(len)
+    }
+
+    /// The second of two reads of a neuron without bundles, which go one after the other
+    /// like reads of two matrices.
+    fn request_second_half(&mut self, ids: &[u32], place: usize, slot: Slot) -> Result<(), Error> {
+        let (bank, part) = (self.layer.bank as usize, &self.part);
+        let (offset, len, _) = self.banks.cover(bank, ids[place], part.start, part.len);
+        let first = self.first_half(len);
+        let read = Read::new(place as u64, offset + u64::from(first), len - first, slot).at(first);
+        self.request(read)?;
+        self.submit()
+    }
+
     /// Requests a whole cluster. False when no buffer is free.
-    fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
+    pub(super) fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
         let Some(slot) = self.stream.take() else {
             return Ok(false);
         };
@@ -257,21 +302,6 @@ impl NeuronStore {
         self.layer.coming.push((bank, c as u32));
         self.request(Read::new(tag, offset, len, slot))?;
         Ok(true)
-    }
-
-    /// In a scan the next bank's clusters are needed for certain: reads the first
-    /// missing ones while this bank is still computed, and attention after it.
-    fn read_ahead(&mut self) -> Result<(), Error> {
-        let bank = (self.layer.bank + 1) % self.banks.count as u32;
-        while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
-            let c = self.layer.ahead;
-            self.layer.ahead += 1;
-            let missing = !self.hot.contains(bank, c as u32);
-            if bank != self.layer.bank && missing && self.comes_whole(bank, c as u32) {
-                self.request_cluster(bank, c)?;
-            }
-        }
-        Ok(())
     }
 
     /// Adds a read to the batch; its buffer never grows.
@@ -304,7 +334,9 @@ impl NeuronStore {
             return self.make_room(ids);
         }
         let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [u64::from(self.layer.bank), 0]);
         let waited = self.io.wait(&mut self.completions, 1);
+        drop(span);
         self.waited += start.elapsed();
         self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
         self.take_arrived(ids)
@@ -334,6 +366,26 @@ impl NeuronStore {
         let slots = self.cold.slots();
         let first = format!("none of {slots} cache slots can be had");
         self.latch(Err(Error::Failed { first }))
+    }
+
+    /// After the bank was computed for the neurons `ids`: forgets what the policy does not
+    /// keep.
+    pub fn end(&mut self, ids: &[u32]) {
+        let bank = self.layer.bank;
+        match self.policy.keep() {
+            Keep::All => {}
+            Keep::Window => self.window.slide(bank, ids, &mut self.cold),
+            Keep::Nothing => {
+                for &neuron in ids {
+                    self.cold.remove(Key { bank, neuron });
+                }
+            }
+        }
+    }
+
+    /// Whether reads are under way.
+    pub fn reading(&self) -> bool {
+        self.io.outstanding() > 0
     }
 
     pub(super) fn unpin_places(&mut self, places: Range<usize>) {
@@ -370,7 +422,10 @@ impl NeuronStore {
             let (bank, c) = ((done.tag >> 32) as u32 & 0x7fff_ffff, done.tag as u32);
             return self.take_cluster(bank, c, done.slot, result);
         }
-        let place = done.tag as usize;
+        let place = (done.tag & !HALF) as usize;
+        if done.tag & HALF != 0 && result.is_ok() {
+            return self.request_second_half(ids, place, done.slot);
+        }
         let (bank, neuron) = (self.layer.bank, ids[place]);
         let c = neuron as usize / CLUSTER;
         let key = Key { bank, neuron };
@@ -420,7 +475,7 @@ impl NeuronStore {
         let cluster = &self.layer.clusters[c];
         let requested = match cluster.source {
             Source::Unused => false,
-            Source::Hot(_) | Source::Stream(_) => true,
+            Source::Hot(_) | Source::Stream(_) | Source::Mapped => true,
             Source::Cold => cluster.issued == cluster.end,
         };
         if requested && cluster.waiting == 0 {
@@ -504,7 +559,7 @@ impl NeuronStore {
                     self.cold.abandon(Key { bank, neuron }, slot);
                 }
             }
-            self.release(c as u32);
+            self.release(ids, c as u32, |_| false);
         }
         self.layer.ready.clear();
     }

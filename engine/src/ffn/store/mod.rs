@@ -6,31 +6,35 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod ahead;
+mod border;
 mod bytes;
 mod costs;
 mod fill;
 mod layer;
+mod window;
 
 use std::time::Duration;
 
-use emberflow_kernels::Row;
+use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{ColdCache, Key};
-use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
+use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
+use emberflow_storage::trace::{self, Kind, Tracer};
 
-use super::banks::{Banks, COLD, Part, STREAM};
+use super::banks::{Banks, COLD, Part};
 use super::hot::HotRegion;
-use super::regions::prefixes;
-use super::temperature::Temperature;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
+use crate::policy::{Overlap, Policy};
 use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 use layer::Layer;
 pub(crate) use layer::Step;
+use window::Window;
 
 /// Reads handed over at once: the first are under way while the next are still
 /// looked up.
@@ -48,11 +52,14 @@ fn region_memory(lock: bool) -> ArenaOptions {
 }
 
 /// The bytes of one neuron.
+#[derive(Clone, Copy)]
 pub(crate) struct NeuronBytes<'a> {
     /// Gate part; empty when Gate rows are resident.
     pub gate: &'a [u8],
-    /// Up and Down part.
-    pub rest: &'a [u8],
+    /// Up row.
+    pub up: &'a [u8],
+    /// Down column.
+    pub down: &'a [u8],
     /// Resident scales; empty when inline.
     pub scales: &'a [u8],
 }
@@ -75,6 +82,8 @@ pub(crate) struct NeuronStore {
     memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
+    /// Where the border between the two regions is on its way to.
+    goal: Option<border::Goal>,
     /// Buffers for whole clusters on their way.
     stream: Arena,
     io: IoThread,
@@ -84,11 +93,17 @@ pub(crate) struct NeuronStore {
     counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,
+    policy: Policy,
+    /// The neurons of the last tokens, where only those are kept.
+    window: Window,
+    /// The file, where the page cache does it all.
+    mapped: Option<Mapped>,
     /// Time the computation waited for reads.
     waited: Duration,
     /// The first failure. What is in memory may be incomplete after it, so the
     /// store refuses to work on.
     failed: Option<String>,
+    tracer: Tracer,
 }
 
 impl NeuronStore {
@@ -99,13 +114,15 @@ impl NeuronStore {
         banks: Banks,
         source: FileSource,
         plan: &MemoryPlan,
-        temperature: Temperature,
+        (hot_wanted, rates): (Vec<u32>, Vec<Vec<f32>>),
         costs: ReadCosts,
         options: &Options,
+        tracer: Tracer,
     ) -> Result<Self, Error> {
         let memory = region_memory(options.lock);
         let io = IoOptions {
             core: options.io_core,
+            trace: tracer.clone(),
             ..IoOptions::default()
         };
         let io = IoThread::spawn(source, options.io, io).map_err(emberflow_storage::Error::from)?;
@@ -119,18 +136,32 @@ impl NeuronStore {
             })
             .collect::<Result<_, emberflow_storage::Error>>()?;
         let part = banks.part(plan.residency);
-        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
+        let stream = Arena::new(
+            banks.stream,
+            banks.stream_len(),
+            banks.memory_align(),
+            memory,
+        )
+        .map_err(emberflow_storage::Error::from)?;
+        let policy = options.policy;
+        let mapped = match policy {
+            Policy::Mmap => Some(banks.map()?),
+            _ => None,
+        };
         let mut store = Self {
+            policy,
+            window: Window::new(banks.count, policy),
+            mapped,
             hot: HotRegion::new(&banks, &part, memory)?,
             cold: new_cold(&banks, &part, memory)?,
+            goal: None,
             memory,
             stream,
             part,
             residency: plan.residency,
             costs,
             scans: false,
-            hot_wanted: temperature.hot_clusters,
+            hot_wanted,
             gates: Vec::new(),
             scales,
             io,
@@ -141,9 +172,10 @@ impl NeuronStore {
             past_evictions: 0,
             waited: Duration::ZERO,
             failed: None,
+            tracer,
             banks,
         };
-        for (bank, rates) in (0..).zip(&temperature.rates) {
+        for (bank, rates) in (0..).zip(&rates) {
             for (neuron, &rate) in (0..).zip(rates) {
                 store.cold.expect(Key { bank, neuron }, rate.into());
             }
@@ -157,6 +189,7 @@ impl NeuronStore {
         self.usable()?;
         let drained = self.drain_stream();
         self.latch(drained)?;
+        self.goal = None;
         if plan.residency == self.residency {
             self.set_border(plan);
             return Ok(());
@@ -172,26 +205,6 @@ impl NeuronStore {
         self.cold = new_cold(&self.banks, &self.part, self.memory)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
-    }
-
-    /// Moves the border between the hot and the cold region to where the plan
-    /// wants it. Nothing is pinned between layers, so both regions can comply.
-    /// New hot clusters come when they are first used.
-    fn set_border(&mut self, plan: &MemoryPlan) {
-        self.scans = self.banks.dense || !self.gates_resident();
-        let clusters = self.banks.clusters() as u32;
-        let all = vec![clusters; self.banks.count];
-        let wanted = if self.scans { &all } else { &self.hot_wanted };
-        let prefix = prefixes(plan.hot_clusters, wanted, clusters);
-        // The shrinking region first, so that both never add up to more than before.
-        let cold = u32::try_from(plan.slots.min(self.banks.total())).unwrap_or(u32::MAX);
-        if cold < self.cold.slots() {
-            self.cold.resize(cold);
-            self.hot.set_border(plan.hot_clusters, &prefix);
-        } else {
-            self.hot.set_border(plan.hot_clusters, &prefix);
-            self.cold.resize(cold);
-        }
     }
 
     /// Takes over a plan with empty regions, and fills them.
@@ -241,12 +254,45 @@ impl NeuronStore {
         self.banks.format.gate(bytes, self.scales_of(bank, neuron))
     }
 
+    /// All resident Gate rows of a bank and the bytes from one to the next, where their
+    /// scales lie with them.
+    pub fn resident_gates(&self, bank: u32) -> Option<(&[u8], usize)> {
+        let bytes = self.gates.get(bank as usize)?.as_slice();
+        let format = self.banks.format;
+        format.inline_scales.then(|| (bytes, format.gate_len()))
+    }
+
     fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
         let len = self.banks.format.resident_scales();
         match self.scales.get(bank as usize) {
             Some(all) => &all[neuron as usize * len..][..len],
             None => &[],
         }
+    }
+
+    /// See [`crate::Engine::read_bandwidth`].
+    pub fn read_bandwidth(&mut self, cpu: Cpu, workers: &Workers, time: Duration) -> f64 {
+        let (banks, clusters) = (self.banks.count as u32, self.banks.clusters() as u32);
+        let buffers = self.hot.resident(banks, clusters);
+        if buffers.is_empty() {
+            return 0.0;
+        }
+        emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
+    }
+
+    /// Where to record what is done.
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
+    /// Records from now on what the calling thread does for cluster `c` of the layer.
+    pub fn trace_cluster(&self, kind: &'static Kind, c: usize) -> Option<trace::Open<'_>> {
+        (self.tracer).open(kind, [u64::from(self.layer.bank), c as u64])
+    }
+
+    /// What the policy lets overlap.
+    pub fn overlap(&self) -> Overlap {
+        self.policy.overlap()
     }
 
     /// Name of the I/O engine.
