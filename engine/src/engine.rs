@@ -61,7 +61,7 @@ impl Engine {
             dense: sparsity == Sparsity::Dense,
         };
         let (banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
-        let temperature = Temperature::read(&banks, options.batch)?;
+        let mut temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
         let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
         let budget = match options.budget {
@@ -79,7 +79,17 @@ impl Engine {
         }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let hot = temperature.hot_clusters[batch - 1].clone();
-        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options, tracer.clone())?;
+        let rates = std::mem::take(&mut temperature.rates);
+        let tracer_of_store = tracer.clone();
+        let store = NeuronStore::open(
+            banks,
+            source,
+            &plan,
+            (hot, rates),
+            costs,
+            &options,
+            tracer_of_store,
+        )?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
