@@ -1,13 +1,27 @@
 //! Which neurons fire.
 //!
 //! This crate knows activations: which neurons of a layer are needed for a
-//! token ([`ActiveSet`]), how often each one fires over a text
-//! ([`stats::ActivationStats`]) and the temperature order that follows from it
-//! ([`order`]). It knows nothing of residency or I/O; the engine joins the two.
+//! token ([`ActiveSet`]), which ones a cheap look at the token says will fire
+//! ([`Predictor`], [`section`]), how such predictors are made ([`train`]), how often each
+//! neuron fires over a text ([`stats::ActivationStats`]) and the temperature order that
+//! follows from it ([`order`]). It knows nothing of residency or I/O; the engine joins the
+//! two.
 #![forbid(unsafe_code)]
 
 mod active_set;
+mod bytes;
+mod low_rank;
 pub mod order;
+mod predict;
+mod quality;
+pub mod section;
+mod sign;
 pub mod stats;
+pub mod train;
 
 pub use active_set::ActiveSet;
+pub use bytes::SharedBytes;
+pub use low_rank::{LowRank, LowRankSpec};
+pub use predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+pub use quality::Quality;
+pub use sign::SignBit;

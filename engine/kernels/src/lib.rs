@@ -70,6 +70,7 @@
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `select.rs` | the largest of many values |
+//! | `signs.rs` | signs as bits, and how many differ |
 //! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes in blocks |
@@ -94,6 +95,7 @@ mod ops_int;
 mod quantize;
 mod row;
 mod select;
+mod signs;
 mod simd;
 mod sync;
 mod workers;
@@ -108,6 +110,7 @@ pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
 pub use quantize::{QuantizeError, error_bound, quantize_row};
 pub use row::Row;
+pub use signs::sign_bytes;
 pub use workers::Workers;
 
 /// Number of virtual lanes a reduction runs over, on every instruction set.

@@ -187,6 +187,27 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
+    /// The signs of `x` as bits: 1 where an element is below zero. See [`sign_bytes`](crate::sign_bytes) for the
+    /// length of `bits`.
+    ///
+    /// # Panics
+    /// If `bits.len() != sign_bytes(x.len())`.
+    #[inline]
+    pub fn sign_bits(self, x: &[f32], bits: &mut [u8]) {
+        simd::sign_bits(self, x, bits);
+    }
+
+    /// `y[r]` = how many bits of row `r`, which starts at `bytes[r * stride]`, differ from
+    /// `x`. Of signs ([`sign_bits`](Cpu::sign_bits)): how many products are negative.
+    ///
+    /// # Panics
+    /// If `x` is not whole words of 8 bytes, if `stride` is shorter than `x`, or if the last
+    /// row ends beyond `bytes`.
+    #[inline]
+    pub fn sign_differences(self, bytes: &[u8], stride: usize, x: &[u8], y: &mut [u32]) {
+        simd::sign_differences(self, bytes, stride, x, y);
+    }
+
     /// [`argmax`](crate::argmax), several values at a time.
     #[inline]
     pub fn argmax(self, x: &[f32]) -> Option<usize> {

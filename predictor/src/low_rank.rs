@@ -1,0 +1,167 @@
+//! A gate matrix in two thin factors: `score = fc2 · f(fc1 · x)`, wanted where the score
+//! is not below the neuron's threshold (PowerInfer; Deja Vu).
+
+use emberflow_kernels::{Cpu, DType, GROUP, Workers};
+
+use crate::bytes::SharedBytes;
+use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+
+/// Sizes and meaning of a low-rank predictor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LowRankSpec {
+    /// Elements of the input.
+    pub d: usize,
+    /// Neurons of the layer.
+    pub neurons: usize,
+    /// Width of the hidden layer.
+    pub rank: usize,
+    /// Format of the first matrix, `[rank × d]`.
+    pub fc1: DType,
+    /// Format of the second matrix, `[neurons × rank]`.
+    pub fc2: DType,
+    /// What it reads.
+    pub reads: Reads,
+    /// Whether the hidden layer passes through a ReLU.
+    pub relu: bool,
+}
+
+impl LowRankSpec {
+    /// Bytes of the first matrix; saturates.
+    pub fn fc1_bytes(&self) -> usize {
+        self.rank.saturating_mul(self.fc1.row_bytes(self.d))
+    }
+
+    /// Bytes of the second matrix; saturates.
+    pub fn fc2_bytes(&self) -> usize {
+        self.neurons.saturating_mul(self.fc2.row_bytes(self.rank))
+    }
+
+    fn stride(&self) -> usize {
+        self.rank.next_multiple_of(GROUP)
+    }
+}
+
+/// The predictor of one layer.
+pub struct LowRank {
+    spec: LowRankSpec,
+    fc1: SharedBytes,
+    fc2: SharedBytes,
+    /// By neuron.
+    thresholds: Vec<f32>,
+}
+
+impl LowRank {
+    /// From its matrices and one threshold per neuron.
+    ///
+    /// # Panics
+    /// If a length does not fit `spec`. Sizes from files have to be checked before.
+    pub fn new(
+        spec: LowRankSpec,
+        fc1: SharedBytes,
+        fc2: SharedBytes,
+        thresholds: Vec<f32>,
+    ) -> Self {
+        assert_eq!(fc1.len(), spec.fc1_bytes(), "bytes of fc1");
+        assert_eq!(fc2.len(), spec.fc2_bytes(), "bytes of fc2");
+        assert_eq!(thresholds.len(), spec.neurons, "thresholds");
+        Self {
+            spec,
+            fc1,
+            fc2,
+            thresholds,
+        }
+    }
+
+    /// Its sizes.
+    pub fn spec(&self) -> LowRankSpec {
+        self.spec
+    }
+
+    /// Scores of `scores.len()` neurons from `first` on for token `t`.
+    pub fn scores(&self, cpu: Cpu, shared: &Shared, first: usize, t: usize, scores: &mut [f32]) {
+        let s = &self.spec;
+        let row = s.fc2.row_bytes(s.rank);
+        let bytes = &self.fc2.as_slice()[first * row..(first + scores.len()) * row];
+        if s.fc2.is_grouped() {
+            cpu.matvec_q(s.fc2, bytes, row, shared.hidden_q.token(t), scores);
+        } else {
+            let hidden = &shared.hidden[t * s.stride()..][..s.rank];
+            cpu.matvec(s.fc2, bytes, row, s.rank, hidden, scores);
+        }
+    }
+}
+
+impl Predictor for LowRank {
+    fn bytes(&self) -> u64 {
+        (self.fc1.len() + self.fc2.len() + 4 * self.thresholds.len()) as u64
+    }
+
+    fn shape(&self) -> SharedShape {
+        let residual = self.spec.reads == Reads::Residual && self.spec.fc1.is_grouped();
+        SharedShape {
+            hidden: self.spec.stride(),
+            signs: 0,
+            quantized: if residual { self.spec.d } else { 0 },
+        }
+    }
+
+    fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared) {
+        let s = &self.spec;
+        let (tokens, stride) = (input.tokens(), s.stride());
+        shared.tokens = tokens;
+        let quantized = match s.reads {
+            Reads::Normed => input.quantized,
+            Reads::Residual if s.fc1.is_grouped() => {
+                cpu.quantize_activations(
+                    &input.residual[..tokens * s.d],
+                    tokens,
+                    &mut shared.input_q,
+                );
+                shared.input_q.all()
+            }
+            Reads::Residual => input.quantized,
+        };
+        let hidden = &mut shared.hidden[..tokens * stride];
+        let row = s.fc1.row_bytes(s.d);
+        let fc1 = self.fc1.as_slice();
+        let pieces = stride / GROUP;
+        workers.for_each_chunk_mut(hidden, GROUP, &|_, piece, out| {
+            let (t, first) = (piece / pieces, piece % pieces * GROUP);
+            let (out, padding) = out.split_at_mut(GROUP.min(s.rank - first));
+            padding.fill(0.0);
+            let rows = &fc1[first * row..(first + out.len()) * row];
+            if s.fc1.is_grouped() {
+                cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
+            } else {
+                cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
+            }
+            if s.relu {
+                out.iter_mut().for_each(|h| *h = h.max(0.0));
+            }
+        });
+        if s.fc2.is_grouped() {
+            shared.hidden_q.reshape(s.rank, tokens);
+            let chunks = shared.hidden_q.chunks_per_token();
+            for (h, q) in hidden
+                .chunks_exact(stride)
+                .zip(shared.hidden_q.chunks_mut().chunks_exact_mut(chunks))
+            {
+                cpu.quantize_token(&h[..s.rank], q);
+            }
+        }
+    }
+
+    fn predict(&self, cpu: Cpu, shared: &Shared, first: usize, wanted: &mut [f32]) {
+        let tokens = shared.tokens;
+        let neurons = wanted.len() / tokens;
+        let thresholds = &self.thresholds[first..first + neurons];
+        let mut scores = [0.0; RANGE];
+        let scores = &mut scores[..neurons];
+        for t in 0..tokens {
+            self.scores(cpu, shared, first, t, scores);
+            for (i, (score, threshold)) in scores.iter().zip(thresholds).enumerate() {
+                wanted[i * tokens + t] = f32::from(u8::from(score >= threshold));
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Making predictors from a layer's inputs and gate rows.
+
+mod gemm;
