@@ -5,6 +5,8 @@
 pub struct Counters {
     /// (neuron, token) pairs whose gate fired.
     pub fired: u64,
+    /// (neuron, token) pairs whose gate was looked at: all of them without predictors.
+    pub looked_at: u64,
     /// All (neuron, token) pairs.
     pub possible: u64,
     /// Needed neurons whose cluster was in the hot region.
@@ -30,6 +32,7 @@ impl Counters {
     pub fn since(self, before: Self) -> Self {
         Self {
             fired: self.fired.saturating_sub(before.fired),
+            looked_at: self.looked_at.saturating_sub(before.looked_at),
             possible: self.possible.saturating_sub(before.possible),
             hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
@@ -40,6 +43,11 @@ impl Counters {
             wait_ns: self.wait_ns.saturating_sub(before.wait_ns),
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
         }
+    }
+
+    /// Share of (neuron, token) pairs whose gate was looked at.
+    pub fn looked_at_share(self) -> f64 {
+        self.looked_at as f64 / self.possible.max(1) as f64
     }
 
     /// Share of (neuron, token) pairs whose gate fired.

@@ -15,6 +15,7 @@
 mod attention;
 pub mod bundle;
 mod counters;
+mod choice;
 mod engine;
 mod error;
 mod ffn;

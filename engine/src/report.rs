@@ -4,7 +4,7 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use crate::memory::Residency;
-use crate::{Engine, Generation, Sparsity};
+use crate::{Engine, Generation};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -118,13 +118,17 @@ pub struct Cache {
 }
 
 /// Which neurons were computed.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct SparsityReport {
-    /// `dense` or `exact`.
+    /// `dense`, `exact` or `predicted`.
     pub mode: &'static str,
+    /// Why that mode.
+    pub reason: String,
     /// Share of (neuron, token) pairs whose gate fired.
     pub active_share: f64,
-    /// Recall of the predictor; `null` without one.
+    /// Share of (neuron, token) pairs whose gate was computed.
+    pub looked_at_share: f64,
+    /// Recall of the predictors on the text they were measured on; `null` without.
     pub predictor_recall: Option<f64>,
 }
 
@@ -174,7 +178,7 @@ impl Report {
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),
                 kv: needs.kv,
-                predictor: 0,
+                predictor: needs.predictor,
                 scratch: needs.scratch,
                 ffn_resident_share: plan.ffn_resident_share(needs),
             },
@@ -201,12 +205,11 @@ impl Report {
                 evictions: done.evictions,
             },
             sparsity: SparsityReport {
-                mode: match engine.sparsity() {
-                    Sparsity::Exact => "exact",
-                    _ => "dense",
-                },
+                mode: engine.sparsity().name(),
+                reason: engine.sparsity_reason().to_string(),
                 active_share: done.active_share(),
-                predictor_recall: None,
+                looked_at_share: done.looked_at_share(),
+                predictor_recall: engine.predictor_recall(),
             },
             logits_hash: format!("{:016x}", generation.logits_hash),
             threads: engine.threads(),

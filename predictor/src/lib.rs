@@ -10,6 +10,7 @@
 
 mod active_set;
 mod bytes;
+mod coarse;
 mod low_rank;
 pub mod order;
 mod predict;
@@ -17,11 +18,14 @@ mod quality;
 pub mod section;
 mod sign;
 pub mod stats;
+mod thresholds;
 pub mod train;
 
 pub use active_set::ActiveSet;
 pub use bytes::SharedBytes;
+pub use coarse::CoarseGate;
 pub use low_rank::{LowRank, LowRankSpec};
 pub use predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
 pub use quality::Quality;
 pub use sign::SignBit;
+pub use thresholds::Thresholds;

@@ -5,6 +5,7 @@ use emberflow_kernels::{Cpu, DType, GROUP, Workers};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+use crate::thresholds::Thresholds;
 
 /// Sizes and meaning of a low-rank predictor.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +40,16 @@ impl LowRankSpec {
     fn stride(&self) -> usize {
         self.rank.next_multiple_of(GROUP)
     }
+
+    /// What it keeps per token.
+    pub fn shared_shape(&self) -> SharedShape {
+        let residual = self.reads == Reads::Residual && self.fc1.is_grouped();
+        SharedShape {
+            hidden: self.stride(),
+            quantized: if residual { self.d } else { 0 },
+            ..SharedShape::default()
+        }
+    }
 }
 
 /// The predictor of one layer.
@@ -46,12 +57,11 @@ pub struct LowRank {
     spec: LowRankSpec,
     fc1: SharedBytes,
     fc2: SharedBytes,
-    /// By neuron.
-    thresholds: Vec<f32>,
+    thresholds: Thresholds,
 }
 
 impl LowRank {
-    /// From its matrices and one threshold per neuron.
+    /// From its matrices and thresholds.
     ///
     /// # Panics
     /// If a length does not fit `spec`. Sizes from files have to be checked before.
@@ -59,11 +69,10 @@ impl LowRank {
         spec: LowRankSpec,
         fc1: SharedBytes,
         fc2: SharedBytes,
-        thresholds: Vec<f32>,
+        thresholds: Thresholds,
     ) -> Self {
         assert_eq!(fc1.len(), spec.fc1_bytes(), "bytes of fc1");
         assert_eq!(fc2.len(), spec.fc2_bytes(), "bytes of fc2");
-        assert_eq!(thresholds.len(), spec.neurons, "thresholds");
         Self {
             spec,
             fc1,
@@ -93,22 +102,12 @@ impl LowRank {
 
 impl Predictor for LowRank {
     fn bytes(&self) -> u64 {
-        (self.fc1.len() + self.fc2.len() + 4 * self.thresholds.len()) as u64
-    }
-
-    fn shape(&self) -> SharedShape {
-        let residual = self.spec.reads == Reads::Residual && self.spec.fc1.is_grouped();
-        SharedShape {
-            hidden: self.spec.stride(),
-            signs: 0,
-            quantized: if residual { self.spec.d } else { 0 },
-        }
+        (self.fc1.len() + self.fc2.len()) as u64 + self.thresholds.bytes()
     }
 
     fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared) {
         let s = &self.spec;
         let (tokens, stride) = (input.tokens(), s.stride());
-        shared.tokens = tokens;
         let quantized = match s.reads {
             Reads::Normed => input.quantized,
             Reads::Residual if s.fc1.is_grouped() => {
@@ -151,15 +150,24 @@ impl Predictor for LowRank {
         }
     }
 
-    fn predict(&self, cpu: Cpu, shared: &Shared, first: usize, wanted: &mut [f32]) {
-        let tokens = shared.tokens;
+    fn predict(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        wanted: &mut [f32],
+    ) {
+        let tokens = input.tokens();
         let neurons = wanted.len() / tokens;
-        let thresholds = &self.thresholds[first..first + neurons];
+        let mut thresholds = [0.0; RANGE];
+        let thresholds = &mut thresholds[..neurons];
+        self.thresholds.get(cpu, first, thresholds);
         let mut scores = [0.0; RANGE];
         let scores = &mut scores[..neurons];
         for t in 0..tokens {
             self.scores(cpu, shared, first, t, scores);
-            for (i, (score, threshold)) in scores.iter().zip(thresholds).enumerate() {
+            for (i, (score, threshold)) in scores.iter().zip(&*thresholds).enumerate() {
                 wanted[i * tokens + t] = f32::from(u8::from(score >= threshold));
             }
         }

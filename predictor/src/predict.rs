@@ -53,13 +53,17 @@ pub trait Predictor: Send + Sync {
     /// Computes into `shared` what all neurons have in common.
     fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared);
 
-    /// After [`prepare`](Predictor::prepare): `wanted[i × tokens + t]` = whether neuron
+    /// After [`prepare`](Predictor::prepare) of the same input: `wanted[i × tokens + t]` = whether neuron
     /// `first + i` is worth computing for token `t`, 1 or 0. At most [`RANGE`] neurons.
     /// Called by several threads for different ranges.
-    fn predict(&self, cpu: Cpu, shared: &Shared, first: usize, wanted: &mut [f32]);
-
-    /// What it needs of [`Shared`] for a token.
-    fn shape(&self) -> SharedShape;
+    fn predict(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        wanted: &mut [f32],
+    );
 }
 
 /// Most neurons that [`Predictor::predict`] is asked for at once.
@@ -90,7 +94,6 @@ impl SharedShape {
 /// Memory between a predictor's two steps, allocated once for all layers.
 #[derive(Debug, Default)]
 pub struct Shared {
-    pub(crate) tokens: usize,
     pub(crate) hidden: Vec<f32>,
     pub(crate) hidden_q: Activations,
     pub(crate) input_q: Activations,
@@ -101,7 +104,6 @@ impl Shared {
     /// Memory for up to `chunk` tokens.
     pub fn new(shape: SharedShape, chunk: usize) -> Self {
         Self {
-            tokens: 0,
             hidden: vec![0.0; shape.hidden * chunk],
             hidden_q: Activations::with_capacity(shape.hidden, chunk),
             input_q: Activations::with_capacity(shape.quantized, chunk),

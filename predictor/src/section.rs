@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! header, 64 bytes                     layer record, 64 bytes, one per layer
-//!    0   8  magic "EMBRPRED"              0   4  kind: 0 none, 1 sign bits, 2 low rank, 3 magnitude
+//!    0   8  magic "EMBRPRED"              0   4  kind: 0 none, 1 sign bits, 2 low rank, 3 magnitude,
+//!                                                     4 coarse gate
 //!    8   4  version                       4   4  flags: 1 reads the residual, 2 ReLU between the factors
 //!   12   4  layers                        8   4  rank, else 0
 //!   16   4  d_model                      12   4  block format of fc1, else 0
@@ -15,7 +16,8 @@
 //!
 //! payload, at a multiple of 64, in layer order without gaps but zeros
 //!   sign bits   signs of each gate row (see the kernels' sign_bytes)
-//!   low rank    fc1 rows │ fc2 rows │ a threshold per neuron, f32; each part at a multiple of 64
+//!   low rank    fc1 rows │ fc2 rows │ a threshold per neuron, f16; each part at a multiple of 64
+//!   coarse gate   two-bit gate rows │ a threshold per neuron, f16; each part at a multiple of 64
 //!   none, magnitude   nothing
 //! ```
 //!
@@ -25,13 +27,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use emberflow_kernels::{DType, sign_bytes};
+use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
 
 use crate::bytes::SharedBytes;
+use crate::coarse::CoarseGate;
 use crate::low_rank::{LowRank, LowRankSpec};
-use crate::predict::{Predictor, Reads};
+use crate::predict::{Predictor, Reads, SharedShape};
 use crate::quality::Quality;
 use crate::sign::SignBit;
+use crate::thresholds::Thresholds;
 
 /// First bytes of the section.
 const MAGIC: &[u8; 8] = b"EMBRPRED";
@@ -58,12 +62,30 @@ pub enum Kind {
     },
     /// [`LowRank`].
     LowRank(LowRankSpec),
+    /// [`CoarseGate`].
+    Coarse,
     /// Neurons whose activated gate is at least this large in magnitude (CATS, arXiv
     /// 2404.08763).
     Magnitude {
         /// Smallest magnitude that counts.
         threshold: f32,
     },
+}
+
+impl Kind {
+    /// Whether a [`Predictor`] names neurons.
+    pub fn predicts(&self) -> bool {
+        matches!(self, Kind::Sign { .. } | Kind::LowRank(_) | Kind::Coarse)
+    }
+
+    /// What its predictor keeps per token, for inputs of `d` elements.
+    pub fn shared_shape(&self, d: usize) -> SharedShape {
+        match self {
+            Kind::None | Kind::Magnitude { .. } | Kind::Coarse => SharedShape::default(),
+            Kind::Sign { .. } => SignBit::shared_shape(d),
+            Kind::LowRank(spec) => spec.shared_shape(),
+        }
+    }
 }
 
 /// A layer's choice and how good it was on text that it was not made from.
@@ -146,7 +168,12 @@ fn part_lens(kind: &Kind, d: usize, neurons: usize) -> [usize; 3] {
         Kind::LowRank(spec) => [
             spec.fc1_bytes(),
             spec.fc2_bytes(),
-            neurons.saturating_mul(4),
+            neurons.saturating_mul(2),
+        ],
+        Kind::Coarse => [
+            neurons.saturating_mul(two_bit_row_bytes(d)),
+            neurons.saturating_mul(2),
+            0,
         ],
     }
 }
@@ -289,14 +316,18 @@ impl Directory {
                 return Err("padding is not zero".into());
             }
         }
-        if let Kind::LowRank(_) = entry.kind {
-            let thresholds = bytes[parts[2].clone()].chunks_exact(4);
-            // infinite ones are sensible: always, and never
-            if let Some(n) = thresholds.clone().position(|b| f32_at(b, 0).is_nan()) {
-                return Err(format!("the threshold of neuron {n} is not a number"));
-            }
+        let [_, second, third] = parts;
+        let thresholds = match entry.kind {
+            Kind::LowRank(_) => third,
+            Kind::Coarse => second,
+            _ => return Ok(()),
+        };
+        // infinite ones are sensible: always, and never
+        let is_nan = |b: &[u8]| (b[1] & 0x7c) == 0x7c && (b[1] & 3 | b[0]) != 0;
+        match bytes[thresholds].chunks_exact(2).position(is_nan) {
+            Some(n) => Err(format!("the threshold of neuron {n} is not a number")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Where the parts of a layer's payload lie in the section.
@@ -324,10 +355,12 @@ impl Directory {
             Kind::None | Kind::Magnitude { .. } => None,
             Kind::Sign { limit } => Some(Box::new(SignBit::new(first?, self.d, limit))),
             Kind::LowRank(spec) => {
-                let third = third?;
-                let thresholds = third.as_slice().chunks_exact(4).map(|b| f32_at(b, 0));
-                let thresholds = thresholds.collect();
+                let thresholds = Thresholds::Each(third?);
                 Some(Box::new(LowRank::new(spec, first?, second?, thresholds)))
+            }
+            Kind::Coarse => {
+                let thresholds = Thresholds::Each(second?);
+                Some(Box::new(CoarseGate::new(first?, self.d, thresholds)))
             }
         }
     }
@@ -391,7 +424,8 @@ fn layer_entry(
         3 if f32::from_bits(value) >= 0.0 => plain(Kind::Magnitude {
             threshold: f32::from_bits(value),
         })?,
-        0..=3 => return Err(format!("a threshold of {value:#x} makes no sense")),
+        4 if value == 0 => plain(Kind::Coarse)?,
+        0..=4 => return Err(format!("a threshold of {value:#x} makes no sense")),
         other => return Err(format!("unknown kind {other}")),
     };
     let [active, predicted, hit] = [40, 48, 56].map(|at| u64_at(record, at));
@@ -453,6 +487,7 @@ pub fn encode(
                 [2, flags, s.rank as u32, s.fc1.code(), s.fc2.code(), 0]
             }
             Kind::Magnitude { threshold } => [3, 0, 0, 0, 0, threshold.to_bits()],
+            Kind::Coarse => [4, 0, 0, 0, 0, 0],
         };
         for (i, field) in fields.into_iter().enumerate() {
             put(&mut out, at + 4 * i, field);

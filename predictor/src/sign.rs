@@ -19,6 +19,14 @@ impl SignBit {
     pub fn new(bytes: SharedBytes, d: usize, limit: u32) -> Self {
         Self { bytes, d, limit }
     }
+
+    /// What it keeps per token.
+    pub fn shared_shape(d: usize) -> SharedShape {
+        SharedShape {
+            signs: sign_bytes(d),
+            ..SharedShape::default()
+        }
+    }
 }
 
 impl Predictor for SignBit {
@@ -26,23 +34,22 @@ impl Predictor for SignBit {
         self.bytes.len() as u64
     }
 
-    fn shape(&self) -> SharedShape {
-        SharedShape {
-            signs: sign_bytes(self.d),
-            ..SharedShape::default()
-        }
-    }
-
     fn prepare(&self, cpu: Cpu, _: &Workers, input: Features<'_>, shared: &mut Shared) {
-        shared.tokens = input.tokens();
         let row = sign_bytes(self.d);
-        for (t, signs) in (0..shared.tokens).zip(shared.signs.chunks_exact_mut(row)) {
+        for (t, signs) in (0..input.tokens()).zip(shared.signs.chunks_exact_mut(row)) {
             cpu.sign_bits(input.token(Reads::Normed, t), signs);
         }
     }
 
-    fn predict(&self, cpu: Cpu, shared: &Shared, first: usize, wanted: &mut [f32]) {
-        let (tokens, row) = (shared.tokens, sign_bytes(self.d));
+    fn predict(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        wanted: &mut [f32],
+    ) {
+        let (tokens, row) = (input.tokens(), sign_bytes(self.d));
         let neurons = wanted.len() / tokens;
         let rows = &self.bytes.as_slice()[first * row..(first + neurons) * row];
         let mut counts = [0; RANGE];

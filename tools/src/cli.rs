@@ -101,12 +101,15 @@ pub struct EngineArgs {
 /// Sparsity modes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SparsityArg {
-    /// `exact` where it equals dense, else `dense`.
+    /// `predicted` where the model has predictors and they pay, else `exact` where it equals
+    /// dense, else `dense`.
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then only neurons that fire; equals dense bit for bit.
     Exact,
+    /// Only neurons that a predictor names (see train-predictor); an approximation.
+    Predicted,
 }
 
 impl From<SparsityArg> for Sparsity {
@@ -115,6 +118,7 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Auto => Self::Auto,
             SparsityArg::Dense => Self::Dense,
             SparsityArg::Exact => Self::Exact,
+            SparsityArg::Predicted => Self::Predicted,
         }
     }
 }

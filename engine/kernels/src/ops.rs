@@ -187,6 +187,16 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
+    /// Two-bit rows of `n` elements, one after the other in `bytes`, as q4 rows with the
+    /// same values, one after the other in `out`.
+    ///
+    /// # Panics
+    /// If `bytes` is not whole rows or `out` not as many q4 rows.
+    #[inline]
+    pub fn widen_two_bit(self, bytes: &[u8], n: usize, out: &mut [u8]) {
+        simd::widen_two_bit(self, bytes, n, out);
+    }
+
     /// The signs of `x` as bits: 1 where an element is below zero. See [`sign_bytes`](crate::sign_bytes) for the
     /// length of `bits`.
     ///

@@ -30,6 +30,8 @@ pub(crate) struct Banks {
     align: (usize, usize),
     /// Every token needs every neuron.
     pub dense: bool,
+    /// Predictors name the neurons that are needed.
+    pub predicts: bool,
 }
 
 impl Banks {
@@ -102,6 +104,7 @@ impl Banks {
             neurons: shape.neurons,
             align,
             dense: shape.dense,
+            predicts: false,
             container,
         };
         Ok((banks, source))
@@ -219,6 +222,7 @@ impl Banks {
             cluster: cost.read_ns(self.stream_len() as u64, Pattern::Sequential),
             gate: random(g.gate_read()),
             rest: random(g.stride - g.rest_read()),
+            bundle: random(g.stride),
             fire_share,
         }
     }

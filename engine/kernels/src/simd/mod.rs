@@ -75,6 +75,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn widen_two_bit(bytes: &[u8], n: usize, out: &mut [u8]) {
+            $crate::two_bit::widen_two_bit(bytes, n, out);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn sign_bits(x: &[f32], bits: &mut [u8]) {
             $crate::signs::sign_bits(x, bits);
         }
@@ -143,9 +148,11 @@ pub(crate) use axpy::{LINE, prefetch};
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},
+    dtype::DType,
     matrix::Matrix,
     row::Row,
     signs::sign_bytes,
+    two_bit::two_bit_row_bytes,
 };
 
 /// Calls the kernel of the token's instruction set, which is in the modules here or in
@@ -287,6 +294,13 @@ pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
 
 pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
     dispatch!(cpu, sum_bytes(bytes))
+}
+
+pub(crate) fn widen_two_bit(cpu: Cpu, bytes: &[u8], n: usize, out: &mut [u8]) {
+    let rows = bytes.len().checked_div(two_bit_row_bytes(n)).unwrap_or(0);
+    check_len("bytes", bytes.len(), rows * two_bit_row_bytes(n));
+    check_len("out", out.len(), rows.saturating_mul(DType::Q4.row_bytes(n)));
+    dispatch!(cpu, widen_two_bit(bytes, n, out))
 }
 
 pub(crate) fn sign_bits(cpu: Cpu, x: &[f32], bits: &mut [u8]) {

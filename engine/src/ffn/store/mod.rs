@@ -61,6 +61,8 @@ pub(crate) struct NeuronStore {
     part: Part,
     residency: Residency,
     costs: ReadCosts,
+    /// Where Gate rows are not resident, they are read before Up and Down.
+    gates_first: bool,
     /// Every token looks at every neuron: all are needed, or their gates are in
     /// the bundles.
     scans: bool,
@@ -98,7 +100,7 @@ impl NeuronStore {
         source: FileSource,
         plan: &MemoryPlan,
         hot_wanted: Vec<u32>,
-        costs: ReadCosts,
+        (costs, gates_first): (ReadCosts, bool),
         options: &Options,
     ) -> Result<Self, Error> {
         let memory = region_memory(options.lock);
@@ -127,6 +129,7 @@ impl NeuronStore {
             part,
             residency: plan.residency,
             costs,
+            gates_first,
             scans: false,
             hot_wanted,
             gates: Vec::new(),
@@ -171,7 +174,7 @@ impl NeuronStore {
     /// wants it. Nothing is pinned between layers, so both regions can comply.
     /// New hot clusters come when they are first used.
     fn set_border(&mut self, plan: &MemoryPlan) {
-        self.scans = self.banks.dense || !self.gates_resident();
+        self.scans = self.banks.dense || !(self.gates_resident() || self.banks.predicts);
         let clusters = self.banks.clusters() as u32;
         let all = vec![clusters; self.banks.count];
         let wanted = if self.scans { &all } else { &self.hot_wanted };
