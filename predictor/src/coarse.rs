@@ -6,10 +6,10 @@
 
 use std::cell::RefCell;
 
-use emberflow_kernels::{ActivationsRef, Cpu, DType, Workers, two_bit_row_bytes};
+use emberflow_kernels::{Cpu, DType, Workers, two_bit_row_bytes};
 
 use crate::bytes::SharedBytes;
-use crate::predict::{Features, Predictor, RANGE, Shared};
+use crate::predict::{Features, Predictor, Shared, SharedShape};
 use crate::thresholds::Thresholds;
 
 /// Rows that are widened together: they stay in the first-level cache while the tokens
@@ -36,9 +36,27 @@ impl CoarseGate {
             thresholds,
         }
     }
+}
 
-    /// `scores[i × tokens + t]` of neuron `first + i` for token `t`.
-    pub fn scores(&self, cpu: Cpu, input: ActivationsRef<'_>, first: usize, scores: &mut [f32]) {
+impl Predictor for CoarseGate {
+    fn shape(&self) -> SharedShape {
+        SharedShape::default()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.rows.len() as u64 + self.thresholds.bytes()
+    }
+
+    fn prepare(&self, _: Cpu, _: &Workers, _: Features<'_>, _: &mut Shared) {}
+
+    fn scores(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        _: &Shared,
+        first: usize,
+        scores: &mut [f32],
+    ) {
         let (tokens, d) = (input.tokens(), self.d);
         let (narrow, wide) = (two_bit_row_bytes(d), DType::Q4.row_bytes(d));
         let end = first + scores.len() / tokens;
@@ -51,11 +69,10 @@ impl CoarseGate {
                 .zip(scores.chunks_mut(ROWS * tokens))
             {
                 let count = rows.len() / narrow;
-                let memory = &mut memory[..count * wide];
+                let (memory, block) = (&mut memory[..count * wide], &mut block[..count]);
                 cpu.widen_two_bit(rows, d, memory);
                 for t in 0..tokens {
-                    let block = &mut block[..count];
-                    let x = input.range(t, 1);
+                    let x = input.quantized.range(t, 1);
                     cpu.matvec_q(DType::Q4, memory, wide, x, block);
                     for (i, &score) in block.iter().enumerate() {
                         scores[i * tokens + t] = score;
@@ -64,32 +81,8 @@ impl CoarseGate {
             }
         });
     }
-}
 
-impl Predictor for CoarseGate {
-    fn bytes(&self) -> u64 {
-        self.rows.len() as u64 + self.thresholds.bytes()
-    }
-
-    fn prepare(&self, _: Cpu, _: &Workers, _: Features<'_>, _: &mut Shared) {}
-
-    fn predict(
-        &self,
-        cpu: Cpu,
-        input: Features<'_>,
-        _: &Shared,
-        first: usize,
-        wanted: &mut [f32],
-    ) {
-        let tokens = input.tokens();
-        self.scores(cpu, input.quantized, first, wanted);
-        let mut thresholds = [0.0; RANGE];
-        let thresholds = &mut thresholds[..wanted.len() / tokens];
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
         self.thresholds.get(cpu, first, thresholds);
-        for (wanted, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
-            for score in wanted {
-                *score = f32::from(u8::from(*score >= *threshold));
-            }
-        }
     }
 }

@@ -85,22 +85,13 @@ impl LowRank {
     pub fn spec(&self) -> LowRankSpec {
         self.spec
     }
-
-    /// Scores of `scores.len()` neurons from `first` on for token `t`.
-    pub fn scores(&self, cpu: Cpu, shared: &Shared, first: usize, t: usize, scores: &mut [f32]) {
-        let s = &self.spec;
-        let row = s.fc2.row_bytes(s.rank);
-        let bytes = &self.fc2.as_slice()[first * row..(first + scores.len()) * row];
-        if s.fc2.is_grouped() {
-            cpu.matvec_q(s.fc2, bytes, row, shared.hidden_q.token(t), scores);
-        } else {
-            let hidden = &shared.hidden[t * s.stride()..][..s.rank];
-            cpu.matvec(s.fc2, bytes, row, s.rank, hidden, scores);
-        }
-    }
 }
 
 impl Predictor for LowRank {
+    fn shape(&self) -> SharedShape {
+        self.spec.shared_shape()
+    }
+
     fn bytes(&self) -> u64 {
         (self.fc1.len() + self.fc2.len()) as u64 + self.thresholds.bytes()
     }
@@ -150,26 +141,34 @@ impl Predictor for LowRank {
         }
     }
 
-    fn predict(
+    fn scores(
         &self,
         cpu: Cpu,
         input: Features<'_>,
         shared: &Shared,
         first: usize,
-        wanted: &mut [f32],
+        scores: &mut [f32],
     ) {
-        let tokens = input.tokens();
-        let neurons = wanted.len() / tokens;
-        let mut thresholds = [0.0; RANGE];
-        let thresholds = &mut thresholds[..neurons];
-        self.thresholds.get(cpu, first, thresholds);
-        let mut scores = [0.0; RANGE];
-        let scores = &mut scores[..neurons];
+        let (s, tokens) = (&self.spec, input.tokens());
+        let neurons = scores.len() / tokens;
+        let row = s.fc2.row_bytes(s.rank);
+        let rows = &self.fc2.as_slice()[first * row..(first + neurons) * row];
+        let mut token = [0.0; RANGE];
+        let token = &mut token[..neurons];
         for t in 0..tokens {
-            self.scores(cpu, shared, first, t, scores);
-            for (i, (score, threshold)) in scores.iter().zip(&*thresholds).enumerate() {
-                wanted[i * tokens + t] = f32::from(u8::from(score >= threshold));
+            if s.fc2.is_grouped() {
+                cpu.matvec_q(s.fc2, rows, row, shared.hidden_q.token(t), token);
+            } else {
+                let hidden = &shared.hidden[t * s.stride()..][..s.rank];
+                cpu.matvec(s.fc2, rows, row, s.rank, hidden, token);
+            }
+            for (i, &score) in token.iter().enumerate() {
+                scores[i * tokens + t] = score;
             }
         }
+    }
+
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
+        self.thresholds.get(cpu, first, thresholds);
     }
 }

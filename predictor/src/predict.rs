@@ -50,12 +50,29 @@ pub trait Predictor: Send + Sync {
     /// Bytes it holds in memory.
     fn bytes(&self) -> u64;
 
+    /// What it needs of [`Shared`] for a token.
+    fn shape(&self) -> SharedShape;
+
     /// Computes into `shared` what all neurons have in common.
     fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared);
 
-    /// After [`prepare`](Predictor::prepare) of the same input: `wanted[i × tokens + t]` = whether neuron
-    /// `first + i` is worth computing for token `t`, 1 or 0. At most [`RANGE`] neurons.
-    /// Called by several threads for different ranges.
+    /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]`
+    /// of neuron `first + i` for token `t`. At most [`RANGE`] neurons. Called by several
+    /// threads for different ranges.
+    fn scores(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        scores: &mut [f32],
+    );
+
+    /// The scores from which on the neurons from `first` on are wanted.
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
+
+    /// As [`scores`](Predictor::scores), with 1 where a neuron is worth computing for a
+    /// token and 0 where not.
     fn predict(
         &self,
         cpu: Cpu,
@@ -63,10 +80,21 @@ pub trait Predictor: Send + Sync {
         shared: &Shared,
         first: usize,
         wanted: &mut [f32],
-    );
+    ) {
+        let tokens = input.tokens();
+        self.scores(cpu, input, shared, first, wanted);
+        let mut thresholds = [0.0; RANGE];
+        let thresholds = &mut thresholds[..wanted.len() / tokens];
+        self.thresholds(cpu, first, thresholds);
+        for (scores, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
+            for score in scores {
+                *score = f32::from(u8::from(*score >= *threshold));
+            }
+        }
+    }
 }
 
-/// Most neurons that [`Predictor::predict`] is asked for at once.
+/// Most neurons that [`Predictor::scores`] is asked for at once.
 pub const RANGE: usize = 128;
 
 /// Per token: what a predictor keeps between its two steps.

@@ -365,6 +365,20 @@ impl Directory {
         }
     }
 
+    /// A layer of `section` as it was given to [`encode`]; `None` where there is none.
+    pub fn layer(&self, layer: usize, section: &[u8]) -> Option<NewLayer> {
+        let entry = self.layers.get(layer)?;
+        let parts = self.parts(entry);
+        let parts = parts.iter().filter(|part| !part.is_empty());
+        Some(NewLayer {
+            kind: entry.kind,
+            quality: entry.quality,
+            parts: parts
+                .map(|part| section.get(part.clone()).map(<[u8]>::to_vec))
+                .collect::<Option<_>>()?,
+        })
+    }
+
     /// Bytes of a layer's predictor in the section.
     pub fn layer_bytes(&self, layer: usize) -> usize {
         self.layers.get(layer).map_or(0, |l| l.len)

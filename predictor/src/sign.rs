@@ -30,6 +30,10 @@ impl SignBit {
 }
 
 impl Predictor for SignBit {
+    fn shape(&self) -> SharedShape {
+        Self::shared_shape(self.d)
+    }
+
     fn bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -41,24 +45,28 @@ impl Predictor for SignBit {
         }
     }
 
-    fn predict(
+    fn scores(
         &self,
         cpu: Cpu,
         input: Features<'_>,
         shared: &Shared,
         first: usize,
-        wanted: &mut [f32],
+        scores: &mut [f32],
     ) {
         let (tokens, row) = (input.tokens(), sign_bytes(self.d));
-        let neurons = wanted.len() / tokens;
+        let neurons = scores.len() / tokens;
         let rows = &self.bytes.as_slice()[first * row..(first + neurons) * row];
         let mut counts = [0; RANGE];
         let counts = &mut counts[..neurons];
         for (t, signs) in (0..tokens).zip(shared.signs.chunks_exact(row)) {
             cpu.sign_differences(rows, row, signs, counts);
             for (i, &count) in counts.iter().enumerate() {
-                wanted[i * tokens + t] = f32::from(u8::from(count <= self.limit));
+                scores[i * tokens + t] = -(count as f32);
             }
         }
+    }
+
+    fn thresholds(&self, _: Cpu, _: usize, thresholds: &mut [f32]) {
+        thresholds.fill(-(self.limit as f32));
     }
 }

@@ -19,6 +19,7 @@ pub mod run;
 pub mod size;
 pub mod svg;
 pub mod synth;
+pub mod train_predictor;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -94,6 +95,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Inspect(args) => inspect::command(&args),
         cli::Command::Verify(args) => verify::command(&args),
         cli::Command::Perplexity(args) => perplexity::command(&args),
+        cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
