@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
@@ -13,7 +14,7 @@ use crate::counters::Counters;
 use crate::ffn::{
     Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, StoredPredictors, Temperature,
 };
-use crate::forward::{Decoder, FfnObserver};
+use crate::forward::{Decoder, FfnObserver, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
@@ -116,6 +117,7 @@ impl Engine {
                     options.observe,
                 ),
                 weights,
+                times: Times::default(),
                 config: c,
             },
             text,
@@ -282,7 +284,30 @@ impl Engine {
 
     /// What was done since the engine was opened, the start-up fill included.
     pub fn counters(&self) -> Counters {
-        self.decoder.ffn.counters()
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let times = self.decoder.times;
+        Counters {
+            attention_ns: ns(times.attention),
+            ffn_ns: ns(times.ffn),
+            head_ns: ns(times.head),
+            ..self.decoder.ffn.counters()
+        }
+    }
+
+    /// Bytes per second at which the compute threads read the FFN weights that are in
+    /// the hot region, without computing anything: the bound of decoding from memory.
+    /// 0 where none are.
+    pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
+        let Decoder {
+            cpu, workers, ffn, ..
+        } = &mut self.decoder;
+        ffn.store.read_bandwidth(*cpu, workers, time)
+    }
+
+    /// Bytes of weights outside the FFNs that every token is computed from: attention,
+    /// norms and head.
+    pub fn dense_bytes(&self) -> u64 {
+        self.decoder.weights.bytes_per_token()
     }
 
     /// Name of the I/O engine in use.

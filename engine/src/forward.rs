@@ -1,5 +1,7 @@
 //! The forward pass, top to bottom.
 
+use std::time::{Duration, Instant};
+
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
@@ -33,6 +35,15 @@ pub(crate) struct Decoder {
     pub ffn: Ffn,
     pub rope: RopeTable,
     pub scratch: Scratch,
+    pub times: Times,
+}
+
+/// Where the time of all passes went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub attention: Duration,
+    pub ffn: Duration,
+    pub head: Duration,
 }
 
 impl Decoder {
@@ -58,6 +69,7 @@ impl Decoder {
             ffn,
             rope,
             scratch: s,
+            times,
         } = self;
         let (cpu, workers) = (*cpu, &*workers);
         let d = c.d_model as usize;
@@ -69,6 +81,7 @@ impl Decoder {
             cpu.dequantize(weights.embed.row(token as usize), x);
         }
         rope.fill(first, n);
+        let mut last = Instant::now();
         for (l, layer) in weights.layers.iter().enumerate() {
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
             attention(
@@ -84,6 +97,7 @@ impl Decoder {
                 s,
             );
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.attention, &mut last);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
@@ -100,6 +114,7 @@ impl Decoder {
                 });
             }
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.ffn, &mut last);
         }
 
         let head = |t: usize, s: &mut Scratch| {
@@ -118,9 +133,17 @@ impl Decoder {
                 }
             }
         }
+        lap(&mut times.head, &mut last);
         sequence.advance(tokens);
         Ok(())
     }
+}
+
+/// Adds the time since `last` to `sum` and starts the next lap.
+fn lap(sum: &mut Duration, last: &mut Instant) {
+    let now = Instant::now();
+    *sum += now - *last;
+    *last = now;
 }
 
 /// `out[t] = rmsnorm(x[t])` for `n` rows.

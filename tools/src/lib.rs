@@ -5,6 +5,7 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 
+pub mod bench_decode;
 pub mod bench_io;
 pub mod cli;
 pub mod doctor;
@@ -17,6 +18,7 @@ pub mod perplexity;
 pub mod progress;
 pub mod run;
 pub mod size;
+pub mod stats;
 pub mod svg;
 pub mod synth;
 pub mod train_predictor;
@@ -99,6 +101,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

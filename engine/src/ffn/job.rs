@@ -121,6 +121,14 @@ pub(super) fn gates_from_bundles(
     });
 }
 
+/// What was done for a cluster.
+pub(super) struct Done {
+    /// (neuron, token) pairs that fired, where that was not known before.
+    pub fired: u64,
+    /// Neurons whose Up and Down were computed.
+    pub neurons: u64,
+}
+
 /// One parallel section: everything a cluster reads.
 pub(super) struct Job<'a> {
     pub shape: &'a FfnShape,
@@ -136,7 +144,6 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
-    /// Returns how many (neuron, token) pairs fired, where that was not known.
     /// Gates and hidden values go to `record`, if there is one.
     pub fn cluster(
         &self,
@@ -144,7 +151,7 @@ impl Job<'_> {
         c: u32,
         partial: &mut [f32],
         record: Option<&Mutex<ClusterRecord<'_>>>,
-    ) -> u64 {
+    ) -> Done {
         partial.fill(0.0);
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {
@@ -158,6 +165,7 @@ impl Job<'_> {
             } else {
                 self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
             };
+            let neurons = ups.len as u64;
             let hidden = &mut hidden[..ups.len * tokens];
             products(cpu, ups.list(), self.input, hidden, memory);
             for (h, g) in hidden.iter_mut().zip(&*gates) {
@@ -176,7 +184,7 @@ impl Job<'_> {
             } else {
                 cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
             }
-            fired
+            Done { fired, neurons }
         })
     }
 

@@ -94,6 +94,8 @@ pub(crate) struct Ffn {
     fired: u64,
     looked_at: u64,
     possible: u64,
+    /// Bytes of weights computed with.
+    bytes: u64,
     /// For observers; absent unless asked for.
     record: Option<Record>,
 }
@@ -122,6 +124,7 @@ impl Ffn {
             fired: 0,
             looked_at: 0,
             possible: 0,
+            bytes: 0,
             record: observe.then(|| Record::new(gates)),
         }
     }
@@ -148,6 +151,7 @@ impl Ffn {
             fired: self.fired,
             looked_at: self.looked_at,
             possible: self.possible,
+            ffn_bytes: self.bytes,
             ..self.store.counters()
         }
     }
@@ -168,6 +172,7 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
+        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
@@ -308,7 +313,7 @@ impl Ffn {
                     }
                 });
             }
-            let fused = AtomicU64::new(0);
+            let (fused, computed) = (AtomicU64::new(0), AtomicU64::new(0));
             let values =
                 group.start * CLUSTER * tokens..(group.end * CLUSTER).min(neurons) * tokens;
             let record = match &mut self.record {
@@ -329,12 +334,14 @@ impl Ffn {
                     let c = group.start + c;
                     if now[c] == Some(Step::Sums) {
                         let record = record.get(c - group.start);
-                        let fired = job.cluster(cpu, c as u32, partial, record);
-                        fused.fetch_add(fired, Ordering::Relaxed);
+                        let done = job.cluster(cpu, c as u32, partial, record);
+                        fused.fetch_add(done.fired, Ordering::Relaxed);
+                        computed.fetch_add(done.neurons, Ordering::Relaxed);
                     }
                 });
             }
             self.fired += fused.into_inner();
+            self.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
