@@ -10,6 +10,7 @@ use emberflow_storage::container::{Container, Placement};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
+use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
 use crate::{Failure, print_json, size, svg};
 
@@ -28,6 +29,8 @@ pub struct Inspection {
     pub sections: Vec<SectionReport>,
     /// Activity per layer, when the container has statistics.
     pub temperature: Option<Vec<LayerTemperature>>,
+    /// Predictors of which neurons fire, when the container has some.
+    pub predictors: Option<Predictors>,
     /// Tensors, with `--tensors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensors: Option<Vec<TensorReport>>,
@@ -195,6 +198,7 @@ fn inspect(
             })
             .collect(),
         temperature,
+        predictors: predictors(container, &meta.config)?,
         tensors,
     })
 }
@@ -284,6 +288,9 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
                 curve.join(" ")
             );
         }
+    }
+    for line in i.predictors.iter().flat_map(Predictors::lines) {
+        let _ = writeln!(out, "{line}");
     }
     for t in i.tensors.iter().flatten() {
         let _ = writeln!(

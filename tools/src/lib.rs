@@ -11,6 +11,7 @@ pub mod cli;
 pub mod doctor;
 pub mod export;
 pub mod inspect;
+pub mod inspect_predictors;
 pub mod model;
 pub mod pack;
 pub mod packed;

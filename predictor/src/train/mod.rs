@@ -26,6 +26,9 @@ use calibrate::{Curve, cut_for};
 use gemm::{Gemm, transpose};
 use score::{assemble, lock};
 
+/// Tokens that a neuron's curve, two numbers, is fitted to.
+const CURVE_TOKENS: usize = 16384;
+
 /// How a predictor is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Design {
@@ -247,9 +250,13 @@ impl<'a> Trainer<'a> {
         let neurons = layer.gate.len() / layer.d;
         // Curves from the training text, the cut from text that nothing was fitted to.
         let curves = Mutex::new(vec![None; neurons]);
+        let d = layer.d;
+        let step = (layer.texts.train.len() / d).div_ceil(CURVE_TOKENS).max(1);
+        let some = layer.texts.train.chunks_exact(d).step_by(step);
+        let some: Vec<f32> = some.flatten().copied().collect();
         if fitted {
-            self.score(scorer, layer, layer.texts.train, &|first, gates, scores| {
-                let tokens = layer.texts.train.len() / layer.d;
+            self.score(scorer, layer, &some, &|first, gates, scores| {
+                let tokens = some.len() / d;
                 let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
                 for (i, (gates, scores)) in rows.enumerate() {
                     let curve = Curve::fit(scores, |t| gates[t] > layer.fires_above);
