@@ -14,11 +14,12 @@ use crate::counters::Counters;
 use crate::ffn::{
     Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, StoredPredictors, Temperature,
 };
-use crate::forward::{Decoder, FfnObserver, Times};
+use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::policy::Policy;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -32,6 +33,10 @@ pub struct Engine {
     options: Options,
     needs: Needs,
     plan: MemoryPlan,
+    /// Hot clusters of each bank, for batches of 1, 2, … sequences.
+    hot_clusters: Vec<Vec<u32>>,
+    /// Sequences the plan was made for.
+    batch: usize,
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
@@ -72,12 +77,12 @@ impl Engine {
         };
         let (mut banks, source) = Banks::new(container, &c, &shape)?;
         banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
-        let temperature = Temperature::read(&banks)?;
+        let temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
         let mut needs = needs(&banks, &c, &shape, &options, &temperature, costs)?;
         let mut gates_first = true;
         if let Some(stored) = &stored {
-            needs.predictor = stored.memory(options.chunk);
+            needs.predictor = stored.memory(options.chunk.max(options.batch));
             needs.predicts = banks.predicts;
             gates_first = !banks.predicts || gates_first_of_wanted(options.phases, costs, stored);
         }
@@ -86,34 +91,30 @@ impl Engine {
             Budget::Auto => auto_budget(&needs),
             Budget::FfnShare(share) => needs.budget_for_share(share),
         };
-        let plan = needs.plan(budget)?;
+        let plan = needs.plan(budget)?.limited_to(options.policy, &needs);
         tracing::info!(?plan, ?needs, "memory plan");
 
         let weights = Weights::load(&banks.container, &c)?;
         let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
-        let predictors = stored
-            .map(|s| s.load(&banks.container, &c, options.chunk))
-            .transpose()?;
         let workers = Workers::new(options.threads, None);
-        let store = NeuronStore::open(
-            banks,
-            source,
-            &plan,
-            temperature.hot_clusters,
-            (costs, gates_first),
-            &options,
-        )?;
+        let (batch, rows) = (options.batch, options.chunk.max(options.batch));
+        let predictors = stored
+            .map(|s| s.load(&banks.container, &c, rows))
+            .transpose()?;
+        let hot = temperature.hot_clusters[batch - 1].clone();
+        let costs = (costs, gates_first);
+        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options)?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
                 workers,
-                rope: RopeTable::new(&c.rope, options.chunk),
-                scratch: Scratch::new(&c, options.chunk, options.threads),
+                rope: RopeTable::new(&c.rope, rows),
+                scratch: Scratch::new(&c, rows, batch, options.threads),
                 ffn: Ffn::new(
                     shape,
                     store,
                     predictors,
-                    (options.chunk, options.threads),
+                    (rows, options.threads),
                     options.observe,
                 ),
                 weights,
@@ -124,6 +125,8 @@ impl Engine {
             options,
             needs,
             plan,
+            hot_clusters: temperature.hot_clusters,
+            batch,
             choice,
             recall,
             stop: Arc::new(AtomicBool::new(false)),
@@ -140,7 +143,8 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with room for the options' context.
+    /// An empty sequence with room for the options' context. The plan has memory for as many
+    /// as the options say.
     pub fn new_sequence(&self) -> Sequence {
         let c = self.config();
         Sequence::new(KvCache::new(self.options.kv, c, self.options.context))
@@ -162,7 +166,7 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.run(sequence, tokens, wanted, None)
+        self.pass(&mut [Span { sequence, tokens }], wanted, None)
     }
 
     /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
@@ -178,29 +182,47 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        self.run(sequence, tokens, wanted, Some(observer))
+        self.pass(&mut [Span { sequence, tokens }], wanted, Some(observer))
     }
 
-    fn run(
+    /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens;
+    /// all tokens together are at most [`Engine::chunk`] or as many as there may be
+    /// sequences. A neuron is read and computed once for all of them. What comes out for a
+    /// sequence is what it would give alone, bit for bit.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_batch(
         &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
+        spans: &mut [Span<'_>],
+        wanted: Logits<'_>,
+    ) -> Result<(), Error> {
+        self.pass(spans, wanted, None)
+    }
+
+    fn pass(
+        &mut self,
+        spans: &mut [Span<'_>],
         wanted: Logits<'_>,
         observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let vocab = self.config().vocab;
-        if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
-            return Err(Error::Token { token, vocab });
+        let (mut rows, most) = (0, self.options.chunk.max(self.options.batch));
+        for span in &*spans {
+            if let Some(&token) = span.tokens.iter().find(|&&t| t >= vocab) {
+                return Err(Error::Token { token, vocab });
+            }
+            self.check_room(span.sequence, span.tokens.len())?;
+            rows += span.tokens.len();
         }
-        self.check_room(sequence, tokens.len())?;
-        if tokens.is_empty() || tokens.len() > self.options.chunk {
+        if rows == 0 || rows > most || spans.iter().any(|span| span.tokens.is_empty()) {
+            let lens: Vec<_> = spans.iter().map(|span| span.tokens.len()).collect();
             return Err(Error::Option(format!(
-                "a chunk of {} tokens, expected 1 to {}",
-                tokens.len(),
-                self.options.chunk
+                "a pass with {lens:?} tokens of its sequences, expected at least one of each and \
+                 1 to {most} in all"
             )));
         }
-        self.decoder.forward(sequence, tokens, wanted, observer)
+        self.decoder.forward(spans, wanted, observer)
     }
 
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
@@ -214,9 +236,50 @@ impl Engine {
         })
     }
 
-    /// Logits of the last position of the last pass, `[vocab]`.
+    /// Logits of the last row of the last pass, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
         self.decoder.logits()
+    }
+
+    /// Plans for `sequences` at once, at most as many as the options say: the more there are,
+    /// the more neurons fire for one of them in nearly every pass, and belong in the hot
+    /// region. Nothing is read for it, and the border between the regions moves a little with
+    /// each pass. No result depends on it.
+    ///
+    /// # Errors
+    /// Those of the plan, which has been made before with the same budget.
+    pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
+        let batch = sequences.clamp(1, self.options.batch);
+        if batch == self.batch {
+            return Ok(());
+        }
+        let hot = &self.hot_clusters[batch - 1];
+        self.batch = batch;
+        self.needs.hot_clusters = count(hot);
+        self.plan = self.replan(self.plan.budget())?;
+        self.decoder.ffn.store.aim_border(&self.plan, hot);
+        Ok(())
+    }
+
+    /// The plan for another budget. A peak of the past cannot be taken back and does not bind
+    /// the future.
+    fn replan(&self, bytes: u64) -> Result<MemoryPlan, Error> {
+        let needs = Needs {
+            process_peak: 0,
+            ..self.needs
+        };
+        Ok(needs.plan(bytes)?.limited_to(self.options.policy, &needs))
+    }
+
+    /// Most sequences at once.
+    pub fn most_sequences(&self) -> usize {
+        self.options.batch
+    }
+
+    /// Logits of one row of the last pass, `[vocab]`, where all rows were asked for and are no
+    /// more than there may be sequences.
+    pub(crate) fn row_logits(&self, row: usize) -> &[f32] {
+        self.decoder.row_logits(row)
     }
 
     /// Changes the budget between two calls of [`Engine::forward`]. A smaller one
@@ -226,12 +289,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
-        // A peak of the past cannot be taken back and does not bind the future.
-        let needs = Needs {
-            process_peak: 0,
-            ..self.needs
-        };
-        let plan = needs.plan(bytes)?;
+        let plan = self.replan(bytes)?;
         self.decoder.ffn.store.set_plan(&plan)?;
         self.plan = plan;
         Ok(())
@@ -310,6 +368,11 @@ impl Engine {
         self.decoder.weights.bytes_per_token()
     }
 
+    /// Which mechanisms are at work.
+    pub fn policy(&self) -> Policy {
+        self.options.policy
+    }
+
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.io_name()
@@ -318,6 +381,11 @@ impl Engine {
 
 /// Bytes of a thread's stack and allocator that a pool thread comes to touch.
 const PER_THREAD: u64 = 64 << 10;
+
+/// Most sequences at once. Few enough that all of them fit in one pass.
+pub const MAX_BATCH: usize = 64;
+
+const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
 
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
@@ -338,16 +406,18 @@ fn needs(
                 .into(),
         ));
     };
-    let position = PER_POSITION * o.context as u64;
-    // a candidate list of the sampler
-    let sampler = 12 * u64::from(c.vocab);
+    let (batch, rows) = (o.batch as u64, o.chunk.max(o.batch));
+    let position = PER_POSITION * o.context as u64 * batch;
+    // a candidate list of each sampler
+    let sampler = 12 * u64::from(c.vocab) * batch;
     let scratch = [
-        Scratch::bytes_for(c, o.chunk, o.threads),
-        Ffn::bytes_for(shape, o.chunk, o.threads, o.observe),
+        Scratch::bytes_for(c, rows, o.batch, o.threads),
+        Ffn::bytes_for(shape, rows, o.threads, o.observe),
         banks.io_bytes(),
         PER_THREAD * o.threads as u64,
         position,
         sampler,
+        o.reserve,
     ];
     let two_phases = match o.phases {
         Phases::Auto => costs.two_phases(CLUSTER),
@@ -358,7 +428,7 @@ fn needs(
         process,
         process_peak,
         fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
-        kv: kv_bytes(o, c),
+        kv: KvCache::bytes_for(o.kv, c, o.context).saturating_mul(batch),
         scratch: scratch.into_iter().fold(0, u64::saturating_add),
         gates: banks.gate_bytes(),
         gate_len: shape.format.gate_len() as u64,
@@ -366,9 +436,10 @@ fn needs(
         whole_slot: banks.slot_charge(Residency::Bundles),
         rest_slot: banks.slot_charge(Residency::GatesResident),
         neurons: banks.total(),
+        banks: banks.count as u64,
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
-        hot_clusters: temperature.hot_clusters.iter().map(|&n| u64::from(n)).sum(),
+        hot_clusters: count(&temperature.hot_clusters[o.batch - 1]),
         two_phases: !shape.dense && two_phases,
         min_slots: banks.min_slots(),
         gates_help: !shape.dense,
@@ -423,6 +494,12 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<Options, Error> {
             o.chunk
         )));
     }
+    if o.batch == 0 || o.batch > MAX_BATCH {
+        return Err(Error::Option(format!(
+            "{} sequences at once, expected 1 to {MAX_BATCH}",
+            o.batch
+        )));
+    }
     if !matches!(o.kv, DType::F16 | DType::F32) {
         return Err(Error::Option(format!(
             "key/value format {}, expected f16 or f32",
@@ -432,6 +509,7 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<Options, Error> {
     Ok(o)
 }
 
-fn kv_bytes(o: &Options, c: &ModelConfig) -> u64 {
-    KvCache::bytes_for(o.kv, c, o.context)
+/// Clusters of all banks.
+fn count(clusters: &[u32]) -> u64 {
+    clusters.iter().map(|&n| u64::from(n)).sum()
 }

@@ -2,8 +2,8 @@
 //!
 //! This crate knows activations: which neurons of a layer are needed for a
 //! token ([`ActiveSet`]), which ones a cheap look at the token says will fire
-//! ([`Predictor`], [`section`]), how such predictors are made ([`train`]), how often each
-//! neuron fires over a text ([`stats::ActivationStats`]) and the temperature order that
+//! ([`Predictor`], [`section`]), how such predictors are made ([`train`]), how neurons
+//! fire over a text ([`record`], [`stats::ActivationStats`]) and the order of neurons that
 //! follows from it ([`order`]). It knows nothing of residency or I/O; the engine joins the
 //! two.
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ mod low_rank;
 pub mod order;
 mod predict;
 mod quality;
+pub mod record;
 pub mod section;
 mod sign;
 pub mod stats;
