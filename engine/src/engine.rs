@@ -7,6 +7,7 @@ use std::time::Duration;
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::mem;
+use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
@@ -64,6 +65,10 @@ impl Engine {
         let sparsity = choice.sparsity;
         tracing::info!(mode = sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| sparsity == Sparsity::Predicted);
+        let tracer = match options.trace {
+            0 => Tracer::default(),
+            room => Arc::new(Trace::new(options.threads, room)).into(),
+        };
         let shape = FfnShape {
             format,
             neurons: c.ffn as usize,
@@ -75,7 +80,7 @@ impl Engine {
             },
             cut: 0.0,
         };
-        let (mut banks, source) = Banks::new(container, &c, &shape)?;
+        let (mut banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
         banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
         let temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
@@ -97,13 +102,16 @@ impl Engine {
         let weights = Weights::load(&banks.container, &c)?;
         let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
         let workers = Workers::new(options.threads, None);
+        if let Some(trace) = tracer.trace().cloned() {
+            workers.observe(move |thread, part| trace.around(thread, part));
+        }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let predictors = stored
             .map(|s| s.load(&banks.container, &c, rows))
             .transpose()?;
         let hot = temperature.hot_clusters[batch - 1].clone();
         let costs = (costs, gates_first);
-        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options)?;
+        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options, tracer.clone())?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
@@ -271,6 +279,11 @@ impl Engine {
         Ok(needs.plan(bytes)?.limited_to(self.options.policy, &needs))
     }
 
+    /// The record of what every thread and the device did, where the options ask for one.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.decoder.ffn.store.tracer().trace()
+    }
+
     /// Most sequences at once.
     pub fn most_sequences(&self) -> usize {
         self.options.batch
@@ -408,6 +421,8 @@ fn needs(
     };
     let (batch, rows) = (o.batch as u64, o.chunk.max(o.batch));
     let position = PER_POSITION * o.context as u64 * batch;
+    let lanes = o.threads as u64 + 2;
+    let trace = lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64;
     // a candidate list of each sampler
     let sampler = 12 * u64::from(c.vocab) * batch;
     let scratch = [
@@ -417,6 +432,7 @@ fn needs(
         PER_THREAD * o.threads as u64,
         position,
         sampler,
+        trace,
         o.reserve,
     ];
     let two_phases = match o.phases {

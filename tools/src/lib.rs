@@ -8,6 +8,8 @@
 pub mod atomic;
 pub mod bench_decode;
 pub mod bench_io;
+pub mod bench_timeline;
+pub mod chrome;
 pub mod cli;
 pub mod doctor;
 pub mod export;
@@ -108,6 +110,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
         cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

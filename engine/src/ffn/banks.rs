@@ -16,7 +16,15 @@ use crate::memory::Residency;
 
 /// Whole clusters that can be under way from flash at once: enough for the device
 /// to be busy while one is computed.
-pub(super) const STREAM: u32 = 4;
+const STREAM: u32 = 4;
+
+/// The same where long chunks of a prompt stream whole layers: a few for each thread to
+/// work on, and as many under way.
+const STREAM_PREFILL: u32 = 12;
+
+/// Tokens of a chunk from which on nearly every neuron of a layer is needed by some token
+/// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
+pub(super) const PREFILL: usize = 32;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {
@@ -32,6 +40,8 @@ pub(crate) struct Banks {
     pub dense: bool,
     /// Predictors name the neurons that are needed.
     pub predicts: bool,
+    /// Buffers for whole clusters on their way.
+    pub stream: u32,
 }
 
 impl Banks {
@@ -41,6 +51,7 @@ impl Banks {
         container: Container,
         c: &ModelConfig,
         shape: &FfnShape,
+        chunk: usize,
     ) -> Result<(Self, FileSource), Error> {
         let bad = |reason: String| Error::Bundles {
             path: container.path().to_path_buf(),
@@ -105,6 +116,11 @@ impl Banks {
             align,
             dense: shape.dense,
             predicts: false,
+            stream: if chunk >= PREFILL {
+                STREAM_PREFILL
+            } else {
+                STREAM
+            },
             container,
         };
         Ok((banks, source))
@@ -165,7 +181,7 @@ impl Banks {
             + ColdCache::overhead(0, self.total())
             + ColdCache::overhead(units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + Arena::charge(STREAM, self.stream_len())
+            + Arena::charge(self.stream, self.stream_len())
     }
 
     /// Bytes of a stream buffer: one whole cluster.

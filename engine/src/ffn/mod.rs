@@ -30,6 +30,7 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
+use crate::trace;
 use crate::policy::Overlap;
 use job::Job;
 use predict::Predictors;
@@ -53,6 +54,9 @@ pub const MAX_CHUNK: usize = 512;
 /// Bytes of partial sums that are filled before they are reduced: those of one
 /// token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
+
+/// Tokens of a pass that are decoded, of as many sequences, and not part of a prompt.
+const FEW: usize = 8;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
@@ -180,6 +184,8 @@ impl Ffn {
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
+        let layer = [u64::from(bank), 0];
+        self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -188,6 +194,7 @@ impl Ffn {
             self.sum_group(cpu, workers, input, first..end)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
+            self.store.tracer().section(&trace::REDUCE, layer);
             reduce(workers, partials, used, out);
         }
         self.store.end(&self.ids);
@@ -208,7 +215,7 @@ impl Ffn {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
-        self.store.begin(bank)?;
+        self.store.begin(bank, tokens)?;
         let features = input.features(residual);
         let predictor = match &mut self.predictors {
             Some(p) => {
@@ -363,7 +370,17 @@ impl Ffn {
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(ids, c);
+                        // Of a prompt only what its last token needed, or most of its tokens,
+                        // is likely to be needed soon; the rest would push everything else out.
+                        let gates = &self.gates;
+                        let recent = |n: u32| {
+                            let gates = &gates[n as usize * tokens..][..tokens];
+                            let fires = |g: &&f32| **g != 0.0;
+                            tokens <= FEW
+                                || gates[tokens - 1] != 0.0
+                                || 2 * gates.iter().filter(fires).count() >= tokens
+                        };
+                        self.store.release(ids, c, recent);
                         open -= 1;
                     }
                     Step::Gates => {

@@ -1,6 +1,6 @@
 //! Which clusters are hot, from the container's activation statistics.
 
-use emberflow_predictor::stats::ActivationStats;
+use emberflow_predictor::stats::{ActivationStats, BATCHES};
 
 use super::banks::Banks;
 use super::regions::hot_prefix;
@@ -17,6 +17,25 @@ pub(crate) struct Temperature {
 /// Share that is assumed without statistics: that of ReLU-fied models (ProSparse,
 /// TurboSparse) to the safe side.
 const UNKNOWN_SHARE: f64 = 0.2;
+
+/// The largest batches of up to `batch` tokens that the statistics counted: in how many each
+/// neuron of the bank fired, how many there were, and their tokens.
+fn measured<'a>(
+    stats: &'a ActivationStats,
+    counts: &'a [u64],
+    bank: usize,
+    batch: usize,
+) -> (&'a [u64], u64, usize) {
+    let larger = stats.profile.iter().flat_map(|profile| {
+        let sizes = BATCHES.iter().zip(profile.steps).enumerate();
+        sizes.filter_map(move |(i, (&size, steps))| {
+            let known = size <= batch && steps > 0;
+            let counts = profile.union(counts, bank, i).filter(|_| known)?;
+            Some((counts, steps, size))
+        })
+    });
+    larger.last().unwrap_or((counts, stats.tokens, 1))
+}
 
 impl Temperature {
     /// Reads the statistics section, for up to `batch` sequences at once. Without one no
@@ -37,7 +56,8 @@ impl Temperature {
         })?;
         let hot = |bank: usize, batch: usize| {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
-            hot_prefix(counts, stats.tokens, batch)
+            let (counts, passes, tokens) = measured(&stats, counts, bank, batch);
+            hot_prefix(counts, passes, batch as f64 / tokens as f64)
         };
         let of_batch = |batch| (0..banks.count).map(|bank| hot(bank, batch)).collect();
         let shares = stats.active_share();

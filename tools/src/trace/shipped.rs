@@ -28,7 +28,7 @@ impl Shipped {
         let wanted: Vec<u32> = match header.counts.is_empty() {
             true => vec![0; header.layers],
             false => (header.counts.iter())
-                .map(|counts| hot_prefix(counts, header.stats_tokens, 1))
+                .map(|counts| hot_prefix(counts, header.stats_tokens, 1.0))
                 .collect(),
         };
         let sum = wanted.iter().map(|&w| u64::from(w)).sum();

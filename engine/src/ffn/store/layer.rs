@@ -19,8 +19,10 @@ use emberflow_storage::cache::{Key, SlotId};
 use emberflow_storage::io::{Completion, Read};
 
 use super::super::CLUSTER;
+use super::super::banks::PREFILL;
 use super::{BATCH, NeuronStore};
 use crate::Error;
+use crate::trace::WAIT;
 use crate::policy::Keep;
 
 /// How a needed neuron of the cold region is held.
@@ -69,6 +71,8 @@ pub(super) struct Cluster {
 /// The bank being worked on.
 pub(super) struct Layer {
     pub bank: u32,
+    /// Many tokens are computed at once.
+    many: bool,
     /// The clusters named so far.
     pub clusters: Vec<Cluster>,
     /// By place.
@@ -90,6 +94,7 @@ impl Layer {
     pub fn new(neurons: usize, clusters: usize) -> Self {
         Self {
             bank: 0,
+            many: false,
             clusters: Vec::with_capacity(clusters),
             held: Vec::with_capacity(neurons),
             next: 0,
@@ -109,11 +114,12 @@ const STREAMED: u64 = 1 << 63;
 const HALF: u64 = 1 << 62;
 
 impl NeuronStore {
-    /// Starts a bank.
-    pub fn begin(&mut self, bank: u32) -> Result<(), Error> {
+    /// Starts a bank, for `tokens` tokens.
+    pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
         let layer = &mut self.layer;
         layer.bank = bank;
+        layer.many = tokens >= PREFILL;
         layer.clusters.clear();
         layer.held.clear();
         layer.ready.clear();
@@ -146,7 +152,9 @@ impl NeuronStore {
             } else if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.comes_whole(bank, c as u32) && self.promotes() {
+            } else if self.comes_whole(bank, c as u32)
+                || self.is_coming(bank, c as u32) && self.promotes()
+            {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -197,6 +205,32 @@ impl NeuronStore {
         self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c)
     }
 
+    /// Whether a cluster was read ahead.
+    fn is_coming(&self, bank: u32, c: u32) -> bool {
+        let arrived = &self.layer.arrived;
+        self.layer.coming.contains(&(bank, c)) || arrived.iter().any(|a| (a.0, a.1) == (bank, c))
+    }
+
+    /// Whether it can be said before the gates are known that a missing cluster will be
+    /// read as a whole: always in a scan, and for many tokens, of which some need nearly
+    /// every neuron.
+    fn will_come_whole(&self, bank: u32, c: u32) -> bool {
+        if self.scans || !self.layer.many || self.hot.wants(bank, c) {
+            return self.comes_whole(bank, c);
+        }
+        let neurons = self.banks.cluster_neurons(c as usize);
+        let missing = neurons
+            .filter(|&n| {
+                !self.cold.contains(Key {
+                    bank,
+                    neuron: n as u32,
+                })
+            })
+            .count();
+        // Some of them may not be needed after all.
+        self.policy.bundles() && self.costs.whole_cluster(missing / 2)
+    }
+
     /// Requests what the named clusters miss, in order, as far as memory allows.
     pub fn advance(&mut self, ids: &[u32]) -> Result<(), Error> {
         while self.layer.next < self.layer.clusters.len() {
@@ -207,7 +241,8 @@ impl NeuronStore {
             self.layer.next += 1;
             self.ready_if_complete(c);
         }
-        if self.scans && self.layer.next == self.banks.clusters() {
+        let certain = self.scans || self.layer.many;
+        if certain && self.layer.next == self.banks.clusters() {
             self.read_ahead()?;
         }
         self.submit()
@@ -301,7 +336,7 @@ impl NeuronStore {
         Ok(true)
     }
 
-    /// In a scan the next bank's clusters are needed for certain: reads the first
+    /// In a scan, or for many tokens, the next bank's clusters are needed for certain: reads the first
     /// missing ones while this bank is still computed, and attention after it.
     fn read_ahead(&mut self) -> Result<(), Error> {
         let bank = (self.layer.bank + 1) % self.banks.count as u32;
@@ -309,7 +344,7 @@ impl NeuronStore {
             let c = self.layer.ahead;
             self.layer.ahead += 1;
             let missing = !self.hot.contains(bank, c as u32);
-            if bank != self.layer.bank && missing && self.comes_whole(bank, c as u32) {
+            if bank != self.layer.bank && missing && self.will_come_whole(bank, c as u32) {
                 self.request_cluster(bank, c)?;
             }
         }
@@ -346,7 +381,9 @@ impl NeuronStore {
             return self.make_room(ids);
         }
         let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [u64::from(self.layer.bank), 0]);
         let waited = self.io.wait(&mut self.completions, 1);
+        drop(span);
         self.waited += start.elapsed();
         self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
         self.take_arrived(ids)
@@ -569,7 +606,7 @@ impl NeuronStore {
                     self.cold.abandon(Key { bank, neuron }, slot);
                 }
             }
-            self.release(ids, c as u32);
+            self.release(ids, c as u32, |_| false);
         }
         self.layer.ready.clear();
     }

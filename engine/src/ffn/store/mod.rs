@@ -19,8 +19,9 @@ use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
+use emberflow_storage::trace::{self, Kind, Tracer};
 
-use super::banks::{Banks, Part, STREAM};
+use super::banks::{Banks, Part};
 use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
@@ -103,6 +104,7 @@ pub(crate) struct NeuronStore {
     /// The first failure. What is in memory may be incomplete after it, so the
     /// store refuses to work on.
     failed: Option<String>,
+    tracer: Tracer,
 }
 
 impl NeuronStore {
@@ -116,10 +118,12 @@ impl NeuronStore {
         hot_wanted: Vec<u32>,
         (costs, gates_first): (ReadCosts, bool),
         options: &Options,
+        tracer: Tracer,
     ) -> Result<Self, Error> {
         let memory = region_memory(options.lock);
         let io = IoOptions {
             core: options.io_core,
+            trace: tracer.clone(),
             ..IoOptions::default()
         };
         let io = IoThread::spawn(source, options.io, io).map_err(emberflow_storage::Error::from)?;
@@ -133,8 +137,13 @@ impl NeuronStore {
             })
             .collect::<Result<_, emberflow_storage::Error>>()?;
         let part = banks.part(plan.residency);
-        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
+        let stream = Arena::new(
+            banks.stream,
+            banks.stream_len(),
+            banks.memory_align(),
+            memory,
+        )
+        .map_err(emberflow_storage::Error::from)?;
         let policy = options.policy;
         let mapped = match policy {
             Policy::Mmap => Some(banks.map()?),
@@ -165,6 +174,7 @@ impl NeuronStore {
             past_evictions: 0,
             waited: Duration::ZERO,
             failed: None,
+            tracer,
             banks,
         };
         store.adopt(plan)?;
@@ -265,6 +275,16 @@ impl NeuronStore {
             return 0.0;
         }
         emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
+    }
+
+    /// Where to record what is done.
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
+    /// Records from now on what the calling thread does for cluster `c` of the layer.
+    pub fn trace_cluster(&self, kind: &'static Kind, c: usize) -> Option<trace::Open<'_>> {
+        (self.tracer).open(kind, [u64::from(self.layer.bank), c as u64])
     }
 
     /// What the policy lets overlap.
