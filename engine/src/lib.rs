@@ -15,8 +15,8 @@
 mod attention;
 mod batch;
 pub mod bundle;
-mod counters;
 mod choice;
+mod counters;
 mod engine;
 mod error;
 mod ffn;

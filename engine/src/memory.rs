@@ -198,7 +198,11 @@ impl Needs {
         let half = self
             .clusters
             .saturating_mul(self.cluster_len(Residency::GatesResident) / 2);
-        let rest = if self.predicts { least.max(half) } else { least };
+        let rest = if self.predicts {
+            least.max(half)
+        } else {
+            least
+        };
         self.gates.saturating_add(rest)
     }
 

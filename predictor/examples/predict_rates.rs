@@ -19,7 +19,9 @@ use emberflow_predictor::{
 const BYTES: usize = 128 << 20;
 
 fn main() {
-    let mut numbers = std::env::args().skip(1).map(|a| a.parse().expect("a number"));
+    let mut numbers = std::env::args()
+        .skip(1)
+        .map(|a| a.parse().expect("a number"));
     let d: usize = numbers.next().unwrap_or(4096);
     let neurons: usize = numbers.next().unwrap_or(14336);
     let threads: usize = numbers.next().unwrap_or(2);
@@ -35,7 +37,9 @@ fn main() {
     let mut seed = 1u64;
     let mut bytes = |len: usize| -> SharedBytes {
         let mut next = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             // f16 scales stay finite
             (seed >> 56) as u8 & 0x3b
         };
@@ -87,7 +91,9 @@ fn measure(
     layers: &[Box<dyn Predictor>],
     gates: usize,
 ) {
-    let x: Vec<f32> = (0..d).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
+    let x: Vec<f32> = (0..d)
+        .map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0)
+        .collect();
     let mut quantized = Activations::default();
     cpu.quantize_activations(&x, 1, &mut quantized);
     let input = Features {

@@ -49,14 +49,7 @@ impl Predictor for CoarseGate {
 
     fn prepare(&self, _: Cpu, _: &Workers, _: Features<'_>, _: &mut Shared) {}
 
-    fn scores(
-        &self,
-        cpu: Cpu,
-        input: Features<'_>,
-        _: &Shared,
-        first: usize,
-        scores: &mut [f32],
-    ) {
+    fn scores(&self, cpu: Cpu, input: Features<'_>, _: &Shared, first: usize, scores: &mut [f32]) {
         let (tokens, d) = (input.tokens(), self.d);
         let (narrow, wide) = (two_bit_row_bytes(d), DType::Q4.row_bytes(d));
         let end = first + scores.len() / tokens;

@@ -261,7 +261,10 @@ impl Directory {
             next = next.saturating_add(entry.len);
             entries.push(entry);
         }
-        for (what, found) in [("all of its layers", len), ("its header", u64_at(header, 40))] {
+        for (what, found) in [
+            ("all of its layers", len),
+            ("its header", u64_at(header, 40)),
+        ] {
             if found != next as u64 {
                 return Err(SectionError::Length {
                     what,
@@ -312,7 +315,10 @@ impl Directory {
         let lens = part_lens(&entry.kind, self.d, self.neurons);
         let parts = self.parts(entry);
         for (part, len) in parts.iter().zip(lens) {
-            if bytes[part.end..part.start + padded(len)].iter().any(|&b| b != 0) {
+            if bytes[part.end..part.start + padded(len)]
+                .iter()
+                .any(|&b| b != 0)
+            {
                 return Err("padding is not zero".into());
             }
         }
@@ -414,7 +420,8 @@ fn layer_entry(
         0 if value == 0 => plain(Kind::None)?,
         1 if value as usize <= d => plain(Kind::Sign { limit: value })?,
         2 if value == 0 => {
-            let format = |code| DType::from_code(code).ok_or(format!("unknown block format {code}"));
+            let format =
+                |code| DType::from_code(code).ok_or(format!("unknown block format {code}"));
             if flags > 3 {
                 return Err(format!("unknown flags {flags:#x}"));
             }

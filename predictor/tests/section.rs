@@ -41,7 +41,10 @@ fn layers() -> Vec<NewLayer> {
     };
     vec![
         layer(Kind::None, vec![]),
-        layer(Kind::Sign { limit: 33 }, vec![filled(NEURONS * sign_bytes(D))]),
+        layer(
+            Kind::Sign { limit: 33 },
+            vec![filled(NEURONS * sign_bytes(D))],
+        ),
         layer(
             Kind::LowRank(spec()),
             vec![
@@ -128,16 +131,25 @@ fn lies_are_refused() {
         let mut bad = good.clone();
         bad[*at..*at + what.len()].copy_from_slice(what);
         let error = parse(&bad).expect_err(word).to_string();
-        assert!(error.contains(word), "{at}: {error:?} does not say {word:?}");
+        assert!(
+            error.contains(word),
+            "{at}: {error:?} does not say {word:?}"
+        );
     }
     let directory = parse(&good).expect("a section");
     let thresholds = good.len() - 64;
     let mut bad = good.clone();
     bad[thresholds..thresholds + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
-    assert!(directory.check(&bad).is_err(), "a threshold that is not a number");
+    assert!(
+        directory.check(&bad).is_err(),
+        "a threshold that is not a number"
+    );
     let mut bad = good.clone();
     bad[thresholds..thresholds + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
-    assert!(directory.check(&bad).is_ok(), "an infinite threshold means never");
+    assert!(
+        directory.check(&bad).is_ok(),
+        "an infinite threshold means never"
+    );
     let mut bad = good.clone();
     *bad.last_mut().expect("bytes") = 1;
     assert!(directory.check(&bad).is_err(), "padding");

@@ -112,7 +112,10 @@ fn designs_stand_in_the_order_of_what_they_know() {
         assert!(q.recall() > 0.95, "{q:?}");
     }
     assert!(sign.overhead() < 6.2, "{sign:?}");
-    assert!(coarse.overhead() < 0.6 * sign.overhead(), "{coarse:?} {sign:?}");
+    assert!(
+        coarse.overhead() < 0.6 * sign.overhead(),
+        "{coarse:?} {sign:?}"
+    );
 }
 
 #[test]

@@ -78,7 +78,10 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
     let container = open_container(&bundled).unwrap();
     for kind in ["coarse", "low-rank", "sign"] {
         let output = dir.path().join(format!("{kind}.ember"));
-        train(&["--kind", kind, "--tokens", "5120", "--floor", "0.9"], &output);
+        train(
+            &["--kind", kind, "--tokens", "5120", "--floor", "0.9"],
+            &output,
+        );
         assert!(!dir.path().join(format!("{kind}.ember.layers")).exists());
         let other = Container::open(&output).unwrap();
         assert_eq!(other.meta(), container.meta());
@@ -92,8 +95,16 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
             sparsity,
             ..roomy(tokens.len())
         };
-        let dense = bits(&all_logits(&mut open(&output, exact(Sparsity::Dense)), &tokens, 4));
-        let same = bits(&all_logits(&mut open(&output, exact(Sparsity::Exact)), &tokens, 4));
+        let dense = bits(&all_logits(
+            &mut open(&output, exact(Sparsity::Dense)),
+            &tokens,
+            4,
+        ));
+        let same = bits(&all_logits(
+            &mut open(&output, exact(Sparsity::Exact)),
+            &tokens,
+            4,
+        ));
         assert!(dense == same, "predictors must not touch exact mode");
         check_one_answer(&output, &tokens);
     }
@@ -165,7 +176,9 @@ fn imported_predictors_name_neurons_from_the_residual() {
     let mut state = 1u64;
     let mut random = |n: usize| -> Vec<f32> {
         let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             // eighths are the same in f16
             ((state >> 60) as f32 - 7.5) / 8.0
         };
@@ -219,7 +232,11 @@ fn imported_predictors_name_neurons_from_the_residual() {
 #[test]
 fn a_container_without_predictors_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    let path = packed(&fixtures().join("models").join("relu"), dir.path(), DType::Q8);
+    let path = packed(
+        &fixtures().join("models").join("relu"),
+        dir.path(),
+        DType::Q8,
+    );
     let model = Model::open(Container::open(&path).unwrap()).unwrap();
     match Engine::open(model, predicted(8)) {
         Err(e) => assert!(e.to_string().contains("train-predictor"), "{e}"),

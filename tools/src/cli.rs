@@ -636,7 +636,9 @@ fn parse_share(text: &str) -> Result<f64, String> {
 fn parse_percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 100.0 => Ok(v),
-        _ => Err(format!("{text:?} is not a percentage above 0 and up to 100")),
+        _ => Err(format!(
+            "{text:?} is not a percentage above 0 and up to 100"
+        )),
     }
 }
 

@@ -36,9 +36,7 @@ pub(crate) fn sign_differences(bytes: &[u8], stride: usize, x: &[u8], y: &mut [u
     for (r, y) in y.iter_mut().enumerate() {
         let row = &bytes[r * stride..r * stride + x.len()];
         let words = row.chunks_exact(WORD / 8).zip(x.chunks_exact(WORD / 8));
-        *y = words
-            .map(|(a, b)| (word(a) ^ word(b)).count_ones())
-            .sum();
+        *y = words.map(|(a, b)| (word(a) ^ word(b)).count_ones()).sum();
     }
 }
 

@@ -5,7 +5,10 @@ use proptest::prelude::*;
 
 #[test]
 fn bits_and_differences_of_a_hand_case() {
-    let (x, w) = ([1.0, -2.0, 0.0, -0.0, -1e-30], [-1.0, -1.0, 3.0, -1.0, -1.0]);
+    let (x, w) = (
+        [1.0, -2.0, 0.0, -0.0, -1e-30],
+        [-1.0, -1.0, 3.0, -1.0, -1.0],
+    );
     for cpu in Cpu::all() {
         let (mut xs, mut ws) = ([0xff; 8], [0xff; 8]);
         cpu.sign_bits(&x, &mut xs);

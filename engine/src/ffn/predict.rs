@@ -63,8 +63,7 @@ impl Stored {
         let len = container.predictor_len();
         let mut head = vec![0; (Directory::len_for(layers) as u64).min(len) as usize];
         container.peek_predictor(&mut head)?;
-        let directory =
-            Directory::parse(&head, len, layers, d, neurons).map_err(|e| bad(&e))?;
+        let directory = Directory::parse(&head, len, layers, d, neurons).map_err(|e| bad(&e))?;
         let kinds = directory.layers.iter().map(|l| l.kind);
         let shape = kinds.clone().map(|k| k.shared_shape(d));
         Ok(Self {
@@ -109,8 +108,9 @@ impl Stored {
             .into_iter()
             .zip(&mut formats)
             {
-                *format = DType::from_code(entry.dtype)
-                    .ok_or_else(|| bad(role, format!("has unknown block format {}", entry.dtype)))?;
+                *format = DType::from_code(entry.dtype).ok_or_else(|| {
+                    bad(role, format!("has unknown block format {}", entry.dtype))
+                })?;
                 let len = (rows as u64).checked_mul(format.row_bytes(cols) as u64);
                 if rank == 0 || entry.dims() != [rows as u64, cols as u64] || len != Some(entry.len)
                 {
@@ -140,9 +140,7 @@ impl Stored {
             predicts: vec![true; specs.len()],
             bytes: specs
                 .iter()
-                .map(|s| {
-                    Arena::charge(1, s.fc1_bytes()) + Arena::charge(1, s.fc2_bytes())
-                })
+                .map(|s| Arena::charge(1, s.fc1_bytes()) + Arena::charge(1, s.fc2_bytes()))
                 .sum(),
             shape: shapes.fold(SharedShape::default(), SharedShape::max),
             quality: None,
@@ -183,7 +181,12 @@ impl Stored {
     }
 
     /// Reads and checks the weights.
-    pub fn load(self, container: &Container, c: &ModelConfig, chunk: usize) -> Result<Predictors, Error> {
+    pub fn load(
+        self,
+        container: &Container,
+        c: &ModelConfig,
+        chunk: usize,
+    ) -> Result<Predictors, Error> {
         let layers = match &self.origin {
             Origin::Section(directory) => {
                 let mut slot = region(directory.len())?;
@@ -259,13 +262,7 @@ impl Predictors {
 
     /// Computes what all neurons of `bank` have in common. False where no predictor
     /// names its neurons.
-    pub fn prepare(
-        &mut self,
-        cpu: Cpu,
-        workers: &Workers,
-        bank: u32,
-        input: Features<'_>,
-    ) -> bool {
+    pub fn prepare(&mut self, cpu: Cpu, workers: &Workers, bank: u32, input: Features<'_>) -> bool {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => {
                 predictor.prepare(cpu, workers, input, &mut self.shared);

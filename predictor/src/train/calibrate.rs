@@ -25,7 +25,9 @@ impl Curve {
         let n = scores.len().max(1) as f64;
         let mean = scores.iter().map(|&s| f64::from(s)).sum::<f64>() / n;
         let square = |s: &f32| (f64::from(*s) - mean).powi(2);
-        let deviation = (scores.iter().map(square).sum::<f64>() / n).sqrt().max(1e-20);
+        let deviation = (scores.iter().map(square).sum::<f64>() / n)
+            .sqrt()
+            .max(1e-20);
         let (mean, deviation) = (mean as f32, deviation as f32);
         let (mut slope, mut offset) = (1.0f32, 0.0f32);
         for _ in 0..STEPS {
@@ -108,7 +110,11 @@ mod tests {
         // fires above 5, with scores that are off by up to 1
         let truth: Vec<f32> = (0..1000).map(|i| (i % 100) as f32 / 10.0).collect();
         let noise = |i: usize| ((i * 7919) % 1000) as f32 / 500.0 - 1.0;
-        let scores: Vec<f32> = truth.iter().enumerate().map(|(i, t)| t + noise(i)).collect();
+        let scores: Vec<f32> = truth
+            .iter()
+            .enumerate()
+            .map(|(i, t)| t + noise(i))
+            .collect();
         let curve = Curve::fit(&scores, |i| truth[i] > 5.0);
         assert!((curve.score(0.0) - 5.0).abs() < 0.2, "{curve:?}");
         assert!((curve.logit(curve.score(1.5)) - 1.5).abs() < 1e-3);

@@ -84,14 +84,20 @@ fn best_scale(group: &[f32]) -> f16 {
 
 /// The upper triangular `u` with `uᵀ u = inverse(covariance + damping)`, row-major.
 fn inverse_factor(d: usize, covariance: &[f32]) -> Vec<f32> {
-    let mean = (0..d).map(|i| f64::from(covariance[i * d + i])).sum::<f64>() / d as f64;
+    let mean = (0..d)
+        .map(|i| f64::from(covariance[i * d + i]))
+        .sum::<f64>()
+        / d as f64;
     let damping = (DAMPING * mean).max(1e-30);
     // `covariance = a aᵀ` with upper triangular `a`, from the last row up; then `u` is
     // the inverse of `a`.
     let mut a = vec![0.0f64; d * d];
     for j in (0..d).rev() {
         for i in (0..=j).rev() {
-            let (row_i, row_j) = (&a[i * d + j + 1..(i + 1) * d], &a[j * d + j + 1..(j + 1) * d]);
+            let (row_i, row_j) = (
+                &a[i * d + j + 1..(i + 1) * d],
+                &a[j * d + j + 1..(j + 1) * d],
+            );
             let known: f64 = row_i.iter().zip(row_j).map(|(x, y)| x * y).sum();
             let rest = f64::from(covariance[i * d + j]) - known;
             a[i * d + j] = if i == j {
@@ -157,7 +163,10 @@ mod tests {
         cpu.widen_two_bit(&rows, d, &mut wide);
         for (row, gate) in wide.chunks_exact(wide.len() / 2).zip(gate.chunks_exact(d)) {
             let mut values = vec![0.0; d];
-            cpu.dequantize(Row::inline(emberflow_kernels::DType::Q4, d, row), &mut values);
+            cpu.dequantize(
+                Row::inline(emberflow_kernels::DType::Q4, d, row),
+                &mut values,
+            );
             for (value, gate) in values.iter().zip(gate) {
                 assert!((value - gate).abs() < 1e-3, "{value} {gate}");
             }

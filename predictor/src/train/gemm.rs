@@ -77,7 +77,10 @@ pub(crate) fn orthonormalise(a: &mut [f32], cols: usize) {
 }
 
 fn norm(x: &[f32]) -> f32 {
-    x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt() as f32
+    x.iter()
+        .map(|v| f64::from(*v) * f64::from(*v))
+        .sum::<f64>()
+        .sqrt() as f32
 }
 
 #[cfg(test)]
@@ -88,7 +91,10 @@ mod tests {
     fn products_transposes_and_bases_of_a_hand_case() {
         let workers = Workers::new(2, None);
         let mut gemm = Gemm::new(Cpu::detect(), &workers);
-        let (a, b) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        let (a, b) = (
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            [1.0, 0.0, 1.0, 0.0, 1.0, 0.0],
+        );
         let mut c = [0.0; 4];
         gemm.product(3, &a, &b, &mut c);
         assert_eq!(c, [4.0, 2.0, 10.0, 5.0]);

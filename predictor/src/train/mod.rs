@@ -70,12 +70,7 @@ impl Design {
 
     /// The widest low-rank pair that takes at most `bytes`; `None` where not even one of
     /// 32 does.
-    pub fn low_rank_within(
-        bytes: usize,
-        d: usize,
-        neurons: usize,
-        dtype: DType,
-    ) -> Option<Self> {
+    pub fn low_rank_within(bytes: usize, d: usize, neurons: usize, dtype: DType) -> Option<Self> {
         let widest = (1..=d / 32).rev().map(|r| 32 * r);
         widest
             .map(|rank| Self::LowRank { rank, dtype })
@@ -238,7 +233,9 @@ impl<'a> Trainer<'a> {
             let mut gates = gates.to_vec();
             activate(&mut gates);
             let mut q = Quality::default();
-            gates.iter().for_each(|g| q.count(g.abs() >= threshold, true));
+            gates
+                .iter()
+                .for_each(|g| q.count(g.abs() >= threshold, true));
             *lock(&quality) += q;
         });
         let quality = quality.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -267,15 +264,20 @@ impl<'a> Trainer<'a> {
         let curves = curves.into_inner().unwrap_or_else(PoisonError::into_inner);
         let logit = |n: usize, score: f32| curves[n].map_or(score, |c: Curve| c.logit(score));
         let logits = Mutex::new(Vec::new());
-        self.score(scorer, layer, layer.texts.calibrate, &|first, gates, scores| {
-            let tokens = layer.texts.calibrate.len() / layer.d;
-            let pairs = gates.iter().zip(scores).enumerate();
-            let mut firing: Vec<f32> = pairs
-                .filter(|(_, (gate, _))| **gate > layer.fires_above)
-                .map(|(i, (_, &score))| logit(first + i / tokens, score))
-                .collect();
-            lock(&logits).append(&mut firing);
-        });
+        self.score(
+            scorer,
+            layer,
+            layer.texts.calibrate,
+            &|first, gates, scores| {
+                let tokens = layer.texts.calibrate.len() / layer.d;
+                let pairs = gates.iter().zip(scores).enumerate();
+                let mut firing: Vec<f32> = pairs
+                    .filter(|(_, (gate, _))| **gate > layer.fires_above)
+                    .map(|(i, (_, &score))| logit(first + i / tokens, score))
+                    .collect();
+                lock(&logits).append(&mut firing);
+            },
+        );
         let mut logits = logits.into_inner().unwrap_or_else(PoisonError::into_inner);
         let cut = cut_for(&mut logits, layer.recall);
         let score = |curve: &Option<Curve>| curve.map_or(cut, |c| c.score(cut));
@@ -286,18 +288,23 @@ impl<'a> Trainer<'a> {
     fn measure(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> Quality {
         let quality = Mutex::new(Quality::default());
         let tokens = layer.texts.measure.len() / layer.d;
-        self.score(predictor, layer, layer.texts.measure, &|first, gates, scores| {
-            let mut thresholds = vec![0.0; scores.len() / tokens.max(1)];
-            predictor.thresholds(self.cpu, first, &mut thresholds);
-            let mut q = Quality::default();
-            let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
-            for ((gates, scores), threshold) in rows.zip(&thresholds) {
-                for (gate, score) in gates.iter().zip(scores) {
-                    q.count(*gate > layer.fires_above, score >= threshold);
+        self.score(
+            predictor,
+            layer,
+            layer.texts.measure,
+            &|first, gates, scores| {
+                let mut thresholds = vec![0.0; scores.len() / tokens.max(1)];
+                predictor.thresholds(self.cpu, first, &mut thresholds);
+                let mut q = Quality::default();
+                let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
+                for ((gates, scores), threshold) in rows.zip(&thresholds) {
+                    for (gate, score) in gates.iter().zip(scores) {
+                        q.count(*gate > layer.fires_above, score >= threshold);
+                    }
                 }
-            }
-            *lock(&quality) += q;
-        });
+                *lock(&quality) += q;
+            },
+        );
         quality.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

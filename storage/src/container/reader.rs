@@ -287,7 +287,9 @@ impl Container {
 
     /// Length of the predictor section; 0 when there is none.
     pub fn predictor_len(&self) -> u64 {
-        self.superblock.sections[Section::Predictor as usize].extent.len
+        self.superblock.sections[Section::Predictor as usize]
+            .extent
+            .len
     }
 
     /// Reads the first bytes of the predictor section without its checksum, for sizes that are

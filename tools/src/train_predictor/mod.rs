@@ -162,9 +162,8 @@ fn train(
     let packed = Packed::new(container)?;
     let c = packed.config();
     let (all, d) = (c.layers as usize, c.d_model as usize);
-    let mut done: Vec<Option<(NewLayer, LayerReport)>> = (0..all)
-        .map(|l| report::load(&job.file(l), c))
-        .collect();
+    let mut done: Vec<Option<(NewLayer, LayerReport)>> =
+        (0..all).map(|l| report::load(&job.file(l), c)).collect();
     let resumed = done.iter().flatten().count();
     if resumed > 0 {
         tracing::info!(resumed, "layers of an earlier run");
@@ -256,7 +255,12 @@ fn make(
     }
     // the one that looks at the fewest neurons; what misses the floor only if all do
     made.sort_by(|(_, a), (_, b)| {
-        let key = |m: &Made| (m.layer.quality.recall() < args.floor, m.layer.quality.overhead());
+        let key = |m: &Made| {
+            (
+                m.layer.quality.recall() < args.floor,
+                m.layer.quality.overhead(),
+            )
+        };
         let (a, b) = (key(a), key(b));
         b.0.cmp(&a.0).then(b.1.total_cmp(&a.1))
     });

@@ -9,7 +9,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::Failure;
 
 /// Writes `output`, which appears when it is whole.
-pub fn with_predictors(container: &Container, output: &Path, section: &[u8]) -> Result<(), Failure> {
+pub fn with_predictors(
+    container: &Container,
+    output: &Path,
+    section: &[u8],
+) -> Result<(), Failure> {
     let g = *container.geometry();
     let spec = Spec {
         geometry: g,

@@ -299,7 +299,11 @@ pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
 pub(crate) fn widen_two_bit(cpu: Cpu, bytes: &[u8], n: usize, out: &mut [u8]) {
     let rows = bytes.len().checked_div(two_bit_row_bytes(n)).unwrap_or(0);
     check_len("bytes", bytes.len(), rows * two_bit_row_bytes(n));
-    check_len("out", out.len(), rows.saturating_mul(DType::Q4.row_bytes(n)));
+    check_len(
+        "out",
+        out.len(),
+        rows.saturating_mul(DType::Q4.row_bytes(n)),
+    );
     dispatch!(cpu, widen_two_bit(bytes, n, out))
 }
 

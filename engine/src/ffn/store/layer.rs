@@ -22,8 +22,8 @@ use super::super::CLUSTER;
 use super::super::banks::PREFILL;
 use super::{BATCH, NeuronStore};
 use crate::Error;
-use crate::trace::WAIT;
 use crate::policy::Keep;
+use crate::trace::WAIT;
 
 /// How a needed neuron of the cold region is held.
 pub(super) enum Held {
