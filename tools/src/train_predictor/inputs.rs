@@ -3,7 +3,7 @@
 use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
 
-use crate::cli::TrainPredictorArgs;
+use super::TrainPredictorArgs;
 use crate::{Failure, progress};
 
 /// Tokens of a window.

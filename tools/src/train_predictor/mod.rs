@@ -6,6 +6,7 @@
 //! so that a run that was stopped goes on where it was. Containers are immutable: the
 //! result is a new file, which appears when it is whole.
 
+mod args;
 mod inputs;
 mod report;
 mod rewrite;
@@ -21,9 +22,10 @@ use emberflow_storage::container::Container;
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::args::{PredictorArg, TrainPredictorArgs};
 use self::inputs::{Inputs, Windows};
 use self::report::{LayerReport, Trained};
-use crate::cli::{PredictorArg, SparsityArg, TrainPredictorArgs};
+use crate::cli::SparsityArg;
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
 use crate::{Failure, progress};

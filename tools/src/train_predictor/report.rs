@@ -11,7 +11,7 @@ use emberflow_storage::container::Container;
 use serde::{Deserialize, Serialize};
 
 use super::take_apart;
-use crate::cli::TrainPredictorArgs;
+use super::TrainPredictorArgs;
 use crate::{Failure, print_json, size};
 
 /// One predictor of one layer. Keys are a contract.
