@@ -72,7 +72,7 @@ pub(super) struct Cluster {
 pub(super) struct Layer {
     pub bank: u32,
     /// Many tokens are computed at once.
-    many: bool,
+    pub(super) many: bool,
     /// The clusters named so far.
     pub clusters: Vec<Cluster>,
     /// By place.
@@ -81,11 +81,11 @@ pub(super) struct Layer {
     next: usize,
     ready: Vec<u32>,
     /// Whole clusters of this bank or the next that nobody has claimed.
-    arrived: Vec<(u32, u32, Slot)>,
+    pub(super) arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters under way: bank and cluster.
-    coming: Vec<(u32, u32)>,
+    pub(super) coming: Vec<(u32, u32)>,
     /// Clusters of the next bank that were looked at for reading ahead.
-    ahead: usize,
+    pub(super) ahead: usize,
     /// Whether a cluster of this bank is on its way into the hot region.
     promoting: bool,
 }
@@ -200,37 +200,6 @@ impl NeuronStore {
         first || self.cold.slots() == 0
     }
 
-    /// Whether a missing cluster is read as a whole whichever neurons are needed.
-    fn comes_whole(&self, bank: u32, c: u32) -> bool {
-        self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c)
-    }
-
-    /// Whether a cluster was read ahead.
-    fn is_coming(&self, bank: u32, c: u32) -> bool {
-        let arrived = &self.layer.arrived;
-        self.layer.coming.contains(&(bank, c)) || arrived.iter().any(|a| (a.0, a.1) == (bank, c))
-    }
-
-    /// Whether it can be said before the gates are known that a missing cluster will be
-    /// read as a whole: always in a scan, and for many tokens, of which some need nearly
-    /// every neuron.
-    fn will_come_whole(&self, bank: u32, c: u32) -> bool {
-        if self.scans || !self.layer.many || self.hot.wants(bank, c) {
-            return self.comes_whole(bank, c);
-        }
-        let neurons = self.banks.cluster_neurons(c as usize);
-        let missing = neurons
-            .filter(|&n| {
-                !self.cold.contains(Key {
-                    bank,
-                    neuron: n as u32,
-                })
-            })
-            .count();
-        // Some of them may not be needed after all.
-        self.policy.bundles() && self.costs.whole_cluster(missing / 2)
-    }
-
     /// Requests what the named clusters miss, in order, as far as memory allows.
     pub fn advance(&mut self, ids: &[u32]) -> Result<(), Error> {
         while self.layer.next < self.layer.clusters.len() {
@@ -322,7 +291,7 @@ impl NeuronStore {
     }
 
     /// Requests a whole cluster. False when no buffer is free.
-    fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
+    pub(super) fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
         let Some(slot) = self.stream.take() else {
             return Ok(false);
         };
@@ -334,21 +303,6 @@ impl NeuronStore {
         self.layer.coming.push((bank, c as u32));
         self.request(Read::new(tag, offset, len, slot))?;
         Ok(true)
-    }
-
-    /// In a scan, or for many tokens, the next bank's clusters are needed for certain: reads the first
-    /// missing ones while this bank is still computed, and attention after it.
-    fn read_ahead(&mut self) -> Result<(), Error> {
-        let bank = (self.layer.bank + 1) % self.banks.count as u32;
-        while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
-            let c = self.layer.ahead;
-            self.layer.ahead += 1;
-            let missing = !self.hot.contains(bank, c as u32);
-            if bank != self.layer.bank && missing && self.will_come_whole(bank, c as u32) {
-                self.request_cluster(bank, c)?;
-            }
-        }
-        Ok(())
     }
 
     /// Adds a read to the batch; its buffer never grows.

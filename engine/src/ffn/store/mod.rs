@@ -6,6 +6,7 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod ahead;
 mod border;
 mod bytes;
 mod costs;
