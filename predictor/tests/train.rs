@@ -111,9 +111,10 @@ fn designs_stand_in_the_order_of_what_they_know() {
     for q in [sign, coarse] {
         assert!(q.recall() > 0.95, "{q:?}");
     }
+    // the element that is always 1 costs one group of each coarse row its scale
     assert!(sign.overhead() < 6.2, "{sign:?}");
     assert!(
-        coarse.overhead() < 0.6 * sign.overhead(),
+        coarse.overhead() < 0.75 * sign.overhead(),
         "{coarse:?} {sign:?}"
     );
 }

@@ -10,8 +10,8 @@ use emberflow_predictor::train::Made;
 use emberflow_storage::container::Container;
 use serde::{Deserialize, Serialize};
 
-use super::take_apart;
 use super::TrainPredictorArgs;
+use super::take_apart;
 use crate::{Failure, print_json, size};
 
 /// One predictor of one layer. Keys are a contract.
