@@ -82,7 +82,7 @@ impl Engine {
         };
         let (mut banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
         banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
-        let temperature = Temperature::read(&banks, options.batch)?;
+        let mut temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
         let mut needs = needs(&banks, &c, &shape, &options, &temperature, costs)?;
         let mut gates_first = true;
@@ -110,8 +110,17 @@ impl Engine {
             .map(|s| s.load(&banks.container, &c, rows))
             .transpose()?;
         let hot = temperature.hot_clusters[batch - 1].clone();
-        let costs = (costs, gates_first);
-        let store = NeuronStore::open(banks, source, &plan, hot, costs, &options, tracer.clone())?;
+        let rates = std::mem::take(&mut temperature.rates);
+        let tracer_of_store = tracer.clone();
+        let store = NeuronStore::open(
+            banks,
+            source,
+            &plan,
+            (hot, rates),
+            (costs, gates_first),
+            &options,
+            tracer_of_store,
+        )?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),

@@ -259,9 +259,13 @@ pub struct PackArgs {
     /// Format of embedding and head; default: q8 for q4 and q8, else the same.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,
-    /// Activation statistics; sorts neurons by temperature.
+    /// Activation statistics (from profile); orders neurons by temperature, and those that fire
+    /// together side by side.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// How statistics order neurons.
+    #[arg(long, value_enum, default_value = "coactivation")]
+    pub order: OrderArg,
     /// Bundle alignment; default: what direct I/O on the output's file system needs.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
@@ -274,6 +278,15 @@ pub struct PackArgs {
     /// Print one JSON object at the end.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Orders of neurons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderArg {
+    /// Hottest first; neurons of similar temperature that fire together are neighbours.
+    Coactivation,
+    /// Hottest first, nothing else.
+    Temperature,
 }
 
 /// Scale placement.

@@ -3,7 +3,7 @@
 
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
-use emberflow_storage::cache::ColdCache;
+use emberflow_storage::cache::{ColdCache, Policy};
 use emberflow_storage::container::Container;
 use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapped, Read};
 use emberflow_storage::limits::Limits;
@@ -25,6 +25,9 @@ const STREAM_PREFILL: u32 = 12;
 /// Tokens of a chunk from which on nearly every neuron of a layer is needed by some token
 /// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
 pub(super) const PREFILL: usize = 32;
+
+/// Who leaves the cold region.
+pub(super) const COLD: Policy = Policy::Lrfu;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {
@@ -178,8 +181,8 @@ impl Banks {
         let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
         let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
-            + ColdCache::overhead(0, self.total())
-            + ColdCache::overhead(units, self.total_clusters())
+            + ColdCache::overhead(COLD, 0, self.total())
+            + ColdCache::overhead(Policy::Lru, units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
             + Arena::charge(self.stream, self.stream_len())
     }
@@ -254,7 +257,8 @@ impl Banks {
 
     /// Bytes of a slot and of its bookkeeping.
     pub fn slot_charge(&self, residency: Residency) -> u64 {
-        self.slot_len(residency) + ColdCache::overhead(1, 0) - ColdCache::overhead(0, 0)
+        let slots = |n| ColdCache::overhead(COLD, n, 0);
+        self.slot_len(residency) + slots(1) - slots(0)
     }
 
     /// What a slot holds.

@@ -10,6 +10,8 @@ use crate::Error;
 pub(crate) struct Temperature {
     /// For batches of 1, 2, … sequences: the clusters at the start of each bank that are hot.
     pub hot_clusters: Vec<Vec<u32>>,
+    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    pub rates: Vec<Vec<f32>>,
     /// Mean share of neurons that fire.
     pub fire_share: f64,
 }
@@ -45,6 +47,7 @@ impl Temperature {
         if bytes.is_empty() {
             return Ok(Self {
                 hot_clusters: vec![vec![0; banks.count]; batch],
+                rates: Vec::new(),
                 fire_share: UNKNOWN_SHARE,
             });
         }
@@ -59,10 +62,16 @@ impl Temperature {
             let (counts, passes, tokens) = measured(&stats, counts, bank, batch);
             hot_prefix(counts, passes, batch as f64 / tokens as f64)
         };
+        let rate = |count: &u64| (*count as f64 / stats.tokens.max(1) as f64) as f32;
+        let rates = |bank: usize| {
+            let counts = stats.counts(bank as u32, 0).unwrap_or_default();
+            counts.iter().map(rate).collect()
+        };
         let of_batch = |batch| (0..banks.count).map(|bank| hot(bank, batch)).collect();
         let shares = stats.active_share();
         Ok(Self {
             hot_clusters: (1..=batch).map(of_batch).collect(),
+            rates: (0..banks.count).map(rates).collect(),
             fire_share: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
         })
     }

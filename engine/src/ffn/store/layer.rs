@@ -117,6 +117,9 @@ impl NeuronStore {
     /// Starts a bank, for `tokens` tokens.
     pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
+        if bank == 0 {
+            self.cold.tick();
+        }
         let layer = &mut self.layer;
         layer.bank = bank;
         layer.many = tokens >= PREFILL;

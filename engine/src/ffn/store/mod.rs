@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::cache::ColdCache;
+use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
 
-use super::banks::{Banks, Part};
+use super::banks::{Banks, COLD, Part};
 use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
@@ -116,7 +116,7 @@ impl NeuronStore {
         banks: Banks,
         source: FileSource,
         plan: &MemoryPlan,
-        hot_wanted: Vec<u32>,
+        (hot_wanted, rates): (Vec<u32>, Vec<Vec<f32>>),
         (costs, gates_first): (ReadCosts, bool),
         options: &Options,
         tracer: Tracer,
@@ -178,6 +178,11 @@ impl NeuronStore {
             tracer,
             banks,
         };
+        for (bank, rates) in (0..).zip(&rates) {
+            for (neuron, &rate) in (0..).zip(rates) {
+                store.cold.expect(Key { bank, neuron }, rate.into());
+            }
+        }
         store.adopt(plan)?;
         Ok(store)
     }
@@ -319,5 +324,6 @@ fn new_cold(banks: &Banks, part: &Part, memory: ArenaOptions) -> Result<ColdCach
     let len = banks.slot_len_of(part);
     let arena = Arena::with_limit(0, slots, len, banks.memory_align(), memory)
         .map_err(emberflow_storage::Error::from)?;
-    ColdCache::new(arena, &vec![banks.neurons as u32; banks.count]).ok_or_else(|| banks.too_many())
+    let sizes = vec![banks.neurons as u32; banks.count];
+    ColdCache::with_policy(arena, &sizes, COLD).ok_or_else(|| banks.too_many())
 }
