@@ -10,8 +10,11 @@ use emberflow_storage::mem;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
+use crate::choice::{Choice, choose};
 use crate::counters::Counters;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
+use crate::ffn::{
+    Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, StoredPredictors, Temperature,
+};
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs, Residency};
@@ -35,7 +38,9 @@ pub struct Engine {
     hot_clusters: Vec<Vec<u32>>,
     /// Sequences the plan was made for.
     batch: usize,
-    sparsity: Sparsity,
+    choice: Choice,
+    /// Recall of the predictors in use on the text they were measured on.
+    recall: Option<f64>,
     stop: Arc<AtomicBool>,
 }
 
@@ -49,21 +54,43 @@ impl Engine {
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
         let Model { container, text } = model;
         let c = text.config().clone();
-        let (options, sparsity) = check_options(options, &c)?;
+        let options = check_options(options, &c)?;
+        let format = NeuronFormat::of(&container, text.meta())?;
+        let stored = match options.sparsity {
+            Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, &c)?,
+            Sparsity::Dense | Sparsity::Exact => None,
+        };
+        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
+        let choice = choose(options.sparsity, &c, stored.as_ref(), gate_bytes)?;
+        let sparsity = choice.sparsity;
+        tracing::info!(mode = sparsity.name(), reason = %choice.reason, "sparsity");
+        let stored = stored.filter(|_| sparsity == Sparsity::Predicted);
         let tracer = match options.trace {
             0 => Tracer::default(),
             room => Arc::new(Trace::new(options.threads, room)).into(),
         };
         let shape = FfnShape {
-            format: NeuronFormat::of(&container, text.meta())?,
+            format,
             neurons: c.ffn as usize,
             kind: c.ffn_kind,
-            dense: sparsity == Sparsity::Dense,
+            // without zeros and without a cut nothing can be left out
+            dense: match &stored {
+                Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+                None => sparsity == Sparsity::Dense,
+            },
+            cut: 0.0,
         };
-        let (banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
+        let (mut banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
+        banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
         let mut temperature = Temperature::read(&banks, options.batch)?;
         let costs = banks.read_costs(options.io, temperature.fire_share);
-        let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
+        let mut needs = needs(&banks, &c, &shape, &options, &temperature, costs)?;
+        let mut gates_first = true;
+        if let Some(stored) = &stored {
+            needs.predictor = stored.memory(options.chunk.max(options.batch));
+            needs.predicts = banks.predicts;
+            gates_first = !banks.predicts || gates_first_of_wanted(options.phases, costs, stored);
+        }
         let budget = match options.budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&needs),
@@ -73,11 +100,15 @@ impl Engine {
         tracing::info!(?plan, ?needs, "memory plan");
 
         let weights = Weights::load(&banks.container, &c)?;
+        let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
         let workers = Workers::new(options.threads, None);
         if let Some(trace) = tracer.trace().cloned() {
             workers.observe(move |thread, part| trace.around(thread, part));
         }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
+        let predictors = stored
+            .map(|s| s.load(&banks.container, &c, rows))
+            .transpose()?;
         let hot = temperature.hot_clusters[batch - 1].clone();
         let rates = std::mem::take(&mut temperature.rates);
         let tracer_of_store = tracer.clone();
@@ -86,7 +117,7 @@ impl Engine {
             source,
             &plan,
             (hot, rates),
-            costs,
+            (costs, gates_first),
             &options,
             tracer_of_store,
         )?;
@@ -96,7 +127,13 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, rows),
                 scratch: Scratch::new(&c, rows, batch, options.threads),
-                ffn: Ffn::new(shape, store, rows, options.threads, options.observe),
+                ffn: Ffn::new(
+                    shape,
+                    store,
+                    predictors,
+                    (rows, options.threads),
+                    options.observe,
+                ),
                 weights,
                 times: Times::default(),
                 config: c,
@@ -107,7 +144,8 @@ impl Engine {
             plan,
             hot_clusters: temperature.hot_clusters,
             batch,
-            sparsity,
+            choice,
+            recall,
             stop: Arc::new(AtomicBool::new(false)),
         })
     }
@@ -300,7 +338,18 @@ impl Engine {
 
     /// The sparsity mode in use (never `Auto`).
     pub fn sparsity(&self) -> Sparsity {
-        self.sparsity
+        self.choice.sparsity
+    }
+
+    /// Why that mode.
+    pub fn sparsity_reason(&self) -> &str {
+        &self.choice.reason
+    }
+
+    /// Recall of the predictors in use, on the text that they were measured on when they
+    /// were made; `None` without predictors, or where nobody has measured it.
+    pub fn predictor_recall(&self) -> Option<f64> {
+        self.recall
     }
 
     /// Compute threads.
@@ -368,7 +417,6 @@ fn needs(
     c: &ModelConfig,
     shape: &FfnShape,
     o: &Options,
-    sparsity: Sparsity,
     temperature: &Temperature,
     costs: ReadCosts,
 ) -> Result<Needs, Error> {
@@ -417,10 +465,21 @@ fn needs(
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
         hot_clusters: count(&temperature.hot_clusters[o.batch - 1]),
-        two_phases: sparsity == Sparsity::Exact && two_phases,
+        two_phases: !shape.dense && two_phases,
         min_slots: banks.min_slots(),
-        gates_help: sparsity == Sparsity::Exact,
+        gates_help: !shape.dense,
+        predictor: 0,
+        predicts: false,
     })
+}
+
+/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
+fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
+    match phases {
+        Phases::One => false,
+        Phases::Two => true,
+        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
+    }
 }
 
 /// All that the model can use, within what the machine can safely give; where
@@ -438,7 +497,7 @@ fn auto_budget(needs: &Needs) -> u64 {
 }
 
 /// Resolves defaults and refuses what has no meaning.
-fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity), Error> {
+fn check_options(mut o: Options, c: &ModelConfig) -> Result<Options, Error> {
     if o.threads == 0 {
         o.threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(256));
     }
@@ -472,20 +531,7 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
             o.kv.name()
         )));
     }
-    let sparse = c.ffn_kind.activation.is_sparse();
-    let sparsity = match o.sparsity {
-        Sparsity::Auto if sparse => Sparsity::Exact,
-        Sparsity::Auto => Sparsity::Dense,
-        Sparsity::Exact if !sparse => {
-            return Err(Error::Option(format!(
-                "--sparsity exact needs an activation with exact zeros; this model uses {:?}: \
-                 use --sparsity dense",
-                c.ffn_kind.activation
-            )));
-        }
-        given => given,
-    };
-    Ok((o, sparsity))
+    Ok(o)
 }
 
 /// Clusters of all banks.

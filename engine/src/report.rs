@@ -148,13 +148,17 @@ pub struct Cache {
 }
 
 /// Which neurons were computed.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct SparsityReport {
-    /// `dense` or `exact`.
+    /// `dense`, `exact` or `predicted`.
     pub mode: &'static str,
+    /// Why that mode.
+    pub reason: String,
     /// Share of (neuron, token) pairs whose gate fired.
     pub active_share: f64,
-    /// Recall of the predictor; `null` without one.
+    /// Share of (neuron, token) pairs whose gate was computed.
+    pub looked_at_share: f64,
+    /// Recall of the predictors on the text they were measured on; `null` without.
     pub predictor_recall: Option<f64>,
 }
 
@@ -204,7 +208,7 @@ impl Report {
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),
                 kv: needs.kv,
-                predictor: 0,
+                predictor: needs.predictor,
                 scratch: needs.scratch,
                 ffn_resident_share: plan.ffn_resident_share(needs),
             },
@@ -232,8 +236,10 @@ impl Report {
             },
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
+                reason: engine.sparsity_reason().to_string(),
                 active_share: done.active_share(),
-                predictor_recall: None,
+                looked_at_share: done.looked_at_share(),
+                predictor_recall: engine.predictor_recall(),
             },
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
