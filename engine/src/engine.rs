@@ -13,7 +13,8 @@ use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
 use crate::counters::Counters;
 use crate::ffn::{
-    Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, StoredPredictors, Temperature,
+    Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
+    Temperature,
 };
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
@@ -372,6 +373,19 @@ impl Engine {
             head_ns: ns(times.head),
             ..self.decoder.ffn.counters()
         }
+    }
+
+    /// From the next pass on keeps which neurons each layer needs, for
+    /// [`Engine::replay_active`].
+    pub fn record_active(&mut self) {
+        self.decoder.ffn.oracle = Oracle::Recording(Vec::new());
+    }
+
+    /// From the next pass on takes the recorded active sets for granted instead of finding
+    /// them out: for the same tokens after the same context this is the time that a perfect
+    /// predictor which costs nothing would give.
+    pub fn replay_active(&mut self) {
+        self.decoder.ffn.oracle.replay();
     }
 
     /// Bytes per second at which the compute threads read the FFN weights that are in

@@ -446,6 +446,10 @@ pub struct BenchDecodeArgs {
     /// Tokens to decode at each context length.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub tokens: usize,
+    /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
+    /// perfect predictor without costs would give. Needs resident Gate rows.
+    #[arg(long)]
+    pub oracle: bool,
     /// Positions before the first token; their keys and values are made up.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
     pub contexts: Vec<usize>,

@@ -15,6 +15,7 @@ mod activation;
 mod banks;
 mod hot;
 mod job;
+mod oracle;
 mod predict;
 mod record;
 pub mod regions;
@@ -33,6 +34,7 @@ use crate::input::Input;
 use crate::policy::Overlap;
 use crate::trace;
 use job::Job;
+pub(crate) use oracle::Oracle;
 use predict::Predictors;
 use record::Record;
 use store::Step;
@@ -92,6 +94,8 @@ pub(crate) struct Ffn {
     gates: Vec<f32>,
     named: bool,
     predictors: Option<Predictors>,
+    /// Active sets that are known in advance, for measurements.
+    pub oracle: Oracle,
     partials: Vec<f32>,
     /// Clusters that are ready, and what each cluster of a group is to do now.
     ready: Vec<(u32, Step)>,
@@ -123,6 +127,7 @@ impl Ffn {
             gates: vec![0.0; gates],
             named: false,
             predictors,
+            oracle: Oracle::default(),
             partials: vec![0.0; partials],
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
@@ -180,13 +185,18 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
-        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
+        let gates = if self.named {
+            self.ids.len()
+        } else {
+            self.shape.neurons
+        };
+        self.bytes += (gates * self.shape.format.gate_len()) as u64;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
@@ -225,7 +235,8 @@ impl Ffn {
             None => None,
         };
         let known = self.store.gates_resident();
-        self.named = predictor.is_some();
+        let oracle = self.oracle.next();
+        self.named = predictor.is_some() || oracle.is_some();
         if !self.named {
             self.looked_at += (neurons * tokens) as u64;
         }
@@ -243,19 +254,21 @@ impl Ffn {
         } else {
             clusters
         };
-        let wanted = AtomicU64::new(0);
+        let (wanted, named) = (AtomicU64::new(0), self.named);
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
             let gates = &mut self.gates[low * tokens..high * tokens];
             let (shape, store) = (&self.shape, &self.store);
             workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
                 let first = low + c * CLUSTER;
-                if let Some(predictor) = predictor {
+                if let Some(set) = oracle {
+                    oracle::name(set, first, gates);
+                } else if let Some(predictor) = predictor {
                     predictor.predict(cpu, bank, features, first, gates);
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
-                if known && predictor.is_some() {
+                if known && named {
                     job::wanted_gates(cpu, shape, store, bank, first, input, gates);
                 } else if known {
                     job::resident_gates(cpu, shape, store, bank, first, input, gates);
@@ -277,6 +290,7 @@ impl Ffn {
             self.store.advance(&self.ids)?;
         }
         self.looked_at += wanted.into_inner();
+        self.oracle.keep(&self.ids, neurons);
         Ok(())
     }
 
