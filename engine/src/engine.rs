@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
+use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
+use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
 use crate::forward::{Decoder, FfnObserver};
 use crate::kv_cache::KvCache;
-use crate::memory::{MemoryPlan, Needs, Residency};
+use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
-use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::options::{Budget, Options, Sparsity};
+use crate::planner::{Plan, Planner};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -27,7 +29,8 @@ pub struct Engine {
     text: Text,
     options: Options,
     needs: Needs,
-    plan: MemoryPlan,
+    planner: Planner,
+    plan: Plan,
     sparsity: Sparsity,
     stop: Arc<AtomicBool>,
 }
@@ -40,34 +43,29 @@ impl Engine {
     /// A container that does not fit its own metadata, a failed read or
     /// checksum, or a budget below the smallest that works (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
-        let Model { container, text } = model;
+        let Parts {
+            text,
+            mut options,
+            sparsity,
+            shape,
+            banks,
+            source,
+            planner,
+        } = Parts::of(model, options)?;
         let c = text.config().clone();
-        let (options, sparsity) = check_options(options, &c)?;
-        let shape = FfnShape {
-            format: NeuronFormat::of(&container, text.meta())?,
-            neurons: c.ffn as usize,
-            kind: c.ffn_kind,
-            dense: sparsity == Sparsity::Dense,
-        };
-        let (banks, source) = Banks::new(container, &c, &shape)?;
-        let temperature = Temperature::read(&banks)?;
-        let costs = banks.read_costs(options.io, temperature.fire_share);
-        let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
-        let budget = match options.budget {
-            Budget::Bytes(bytes) => bytes,
-            Budget::Auto => auto_budget(&needs),
-            Budget::FfnShare(share) => needs.budget_for_share(share),
-        };
-        let plan = needs.plan(budget)?;
-        tracing::info!(?plan, ?needs, "memory plan");
+        let plan = planner.plan(planner.budget(options.budget))?;
+        tracing::info!(?plan, needs = ?planner.needs, "plan");
+        (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
+        options.io_core = plan.io_core;
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
+        let costs = planner.read_costs(&banks);
         let store = NeuronStore::open(
             banks,
             source,
-            &plan,
-            temperature.hot_clusters,
+            &plan.memory,
+            plan.hot_wanted.clone(),
             costs,
             &options,
         )?;
@@ -82,8 +80,9 @@ impl Engine {
                 config: c,
             },
             text,
+            needs: planner.needs_with(options.chunk),
             options,
-            needs,
+            planner,
             plan,
             sparsity,
             stop: Arc::new(AtomicBool::new(false)),
@@ -179,8 +178,8 @@ impl Engine {
             process_peak: 0,
             ..self.needs
         };
-        let plan = needs.plan(bytes)?;
-        self.decoder.ffn.store.set_plan(&plan)?;
+        let plan = self.planner.plan_with(bytes, &needs, self.options.chunk)?;
+        self.decoder.ffn.store.set_plan(&plan.memory)?;
         self.plan = plan;
         Ok(())
     }
@@ -195,7 +194,12 @@ impl Engine {
     }
 
     /// How the budget is divided.
-    pub fn plan(&self) -> &MemoryPlan {
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.plan.memory
+    }
+
+    /// The plan in use: the memory, the ways to read, and how fast that should be.
+    pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
@@ -230,64 +234,63 @@ impl Engine {
     }
 }
 
-/// Bytes of a thread's stack and allocator that a pool thread comes to touch.
-const PER_THREAD: u64 = 64 << 10;
-
-/// Bytes per position outside the KV cache: token lists, latencies, the report.
-const PER_POSITION: u64 = 48;
-
-fn needs(
-    banks: &Banks,
-    c: &ModelConfig,
-    shape: &FfnShape,
-    o: &Options,
+/// What a plan is made from and an engine is built of.
+struct Parts {
+    text: Text,
+    options: Options,
     sparsity: Sparsity,
-    temperature: &Temperature,
-    costs: ReadCosts,
-) -> Result<Needs, Error> {
-    // Without them the budget could not be kept.
-    let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
-        return Err(Error::Option(
-            "cannot read this process's own memory from /proc/self/status: a memory budget cannot \
-             be kept without it (is /proc mounted, and are there file descriptors left?)"
-                .into(),
-        ));
-    };
-    let position = PER_POSITION * o.context as u64;
-    // a candidate list of the sampler
-    let sampler = 12 * u64::from(c.vocab);
-    let scratch = [
-        Scratch::bytes_for(c, o.chunk, o.threads),
-        Ffn::bytes_for(shape, o.chunk, o.threads),
-        banks.io_bytes(),
-        PER_THREAD * o.threads as u64,
-        position,
-        sampler,
-    ];
-    let two_phases = match o.phases {
-        Phases::Auto => costs.two_phases(CLUSTER),
-        Phases::One => false,
-        Phases::Two => true,
-    };
-    Ok(Needs {
-        process,
-        process_peak,
-        fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
-        kv: kv_bytes(o, c),
-        scratch: scratch.into_iter().fold(0, u64::saturating_add),
-        gates: banks.gate_bytes(),
-        gate_len: shape.format.gate_len() as u64,
-        rest_len: shape.format.rest_len() as u64,
-        whole_slot: banks.slot_charge(Residency::Bundles),
-        rest_slot: banks.slot_charge(Residency::GatesResident),
-        neurons: banks.total(),
-        cluster: CLUSTER as u64,
-        clusters: banks.total_clusters(),
-        hot_clusters: temperature.hot_clusters.iter().map(|&n| u64::from(n)).sum(),
-        two_phases: sparsity == Sparsity::Exact && two_phases,
-        min_slots: banks.min_slots(),
-        gates_help: sparsity == Sparsity::Exact,
-    })
+    shape: FfnShape,
+    banks: Banks,
+    source: FileSource,
+    planner: Planner,
+}
+
+impl Parts {
+    fn of(model: Model, options: Options) -> Result<Self, Error> {
+        let Model { container, text } = model;
+        let (c, quant) = (text.config(), &text.meta().quant);
+        let sparsity = check_options(&options, c)?;
+        let shape = FfnShape {
+            format: NeuronFormat::of(&container, text.meta())?,
+            neurons: c.ffn as usize,
+            kind: c.ffn_kind,
+            dense: sparsity == Sparsity::Dense,
+        };
+        let (banks, source) = Banks::new(container, c, &shape)?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            n => n,
+        };
+        let planner = Planner::new(&banks, c, quant, &shape, &options, threads, sparsity)?;
+        Ok(Self {
+            text,
+            options,
+            sparsity,
+            shape,
+            banks,
+            source,
+            planner,
+        })
+    }
+}
+
+impl Planner {
+    /// The planner of an engine that would be opened, which needs no memory for weights.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], except for the budget.
+    pub fn open(model: Model, options: Options) -> Result<Self, Error> {
+        Ok(Parts::of(model, options)?.planner)
+    }
+
+    /// The bytes of a budget.
+    pub fn budget(&self, budget: Budget) -> u64 {
+        match budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
+            Budget::FfnShare(share) => self.needs.budget_for_share(share),
+        }
+    }
 }
 
 /// All that the model can use, within what the machine can safely give; where
@@ -304,14 +307,14 @@ fn auto_budget(needs: &Needs) -> u64 {
     safe.max(floor).min(full)
 }
 
-/// Resolves defaults and refuses what has no meaning.
-fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity), Error> {
-    if o.threads == 0 {
-        o.threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(256));
-    }
-    if o.threads > 256 {
+/// Most compute threads.
+const MAX_THREADS: usize = 256;
+
+/// Refuses what has no meaning, and resolves `Auto`.
+fn check_options(o: &Options, c: &ModelConfig) -> Result<Sparsity, Error> {
+    if o.threads > MAX_THREADS {
         return Err(Error::Option(format!(
-            "{} threads, expected at most 256",
+            "{} threads, expected at most {MAX_THREADS}",
             o.threads
         )));
     }
@@ -321,7 +324,7 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
             o.context, c.max_context
         )));
     }
-    if o.chunk == 0 || o.chunk > MAX_CHUNK {
+    if o.chunk > MAX_CHUNK {
         return Err(Error::Option(format!(
             "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
             o.chunk
@@ -346,9 +349,5 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
         }
         given => given,
     };
-    Ok((o, sparsity))
-}
-
-fn kv_bytes(o: &Options, c: &ModelConfig) -> u64 {
-    KvCache::bytes_for(o.kv, c, o.context)
+    Ok(sparsity)
 }

@@ -5,6 +5,7 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 
+pub mod bench_device;
 pub mod bench_io;
 pub mod cli;
 pub mod doctor;
@@ -14,6 +15,7 @@ pub mod model;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
+pub mod plan;
 pub mod progress;
 pub mod run;
 pub mod size;
@@ -97,6 +99,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
+        cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

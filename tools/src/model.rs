@@ -65,7 +65,7 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
         io_core: args.io_core,
         lock: args.lock,
         context,
-        chunk: args.chunk.into(),
+        chunk: args.chunk.unwrap_or(0).into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,

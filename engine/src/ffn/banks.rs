@@ -16,7 +16,7 @@ use crate::memory::Residency;
 
 /// Whole clusters that can be under way from flash at once: enough for the device
 /// to be busy while one is computed.
-pub(super) const STREAM: u32 = 4;
+pub(crate) const STREAM: u32 = 4;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {
@@ -209,14 +209,18 @@ impl Banks {
         part.slot_len(self.align)
     }
 
-    /// What reads of this container cost with an I/O engine.
-    pub fn read_costs(&self, io: EngineChoice, fire_share: f64) -> ReadCosts {
+    /// What reads from this container's device cost with an I/O engine.
+    pub fn read_cost(&self, io: EngineChoice) -> ReadCost {
+        let (file, path) = (self.container.file(), self.container.path());
+        ReadCost::for_file(file, path, io, Limits::PRODUCTION.depth)
+    }
+
+    /// What reads of its parts cost on a device.
+    pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
-        let cost = ReadCost::for_file(self.container.path(), io, Limits::PRODUCTION.depth);
-        tracing::info!(origin = %cost.origin(), "cost of reads");
-        let random = |len: u32| cost.read_ns(u64::from(len), Pattern::Random);
+        let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
         ReadCosts {
-            cluster: cost.read_ns(self.stream_len() as u64, Pattern::Sequential),
+            cluster: device.read_ns(self.stream_len() as u64, Pattern::Sequential),
             gate: random(g.gate_read()),
             rest: random(g.stride - g.rest_read()),
             fire_share,

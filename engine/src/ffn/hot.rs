@@ -111,7 +111,7 @@ impl HotRegion {
 
 /// Divides `units` clusters over the banks, in proportion to how many each wants.
 /// All wishes together may be more; `units` of all clusters fulfil any wish.
-pub(super) fn prefixes(units: u64, wanted: &[u32], clusters: u32) -> Vec<u32> {
+pub(crate) fn prefixes(units: u64, wanted: &[u32], clusters: u32) -> Vec<u32> {
     let all = u64::from(clusters) * wanted.len() as u64;
     if units >= all {
         return vec![clusters; wanted.len()];

@@ -16,7 +16,6 @@ mod banks;
 mod hot;
 mod job;
 mod store;
-mod temperature;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,10 +29,10 @@ use crate::input::Input;
 use job::Job;
 use store::Step;
 
-pub(crate) use banks::Banks;
+pub(crate) use banks::{Banks, STREAM};
+pub(crate) use hot::prefixes;
 pub(crate) use job::thread_floats;
 pub(crate) use store::{NeuronStore, ReadCosts};
-pub(crate) use temperature::Temperature;
 
 /// Neurons per cluster: one sequential read of about a megabyte for a 7B model,
 /// and few enough that one missing neuron holds up little.
@@ -48,7 +47,7 @@ const PARTIAL_BYTES: usize = 4 << 20;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
-const GATE_PIECES: usize = 4;
+pub(crate) const GATE_PIECES: usize = 4;
 
 /// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
 /// every thread busy.

@@ -1,0 +1,192 @@
+//! From an opened container, the options and the saved profiles to a [`Planner`].
+
+use emberflow_kernels::DType;
+use emberflow_models::config::ModelConfig;
+use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::mem;
+
+use super::cost::Shape;
+use super::firing::Firing;
+use super::rates::Rates;
+use super::{Planner, PredictorNeeds, chunks, cores};
+use crate::Error;
+use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts};
+use crate::kv_cache::KvCache;
+use crate::memory::{Needs, Residency};
+use crate::meta::Quant;
+use crate::options::{Options, Phases, Sparsity};
+use crate::scratch::Scratch;
+use crate::weights::Weights;
+
+/// Bytes of a thread's stack and allocator that a pool thread comes to touch.
+const PER_THREAD: u64 = 64 << 10;
+
+/// Bytes per position outside the KV cache: token lists, latencies, the report.
+const PER_POSITION: u64 = 48;
+
+impl Planner {
+    /// Reads what the plan depends on. `threads` is the number that computes at most.
+    pub(crate) fn new(
+        banks: &Banks,
+        c: &ModelConfig,
+        quant: &Quant,
+        ffn: &FfnShape,
+        options: &Options,
+        threads: usize,
+        sparsity: Sparsity,
+    ) -> Result<Self, Error> {
+        let firing = firing(banks)?;
+        let device = banks.read_cost(options.io);
+        let costs = banks.read_costs(&device, firing.share());
+        let scratch: Vec<(usize, u64)> = chunks(options.chunk, options.context)
+            .into_iter()
+            .map(|chunk| (chunk, scratch_bytes(banks, c, ffn, options, threads, chunk)))
+            .collect();
+        let least = scratch.first().map_or(0, |s| s.1);
+        let needs = needs(banks, c, ffn, options, sparsity, &firing, costs, least)?;
+        let rates = Rates::saved()
+            .unwrap_or_else(|| Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32)));
+        tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
+        Ok(Self {
+            needs,
+            scratch,
+            shape: shape(banks, c, quant, ffn, options),
+            firing: if ffn.dense {
+                Firing::always(banks.count, banks.neurons)
+            } else {
+                firing
+            },
+            rates,
+            device,
+            threads,
+            threads_fixed: options.threads != 0,
+            context: options.context,
+            phases_fixed: options.phases != Phases::Auto,
+            predictor: PredictorNeeds::default(),
+            io_core: options.io_core.or_else(|| cores::io_core(threads)),
+        })
+    }
+
+    /// What reads cost, for the choices that are made while the model runs.
+    pub(crate) fn read_costs(&self, banks: &Banks) -> ReadCosts {
+        banks.read_costs(&self.device, self.firing.share())
+    }
+}
+
+/// The statistics section as frequencies.
+fn firing(banks: &Banks) -> Result<Firing, Error> {
+    let bytes = banks.container.read_stats()?;
+    if bytes.is_empty() {
+        return Ok(Firing::unknown(banks.count, banks.neurons));
+    }
+    let stats = ActivationStats::parse(&bytes, banks.count, 1, banks.neurons).map_err(|e| {
+        Error::Bundles {
+            path: banks.container.path().to_path_buf(),
+            reason: e.to_string(),
+        }
+    })?;
+    let counts = (0..banks.count).map(|b| stats.counts(b as u32, 0).unwrap_or_default());
+    Ok(Firing::from_counts(counts, stats.tokens, None))
+}
+
+fn shape(banks: &Banks, c: &ModelConfig, quant: &Quant, ffn: &FfnShape, o: &Options) -> Shape {
+    let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
+    let attention = dtype(&quant.attention);
+    let d = c.d_model as usize;
+    let q = c.heads as usize * c.head_dim as usize;
+    let kv = c.kv_heads as usize * c.head_dim as usize;
+    let bytes = (q + 2 * kv) * attention.row_bytes(d) + d * attention.row_bytes(q);
+    let g = banks.container.geometry();
+    let positions = o.context.max(1) as u64;
+    let kv_bytes = KvCache::bytes_for(o.kv, c, o.context) / u64::from(c.layers.max(1)) / positions;
+    Shape {
+        layers: banks.count,
+        d,
+        vocab: c.vocab as usize,
+        neurons: banks.neurons,
+        ffn: ffn.format.dtype,
+        attention,
+        head: dtype(&quant.embedding),
+        attention_rows: (q + 2 * kv + d) as f64,
+        attention_bytes: bytes as f64,
+        kv_bytes: kv_bytes as f64,
+        gate_len: ffn.format.gate_len() as f64,
+        rest_len: ffn.format.rest_len() as f64,
+        gate_read: g.gate_read().into(),
+        rest_read: (g.stride - g.rest_read()).into(),
+        cluster_read: banks.stream_len() as u64,
+        dense: ffn.dense,
+    }
+}
+
+/// Bytes of working memory for chunks of `chunk` tokens.
+fn scratch_bytes(
+    banks: &Banks,
+    c: &ModelConfig,
+    shape: &FfnShape,
+    o: &Options,
+    threads: usize,
+    chunk: usize,
+) -> u64 {
+    let parts = [
+        Scratch::bytes_for(c, chunk, threads),
+        Ffn::bytes_for(shape, chunk, threads),
+        banks.io_bytes(),
+        PER_THREAD * threads as u64,
+        PER_POSITION * o.context as u64,
+        // a candidate list of the sampler
+        12 * u64::from(c.vocab),
+    ];
+    parts.into_iter().fold(0, u64::saturating_add)
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is a part of the sum")]
+fn needs(
+    banks: &Banks,
+    c: &ModelConfig,
+    shape: &FfnShape,
+    o: &Options,
+    sparsity: Sparsity,
+    firing: &Firing,
+    costs: ReadCosts,
+    scratch: u64,
+) -> Result<Needs, Error> {
+    // Without them the budget could not be kept.
+    let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
+        return Err(Error::Option(
+            "cannot read this process's own memory from /proc/self/status: a memory budget cannot \
+             be kept without it (is /proc mounted, and are there file descriptors left?)"
+                .into(),
+        ));
+    };
+    let two_phases = match o.phases {
+        Phases::Auto => costs.two_phases(CLUSTER),
+        Phases::One => false,
+        Phases::Two => true,
+    };
+    let hot = |bank| match firing.measured {
+        true => u64::from(firing.hot_prefix(bank, CLUSTER, super::HOT, 1)),
+        false => 0,
+    };
+    Ok(Needs {
+        process,
+        process_peak,
+        fixed: Weights::bytes_for(&banks.container),
+        scales: banks.resident_scales(),
+        predictor: 0,
+        kv: KvCache::bytes_for(o.kv, c, o.context),
+        scratch,
+        gates: banks.gate_bytes(),
+        gate_len: shape.format.gate_len() as u64,
+        rest_len: shape.format.rest_len() as u64,
+        whole_slot: banks.slot_charge(Residency::Bundles),
+        rest_slot: banks.slot_charge(Residency::GatesResident),
+        neurons: banks.total(),
+        cluster: CLUSTER as u64,
+        clusters: banks.total_clusters(),
+        hot_clusters: (0..banks.count).map(hot).sum(),
+        two_phases: sparsity == Sparsity::Exact && two_phases,
+        min_slots: banks.min_slots(),
+        gates_help: sparsity == Sparsity::Exact,
+    })
+}

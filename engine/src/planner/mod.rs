@@ -1,0 +1,386 @@
+//! The plan: what a model, a machine and a budget make of each other.
+//!
+//! Statistics of the model × profile of the machine × budget give the division of the memory, the
+//! ways to read, thread counts, the chunk of a prompt, and how fast that will be (PowerInfer-2 §5).
+//! [`Planner::plan`] is a pure function of what [`Planner`] holds; several ways to divide the memory
+//! are weighed by the speed that [`cost`] expects of them. The arithmetic of bytes is
+//! [`crate::memory`]'s.
+
+pub mod cores;
+pub mod cost;
+pub mod firing;
+mod inputs;
+pub mod measure;
+pub mod rates;
+
+use emberflow_storage::profile::{Origin, ReadCost};
+use serde::Serialize;
+
+use crate::Error;
+use crate::ffn::{CLUSTER, STREAM, prefixes};
+use crate::memory::{MemoryPlan, Needs, Residency};
+use cost::{Forecast, Pass, Shape};
+use firing::Firing;
+use rates::Rates;
+
+/// A cluster is hot when its neurons fire for at least this share of tokens. An LRU cache would
+/// keep such neurons anyway; here they cost no look-up each, and a miss costs one sequential read
+/// instead of many.
+const HOT: f64 = 0.5;
+
+/// Batches whose hot cut is told.
+const BATCHES: [usize; 4] = [1, 2, 4, 8];
+
+/// Chunks of prompt tokens to choose from.
+const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
+
+/// A longer chunk may cost this share of the memory for neurons: it makes prompts much faster, and
+/// every token after them a little slower.
+const CHUNK_SHARE: f64 = 1.0 / 32.0;
+
+/// Another way than the usual one has to promise this much more speed: forecasts are that exact.
+const WORTH: f64 = 1.1;
+
+/// What a predictor of firing neurons takes and gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PredictorNeeds {
+    /// Bytes of its weights, all layers.
+    pub bytes: u64,
+    /// Nanoseconds per token, all layers.
+    pub ns_per_token: f64,
+    /// Layers that are predicted; the others are computed exactly.
+    pub layers: u32,
+}
+
+/// All that a plan depends on, except the budget.
+#[derive(Debug, Clone)]
+pub struct Planner {
+    /// Sizes, with the scratch memory of the shortest chunk.
+    pub(crate) needs: Needs,
+    /// Chunks to choose from, ascending, and their scratch memory.
+    pub(crate) scratch: Vec<(usize, u64)>,
+    pub(crate) shape: Shape,
+    pub(crate) firing: Firing,
+    pub(crate) rates: Rates,
+    pub(crate) device: ReadCost,
+    /// Most threads that compute, and whether that many are wanted for certain.
+    pub(crate) threads: usize,
+    pub(crate) threads_fixed: bool,
+    /// Positions there will be.
+    pub(crate) context: usize,
+    /// Whether the ways to read may be chosen.
+    pub(crate) phases_fixed: bool,
+    pub(crate) predictor: PredictorNeeds,
+    /// The core for the I/O thread, where one is better than others.
+    pub(crate) io_core: Option<usize>,
+}
+
+/// Clusters that are hot for a batch of some size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HotCut {
+    /// Tokens of the batch.
+    pub batch: usize,
+    /// Hot clusters of all layers, and those the budget holds.
+    pub clusters: u64,
+    /// See `clusters`.
+    pub resident: u64,
+    /// Share of all clusters that is hot.
+    pub share: f64,
+}
+
+/// One model on one machine under one budget.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// How the memory is divided.
+    #[serde(serialize_with = "ledger")]
+    pub memory: MemoryPlan,
+    /// Share of the FFN's weights in memory.
+    pub ffn_resident_share: f64,
+    /// Whether Gate rows stay in memory.
+    pub gates_resident: bool,
+    /// Reads per neuron that is not resident: 1, or 2 with its Gate part first.
+    pub reads_per_bundle: u32,
+    /// Hot clusters at the start of each layer.
+    #[serde(skip)]
+    pub hot_wanted: Vec<u32>,
+    /// By size of the batch.
+    pub hot_cut: Vec<HotCut>,
+    /// Bytes of a read of one neuron.
+    pub random_read_bytes: u64,
+    /// Bytes of a read of a cluster.
+    pub sequential_read_bytes: u64,
+    /// Clusters that can be under way at once.
+    pub stream_buffers: u32,
+    /// Clusters of the next layer that are read ahead, beside attention.
+    pub prefetch_clusters: u32,
+    /// Threads that compute.
+    pub compute_threads: usize,
+    /// Core of the I/O thread; `null` where the system chooses.
+    pub io_core: Option<usize>,
+    /// Prompt tokens computed at once.
+    pub chunk: usize,
+    /// The predictor; no bytes without one.
+    pub predictor: PredictorNeeds,
+    /// Decoding in the middle of the context.
+    pub decode: Forecast,
+    /// Prompts.
+    pub prefill: Forecast,
+    /// What the forecast rests on.
+    pub basis: Basis,
+}
+
+/// What a forecast rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Basis {
+    /// Whether the machine was measured.
+    pub machine_measured: bool,
+    /// Whether the storage device was measured.
+    pub device_measured: bool,
+    /// Where the device's numbers come from, in words.
+    pub device: String,
+    /// Whether the model has activation statistics.
+    pub statistics: bool,
+}
+
+impl Basis {
+    /// Whether nothing was assumed.
+    pub fn all_measured(&self) -> bool {
+        self.machine_measured && self.device_measured && self.statistics
+    }
+}
+
+fn ledger<S: serde::Serializer>(plan: &MemoryPlan, s: S) -> Result<S::Ok, S::Error> {
+    let budget = [("budget_bytes", plan.budget())];
+    let entries = plan.ledger.entries().iter().copied();
+    s.collect_map(budget.into_iter().chain(entries))
+}
+
+/// A way to divide the memory.
+#[derive(Clone, Copy)]
+struct Way {
+    gates_help: bool,
+    two_phases: bool,
+}
+
+impl Planner {
+    /// Sizes of everything that is held, with the shortest chunk.
+    pub fn needs(&self) -> &Needs {
+        &self.needs
+    }
+
+    /// The smallest budget that works.
+    pub fn smallest_budget(&self) -> u64 {
+        self.needs.smallest_budget()
+    }
+
+    /// The budget that holds the whole model, with the longest chunk.
+    pub fn full_budget(&self) -> u64 {
+        self.needs_with(self.longest_chunk()).full_budget()
+    }
+
+    /// The longest chunk there is to choose.
+    pub(crate) fn longest_chunk(&self) -> usize {
+        self.scratch.last().map_or(1, |s| s.0)
+    }
+
+    /// The same with the scratch memory of a chunk.
+    pub(crate) fn needs_with(&self, chunk: usize) -> Needs {
+        let scratch = self.scratch.iter().find(|s| s.0 == chunk);
+        Needs {
+            scratch: scratch.map_or(self.needs.scratch, |s| s.1),
+            ..self.needs
+        }
+    }
+
+    /// Plans for `budget`.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], which names the smallest that works.
+    pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
+        let (chunk, needs) = self.chunk(budget)?;
+        self.plan_with(budget, &needs, chunk)
+    }
+
+    /// The longest chunk that the budget can well afford, and the sizes with it.
+    fn chunk(&self, budget: u64) -> Result<(usize, Needs), Error> {
+        let least = self.needs.plan(budget)?;
+        let cache: u64 = ["gates", "hot", "cold"]
+            .iter()
+            .map(|what| least.ledger.held(what))
+            .sum();
+        let spare = budget.saturating_sub(self.needs.full_budget());
+        let most = spare.max((cache as f64 * CHUNK_SHARE) as u64);
+        let mut best = None;
+        for &(chunk, scratch) in &self.scratch {
+            let needs = Needs {
+                scratch,
+                ..self.needs
+            };
+            let fits = scratch.saturating_sub(self.needs.scratch) <= most;
+            let same = |plan: &MemoryPlan| plan.residency == least.residency;
+            if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
+                best = Some((chunk, needs));
+            }
+        }
+        let first = self.scratch.first().map_or(1, |c| c.0);
+        Ok(best.unwrap_or((first, self.needs)))
+    }
+
+    /// Plans for `budget` with a chunk that is settled and the sizes that go with it.
+    pub(crate) fn plan_with(
+        &self,
+        budget: u64,
+        needs: &Needs,
+        chunk: usize,
+    ) -> Result<Plan, Error> {
+        let usual = Way {
+            gates_help: needs.gates_help,
+            two_phases: needs.two_phases,
+        };
+        let mut best = self.consider(budget, needs, usual, chunk)?;
+        if !self.phases_fixed && !self.shape.dense && best.ffn_resident_share < 1.0 {
+            for (gates_help, two_phases) in [(false, false), (false, true)] {
+                let way = Way {
+                    gates_help,
+                    two_phases,
+                };
+                let Ok(other) = self.consider(budget, needs, way, chunk) else {
+                    continue;
+                };
+                if other.decode.tokens_per_s > WORTH * best.decode.tokens_per_s {
+                    best = other;
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    fn consider(&self, budget: u64, needs: &Needs, way: Way, chunk: usize) -> Result<Plan, Error> {
+        let memory = Needs {
+            gates_help: way.gates_help,
+            two_phases: way.two_phases,
+            ..*needs
+        }
+        .plan(budget)?;
+        let gates_resident = memory.residency == Residency::GatesResident;
+        let scan = self.shape.dense || !gates_resident;
+        let wanted = self.hot_wanted(1);
+        let (first, hot_wanted) = self.first_cold(&memory, scan, wanted);
+        let forecast = |threads: usize, tokens| {
+            let rates = self.rates.with_threads(threads)?;
+            let pass = Pass {
+                shape: &self.shape,
+                firing: &self.firing,
+                rates,
+                check_gb_per_s: self.rates.check_gb_per_s,
+                lookup_ns: self.rates.lookup_ns,
+                element_ns: self.rates.element_ns,
+                cores: f64::from(self.rates.machine.cores.max(1)),
+                device: &self.device,
+                predictor_ns: self.predictor.ns_per_token,
+                two_phases: way.two_phases && memory.slots > 0,
+            };
+            let before = if tokens > 1 { 0 } else { self.context / 2 };
+            Some((pass.forecast(&memory, &first, tokens, before), threads))
+        };
+        let counts = (self.rates.threads.iter())
+            .map(|t| t.threads as usize)
+            .filter(|&n| n < self.threads && !self.threads_fixed);
+        let mut decode = forecast(self.threads, 1);
+        for fewer in counts {
+            let Some(other) = forecast(fewer, 1) else {
+                continue;
+            };
+            if decode.is_none_or(|d| other.0.tokens_per_s > WORTH * d.0.tokens_per_s) {
+                decode = Some(other);
+            }
+        }
+        let (decode, compute_threads) = decode.ok_or_else(|| no_rates(&self.rates))?;
+        let (prefill, _) =
+            forecast(compute_threads, chunk.max(2)).ok_or_else(|| no_rates(&self.rates))?;
+        let clusters = needs.clusters.max(1);
+        let cut = |batch: usize| {
+            let hot: u64 = self.hot_wanted(batch).iter().map(|&n| u64::from(n)).sum();
+            let hot = if scan { clusters } else { hot };
+            HotCut {
+                batch,
+                clusters: hot,
+                resident: hot.min(memory.hot_clusters),
+                share: hot as f64 / clusters as f64,
+            }
+        };
+        let random = if gates_resident {
+            self.shape.rest_read
+        } else {
+            self.shape.gate_read
+        };
+        let prefetch = scan && !way.two_phases && memory.hot_clusters < needs.clusters;
+        Ok(Plan {
+            ffn_resident_share: memory.ffn_resident_share(needs),
+            gates_resident,
+            reads_per_bundle: if gates_resident || memory.slots == 0 { 1 } else { 2 },
+            hot_wanted,
+            hot_cut: BATCHES.map(cut).to_vec(),
+            random_read_bytes: random,
+            sequential_read_bytes: self.shape.cluster_read,
+            stream_buffers: STREAM,
+            prefetch_clusters: if prefetch { STREAM } else { 0 },
+            compute_threads,
+            io_core: self.io_core,
+            chunk,
+            predictor: self.predictor,
+            decode,
+            prefill,
+            basis: Basis {
+                machine_measured: self.rates.measured,
+                device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
+                device: self.device.origin().to_string(),
+                statistics: self.firing.measured,
+            },
+            memory,
+        })
+    }
+
+    /// Hot clusters at the start of each layer for batches of some size.
+    fn hot_wanted(&self, batch: usize) -> Vec<u32> {
+        let bank = |b| match self.firing.measured {
+            true => self.firing.hot_prefix(b, CLUSTER, HOT, batch),
+            false => 0,
+        };
+        (0..self.firing.banks.len()).map(bank).collect()
+    }
+
+    /// First neuron of each layer outside the hot region, and the clusters before it that are
+    /// wanted there.
+    fn first_cold(
+        &self,
+        memory: &MemoryPlan,
+        scan: bool,
+        wanted: Vec<u32>,
+    ) -> (Vec<usize>, Vec<u32>) {
+        let clusters = self.shape.neurons.div_ceil(CLUSTER) as u32;
+        let all = vec![clusters; wanted.len()];
+        let prefix = prefixes(memory.hot_clusters, if scan { &all } else { &wanted }, clusters);
+        let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
+        (prefix.iter().map(neuron).collect(), wanted)
+    }
+}
+
+fn no_rates(rates: &Rates) -> Error {
+    Error::Option(format!(
+        "the profile of this machine has {} thread counts; measure again with `emberflow bench device`",
+        rates.threads.len()
+    ))
+}
+
+/// Chunks to choose from, up to `context` tokens: `chosen` alone where it is not 0.
+pub(crate) fn chunks(chosen: usize, context: usize) -> Vec<usize> {
+    if chosen > 0 {
+        return vec![chosen];
+    }
+    let needed = |&&chunk: &&usize| chunk < context.next_power_of_two() * 2 || chunk == CHUNKS[0];
+    CHUNKS.iter().filter(needed).copied().collect()
+}
+
+#[cfg(test)]
+mod tests;
