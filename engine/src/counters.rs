@@ -23,6 +23,14 @@ pub struct Counters {
     pub wait_ns: u64,
     /// Time the device had something to do.
     pub busy_ns: u64,
+    /// Bytes of FFN weights that were computed with, each once per pass.
+    pub ffn_bytes: u64,
+    /// Time in the FFNs, waiting included.
+    pub ffn_ns: u64,
+    /// Time in attention, its projections included.
+    pub attention_ns: u64,
+    /// Time in the head: last norm and logits.
+    pub head_ns: u64,
 }
 
 impl Counters {
@@ -39,6 +47,10 @@ impl Counters {
             bytes_read: self.bytes_read.saturating_sub(before.bytes_read),
             wait_ns: self.wait_ns.saturating_sub(before.wait_ns),
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            ffn_bytes: self.ffn_bytes.saturating_sub(before.ffn_bytes),
+            ffn_ns: self.ffn_ns.saturating_sub(before.ffn_ns),
+            attention_ns: self.attention_ns.saturating_sub(before.attention_ns),
+            head_ns: self.head_ns.saturating_sub(before.head_ns),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
@@ -11,7 +12,8 @@ use emberflow_storage::mem;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
-use crate::forward::{Decoder, FfnObserver};
+use crate::forward::{Decoder, FfnObserver, Times};
+
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -75,8 +77,15 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, options.chunk),
                 scratch: Scratch::new(&c, options.chunk, options.threads),
-                ffn: Ffn::new(shape, store, options.chunk, options.threads),
+                ffn: Ffn::new(
+                    shape,
+                    store,
+                    options.chunk,
+                    options.threads,
+                    options.observe,
+                ),
                 weights,
+                times: Times::default(),
                 config: c,
             },
             text,
@@ -121,10 +130,12 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.forward_observed(sequence, tokens, wanted, &mut |_, _| {})
+        self.run(sequence, tokens, wanted, None)
     }
 
-    /// As [`Engine::forward`]; `observer` sees what every layer's FFN reads.
+    /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
+    /// [`Options::observe`], its gates and hidden values. What is seen depends on
+    /// weights and tokens only, as the logits do.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -134,6 +145,16 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
+    ) -> Result<(), Error> {
+        self.run(sequence, tokens, wanted, Some(observer))
+    }
+
+    fn run(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        wanted: Logits<'_>,
+        observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let vocab = self.config().vocab;
         if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
@@ -225,7 +246,30 @@ impl Engine {
 
     /// What was done since the engine was opened, the start-up fill included.
     pub fn counters(&self) -> Counters {
-        self.decoder.ffn.counters()
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let times = self.decoder.times;
+        Counters {
+            attention_ns: ns(times.attention),
+            ffn_ns: ns(times.ffn),
+            head_ns: ns(times.head),
+            ..self.decoder.ffn.counters()
+        }
+    }
+
+    /// Bytes per second at which the compute threads read the FFN weights that are in
+    /// the hot region, without computing anything: the bound of decoding from memory.
+    /// 0 where none are.
+    pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
+        let Decoder {
+            cpu, workers, ffn, ..
+        } = &mut self.decoder;
+        ffn.store.read_bandwidth(*cpu, workers, time)
+    }
+
+    /// Bytes of weights outside the FFNs that every token is computed from: attention,
+    /// norms and head.
+    pub fn dense_bytes(&self) -> u64 {
+        self.decoder.weights.bytes_per_token()
     }
 
     /// Name of the I/O engine in use.

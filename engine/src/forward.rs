@@ -1,11 +1,13 @@
 //! The forward pass, top to bottom.
 
+use std::time::{Duration, Instant};
+
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
 use crate::Error;
 use crate::attention::attention;
-use crate::ffn::Ffn;
+use crate::ffn::{Ffn, FfnSeen};
 use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -20,9 +22,8 @@ pub enum Logits<'a> {
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
-/// Sees the input of every FFN: the layer, and `x [tokens × d_model]` after the
-/// norm, as Gate and Up read it.
-pub type FfnObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+/// Sees every FFN after it was computed and before its sum is added.
+pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
 /// The model and its working memory: everything a forward pass touches except
 /// the sequence.
@@ -34,6 +35,15 @@ pub(crate) struct Decoder {
     pub ffn: Ffn,
     pub rope: RopeTable,
     pub scratch: Scratch,
+    pub times: Times,
+}
+
+/// Where the time of all passes went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub attention: Duration,
+    pub ffn: Duration,
+    pub head: Duration,
 }
 
 impl Decoder {
@@ -49,7 +59,7 @@ impl Decoder {
         sequence: &mut Sequence,
         tokens: &[u32],
         wanted: Logits<'_>,
-        observer: &mut FfnObserver<'_>,
+        mut observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let Self {
             cpu,
@@ -59,6 +69,7 @@ impl Decoder {
             ffn,
             rope,
             scratch: s,
+            times,
         } = self;
         let (cpu, workers) = (*cpu, &*workers);
         let d = c.d_model as usize;
@@ -70,6 +81,7 @@ impl Decoder {
             cpu.dequantize(weights.embed.row(token as usize), x);
         }
         rope.fill(first, n);
+        let mut last = Instant::now();
         for (l, layer) in weights.layers.iter().enumerate() {
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
             attention(
@@ -85,12 +97,24 @@ impl Decoder {
                 s,
             );
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.attention, &mut last);
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
-            observer(l, &s.normed[..n * d]);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
             ffn.layer(cpu, workers, l as u32, input, &mut s.out)?;
+            if let Some(observer) = &mut observer {
+                let (gates, hidden) = ffn.recorded(n);
+                observer(&FfnSeen {
+                    layer: l,
+                    tokens: n,
+                    residual: &s.x[..n * d],
+                    x: &s.normed[..n * d],
+                    gates,
+                    hidden,
+                });
+            }
             add_rows(&mut s.x, &s.out, n * d);
+            lap(&mut times.ffn, &mut last);
         }
 
         let head = |t: usize, s: &mut Scratch| {
@@ -109,9 +133,17 @@ impl Decoder {
                 }
             }
         }
+        lap(&mut times.head, &mut last);
         sequence.advance(tokens);
         Ok(())
     }
+}
+
+/// Adds the time since `last` to `sum` and starts the next lap.
+fn lap(sum: &mut Duration, last: &mut Instant) {
+    let now = Instant::now();
+    *sum += now - *last;
+    *last = now;
 }
 
 /// `out[t] = rmsnorm(x[t])` for `n` rows.

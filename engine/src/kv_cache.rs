@@ -154,6 +154,20 @@ impl KvCache {
         self.shape.capacity
     }
 
+    /// Bytes of the keys and values of one position of every layer.
+    pub fn position_bytes(&self) -> u64 {
+        let shape = self.shape;
+        let head = shape.bytes(shape.head_dim + shape.width());
+        (self.data.len() * shape.kv_heads * head) as u64
+    }
+
+    /// Overwrites everything with a small number.
+    pub(crate) fn fill(&mut self) {
+        for part in self.data.iter_mut().flatten() {
+            part.fill(0x2c);
+        }
+    }
+
     /// Stores one head's key.
     pub(crate) fn store_key(
         &mut self,

@@ -37,7 +37,7 @@ mod weights;
 pub use counters::Counters;
 pub use engine::Engine;
 pub use error::Error;
-pub use ffn::{CLUSTER, MAX_CHUNK};
+pub use ffn::{CLUSTER, FfnSeen, MAX_CHUNK};
 pub use forward::{FfnObserver, Logits};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;

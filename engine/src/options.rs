@@ -14,6 +14,17 @@ pub enum Sparsity {
     Exact,
 }
 
+impl Sparsity {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dense => "dense",
+            Self::Exact => "exact",
+        }
+    }
+}
+
 /// How the FFN's weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
@@ -64,6 +75,9 @@ pub struct Options {
     pub chunk: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
+    /// Keep gates and hidden values of a chunk for observers; the budget pays for
+    /// the room.
+    pub observe: bool,
 }
 
 impl Default for Options {
@@ -79,6 +93,7 @@ impl Default for Options {
             context: 1024,
             chunk: 0,
             kv: DType::F16,
+            observe: false,
         }
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Engine, Generation, Sparsity};
+use crate::{Engine, Generation};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -228,10 +228,7 @@ impl Report {
                 evictions: done.evictions,
             },
             sparsity: SparsityReport {
-                mode: match engine.sparsity() {
-                    Sparsity::Exact => "exact",
-                    _ => "dense",
-                },
+                mode: engine.sparsity().name(),
                 active_share: done.active_share(),
                 predictor_recall: None,
             },

@@ -47,6 +47,24 @@ impl Sequence {
         self.tokens.truncate(len);
     }
 
+    /// Bytes of keys and values of one position.
+    pub fn position_bytes(&self) -> u64 {
+        self.kv.position_bytes()
+    }
+
+    /// Starts afresh with `count` positions of `token` that were never computed, so
+    /// that the speed at a long context can be measured. Their keys and values are
+    /// some constant.
+    ///
+    /// # Panics
+    /// Where `count` is more than the sequence has room for.
+    pub fn pretend(&mut self, token: u32, count: usize) {
+        assert!(count <= self.kv.capacity(), "no room for {count} positions");
+        self.kv.fill();
+        self.tokens.clear();
+        self.tokens.resize(count, token);
+    }
+
     pub(crate) fn advance(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
     }

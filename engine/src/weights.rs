@@ -190,6 +190,13 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
+    /// Bytes that every token is computed from: all but the embedding's other rows.
+    pub fn bytes_per_token(&self) -> u64 {
+        let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
+        let layer = |l: &Layer| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
+        self.layers.iter().map(layer).sum::<u64>() + bytes(self.head())
+    }
+
     /// Bytes that [`Weights::load`] will hold, from the directory alone.
     pub fn bytes_for(container: &Container) -> u64 {
         container

@@ -59,6 +59,8 @@ pub enum BenchCommand {
     Io(BenchIoArgs),
     /// Speed of the processor and the memory, for plans: a few seconds, saved.
     Device(BenchDeviceArgs),
+    /// Speed of decoding, where the time goes, and its share of the speed of memory.
+    Decode(BenchDecodeArgs),
 }
 
 /// Which container.
@@ -389,6 +391,30 @@ pub enum SynthQuantArg {
     Q8_0,
     /// 16-bit floats.
     F16,
+}
+
+/// `bench decode`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench decode model.ember --sparsity dense
+  emberflow bench decode model.ember --contexts 0,4096,16384 --json")]
+pub struct BenchDecodeArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Tokens to decode at each context length.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub tokens: usize,
+    /// Positions before the first token; their keys and values are made up.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
+    pub contexts: Vec<usize>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `bench io`

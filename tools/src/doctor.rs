@@ -202,6 +202,10 @@ fn io_uring(facts: &UringFacts) -> Check {
                 check.advise("a kernel from 6.1 on saves CPU time per read (defer_taskrun)")
             }
         }
+        // Whoever set such a filter will not change it.
+        Some(why) if facts.killed.is_some() => {
+            Check::ok(NAME, format!("not used: {why}; reads use threads (pread)"))
+        }
         Some(why) => {
             let advice = match facts.disabled {
                 Some(1 | 2) => {
@@ -217,7 +221,8 @@ fn io_uring(facts: &UringFacts) -> Check {
         }
     };
     check
-        .with("available", facts.errno.is_none())
+        .with("available", facts.why_not().is_none())
+        .with("killed", facts.killed.is_some())
         .with("errno", facts.errno)
         .with("disabled", facts.disabled)
         .with("features", facts.features.clone())
@@ -536,11 +541,19 @@ mod tests {
         let facts = UringFacts {
             errno: Some(1),
             disabled: Some(2),
-            features: Vec::new(),
+            ..UringFacts::default()
         };
         let check = io_uring(&facts);
         assert_eq!(check.status, Status::Advice);
         assert!(check.advice.unwrap().contains("kernel.io_uring_disabled=0"));
+        assert_eq!(check.data["available"], false);
+        let killed = UringFacts {
+            killed: Some("a filter".into()),
+            ..UringFacts::default()
+        };
+        let check = io_uring(&killed);
+        assert_eq!(check.status, Status::Ok);
+        assert!(check.found.contains("not used: a filter"));
         assert_eq!(check.data["available"], false);
     }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench_device;
+pub mod bench_decode;
 pub mod bench_io;
 pub mod cli;
 pub mod doctor;
@@ -19,6 +20,7 @@ pub mod plan;
 pub mod progress;
 pub mod run;
 pub mod size;
+pub mod stats;
 pub mod svg;
 pub mod synth;
 pub mod verify;
@@ -101,6 +103,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
         cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

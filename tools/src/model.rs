@@ -56,8 +56,24 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
 
 /// Opens an engine with room for `context` positions.
 pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
-    let mut options = Options {
-        budget: args.memory,
+    Ok(Engine::open(model, engine_options(args, context)?)?)
+}
+
+/// As [`open_engine`], for an engine whose FFNs are observed.
+pub fn open_observed(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+    let options = Options {
+        observe: true,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
+fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
+    Ok(Options {
+        budget: match args.ffn_resident {
+            Some(share) => Budget::FfnShare(share),
+            None => args.memory,
+        },
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
@@ -70,9 +86,6 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
-    };
-    if let Some(share) = args.ffn_resident {
-        options.budget = Budget::FfnShare(share);
-    }
-    Ok(Engine::open(model, options)?)
+        observe: false,
+    })
 }

@@ -17,18 +17,19 @@ const PIECE: usize = 1 << 20;
 /// less.
 const AHEAD: usize = 4 << 10;
 
-/// Bytes per second at which all threads of a pool together read `bytes`: the best of as
-/// many passes as fit in `time`, at least one after a first that is not counted.
+/// Bytes per second at which all threads of a pool together read `buffers`: the best of
+/// as many passes as fit in `time`, at least one after a first that is not counted.
 ///
-/// The buffer should be several times larger than the last-level cache and have been
-/// written to, since memory that was never touched is one page of zeros. Reading from
+/// The buffers together should be several times larger than the last-level cache and have
+/// been written to, since memory that was never touched is one page of zeros. Reading from
 /// huge pages is faster; measure with the pages that the weights are in.
-pub fn read_bandwidth(cpu: Cpu, workers: &Workers, bytes: &[u8], time: Duration) -> f64 {
+pub fn read_bandwidth(cpu: Cpu, workers: &Workers, buffers: &[&[u8]], time: Duration) -> f64 {
+    let pieces: Vec<&[u8]> = buffers.iter().flat_map(|b| b.chunks(PIECE)).collect();
+    let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
     let pass = || {
         let start = Instant::now();
-        workers.for_each_chunk(bytes.len().div_ceil(PIECE), &|_, piece| {
-            let from = piece * PIECE;
-            black_box(cpu.sum_bytes(&bytes[from..bytes.len().min(from + PIECE)]));
+        workers.for_each_chunk(pieces.len(), &|_, piece| {
+            black_box(cpu.sum_bytes(pieces[piece]));
         });
         start.elapsed().as_secs_f64()
     };
@@ -38,7 +39,7 @@ pub fn read_bandwidth(cpu: Cpu, workers: &Workers, bytes: &[u8], time: Duration)
     while start.elapsed() < time {
         best = best.min(pass());
     }
-    bytes.len() as f64 / best
+    bytes as f64 / best
 }
 
 /// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn the_rate_is_a_number() {
         let workers = Workers::new(2, None);
-        let rate = read_bandwidth(Cpu::detect(), &workers, &[1; 100_000], Duration::ZERO);
+        let rate = read_bandwidth(Cpu::detect(), &workers, &[&[1; 100_000]], Duration::ZERO);
         assert!(rate.is_finite() && rate > 0.0);
     }
 }

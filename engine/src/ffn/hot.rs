@@ -103,6 +103,18 @@ impl HotRegion {
         &self.cache.bytes(slot)[i * self.neuron_len..(i + 1) * self.neuron_len]
     }
 
+    /// The bytes of every resident cluster.
+    pub fn resident(&mut self, banks: u32, clusters: u32) -> Vec<&[u8]> {
+        let mut slots = Vec::new();
+        for bank in 0..banks {
+            slots.extend((0..clusters).filter_map(|c| self.get_pin(bank, c)));
+        }
+        for &slot in &slots {
+            self.cache.unpin(slot);
+        }
+        slots.iter().map(|&slot| self.cache.bytes(slot)).collect()
+    }
+
     /// Clusters that left for others.
     pub fn evictions(&self) -> u64 {
         self.cache.stats().evictions

@@ -2,6 +2,9 @@
 
 use emberflow_kernels::{Columns, Cpu, DType, Row};
 
+use std::sync::Mutex;
+
+use super::record::{ClusterRecord, keep};
 use super::store::NeuronStore;
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
@@ -32,7 +35,8 @@ pub(super) fn resident_gates(
     let tokens = input.tokens();
     let mut rows = Rows::new();
     for i in 0..gates.len() / tokens {
-        rows.push(store.resident_gate(bank, (first + i) as u32));
+        let id = (first + i) as u32;
+        rows.push(id, store.resident_gate(bank, id));
     }
     with_thread_buffer(products_floats(input.n(), tokens), |memory| {
         products(cpu, rows.list(), input, gates, memory);
@@ -65,6 +69,14 @@ pub(super) fn gates_from_bundles(
     activation::apply(cpu, shape.kind.activation, gates);
 }
 
+/// What was done for a cluster.
+pub(super) struct Done {
+    /// (neuron, token) pairs that fired, where that was not known before.
+    pub fired: u64,
+    /// Neurons whose Up and Down were computed.
+    pub neurons: u64,
+}
+
 /// One parallel section: everything a cluster reads.
 pub(super) struct Job<'a> {
     pub shape: &'a FfnShape,
@@ -78,8 +90,14 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
-    /// Returns how many (neuron, token) pairs fired, where that was not known.
-    pub fn cluster(&self, cpu: Cpu, c: u32, partial: &mut [f32]) -> u64 {
+    /// Gates and hidden values go to `record`, if there is one.
+    pub fn cluster(
+        &self,
+        cpu: Cpu,
+        c: u32,
+        partial: &mut [f32],
+        record: Option<&Mutex<ClusterRecord<'_>>>,
+    ) -> Done {
         partial.fill(0.0);
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {
@@ -93,6 +111,7 @@ impl Job<'_> {
             } else {
                 self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
             };
+            let neurons = ups.len as u64;
             let hidden = &mut hidden[..ups.len * tokens];
             products(cpu, ups.list(), self.input, hidden, memory);
             for (h, g) in hidden.iter_mut().zip(&*gates) {
@@ -103,12 +122,15 @@ impl Job<'_> {
                 };
                 *h = g * up;
             }
+            if let Some(record) = record {
+                keep(record, ups.ids(), tokens, gates, hidden);
+            }
             if tokens == 1 {
                 cpu.axpy_rows(hidden, downs.list(), partial);
             } else {
                 cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
             }
-            fired
+            Done { fired, neurons }
         })
     }
 
@@ -132,8 +154,8 @@ impl Job<'_> {
             if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                 continue;
             }
-            ups.push(format.up(bytes.rest, bytes.scales));
-            downs.push(format.down(bytes.rest, bytes.scales));
+            ups.push(id, format.up(bytes.rest, bytes.scales));
+            downs.push(id, format.down(bytes.rest, bytes.scales));
             if let Some(to) = to.next() {
                 to.copy_from_slice(gate);
             }
@@ -153,8 +175,9 @@ impl Job<'_> {
         let (format, tokens) = (self.shape.format, self.input.tokens());
         let mut rows = Rows::new();
         for place in self.store.places(c) {
-            if let Some(bytes) = self.store.bytes(place, self.ids[place]) {
-                rows.push(format.gate(bytes.gate, bytes.scales));
+            let id = self.ids[place];
+            if let Some(bytes) = self.store.bytes(place, id) {
+                rows.push(id, format.gate(bytes.gate, bytes.scales));
             }
         }
         let gates = &mut gates[..rows.len * tokens];
@@ -162,7 +185,8 @@ impl Job<'_> {
         activation::apply(cpu, self.shape.kind.activation, gates);
         let (mut fired, mut row) = (0, 0);
         for place in self.store.places(c) {
-            let Some(bytes) = self.store.bytes(place, self.ids[place]) else {
+            let id = self.ids[place];
+            let Some(bytes) = self.store.bytes(place, id) else {
                 continue;
             };
             let gate = &gates[row * tokens..(row + 1) * tokens];
@@ -172,8 +196,8 @@ impl Job<'_> {
                 // `ups.len` is at most `row`: the gates move down.
                 let to = ups.len * tokens;
                 gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                ups.push(format.up(bytes.rest, bytes.scales));
-                downs.push(format.down(bytes.rest, bytes.scales));
+                ups.push(id, format.up(bytes.rest, bytes.scales));
+                downs.push(id, format.down(bytes.rest, bytes.scales));
             }
             row += 1;
         }
@@ -184,6 +208,8 @@ impl Job<'_> {
 /// Rows of a cluster, on the stack.
 struct Rows<'a> {
     rows: [Row<'a>; CLUSTER],
+    /// Numbers of their neurons inside the cluster.
+    ids: [u8; CLUSTER],
     len: usize,
 }
 
@@ -191,13 +217,19 @@ impl<'a> Rows<'a> {
     fn new() -> Self {
         Self {
             rows: [Row::split(DType::F32, 0, &[], &[]); CLUSTER],
+            ids: [0; CLUSTER],
             len: 0,
         }
     }
 
-    fn push(&mut self, row: Row<'a>) {
+    fn push(&mut self, neuron: u32, row: Row<'a>) {
         self.rows[self.len] = row;
+        self.ids[self.len] = (neuron as usize % CLUSTER) as u8;
         self.len += 1;
+    }
+
+    fn ids(&self) -> impl Iterator<Item = usize> {
+        self.ids[..self.len].iter().map(|&id| usize::from(id))
     }
 
     fn list(&self) -> &[Row<'a>] {

@@ -15,6 +15,7 @@ mod activation;
 mod banks;
 mod hot;
 mod job;
+mod record;
 mod store;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,11 +28,13 @@ use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
 use job::Job;
+use record::Record;
 use store::Step;
 
 pub(crate) use banks::{Banks, STREAM};
 pub(crate) use hot::prefixes;
 pub(crate) use job::thread_floats;
+pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
 
 /// Neurons per cluster: one sequential read of about a megabyte for a 7B model,
@@ -81,10 +84,21 @@ pub(crate) struct Ffn {
     /// (neuron, token) pairs whose gate fired, and all of them.
     fired: u64,
     possible: u64,
+    /// Bytes of weights computed with.
+    bytes: u64,
+    /// For observers; absent unless asked for.
+    record: Option<Record>,
 }
 
 impl Ffn {
-    pub fn new(shape: FfnShape, store: NeuronStore, chunk: usize, threads: usize) -> Self {
+    /// `observe`: keep gates and hidden values for [`Ffn::recorded`].
+    pub fn new(
+        shape: FfnShape,
+        store: NeuronStore,
+        chunk: usize,
+        threads: usize,
+        observe: bool,
+    ) -> Self {
         let (gates, partials) = buffer_lens(&shape, chunk, threads);
         let clusters = shape.neurons.div_ceil(CLUSTER);
         Self {
@@ -97,13 +111,25 @@ impl Ffn {
             store,
             fired: 0,
             possible: 0,
+            bytes: 0,
+            record: observe.then(|| Record::new(gates)),
         }
     }
 
     /// Bytes that [`Ffn::new`] allocates.
-    pub fn bytes_for(shape: &FfnShape, chunk: usize, threads: usize) -> u64 {
+    pub fn bytes_for(shape: &FfnShape, chunk: usize, threads: usize, observe: bool) -> u64 {
         let (gates, partials) = buffer_lens(shape, chunk, threads);
-        4 * (gates + partials + 2 * shape.neurons) as u64
+        let record = if observe { Record::bytes_for(gates) } else { 0 };
+        4 * (gates + partials + 2 * shape.neurons) as u64 + record
+    }
+
+    /// Gates and hidden values of the last layer, for `tokens` tokens,
+    /// `[neurons × tokens]` each; empty where they were not kept.
+    pub fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
+        match &self.record {
+            Some(record) => record.values(self.shape.neurons * tokens),
+            None => (&[], &[]),
+        }
     }
 
     /// What was done since the FFN was made.
@@ -111,6 +137,7 @@ impl Ffn {
         Counters {
             fired: self.fired,
             possible: self.possible,
+            ffn_bytes: self.bytes,
             ..self.store.counters()
         }
     }
@@ -129,6 +156,10 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
+        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
+        if let Some(record) = &mut self.record {
+            record.clear(self.shape.neurons * tokens);
+        }
         self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -236,7 +267,13 @@ impl Ffn {
                     }
                 });
             }
-            let fused = AtomicU64::new(0);
+            let (fused, computed) = (AtomicU64::new(0), AtomicU64::new(0));
+            let values =
+                group.start * CLUSTER * tokens..(group.end * CLUSTER).min(neurons) * tokens;
+            let record = match &mut self.record {
+                Some(record) => record.clusters(values, tokens),
+                None => Vec::new(),
+            };
             let job = Job {
                 shape: &self.shape,
                 store: &self.store,
@@ -249,11 +286,15 @@ impl Ffn {
                 workers.for_each_chunk_mut(partials, width, &|_, c, partial| {
                     let c = group.start + c;
                     if now[c] == Some(Step::Sums) {
-                        fused.fetch_add(job.cluster(cpu, c as u32, partial), Ordering::Relaxed);
+                        let record = record.get(c - group.start);
+                        let done = job.cluster(cpu, c as u32, partial, record);
+                        fused.fetch_add(done.fired, Ordering::Relaxed);
+                        computed.fetch_add(done.neurons, Ordering::Relaxed);
                     }
                 });
             }
             self.fired += fused.into_inner();
+            self.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {

@@ -130,7 +130,7 @@ fn scratch_bytes(
 ) -> u64 {
     let parts = [
         Scratch::bytes_for(c, chunk, threads),
-        Ffn::bytes_for(shape, chunk, threads),
+        Ffn::bytes_for(shape, chunk, threads, o.observe),
         banks.io_bytes(),
         PER_THREAD * threads as u64,
         PER_POSITION * o.context as u64,

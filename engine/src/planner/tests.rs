@@ -81,7 +81,7 @@ fn sparse() -> Firing {
 
 #[test]
 fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
-    let p = planner(Profile::Ufs40, sparse());
+    let p = planner(Profile::Ufs4, sparse());
     let (least, full) = (p.smallest_budget(), p.full_budget());
     let speed = |budget| p.plan(budget).unwrap().decode;
     assert!(speed(full).tokens_per_s > 3.0 * speed(least).tokens_per_s);
@@ -143,7 +143,7 @@ fn hot_cuts_grow_with_the_batch() {
 proptest! {
     #[test]
     fn every_budget_that_works_has_a_sound_plan(extra in 0u64..8 << 30, emmc: bool) {
-        let p = planner(if emmc { Profile::Emmc } else { Profile::Ufs40 }, sparse());
+        let p = planner(if emmc { Profile::Emmc } else { Profile::Ufs4 }, sparse());
         let plan = p.plan(p.smallest_budget() + extra).unwrap();
         prop_assert!(plan.memory.ledger.used() <= plan.memory.budget());
         let d = plan.decode;

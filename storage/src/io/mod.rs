@@ -17,6 +17,7 @@ pub(crate) mod device;
 mod drain_tests;
 mod engine;
 mod error;
+mod filter;
 pub(crate) mod pages;
 mod pread;
 mod probe;
@@ -155,7 +156,7 @@ impl Engine {
     /// [`IoError::Engine`] when a forced device does not work here.
     pub fn open(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<Self, IoError> {
         let device = match choice {
-            EngineChoice::Auto => match auto_uring(&source, limits) {
+            EngineChoice::Auto => match uring(&source, limits) {
                 Ok(ring) => ring,
                 Err(reason) => {
                     tracing::info!(%reason, "i/o engine: pread, as io_uring does not work here");
@@ -171,24 +172,18 @@ impl Engine {
     }
 }
 
-fn auto_uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError> {
-    // Android's filter for applications kills the process on io_uring calls instead of refusing
-    // them, so even probing is out of the question there.
-    if cfg!(target_os = "android") {
-        return Err(IoError::Engine {
-            engine: "uring",
-            reason: "not probed on Android, where applications must not use it".into(),
-        });
-    }
-    uring(source, limits)
-}
-
 fn uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError> {
-    let ring = uring::Uring::new(source, limits.depth).map_err(|e| IoError::Engine {
+    let refused = |reason| IoError::Engine {
         engine: "uring",
-        reason: e.to_string(),
-    })?;
-    Ok(Box::new(ring))
+        reason,
+    };
+    if let Some(reason) = filter::forbids_uring() {
+        return Err(refused(reason));
+    }
+    match uring::Uring::new(source, limits.depth) {
+        Ok(ring) => Ok(Box::new(ring)),
+        Err(e) => Err(refused(e.to_string())),
+    }
 }
 
 fn pread(limits: Limits) -> Result<Box<dyn Device>, IoError> {

@@ -76,7 +76,14 @@ impl Pages {
             }
         }
         match NonNull::new(base) {
-            Some(base) => Ok(Self { base, len }),
+            Some(base) => {
+                let pages = Self { base, len };
+                // A copy of the process must not share these pages: direct reads that are under
+                // way at that moment could end in the copy's. A kernel without the advice makes
+                // copies slower, no more.
+                let _ = pages.advise(0..len, libc::MADV_DONTFORK);
+                Ok(pages)
+            }
             None => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
         }
     }

@@ -3,9 +3,14 @@
 
 use io_uring::IoUring;
 
+use super::filter;
+
 /// io_uring on this kernel, for this user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UringFacts {
+    /// Why it was not even tried: a system call filter ends the processes that do. `None` when it
+    /// was.
+    pub killed: Option<String>,
     /// Error number of making a ring; `None` when that works.
     pub errno: Option<i32>,
     /// `/proc/sys/kernel/io_uring_disabled`: 0 for all, 1 for privileged users, 2 for nobody.
@@ -19,9 +24,11 @@ impl UringFacts {
     /// Why rings cannot be made, in words; `None` when they can.
     #[must_use]
     pub fn why_not(&self) -> Option<String> {
+        if self.killed.is_some() {
+            return self.killed.clone();
+        }
         let errno = self.errno?;
         Some(match (errno, self.disabled) {
-            (0, _) => "applications on Android must not use io_uring".into(),
             (_, Some(2)) => {
                 "switched off for everybody by the sysctl kernel.io_uring_disabled = 2".into()
             }
@@ -43,15 +50,16 @@ impl UringFacts {
 /// Makes a few small rings and drops them.
 #[must_use]
 pub fn probe_uring() -> UringFacts {
-    // A filter there kills the process that as much as asks.
-    if cfg!(target_os = "android") {
+    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+    let disabled = switch.and_then(|t| t.trim().parse().ok());
+    let killed = filter::forbids_uring();
+    if killed.is_some() {
         return UringFacts {
-            errno: Some(0),
+            killed,
+            disabled,
             ..UringFacts::default()
         };
     }
-    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
-    let disabled = switch.and_then(|t| t.trim().parse().ok());
     let errno = match IoUring::new(8) {
         Ok(_) => None,
         Err(e) => Some(e.raw_os_error().unwrap_or(libc::EIO)),
@@ -75,6 +83,7 @@ pub fn probe_uring() -> UringFacts {
         }
     }
     UringFacts {
+        killed,
         errno,
         disabled,
         features,
@@ -91,7 +100,7 @@ mod tests {
             let facts = UringFacts {
                 errno,
                 disabled,
-                features: Vec::new(),
+                ..UringFacts::default()
             };
             facts.why_not().unwrap_or_default()
         };
@@ -106,6 +115,7 @@ mod tests {
     #[test]
     fn the_probe_agrees_with_itself() {
         let facts = probe_uring();
-        assert_eq!(facts.why_not().is_some(), facts.errno.is_some());
+        let not = facts.errno.is_some() || facts.killed.is_some();
+        assert_eq!(facts.why_not().is_some(), not);
     }
 }

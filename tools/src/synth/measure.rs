@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Engine, Logits, Model, Options};
+use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options};
 use emberflow_kernels::{Cpu, DType, Workers, argmax};
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::{Checkpoint, Encoding};
@@ -123,11 +123,11 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
         if at == warm_up {
             before = engine.counters();
         }
-        let mut keep = |layer: usize, input: &[f32]| {
+        let mut keep = |seen: &FfnSeen<'_>| {
             if at >= warm_up
-                && let Ok(place) = layers.binary_search(&layer)
+                && let Ok(place) = layers.binary_search(&seen.layer)
             {
-                x[place].extend_from_slice(input);
+                x[place].extend_from_slice(seen.x);
             }
         };
         engine.forward_observed(&mut sequence, &[token], Logits::Last, &mut keep)?;

@@ -13,7 +13,7 @@ mod layer;
 
 use std::time::Duration;
 
-use emberflow_kernels::Row;
+use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
@@ -240,6 +240,16 @@ impl NeuronStore {
             Some(all) => &all[neuron as usize * len..][..len],
             None => &[],
         }
+    }
+
+    /// See [`crate::Engine::read_bandwidth`].
+    pub fn read_bandwidth(&mut self, cpu: Cpu, workers: &Workers, time: Duration) -> f64 {
+        let (banks, clusters) = (self.banks.count as u32, self.banks.clusters() as u32);
+        let buffers = self.hot.resident(banks, clusters);
+        if buffers.is_empty() {
+            return 0.0;
+        }
+        emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
     }
 
     /// Name of the I/O engine.
