@@ -265,7 +265,11 @@ impl Report {
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
             self.decode_tokens_per_s,
-            if self.plan.measured { "" } else { "unmeasured " },
+            if self.plan.measured {
+                ""
+            } else {
+                "unmeasured "
+            },
             self.plan.expected_tokens_per_s,
             self.plan.limit,
             self.latency_ms.mean,

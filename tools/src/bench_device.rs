@@ -74,11 +74,7 @@ fn measure_here() -> Result<Rates, Failure> {
 fn table(rates: &Rates) -> String {
     let mut out = format!(
         "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per neuron looked up\n\n",
-        rates.machine.cpu,
-        rates.isa,
-        rates.machine.cores,
-        rates.check_gb_per_s,
-        rates.lookup_ns
+        rates.machine.cpu, rates.isa, rates.machine.cores, rates.check_gb_per_s, rates.lookup_ns
     );
     out += "threads  format    GB/s from memory: rows  neurons   plain read    GMAC/s by tokens\n";
     for t in &rates.threads {

@@ -5,8 +5,8 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 
-pub mod bench_device;
 pub mod bench_decode;
+pub mod bench_device;
 pub mod bench_io;
 pub mod cli;
 pub mod doctor;

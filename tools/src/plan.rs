@@ -1,7 +1,7 @@
 //! `emberflow plan`: how a model would be run under a budget, and how fast.
 
-use emberflow_engine::planner::{Plan, Planner};
 use emberflow_engine::Options;
+use emberflow_engine::planner::{Plan, Planner};
 use serde::Serialize;
 
 use crate::cli::PlanArgs;
@@ -119,7 +119,10 @@ fn details(p: &Plan) -> String {
          attention   {}\n\
          hot cut    ",
         p.compute_threads,
-        p.io_core.map_or("where the system puts it".into(), |c| format!("on core {c}")),
+        p.io_core
+            .map_or("where the system puts it".into(), |c| format!(
+                "on core {c}"
+            )),
         p.chunk,
         match p.prefetch_clusters {
             0 => "nothing is read beside it".into(),
@@ -151,7 +154,8 @@ fn basis(p: &Plan) -> String {
         );
     }
     if !b.statistics {
-        out += "the model has no activation statistics, so hits are a guess: pack it with --stats\n";
+        out +=
+            "the model has no activation statistics, so hits are a guess: pack it with --stats\n";
     }
     out
 }
@@ -159,7 +163,10 @@ fn basis(p: &Plan) -> String {
 fn chart(name: &str, plans: &[Plan]) -> String {
     let gib = |p: &Plan| p.memory.budget() as f64 / f64::from(1 << 30);
     let curve = |what: &str, f: &dyn Fn(&Plan) -> f64| {
-        (what.to_owned(), plans.iter().map(|p| (gib(p), f(p))).collect())
+        (
+            what.to_owned(),
+            plans.iter().map(|p| (gib(p), f(p))).collect(),
+        )
     };
     let panel = svg::Panel {
         title: name.to_owned(),

@@ -15,16 +15,20 @@ pub fn io_core(threads: usize) -> Option<usize> {
 
 /// How strong each core is, by its number: the kernel's own measure, else its highest clock.
 fn capacities(root: &Path) -> Vec<(usize, u64)> {
-    let number = |path: &Path| -> Option<u64> {
-        std::fs::read_to_string(path).ok()?.trim().parse().ok()
-    };
+    let number =
+        |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
     let Ok(entries) = std::fs::read_dir(root) else {
         return Vec::new();
     };
     let mut cores: Vec<(usize, u64)> = entries
         .flatten()
         .filter_map(|entry| {
-            let core = entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok()?;
+            let core = entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("cpu")?
+                .parse()
+                .ok()?;
             let dir = entry.path();
             let strength = number(&dir.join("cpu_capacity"))
                 .or_else(|| number(&dir.join("cpufreq/cpuinfo_max_freq")))?;
@@ -59,7 +63,16 @@ mod tests {
     #[test]
     fn a_strong_core_where_cores_differ() {
         // One prime, three big and four little cores, as in phones.
-        let phone = [(0, 300), (1, 300), (2, 300), (3, 300), (4, 780), (5, 780), (6, 780), (7, 1024)];
+        let phone = [
+            (0, 300),
+            (1, 300),
+            (2, 300),
+            (3, 300),
+            (4, 780),
+            (5, 780),
+            (6, 780),
+            (7, 1024),
+        ];
         assert_eq!(choose(&phone, 4), Some(7));
         assert_eq!(choose(&phone, 8), Some(6));
         assert_eq!(choose(&[(0, 400), (1, 1024), (2, 1024)], 3), Some(2));

@@ -151,16 +151,20 @@ struct Reads {
 
 impl Pass<'_> {
     /// The forecast for passes of `tokens` tokens after `positions` others.
-    pub fn forecast(&self, plan: &MemoryPlan, hot: &[usize], tokens: usize, positions: usize) -> Forecast {
+    /// `hot` is the first neuron of each layer outside the hot region, `missing` the neurons of each
+    /// that a token misses.
+    pub fn forecast(
+        &self,
+        plan: &MemoryPlan,
+        hot: &[usize],
+        missing: &[f64],
+        tokens: usize,
+        positions: usize,
+    ) -> Forecast {
         let s = self.shape;
         let scan = s.dense || plan.residency == Residency::Bundles;
         let on_demand = !s.dense && (plan.residency == Residency::GatesResident || self.two_phases);
         let t = tokens as f64;
-        let missing = if scan {
-            Vec::new()
-        } else {
-            self.firing.misses(plan.slots as f64, hot)
-        };
         let mut sum = Forecast {
             tokens,
             tokens_per_s: 0.0,
@@ -210,13 +214,25 @@ impl Pass<'_> {
                 s.neurons as f64 + (outside - reads.missed).max(0.0) * self.lookup_ns
             };
             let sums = self.sums(t, fires, set);
-            let arriving = reads.bytes / self.check_gb_per_s + reads.missed * 4.0 * self.lookup_ns;
+            let handled = if scan && !on_demand {
+                0.0
+            } else {
+                reads.missed
+            };
+            let arriving = reads.bytes / self.check_gb_per_s + handled * 4.0 * self.lookup_ns;
             // With a thread on every core the I/O thread takes its time from them.
             let busy = f64::from(self.rates.threads);
             let stolen = reads.cpu_ns / self.cores * (busy / self.cores).min(1.0);
-            let work = gates + naming + sums + arriving + stolen;
+            // Clusters of a scan come one at a time, and one thread computes each.
+            let alone = if scan && !on_demand {
+                let share = reads.missed / s.neurons.max(1) as f64;
+                (gates + sums) * share * (busy - 1.0) + reads.count * self.rates.section_ns
+            } else {
+                0.0
+            };
+            let work = gates + naming + sums + arriving + stolen + alone;
             let (head, ns) = if scan && !on_demand {
-                let ahead = reads.ns * (STREAM as f64 / (reads.count.max(1.0))).min(1.0);
+                let ahead = reads.ns * (f64::from(STREAM) / (reads.count.max(1.0))).min(1.0);
                 (0.0, reads.ns - ahead.min(attention))
             } else {
                 ((gates + naming) / GATE_PIECES as f64, reads.ns)
@@ -227,7 +243,11 @@ impl Pass<'_> {
             } else {
                 0.0
             };
-            let tail = if io > 0.0 { cluster + self.rates.section_ns } else { 0.0 };
+            let tail = if io > 0.0 {
+                cluster + self.rates.section_ns
+            } else {
+                0.0
+            };
             let ffn = work.max(head + io + tail);
             let ms = 1e-6;
             sum.ms += (attention + ffn) * ms;
@@ -241,7 +261,11 @@ impl Pass<'_> {
         let head = self.head(set);
         sum.ms += head * 1e-6;
         sum.compute_ms += head * 1e-6;
-        sum.cold_hit_rate = if asked > 0.0 { 1.0 - missed / asked } else { 1.0 };
+        sum.cold_hit_rate = if asked > 0.0 {
+            1.0 - missed / asked
+        } else {
+            1.0
+        };
         sum.tokens_per_s = 1e3 * t / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
@@ -278,8 +302,13 @@ impl Pass<'_> {
 
     fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
-        let matrices =
-            self.products(s.attention, s.attention_rows, s.attention_bytes, tokens, set);
+        let matrices = self.products(
+            s.attention,
+            s.attention_rows,
+            s.attention_bytes,
+            tokens,
+            set,
+        );
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
         let elements = 8.0 * s.d as f64 * tokens * self.element_ns;

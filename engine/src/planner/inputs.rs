@@ -44,8 +44,9 @@ impl Planner {
             .collect();
         let least = scratch.first().map_or(0, |s| s.1);
         let needs = needs(banks, c, ffn, options, sparsity, &firing, costs, least)?;
-        let rates = Rates::saved()
-            .unwrap_or_else(|| Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32)));
+        let rates = Rates::saved().unwrap_or_else(|| {
+            Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+        });
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         Ok(Self {
             needs,

@@ -69,7 +69,10 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
         let section = best(effort.time, || workers.run(&|_| {}));
         let read = |set: u64| {
             let bytes = &memory.as_slice()[..set as usize];
-            (set, read_bandwidth(cpu, workers, &[bytes], effort.time) / 1e9)
+            (
+                set,
+                read_bandwidth(cpu, workers, &[bytes], effort.time) / 1e9,
+            )
         };
         threads.push(ThreadRates {
             threads: workers.threads() as u32,
@@ -174,7 +177,9 @@ impl Lab<'_> {
 
     fn speeds(&self, workers: &Workers, n: usize, sets: &[u64]) -> RowTimes {
         let times = |f: &dyn Fn(&[u8]) -> f64| {
-            sets.iter().map(|&s| f(&self.memory[..s as usize])).collect()
+            sets.iter()
+                .map(|&s| f(&self.memory[..s as usize]))
+                .collect()
         };
         RowTimes {
             dot: times(&|bytes| self.dot(workers, n, bytes)),
@@ -331,7 +336,9 @@ fn element(cpu: Cpu, time: Duration) -> f64 {
 
 /// `n` ordinary numbers.
 fn numbers(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect()
+    (0..n)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+        .collect()
 }
 
 #[cfg(test)]

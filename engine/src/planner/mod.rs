@@ -39,7 +39,7 @@ const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 const CHUNK_SHARE: f64 = 1.0 / 32.0;
 
 /// Another way than the usual one has to promise this much more speed: forecasts are that exact.
-const WORTH: f64 = 1.1;
+const WORTH: f64 = 1.5;
 
 /// What a predictor of firing neurons takes and gives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -266,6 +266,11 @@ impl Planner {
         let scan = self.shape.dense || !gates_resident;
         let wanted = self.hot_wanted(1);
         let (first, hot_wanted) = self.first_cold(&memory, scan, wanted);
+        let missing = if scan {
+            Vec::new()
+        } else {
+            self.firing.misses(memory.slots as f64, &first)
+        };
         let forecast = |threads: usize, tokens| {
             let rates = self.rates.with_threads(threads)?;
             let pass = Pass {
@@ -281,7 +286,10 @@ impl Planner {
                 two_phases: way.two_phases && memory.slots > 0,
             };
             let before = if tokens > 1 { 0 } else { self.context / 2 };
-            Some((pass.forecast(&memory, &first, tokens, before), threads))
+            Some((
+                pass.forecast(&memory, &first, &missing, tokens, before),
+                threads,
+            ))
         };
         let counts = (self.rates.threads.iter())
             .map(|t| t.threads as usize)
@@ -318,7 +326,11 @@ impl Planner {
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,
-            reads_per_bundle: if gates_resident || memory.slots == 0 { 1 } else { 2 },
+            reads_per_bundle: if gates_resident || memory.slots == 0 {
+                1
+            } else {
+                2
+            },
             hot_wanted,
             hot_cut: BATCHES.map(cut).to_vec(),
             random_read_bytes: random,
@@ -360,7 +372,11 @@ impl Planner {
     ) -> (Vec<usize>, Vec<u32>) {
         let clusters = self.shape.neurons.div_ceil(CLUSTER) as u32;
         let all = vec![clusters; wanted.len()];
-        let prefix = prefixes(memory.hot_clusters, if scan { &all } else { &wanted }, clusters);
+        let prefix = prefixes(
+            memory.hot_clusters,
+            if scan { &all } else { &wanted },
+            clusters,
+        );
         let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
         (prefix.iter().map(neuron).collect(), wanted)
     }

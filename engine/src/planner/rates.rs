@@ -166,7 +166,10 @@ impl Rates {
                 dtype: dtype.name().to_owned(),
                 dot: speed(gb * 0.8, 5.0 / f64::from(threads)),
                 neuron: speed(gb * 0.6, 20.0 / f64::from(threads)),
-                gemm: vec![(4, 10.0 * f64::from(threads)), (64, 20.0 * f64::from(threads))],
+                gemm: vec![
+                    (4, 10.0 * f64::from(threads)),
+                    (64, 20.0 * f64::from(threads)),
+                ],
             };
             ThreadRates {
                 threads,

@@ -70,15 +70,26 @@ impl DeviceProfile {
         // Of random reads of each length: alone on the device, and at the depth nearest to `depth`.
         let random = |p: &&Point| p.engine == engine && p.pattern == Pattern::Random;
         let ranges = || self.points.iter().filter(random).map(|p| p.range);
-        let range = ranges().filter(|&r| r >= range).min().or_else(|| ranges().max());
+        let range = ranges()
+            .filter(|&r| r >= range)
+            .min()
+            .or_else(|| ranges().max());
         let curve = |depth: u32, ns: &dyn Fn(&Point) -> f64| -> Curve {
-            let here = || self.points.iter().filter(random).filter(|p| Some(p.range) == range);
+            let here = || {
+                self.points
+                    .iter()
+                    .filter(random)
+                    .filter(|p| Some(p.range) == range)
+            };
             let at = |size| {
                 let same = here().filter(|p| p.size == size);
                 let nearest = same.min_by_key(|p| p.depth.abs_diff(depth))?;
                 Some((f64::from(size), ns(nearest)))
             };
-            distinct(here().map(|p| p.size)).into_iter().filter_map(at).collect()
+            distinct(here().map(|p| p.size))
+                .into_iter()
+                .filter_map(at)
+                .collect()
         };
         Some(ReadCost {
             latency: curve(1, &|p| p.p50_us * 1000.0),
