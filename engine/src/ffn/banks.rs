@@ -210,9 +210,17 @@ impl Banks {
     }
 
     /// What reads from this container's device cost with an I/O engine.
-    pub fn read_cost(&self, io: EngineChoice) -> ReadCost {
+    pub fn read_cost(&self, io: EngineChoice, depth: u32) -> ReadCost {
         let (file, path) = (self.container.file(), self.container.path());
-        ReadCost::for_file(file, path, io, Limits::PRODUCTION.depth)
+        ReadCost::for_file(file, path, io, depth)
+    }
+
+    /// Commands under way when all stream buffers are being filled.
+    pub fn stream_depth(&self) -> u32 {
+        let commands = self
+            .stream_len()
+            .div_ceil(Limits::PRODUCTION.block as usize);
+        STREAM * u32::try_from(commands).unwrap_or(1)
     }
 
     /// What reads of its parts cost on a device.

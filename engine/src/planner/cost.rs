@@ -125,8 +125,10 @@ pub struct Pass<'a> {
     pub element_ns: f64,
     /// Cores of the machine.
     pub cores: f64,
-    /// The device.
+    /// The device with many reads under way.
     pub device: &'a ReadCost,
+    /// The device with few.
+    pub stream: &'a ReadCost,
     /// Nanoseconds per token of a predictor.
     pub predictor_ns: f64,
     /// Gate parts are read first where gates are not resident.
@@ -399,7 +401,7 @@ impl Pass<'_> {
         Reads {
             count: clusters,
             ns: bytes / s.cluster_read as f64
-                * self.device.read_ns(s.cluster_read, Pattern::Sequential),
+                * self.stream.read_ns(s.cluster_read, Pattern::Sequential),
             bytes,
             cpu_ns: clusters * self.device.cpu_ns(s.cluster_read),
             latency_ns: 0.0,

@@ -3,6 +3,7 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 
 use super::cost::Shape;
@@ -36,7 +37,9 @@ impl Planner {
         sparsity: Sparsity,
     ) -> Result<Self, Error> {
         let firing = firing(banks)?;
-        let device = banks.read_cost(options.io);
+        let device = banks.read_cost(options.io, Limits::PRODUCTION.depth);
+        // A buffer is empty while its cluster is computed.
+        let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
         let costs = banks.read_costs(&device, firing.share());
         let scratch: Vec<(usize, u64)> = chunks(options.chunk, options.context)
             .into_iter()
@@ -59,6 +62,7 @@ impl Planner {
             },
             rates,
             device,
+            stream,
             threads,
             threads_fixed: options.threads != 0,
             context: options.context,

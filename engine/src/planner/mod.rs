@@ -62,7 +62,9 @@ pub struct Planner {
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
     pub(crate) rates: Rates,
+    /// The device with many reads under way, and with as many as there are stream buffers.
     pub(crate) device: ReadCost,
+    pub(crate) stream: ReadCost,
     /// Most threads that compute, and whether that many are wanted for certain.
     pub(crate) threads: usize,
     pub(crate) threads_fixed: bool,
@@ -282,6 +284,7 @@ impl Planner {
                 element_ns: self.rates.element_ns,
                 cores: f64::from(self.rates.machine.cores.max(1)),
                 device: &self.device,
+                stream: &self.stream,
                 predictor_ns: self.predictor.ns_per_token,
                 two_phases: way.two_phases && memory.slots > 0,
             };

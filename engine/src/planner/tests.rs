@@ -65,6 +65,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
         firing,
         rates: Rates::assumed(4),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
+        stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
         threads: 4,
         threads_fixed: false,
         context: 1024,

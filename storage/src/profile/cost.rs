@@ -101,9 +101,10 @@ impl ReadCost {
             return Self::simulated(&options, depth, range);
         }
         let engine = match choice {
-            EngineChoice::Uring => Some("uring"),
+            // Where io_uring could be measured, it is what `Auto` takes.
+            EngineChoice::Auto | EngineChoice::Uring => Some("uring"),
             EngineChoice::Pread => Some("pread"),
-            EngineChoice::Auto | EngineChoice::Sim(_) => None,
+            EngineChoice::Sim(_) => None,
         };
         (facts.as_ref().and_then(DeviceProfile::for_device))
             .and_then(|profile| profile.read_cost(engine, depth, range))
