@@ -7,8 +7,8 @@ mod tests;
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
 
+use crate::forward::Span;
 use crate::input::Input;
-use crate::kv_cache::KvCache;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::weights::Layer;
@@ -16,8 +16,8 @@ use crate::weights::Layer;
 use pass::Pass;
 pub(crate) use pass::thread_floats;
 
-/// `scratch.out[t] = O · attention(normed[t])` for the `tokens` positions that
-/// start at `first`; their keys and values are appended to `kv`.
+/// `scratch.out[t] = O · attention(normed[t])` for the `tokens` rows of the spans, each over
+/// its own sequence; their keys and values are appended there.
 #[expect(
     clippy::too_many_arguments,
     reason = "the parts of the engine, each borrowed apart"
@@ -29,8 +29,7 @@ pub(crate) fn attention(
     layer: &Layer,
     index: usize,
     rope: &RopeTable,
-    kv: &mut KvCache,
-    first: usize,
+    spans: &mut [Span<'_>],
     tokens: usize,
     s: &mut Scratch,
 ) {
@@ -53,34 +52,40 @@ pub(crate) fn attention(
         }
     }
     let scale = 1.0 / libm::sqrtf(hd as f32);
-    for t in 0..tokens {
-        let (cos, sin) = rope.at(t);
-        for h in 0..heads {
-            let head = &mut s.q[(t * heads + h) * hd..][..hd];
-            if let Some([q_norm, _]) = &layer.qk_norm {
-                cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
+    let mut t = 0;
+    for span in spans.iter_mut() {
+        let first = span.sequence.len();
+        let kv = &mut span.sequence.kv;
+        for position in first..first + span.tokens.len() {
+            let (cos, sin) = rope.at(t);
+            for h in 0..heads {
+                let head = &mut s.q[(t * heads + h) * hd..][..hd];
+                if let Some([q_norm, _]) = &layer.qk_norm {
+                    cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
+                }
+                cpu.rope_rotate_half(head, cos, sin);
+                // Here once, and not in every score.
+                head.iter_mut().for_each(|q| *q *= scale);
             }
-            cpu.rope_rotate_half(head, cos, sin);
-            // Here once, and not in every score.
-            head.iter_mut().for_each(|q| *q *= scale);
-        }
-        for h in 0..kv_heads {
-            let at = (t * kv_heads + h) * hd;
-            let key = &mut s.k[at..][..hd];
-            if let Some([_, k_norm]) = &layer.qk_norm {
-                cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
+            for h in 0..kv_heads {
+                let at = (t * kv_heads + h) * hd;
+                let key = &mut s.k[at..][..hd];
+                if let Some([_, k_norm]) = &layer.qk_norm {
+                    cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
+                }
+                cpu.rope_rotate_half(key, cos, sin);
+                kv.store_key(cpu, index, h, position, key);
+                kv.store_value(cpu, index, h, position, &s.v[at..][..hd]);
             }
-            cpu.rope_rotate_half(key, cos, sin);
-            kv.store_key(cpu, index, h, first + t, key);
-            kv.store_value(cpu, index, h, first + t, &s.v[at..][..hd]);
+            t += 1;
         }
     }
 
-    let (layer_kv, partials) = kv.parts(index);
-    let pass = Pass {
+    let width = heads * hd;
+    let pass = |kv, row: usize, first, tokens| Pass {
         cpu,
-        kv: layer_kv,
-        queries: &s.q,
+        kv,
+        queries: &s.q[row * width..],
         head_dim: hd,
         kv_heads,
         group: heads / kv_heads,
@@ -88,7 +93,24 @@ pub(crate) fn attention(
         tokens,
         window: c.window[index] as usize,
     };
-    pass.run(workers, &mut s.attended[..tokens * heads * hd], partials);
+    let attended = &mut s.attended[..tokens * width];
+    if spans.len() == tokens && pass::enough_rows(workers, tokens * kv_heads) {
+        let spans = &*spans;
+        let one = |row: usize| {
+            let sequence = &*spans[row].sequence;
+            pass(sequence.kv.layer(index), row, sequence.len(), 1)
+        };
+        pass::run_rows(workers, kv_heads, attended, one);
+    } else {
+        let mut row = 0;
+        for span in spans {
+            let (first, n) = (span.sequence.len(), span.tokens.len());
+            let (kv, partials) = span.sequence.kv.parts(index);
+            let out = &mut attended[row * width..(row + n) * width];
+            pass(kv, row, first, n).run(workers, out, partials);
+            row += n;
+        }
+    }
 
     let attended = &s.attended[..tokens * heads * hd];
     let input = Input::new(cpu, attended, tokens, &mut s.input);

@@ -101,8 +101,12 @@ impl NeuronFormat {
         }
     }
 
-    fn row<'a>(self, payload: &'a [u8], place: usize, scales: &'a [u8], part: usize) -> Row<'a> {
-        let bytes = &payload[place * self.vector()..(place + 1) * self.vector()];
+    /// Up and Down from the Up and Down part.
+    pub fn split_rest(self, rest_part: &[u8]) -> (&[u8], &[u8]) {
+        rest_part[..self.rest_len()].split_at(self.vector())
+    }
+
+    fn row<'a>(self, bytes: &'a [u8], scales: &'a [u8], part: usize) -> Row<'a> {
         if self.inline_scales {
             Row::inline(self.dtype, self.d, bytes)
         } else {
@@ -114,16 +118,16 @@ impl NeuronFormat {
     /// Gate row from the Gate part; `scales` = the neuron's resident scales
     /// (empty when inline).
     pub fn gate<'a>(self, gate_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
-        self.row(gate_part, 0, scales, 0)
+        self.row(&gate_part[..self.gate_len()], scales, 0)
     }
 
-    /// Up row from the Up/Down part.
-    pub fn up<'a>(self, rest_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
-        self.row(rest_part, 0, scales, 1)
+    /// Up row from its half of the Up and Down part.
+    pub fn up<'a>(self, up: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        self.row(up, scales, 1)
     }
 
-    /// Down column from the Up/Down part.
-    pub fn down<'a>(self, rest_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
-        self.row(rest_part, 1, scales, 2)
+    /// Down column from its half of the Up and Down part.
+    pub fn down<'a>(self, down: &'a [u8], scales: &'a [u8]) -> Row<'a> {
+        self.row(down, scales, 2)
     }
 }

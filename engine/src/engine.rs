@@ -12,13 +12,13 @@ use emberflow_storage::mem;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
-use crate::forward::{Decoder, FfnObserver, Times};
-
+use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Plan, Planner};
+use crate::policy::Policy;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
@@ -33,6 +33,8 @@ pub struct Engine {
     needs: Needs,
     planner: Planner,
     plan: Plan,
+    /// Sequences the plan was made for.
+    batch: usize,
     sparsity: Sparsity,
     stop: Arc<AtomicBool>,
 }
@@ -62,28 +64,17 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
+        let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let costs = planner.read_costs(&banks);
-        let store = NeuronStore::open(
-            banks,
-            source,
-            &plan.memory,
-            plan.hot_wanted.clone(),
-            costs,
-            &options,
-        )?;
+        let hot = planner.hot(batch).to_vec();
+        let store = NeuronStore::open(banks, source, &plan.memory, hot, costs, &options)?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
                 workers,
-                rope: RopeTable::new(&c.rope, options.chunk),
-                scratch: Scratch::new(&c, options.chunk, options.threads),
-                ffn: Ffn::new(
-                    shape,
-                    store,
-                    options.chunk,
-                    options.threads,
-                    options.observe,
-                ),
+                rope: RopeTable::new(&c.rope, rows),
+                scratch: Scratch::new(&c, rows, batch, options.threads),
+                ffn: Ffn::new(shape, store, rows, options.threads, options.observe),
                 weights,
                 times: Times::default(),
                 config: c,
@@ -93,6 +84,7 @@ impl Engine {
             options,
             planner,
             plan,
+            batch,
             sparsity,
             stop: Arc::new(AtomicBool::new(false)),
         })
@@ -108,7 +100,8 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with room for the options' context.
+    /// An empty sequence with room for the options' context. The plan has memory for as many
+    /// as the options say.
     pub fn new_sequence(&self) -> Sequence {
         let c = self.config();
         Sequence::new(KvCache::new(self.options.kv, c, self.options.context))
@@ -130,7 +123,7 @@ impl Engine {
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.run(sequence, tokens, wanted, None)
+        self.pass(&mut [Span { sequence, tokens }], wanted, None)
     }
 
     /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
@@ -146,29 +139,47 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        self.run(sequence, tokens, wanted, Some(observer))
+        self.pass(&mut [Span { sequence, tokens }], wanted, Some(observer))
     }
 
-    fn run(
+    /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens;
+    /// all tokens together are at most [`Engine::chunk`] or as many as there may be
+    /// sequences. A neuron is read and computed once for all of them. What comes out for a
+    /// sequence is what it would give alone, bit for bit.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_batch(
         &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
+        spans: &mut [Span<'_>],
+        wanted: Logits<'_>,
+    ) -> Result<(), Error> {
+        self.pass(spans, wanted, None)
+    }
+
+    fn pass(
+        &mut self,
+        spans: &mut [Span<'_>],
         wanted: Logits<'_>,
         observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
         let vocab = self.config().vocab;
-        if let Some(&token) = tokens.iter().find(|&&t| t >= vocab) {
-            return Err(Error::Token { token, vocab });
+        let (mut rows, most) = (0, self.options.chunk.max(self.options.batch));
+        for span in &*spans {
+            if let Some(&token) = span.tokens.iter().find(|&&t| t >= vocab) {
+                return Err(Error::Token { token, vocab });
+            }
+            self.check_room(span.sequence, span.tokens.len())?;
+            rows += span.tokens.len();
         }
-        self.check_room(sequence, tokens.len())?;
-        if tokens.is_empty() || tokens.len() > self.options.chunk {
+        if rows == 0 || rows > most || spans.iter().any(|span| span.tokens.is_empty()) {
+            let lens: Vec<_> = spans.iter().map(|span| span.tokens.len()).collect();
             return Err(Error::Option(format!(
-                "a chunk of {} tokens, expected 1 to {}",
-                tokens.len(),
-                self.options.chunk
+                "a pass with {lens:?} tokens of its sequences, expected at least one of each and \
+                 1 to {most} in all"
             )));
         }
-        self.decoder.forward(sequence, tokens, wanted, observer)
+        self.decoder.forward(spans, wanted, observer)
     }
 
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
@@ -182,9 +193,51 @@ impl Engine {
         })
     }
 
-    /// Logits of the last position of the last pass, `[vocab]`.
+    /// Logits of the last row of the last pass, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
         self.decoder.logits()
+    }
+
+    /// Plans for `sequences` at once, at most as many as the options say: the more there are,
+    /// the more neurons fire for one of them in nearly every pass, and belong in the hot
+    /// region. Nothing is read for it, and the border between the regions moves a little with
+    /// each pass. No result depends on it.
+    ///
+    /// # Errors
+    /// Those of the plan, which has been made before with the same budget.
+    pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
+        let batch = sequences.clamp(1, self.options.batch);
+        if batch == self.batch {
+            return Ok(());
+        }
+        self.batch = batch;
+        let hot = self.planner.hot(batch).to_vec();
+        self.needs.hot_clusters = hot.iter().map(|&n| u64::from(n)).sum();
+        self.plan = self.replan(self.plan.memory.budget())?;
+        self.decoder.ffn.store.aim_border(&self.plan.memory, &hot);
+        Ok(())
+    }
+
+    /// The plan for another budget. A peak of the past cannot be taken back and does not bind
+    /// the future.
+    fn replan(&self, bytes: u64) -> Result<Plan, Error> {
+        let needs = Needs {
+            process_peak: 0,
+            ..self.needs
+        };
+        let chunk = self.options.chunk;
+        self.planner.plan_with(bytes, &needs, chunk, self.batch)
+    }
+
+    /// Most sequences at once.
+    pub fn most_sequences(&self) -> usize {
+        self.options.batch
+    }
+
+    /// Logits of one row of the last pass, `[vocab]`, where all rows were asked for and are no
+    /// more than there may be sequences.
+    pub(crate) fn row_logits(&self, row: usize) -> &[f32] {
+        self.decoder.row_logits(row)
     }
 
     /// Changes the budget between two calls of [`Engine::forward`]. A smaller one
@@ -194,12 +247,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
-        // A peak of the past cannot be taken back and does not bind the future.
-        let needs = Needs {
-            process_peak: 0,
-            ..self.needs
-        };
-        let plan = self.planner.plan_with(bytes, &needs, self.options.chunk)?;
+        let plan = self.replan(bytes)?;
         self.decoder.ffn.store.set_plan(&plan.memory)?;
         self.plan = plan;
         Ok(())
@@ -272,11 +320,21 @@ impl Engine {
         self.decoder.weights.bytes_per_token()
     }
 
+    /// Which mechanisms are at work.
+    pub fn policy(&self) -> Policy {
+        self.options.policy
+    }
+
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.io_name()
     }
 }
+
+/// Most sequences at once. Few enough that all of them fit in one pass.
+pub const MAX_BATCH: usize = 64;
+
+const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
 
 /// What a plan is made from and an engine is built of.
 struct Parts {
@@ -372,6 +430,12 @@ fn check_options(o: &Options, c: &ModelConfig) -> Result<Sparsity, Error> {
         return Err(Error::Option(format!(
             "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
             o.chunk
+        )));
+    }
+    if o.batch == 0 || o.batch > MAX_BATCH {
+        return Err(Error::Option(format!(
+            "{} sequences at once, expected 1 to {MAX_BATCH}",
+            o.batch
         )));
     }
     if !matches!(o.kv, DType::F16 | DType::F32) {

@@ -1,5 +1,6 @@
 //! The forward pass, top to bottom.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Cpu, Workers};
@@ -14,11 +15,19 @@ use crate::scratch::Scratch;
 use crate::sequence::Sequence;
 use crate::weights::Weights;
 
-/// Which positions' logits the caller wants.
+/// A part of a pass: tokens at the end of one sequence.
+pub struct Span<'a> {
+    /// The sequence, which the tokens are added to.
+    pub sequence: &'a mut Sequence,
+    /// Tokens that follow each other, at least one.
+    pub tokens: &'a [u32],
+}
+
+/// Which rows' logits the caller wants. A pass has one row for every token, span after span.
 pub enum Logits<'a> {
-    /// The last position's; left in [`crate::Engine::logits`].
+    /// The last row's; left in [`crate::Engine::logits`].
     Last,
-    /// Every position's, passed to the function as `(index in chunk, logits)`.
+    /// Every row's, passed to the function as `(row, logits)`.
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
@@ -47,17 +56,23 @@ pub(crate) struct Times {
 }
 
 impl Decoder {
-    /// Logits of the last position of the last pass, `[vocab]`.
+    /// Logits of the last row of the last pass, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
-        &self.scratch.logits
+        self.row_logits(0)
     }
 
-    /// Runs one chunk of tokens, all of them valid and within the sequence's
-    /// room, and advances the sequence.
+    /// The `row`-th of the logits computed together last.
+    pub fn row_logits(&self, row: usize) -> &[f32] {
+        let vocab = self.config.vocab as usize;
+        &self.scratch.logits[row * vocab..(row + 1) * vocab]
+    }
+
+    /// Runs one chunk of tokens, all of them valid and within their sequences'
+    /// room, and advances the sequences. A row's results depend on the tokens of
+    /// its own sequence alone.
     pub fn forward(
         &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
+        spans: &mut [Span<'_>],
         wanted: Logits<'_>,
         mut observer: Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
@@ -73,29 +88,23 @@ impl Decoder {
         } = self;
         let (cpu, workers) = (*cpu, &*workers);
         let d = c.d_model as usize;
-        let n = tokens.len();
-        let first = sequence.len();
+        ffn.store.step_border()?;
 
         // x [n × d]
-        for (&token, x) in tokens.iter().zip(s.x.chunks_exact_mut(d)) {
-            cpu.dequantize(weights.embed.row(token as usize), x);
+        let mut n = 0;
+        for span in &*spans {
+            let first = span.sequence.len();
+            for (i, &token) in span.tokens.iter().enumerate() {
+                let x = &mut s.x[n * d..(n + 1) * d];
+                cpu.dequantize(weights.embed.row(token as usize), x);
+                rope.fill(n, first + i);
+                n += 1;
+            }
         }
-        rope.fill(first, n);
         let mut last = Instant::now();
         for (l, layer) in weights.layers.iter().enumerate() {
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
-            attention(
-                cpu,
-                workers,
-                c,
-                layer,
-                l,
-                rope,
-                &mut sequence.kv,
-                first,
-                n,
-                s,
-            );
+            attention(cpu, workers, c, layer, l, rope, spans, n, s);
             add_rows(&mut s.x, &s.out, n * d);
             lap(&mut times.attention, &mut last);
 
@@ -117,24 +126,32 @@ impl Decoder {
             lap(&mut times.ffn, &mut last);
         }
 
-        let head = |t: usize, s: &mut Scratch| {
-            let x = &s.x[t * d..(t + 1) * d];
-            cpu.rmsnorm(x, &weights.final_norm, c.rms_eps, &mut s.normed[..d]);
-            let input = Input::new(cpu, &s.normed[..d], 1, &mut s.input);
-            let head = weights.head();
-            head.matmul(cpu, workers, input, &mut [], &mut s.logits);
+        // As many rows at once as the buffer holds: the head's weights are read once for them.
+        let vocab = c.vocab as usize;
+        let head = |rows: Range<usize>, s: &mut Scratch| {
+            let (x, count) = (&s.x[rows.start * d..rows.end * d], rows.len());
+            rmsnorm_rows(cpu, x, &weights.final_norm, c.rms_eps, count, &mut s.normed);
+            let input = Input::new(cpu, &s.normed[..count * d], count, &mut s.input);
+            let logits = &mut s.logits[..count * vocab];
+            (weights.head()).matmul(cpu, workers, input, &mut s.rows, logits);
         };
         match wanted {
-            Logits::Last => head(n - 1, s),
+            Logits::Last => head(n - 1..n, s),
             Logits::Each(sink) => {
-                for t in 0..n {
-                    head(t, s);
-                    sink(t, &s.logits);
+                let at_once = s.logits.len() / vocab;
+                for first in (0..n).step_by(at_once) {
+                    let rows = first..(first + at_once).min(n);
+                    head(rows.clone(), s);
+                    for (t, logits) in rows.zip(s.logits.chunks_exact(vocab)) {
+                        sink(t, logits);
+                    }
                 }
             }
         }
         lap(&mut times.head, &mut last);
-        sequence.advance(tokens);
+        for span in spans {
+            span.sequence.advance(span.tokens);
+        }
         Ok(())
     }
 }

@@ -67,12 +67,7 @@ impl Engine {
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
         request.sampling.validate().map_err(Error::Option)?;
-        if prompt.is_empty() {
-            return Err(Error::Option(
-                "the prompt is empty; give at least one token of text".into(),
-            ));
-        }
-        self.check_room(sequence, prompt.len())?;
+        self.check_prompt(sequence, prompt)?;
         let before = self.counters();
         let start = Instant::now();
         let mut sampler = Sampler::new(request.sampling, self.config().vocab as usize);
@@ -81,14 +76,7 @@ impl Engine {
         let mut latencies = Vec::with_capacity(most);
         let mut tokens = Vec::with_capacity(most);
 
-        let mut interrupted = false;
-        for chunk in prompt.chunks(self.chunk()) {
-            self.forward(sequence, chunk, Logits::Last)?;
-            if self.interrupted() {
-                interrupted = true;
-                break;
-            }
-        }
+        let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
         let mut first_token = prefill;
         let mut last = Instant::now();
@@ -137,5 +125,29 @@ impl Engine {
             stop,
             counters: self.counters().since(before),
         })
+    }
+
+    pub(crate) fn check_prompt(&self, sequence: &Sequence, prompt: &[u32]) -> Result<(), Error> {
+        if prompt.is_empty() {
+            return Err(Error::Option(
+                "the prompt is empty; give at least one token of text".into(),
+            ));
+        }
+        self.check_room(sequence, prompt.len())
+    }
+
+    /// Runs a prompt, chunk by chunk. False when it was interrupted.
+    pub(crate) fn prefill(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+    ) -> Result<bool, Error> {
+        for chunk in prompt.chunks(self.chunk()) {
+            self.forward(sequence, chunk, Logits::Last)?;
+            if self.interrupted() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }

@@ -211,6 +211,37 @@ impl KvCache {
         write(cpu, shape.dtype, value, stored);
     }
 
+    /// One layer to read.
+    pub(crate) fn layer(&self, layer: usize) -> LayerKv<'_> {
+        let [keys, values] = &self.data[layer];
+        LayerKv {
+            shape: self.shape,
+            keys,
+            values,
+        }
+    }
+
+    /// A cache of the same size that holds the first `positions` too. The memory behind them is
+    /// zero pages until it is used.
+    pub(crate) fn fork(&self, positions: usize) -> Self {
+        let shape = self.shape;
+        let mut copy = Self::with_shape(shape, self.data.len());
+        let used = [
+            positions.next_multiple_of(GROUP) * shape.head_dim,
+            positions * shape.width(),
+        ];
+        for (from, to) in self.data.iter().zip(&mut copy.data) {
+            for (i, (from, to)) in from.iter().zip(to).enumerate() {
+                let [head, used] = [shape.head()[i], used[i]].map(|n| shape.bytes(n));
+                let heads = from.chunks_exact(head.max(1));
+                for (from, to) in heads.zip(to.chunks_exact_mut(head.max(1))) {
+                    to[..used].copy_from_slice(&from[..used]);
+                }
+            }
+        }
+        copy
+    }
+
     /// One layer to read, and memory for the partial results of one token: for every
     /// block of [`BLOCK`] positions and every query head `width + 2` floats. It is empty
     /// if the capacity is one block.

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod batch;
 pub mod bundle;
 mod counters;
 mod engine;
@@ -27,6 +28,7 @@ pub mod meta;
 mod model;
 mod options;
 pub mod planner;
+pub mod policy;
 mod report;
 mod rope;
 pub mod sampler;
@@ -34,15 +36,17 @@ mod scratch;
 mod sequence;
 mod weights;
 
+pub use batch::{Batch, Sample};
 pub use counters::Counters;
-pub use engine::Engine;
+pub use engine::{Engine, MAX_BATCH};
 pub use error::Error;
-pub use ffn::{CLUSTER, FfnSeen, MAX_CHUNK};
-pub use forward::{FfnObserver, Logits};
+pub use ffn::{CLUSTER, FfnSeen, GATE_PIECES, MAX_CHUNK, regions};
+pub use forward::{FfnObserver, Logits, Span};
 pub use generate::{Generation, Request, Stop};
 pub use kv_cache::KvCache;
 pub use model::{Model, Text};
 pub use options::{Budget, Options, Phases, Sparsity};
+pub use policy::Policy;
 pub use report::Report;
 pub use sampler::{Sampler, Sampling};
 pub use sequence::Sequence;

@@ -8,6 +8,8 @@
 use emberflow_storage::budget::Ledger;
 
 use crate::Error;
+use crate::ffn::regions::split;
+use crate::policy::{Keep, Policy};
 
 /// Sizes that do not depend on the plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Needs {
     pub rest_slot: u64,
     /// Neurons of the model.
     pub neurons: u64,
+    /// Banks of the model.
+    pub banks: u64,
     /// Neurons of a cluster.
     pub cluster: u64,
     /// Clusters of the model.
@@ -84,6 +88,37 @@ impl MemoryPlan {
     /// The budget, bytes.
     pub fn budget(&self) -> u64 {
         self.ledger.budget()
+    }
+
+    /// The same plan for a policy that keeps less.
+    pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
+        let layer = needs.neurons / needs.banks.max(1);
+        let (gates, hot, slots) = match (policy, policy.keep()) {
+            (Policy::Mmap, _) => (false, 0, 0),
+            (_, Keep::All) => return self,
+            (_, Keep::Window) => (true, 0, self.slots),
+            // What a layer's reads need on their way.
+            (_, Keep::Nothing) => (true, 0, self.slots.min(layer.max(needs.min_slots))),
+        };
+        if !gates {
+            self.residency = Residency::Bundles;
+            self.ledger.release("gates", u64::MAX);
+        }
+        let slots = if hot < self.hot_clusters && slots == 0 && gates {
+            // Everything was hot.
+            layer.max(needs.min_slots).min(needs.neurons)
+        } else {
+            slots
+        };
+        let held = self.ledger.held("cold");
+        let cold = held.checked_div(self.slots).unwrap_or(needs.rest_slot) * slots;
+        self.ledger.release("hot", u64::MAX);
+        self.ledger.release("cold", u64::MAX);
+        // Never more than what was released.
+        let _ = self.ledger.charge("cold", cold);
+        self.hot_clusters = hot;
+        self.slots = slots;
+        self
     }
 
     /// Share of the FFN's weights that stay in memory, 0 to 1. Weights count
@@ -228,10 +263,7 @@ impl Needs {
         let (hot_clusters, slots) = if left / unit >= self.clusters {
             (self.clusters, 0)
         } else if uses_cold {
-            // The cold region adapts to the text, so it gets at least half.
-            let hot = self.hot_clusters.min(left / 2 / unit);
-            let hot = hot.min((left - self.min_slots.saturating_mul(slot)) / unit);
-            let slots = (left - hot * unit) / slot.max(1);
+            let (hot, slots) = split(left, unit, slot, self.hot_clusters, self.min_slots);
             (hot, slots.min(self.neurons))
         } else {
             (left / unit, 0)
@@ -274,6 +306,7 @@ mod tests {
             whole_slot: 1024,
             rest_slot: 1024,
             neurons: 8000,
+            banks: 4,
             cluster: 128,
             clusters: 63,
             hot_clusters: 7,

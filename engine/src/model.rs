@@ -40,6 +40,11 @@ impl Model {
         })
     }
 
+    /// The file.
+    pub fn container(&self) -> &Container {
+        &self.container
+    }
+
     /// The text side.
     pub fn text(&self) -> &Text {
         &self.text

@@ -2,6 +2,8 @@
 
 use emberflow_kernels::DType;
 
+use crate::policy::Policy;
+
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
@@ -62,6 +64,8 @@ pub struct Options {
     pub sparsity: Sparsity,
     /// How bundles are read where Gate rows are not resident.
     pub phases: Phases,
+    /// Which mechanisms are at work.
+    pub policy: Policy,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to; `None` = what the plan says.
@@ -73,11 +77,15 @@ pub struct Options {
     /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
     /// afford.
     pub chunk: usize,
+    /// Most sequences at once: the plan has room for the keys and values of so many.
+    pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
     /// the room.
     pub observe: bool,
+    /// Bytes that the caller will come to hold besides; the budget pays for them.
+    pub reserve: u64,
 }
 
 impl Default for Options {
@@ -87,13 +95,16 @@ impl Default for Options {
             threads: 0,
             sparsity: Sparsity::Auto,
             phases: Phases::Auto,
+            policy: Policy::Full,
             io: Default::default(),
             io_core: None,
             lock: false,
             context: 1024,
             chunk: 0,
+            batch: 1,
             kv: DType::F16,
             observe: false,
+            reserve: 0,
         }
     }
 }

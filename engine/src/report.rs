@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Engine, Generation};
+use crate::{Batch, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -22,11 +22,12 @@ pub struct Report {
     pub generated_tokens: usize,
     /// Prompt tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Generated tokens per second, the first one not counted.
+    /// Generated tokens per second, the first one not counted; those of all texts drawn together.
     pub decode_tokens_per_s: f64,
     /// Time to the first token.
     pub ttft_ms: f64,
-    /// Time per generated token, the first one not counted.
+    /// Time per generated token, the first one not counted; time per pass where texts are drawn
+    /// together.
     pub latency_ms: Latency,
     /// Where the memory went.
     pub memory: Memory,
@@ -47,6 +48,35 @@ pub struct Report {
     /// Mechanisms in use.
     pub policy: &'static str,
     /// Why the generation ended: `eos`, `length`, `context` or `caller`.
+    pub stop: &'static str,
+    /// All texts that were drawn together; the rest of the report is about the best one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_of: Option<BestOf>,
+}
+
+/// Texts that were drawn together.
+#[derive(Debug, Clone, Serialize)]
+pub struct BestOf {
+    /// Place of the best one in the list.
+    pub best: usize,
+    /// In the order of their seeds.
+    pub samples: Vec<SampleReport>,
+}
+
+/// One of several texts.
+#[derive(Debug, Clone, Serialize)]
+pub struct SampleReport {
+    /// Seed of its random choices.
+    pub seed: u64,
+    /// Mean log-probability of its tokens.
+    pub score: f64,
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Hash over the logits of every generated token.
+    pub logits_hash: String,
+    /// Why it ended.
     pub stop: &'static str,
 }
 
@@ -243,25 +273,70 @@ impl Report {
                 chunk: planned.chunk,
                 measured: planned.basis.all_measured(),
             },
-            logits_hash: format!("{:016x}", generation.logits_hash),
+            logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
-            policy: "full",
-            stop: match generation.stop {
-                crate::Stop::Eos => "eos",
-                crate::Stop::Length => "length",
-                crate::Stop::Context => "context",
-                crate::Stop::Caller => "caller",
-            },
+            policy: engine.policy().name(),
+            stop: name(generation.stop),
+            best_of: None,
         }
+    }
+
+    /// The numbers of texts that were drawn together, about the best one where they are about
+    /// one. `texts` are the decoded outputs in order.
+    pub fn of_batch(engine: &Engine, batch: &Batch, mut texts: Vec<String>) -> Self {
+        let best = batch.best();
+        let winner = &batch.samples[best];
+        let generation = Generation {
+            tokens: winner.tokens.clone(),
+            prompt_tokens: batch.prompt_tokens,
+            prefill: batch.prefill,
+            first_token: batch.first_token,
+            latencies: batch.latencies.clone(),
+            logits_hash: winner.logits_hash,
+            stop: winner.stop,
+            counters: batch.counters,
+        };
+        texts.resize(batch.samples.len(), String::new());
+        let mut report = Self::new(engine, &generation, texts[best].clone());
+        let seconds: f64 = batch.latencies.iter().map(|l| l.as_secs_f64()).sum();
+        let further = batch.tokens().saturating_sub(batch.samples.len());
+        report.decode_tokens_per_s = ratio(further as f64, seconds);
+        let samples = batch.samples.iter().zip(texts);
+        report.best_of = Some(BestOf {
+            best,
+            samples: samples
+                .map(|(sample, text)| SampleReport {
+                    seed: sample.seed,
+                    score: sample.score(),
+                    text,
+                    tokens: sample.tokens.clone(),
+                    logits_hash: hash(sample.logits_hash),
+                    stop: name(sample.stop),
+                })
+                .collect(),
+        });
+        report
     }
 
     /// One line for people.
     pub fn summary(&self) -> String {
-        let tokens = (self.prompt_tokens + self.generated_tokens).max(1) as f64;
+        let (mut best_of, mut generated) = (String::new(), self.generated_tokens);
+        if let Some(BestOf { best, samples }) = &self.best_of {
+            generated = samples.iter().map(|s| s.tokens.len()).sum();
+            let SampleReport { seed, score, .. } = &samples[*best];
+            let n = samples.len();
+            best_of = format!("best of {n}: seed {seed}, mean log-probability {score:.3} | ");
+        }
+        let tokens = (self.prompt_tokens + generated).max(1) as f64;
+        let of = if self.best_of.is_some() {
+            "pass"
+        } else {
+            "token"
+        };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
-            "{:.1} tok/s (expected {}{:.1}, limit: {}; {:.2} ms/token), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
+            "{best_of}{:.1} tok/s (expected {}{:.1}, limit: {}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
             self.decode_tokens_per_s,
@@ -289,6 +364,19 @@ impl Report {
             self.io.engine,
             self.logits_hash,
         )
+    }
+}
+
+fn hash(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+fn name(stop: Stop) -> &'static str {
+    match stop {
+        Stop::Eos => "eos",
+        Stop::Length => "length",
+        Stop::Context => "context",
+        Stop::Caller => "caller",
     }
 }
 

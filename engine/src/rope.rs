@@ -6,13 +6,13 @@ use emberflow_models::config::{Rope, RopeScaling};
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     inv_freq: Vec<f32>,
-    /// Cosines of the positions of the current chunk, `[tokens × dims/2]`.
+    /// Cosines of the rows of the current chunk, `[tokens × dims/2]`.
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
 impl RopeTable {
-    /// A table for chunks of up to `tokens` positions.
+    /// A table for chunks of up to `tokens` rows.
     pub fn new(rope: &Rope, tokens: usize) -> Self {
         let inv_freq = inverse_frequencies(rope);
         let n = inv_freq.len() * tokens;
@@ -23,20 +23,17 @@ impl RopeTable {
         }
     }
 
-    /// Fills the angles of positions `first .. first + tokens`.
-    pub fn fill(&mut self, first: usize, tokens: usize) {
+    /// Fills the angles of row `t`, a token at `position` of its sequence.
+    pub fn fill(&mut self, t: usize, position: usize) {
         let half = self.inv_freq.len();
-        for t in 0..tokens {
-            for (i, &f) in self.inv_freq.iter().enumerate() {
-                let angle = (first + t) as f32 * f;
-                self.cos[t * half + i] = libm::cosf(angle);
-                self.sin[t * half + i] = libm::sinf(angle);
-            }
+        for (i, &f) in self.inv_freq.iter().enumerate() {
+            let angle = position as f32 * f;
+            self.cos[t * half + i] = libm::cosf(angle);
+            self.sin[t * half + i] = libm::sinf(angle);
         }
     }
 
-    /// Cosines and sines of the `t`-th position of the filled chunk, each
-    /// `dims/2` long.
+    /// Cosines and sines of row `t`, each `dims/2` long.
     pub fn at(&self, t: usize) -> (&[f32], &[f32]) {
         let half = self.inv_freq.len();
         let range = t * half..(t + 1) * half;

@@ -57,13 +57,13 @@ pub struct Scratch {
     pub rows: Vec<Vec<f32>>,
     /// The input of a matrix, quantised.
     pub input: Activations,
-    /// Logits of one token, `[vocab]`.
+    /// Logits of one token of each sequence, `[batch × vocab]`.
     pub logits: Vec<f32>,
 }
 
 impl Scratch {
-    /// Allocates for a model, a chunk length and a thread count.
-    pub fn new(c: &ModelConfig, chunk: usize, threads: usize) -> Self {
+    /// Allocates for a model, a chunk length, logits of `batch` tokens and a thread count.
+    pub fn new(c: &ModelConfig, chunk: usize, batch: usize, threads: usize) -> Self {
         let [d, q, kv, vocab] = widths(c);
         BUFFER_LEN.fetch_max(thread_buffer_len(c, chunk), Ordering::Relaxed);
         Self {
@@ -76,14 +76,14 @@ impl Scratch {
             attended: vec![0.0; chunk * q],
             rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; threads],
             input: Activations::with_capacity(d.max(q), chunk),
-            logits: vec![0.0; vocab],
+            logits: vec![0.0; batch * vocab],
         }
     }
 
     /// Bytes that [`Scratch::new`] allocates, and the per-thread buffers.
-    pub fn bytes_for(c: &ModelConfig, chunk: usize, threads: usize) -> u64 {
+    pub fn bytes_for(c: &ModelConfig, chunk: usize, batch: usize, threads: usize) -> u64 {
         let [d, q, kv, vocab] = widths(c);
-        let shared = chunk * (3 * d + 2 * q + 2 * kv) + vocab;
+        let shared = chunk * (3 * d + 2 * q + 2 * kv) + batch * vocab;
         let per_thread = thread_buffer_len(c, chunk) + Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
         (4 * (shared + threads * per_thread) + input) as u64

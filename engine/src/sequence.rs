@@ -37,6 +37,17 @@ impl Sequence {
         &self.tokens
     }
 
+    /// Another sequence that goes on from here: a copy of all keys and values so far, with room
+    /// for as many positions.
+    pub fn fork(&self) -> Self {
+        let mut tokens = Vec::with_capacity(self.kv.capacity());
+        tokens.extend_from_slice(&self.tokens);
+        Self {
+            kv: self.kv.fork(self.tokens.len()),
+            tokens,
+        }
+    }
+
     /// Forgets everything; the memory is kept.
     pub fn clear(&mut self) {
         self.truncate(0);

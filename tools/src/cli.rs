@@ -1,10 +1,13 @@
 //! The command line: names and flags are a contract (add, do not rename).
 
+mod trace;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use emberflow_engine::{Budget, Sparsity};
+use emberflow_engine::{Budget, Policy, Sparsity};
 
+pub use self::trace::*;
 use crate::size;
 use crate::synth::{firing, shape};
 
@@ -39,6 +42,11 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Perplexity of a model over a text file.
     Perplexity(PerplexityArgs),
+    /// Count how a text makes a model's neurons fire; merge and draw such statistics.
+    Profile(ProfileArgs),
+    /// Record which neurons a real run needs, and replay that against caches.
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
     /// Write a random checkpoint of a real model's shape with given activation statistics.
@@ -87,6 +95,10 @@ pub struct EngineArgs {
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
+    /// Which mechanisms are at work: full, or a baseline to compare with: no-pipeline, no-cache,
+    /// no-bundle, baseline, bundle-only, llmflash, mmap.
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub policy: Policy,
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
@@ -155,6 +167,7 @@ Examples:
   emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
   emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
   emberflow run model.ember --chat --memory 4GiB
+  emberflow run -p \"A trait\" -n 48 --temp 0.8 --best-of 4
   emberflow run model.ember -p \"Hello\" --json")]
 pub struct RunArgs {
     #[command(flatten)]
@@ -200,6 +213,11 @@ pub struct RunArgs {
     /// Seed of the random choices.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+    /// Draw N texts at once, with seeds S to S+N-1, and give the one whose tokens have the highest
+    /// mean log-probability. Needs a temperature above 0.
+    #[arg(long, value_name = "N", conflicts_with = "chat",
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub best_of: Option<u16>,
     /// Go on after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
@@ -561,6 +579,14 @@ fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
         _ => Err(format!("{text:?} is not a share between 0 and 1")),
+    }
+}
+
+/// A share given in percent, with or without the sign.
+fn parse_share_percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
+        _ => Err(format!("{text:?} is no percentage above 0 and at most 100")),
     }
 }
 

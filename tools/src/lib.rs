@@ -5,6 +5,7 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 pub mod bench_decode;
 pub mod bench_device;
 pub mod bench_io;
@@ -17,12 +18,14 @@ pub mod pack;
 pub mod packed;
 pub mod perplexity;
 pub mod plan;
+pub mod profile;
 pub mod progress;
 pub mod run;
 pub mod size;
 pub mod stats;
 pub mod svg;
 pub mod synth;
+pub mod trace;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -98,6 +101,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Inspect(args) => inspect::command(&args),
         cli::Command::Verify(args) => verify::command(&args),
         cli::Command::Perplexity(args) => perplexity::command(&args),
+        cli::Command::Profile(args) => profile::command(&args),
+        cli::Command::Trace(command) => trace::command(&command),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),

@@ -59,10 +59,31 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
     Ok(Engine::open(model, engine_options(args, context)?)?)
 }
 
-/// As [`open_engine`], for an engine whose FFNs are observed.
-pub fn open_observed(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
+/// As [`open_engine`], with room for `batch` sequences at once.
+pub fn open_batch(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    batch: usize,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        batch,
+        ..engine_options(args, context)?
+    };
+    Ok(Engine::open(model, options)?)
+}
+
+/// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
+/// hold `reserve` bytes.
+pub fn open_observed(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    reserve: u64,
+) -> Result<Engine, Failure> {
     let options = Options {
         observe: true,
+        reserve,
         ..engine_options(args, context)?
     };
     Ok(Engine::open(model, options)?)
@@ -77,15 +98,18 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
+        policy: args.policy,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,
         context,
+        batch: 1,
         chunk: args.chunk.unwrap_or(0).into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
         observe: false,
+        reserve: 0,
     })
 }

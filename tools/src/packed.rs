@@ -192,10 +192,11 @@ impl<'a> Packed<'a> {
             self.container.check_gate(bank, n as u32, gate)?;
             self.container.check_rest(bank, n as u32, rest)?;
             let scales = &scales[n * per_neuron..(n + 1) * per_neuron];
+            let (up, down) = self.format.split_rest(rest);
             for (row, out) in [
                 (self.format.gate(gate, scales), &mut neuron.gate),
-                (self.format.up(rest, scales), &mut neuron.up),
-                (self.format.down(rest, scales), &mut neuron.down),
+                (self.format.up(up, scales), &mut neuron.up),
+                (self.format.down(down, scales), &mut neuron.down),
             ] {
                 self.cpu.dequantize(row, out);
             }

@@ -10,7 +10,7 @@ use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, 
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_engine, open_model};
+use crate::model::{open_batch, open_engine, open_model};
 use crate::{Failure, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -41,14 +41,27 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             limit: max,
         }));
     }
-    sampling(args, model.text())
-        .validate()
-        .map_err(Failure::usage)?;
-    let mut engine = open_engine(model, &args.engine, context)?;
+    let sampling = sampling(args, model.text());
+    sampling.validate().map_err(Failure::usage)?;
+    let batch = args.best_of.map_or(1, usize::from);
+    if batch > 1 && sampling.temperature == 0.0 {
+        return Err(Failure::usage(
+            "--best-of draws different texts only with a temperature above 0: give --temp",
+        ));
+    }
+    let mut engine = open_batch(model, &args.engine, context, batch)?;
     let stop = on_interrupt(&engine);
     let mut sequence = engine.new_sequence();
     if !args.json {
         say(&text)?;
+    }
+    if args.best_of.is_some() {
+        best_of(&mut engine, sequence, &prompt, args, batch)?;
+        return if stop.load(Ordering::Relaxed) {
+            Err(Failure::Interrupted)
+        } else {
+            Ok(())
+        };
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
     finish(&engine, &generation, text, args)?;
@@ -103,6 +116,43 @@ fn sampling(args: &RunArgs, text: &Text) -> Sampling {
     }
 }
 
+/// What to generate.
+fn request(engine: &Engine, args: &RunArgs) -> Request {
+    Request {
+        max_tokens: args.tokens as usize,
+        sampling: sampling(args, engine.text()),
+        ignore_eos: args.ignore_eos,
+    }
+}
+
+/// Generates `batch` texts after `prompt` and prints the best one.
+fn best_of(
+    engine: &mut Engine,
+    sequence: Sequence,
+    prompt: &[u32],
+    args: &RunArgs,
+    batch: usize,
+) -> Result<(), Failure> {
+    let request = request(engine, args);
+    let batch = engine.generate_batch(sequence, prompt, &request, batch)?;
+    let tokenizer = engine.text().tokenizer();
+    let texts = batch.samples.iter().map(|sample| {
+        let mut stream = tokenizer.stream_after_prompt();
+        let pieces = sample.tokens.iter().filter_map(|&token| stream.push(token));
+        let mut text: String = pieces.collect();
+        text.extend(stream.finish());
+        text
+    });
+    let report = Report::of_batch(engine, &batch, texts.collect());
+    if args.json {
+        return print_json(&report);
+    }
+    say(&report.text)?;
+    say("\n")?;
+    eprintln!("\n{}", report.summary());
+    Ok(())
+}
+
 /// Generates after `prompt`; streams the text unless `--json`.
 fn generate(
     engine: &mut Engine,
@@ -110,11 +160,7 @@ fn generate(
     prompt: &[u32],
     args: &RunArgs,
 ) -> Result<(Generation, String), Failure> {
-    let request = Request {
-        max_tokens: args.tokens as usize,
-        sampling: sampling(args, engine.text()),
-        ignore_eos: args.ignore_eos,
-    };
+    let request = request(engine, args);
     let tokenizer = engine.text().tokenizer().clone();
     let stop = engine.stop_flag();
     let mut stream = if args.chat {

@@ -14,8 +14,64 @@ pub fn lines(title: &str, x: &str, y: &str, curves: &[(String, Vec<(f64, f64)>)]
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"15\">{}</text>\n",
+         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+    );
+    line_chart(&mut out, title, x, y, curves);
+    out.push_str("</svg>\n");
+    out
+}
+
+/// A chart among others: named curves with both axes from 0 to 1.
+pub struct LinePanel {
+    /// Headline.
+    pub title: String,
+    /// Name of the axis along.
+    pub x: &'static str,
+    /// Name of the axis up.
+    pub y: &'static str,
+    /// Name and points of each curve.
+    pub curves: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+/// Charts side by side, two in a row.
+pub fn line_panels(title: &str, panels: &[LinePanel]) -> String {
+    const COLUMNS: usize = 2;
+    let rows = panels.len().div_ceil(COLUMNS);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>\n",
+        WIDTH * COLUMNS as f64,
+        HEIGHT * rows as f64 + 30.0,
+        escape(title)
+    );
+    for (i, panel) in panels.iter().enumerate() {
+        let (column, row) = (i % COLUMNS, i / COLUMNS);
+        // writing to a String cannot fail
+        let _ = writeln!(
+            out,
+            "<g transform=\"translate({:.0} {:.0})\">",
+            WIDTH * column as f64,
+            HEIGHT * row as f64 + 30.0
+        );
+        line_chart(&mut out, &panel.title, panel.x, panel.y, &panel.curves);
+        out.push_str("</g>\n");
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+fn line_chart(
+    out: &mut String,
+    title: &str,
+    x: &str,
+    y: &str,
+    curves: &[(String, Vec<(f64, f64)>)],
+) {
+    let _ = writeln!(
+        out,
+        "<text x=\"{LEFT}\" y=\"24\" font-size=\"15\">{}</text>",
         escape(title)
     );
     for i in 0..=5 {
@@ -58,14 +114,13 @@ pub fn lines(title: &str, x: &str, y: &str, curves: &[(String, Vec<(f64, f64)>)]
     let _ = write!(
         out,
         "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n\
-         <text transform=\"translate(18 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n</svg>\n",
+         <text transform=\"translate(18 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
         LEFT + PLOT_W / 2.0,
         TOP + PLOT_H + 40.0,
         escape(x),
         TOP + PLOT_H / 2.0,
         escape(y)
     );
-    out
 }
 
 /// A part of a chart: named curves of positive points, each in order of x.

@@ -99,7 +99,7 @@ mod sync;
 mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
-pub use bandwidth::read_bandwidth;
+pub use bandwidth::{prefetch, read_bandwidth};
 pub use columns::Columns;
 pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP};

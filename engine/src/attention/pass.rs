@@ -85,6 +85,27 @@ struct Buffers<'a> {
     queries: &'a mut [f32],
 }
 
+/// Whether so many pairs of a row and a head of the cache keep all threads busy.
+pub(super) fn enough_rows(workers: &Workers, items: usize) -> bool {
+    items >= PIECES * workers.threads()
+}
+
+/// Fills `out`, one row for each sequence, in one section of the workers; `pass(t)` is that of
+/// row `t`, with one token.
+pub(super) fn run_rows<'a>(
+    workers: &Workers,
+    kv_heads: usize,
+    out: &mut [f32],
+    pass: impl Fn(usize) -> Pass<'a> + Sync,
+) {
+    let one = pass(0);
+    let width = one.group * one.head_dim;
+    workers.for_each_chunk_mut(out, width, &|_, item, out| {
+        let mut tile = Columns::new(out, 1, width, width);
+        pass(item / kv_heads).tokens_of_head(item % kv_heads, 0, &mut tile);
+    });
+}
+
 impl Pass<'_> {
     /// Fills `out`, `[tokens × heads·head_dim]`. `partials` is what the cache keeps for
     /// the blocks of a single token.

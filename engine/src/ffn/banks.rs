@@ -5,7 +5,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::ColdCache;
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Read};
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapped, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
@@ -105,6 +105,15 @@ impl Banks {
             container,
         };
         Ok((banks, source))
+    }
+
+    /// The container's file, mapped into memory.
+    pub fn map(&self) -> Result<Mapped, Error> {
+        let c = &self.container;
+        Mapped::new(c.file(), c.base()).map_err(|e| Error::Bundles {
+            path: c.path().to_path_buf(),
+            reason: format!("cannot be mapped into memory: {e}"),
+        })
     }
 
     /// Neurons of the whole model.

@@ -16,6 +16,7 @@ mod banks;
 mod hot;
 mod job;
 mod record;
+pub mod regions;
 mod store;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,12 +28,12 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
+use crate::policy::Overlap;
 use job::Job;
 use record::Record;
 use store::Step;
 
 pub(crate) use banks::{Banks, STREAM};
-pub(crate) use hot::prefixes;
 pub(crate) use job::thread_floats;
 pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
@@ -50,7 +51,7 @@ const PARTIAL_BYTES: usize = 4 << 20;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
-pub(crate) const GATE_PIECES: usize = 4;
+pub const GATE_PIECES: usize = 4;
 
 /// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
 /// every thread busy.
@@ -86,6 +87,7 @@ pub(crate) struct Ffn {
     possible: u64,
     /// Bytes of weights computed with.
     bytes: u64,
+    overlap: Overlap,
     /// For observers; absent unless asked for.
     record: Option<Record>,
 }
@@ -108,6 +110,7 @@ impl Ffn {
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
             shape,
+            overlap: store.overlap(),
             store,
             fired: 0,
             possible: 0,
@@ -170,6 +173,7 @@ impl Ffn {
             let partials = &self.partials[..(end - first) * tokens * d];
             reduce(workers, partials, used, out);
         }
+        self.store.end(&self.ids);
         Ok(())
     }
 
@@ -195,7 +199,8 @@ impl Ffn {
             }
             return self.store.advance(&self.ids);
         }
-        let piece = if self.store.reads_on_demand() {
+        let pipelined = self.overlap == Overlap::Clusters;
+        let piece = if pipelined && self.store.reads_on_demand() {
             clusters.div_ceil(GATE_PIECES).max(workers.threads())
         } else {
             clusters
@@ -242,9 +247,21 @@ impl Ffn {
             .clone()
             .filter(|&c| !self.store.places(c as u32).is_empty())
             .count();
+        let mut begun = false;
         while open > 0 {
             self.store.poll(ids)?;
             self.store.advance(ids)?;
+            // What a policy without a pipeline must wait for.
+            let barrier = match self.overlap {
+                Overlap::Clusters => false,
+                Overlap::Matrix => begun,
+                Overlap::Nothing => true,
+            };
+            if barrier && self.store.reading() {
+                self.store.wait(ids)?;
+                continue;
+            }
+            begun = true;
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
                 self.store.wait(ids)?;
@@ -298,7 +315,7 @@ impl Ffn {
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(c);
+                        self.store.release(ids, c);
                         open -= 1;
                     }
                     Step::Gates => {

@@ -18,6 +18,10 @@ use super::firing::Firing;
 use super::rates::ThreadRates;
 use crate::ffn::{CLUSTER, GATE_PIECES, STREAM};
 use crate::memory::{MemoryPlan, Residency};
+use crate::weights::ROWS_PER_CHUNK;
+
+/// Nanoseconds to look at a neuron's gates and, if it fires, to note it: a loop of one thread.
+const NAME_NS: f64 = 2.0;
 
 /// What of a model decides how long a pass takes.
 #[derive(Debug, Clone)]
@@ -210,10 +214,11 @@ impl Pass<'_> {
             missed += reads.missed;
             let attention = self.attention(t, positions as f64, set);
             let gates = self.gates(t, set) + self.predictor_ns * t / s.layers as f64;
+            let names = s.neurons as f64 * NAME_NS;
             let naming = if scan {
-                s.neurons as f64
+                names
             } else {
-                s.neurons as f64 + (outside - reads.missed).max(0.0) * self.lookup_ns
+                names + (outside - reads.missed).max(0.0) * self.lookup_ns
             };
             let sums = self.sums(t, fires, set);
             let handled = if scan && !on_demand {
@@ -302,6 +307,12 @@ impl Pass<'_> {
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }
 
+    /// What a section that takes `ns` for `items` pieces of work waits for the last one: half a piece
+    /// of one thread on average, for every thread but that.
+    fn end(&self, ns: f64, items: f64) -> f64 {
+        ns / items.max(1.0) * (f64::from(self.rates.threads) - 1.0) / 2.0
+    }
+
     fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
         let matrices = self.products(
@@ -314,14 +325,17 @@ impl Pass<'_> {
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
         let elements = 8.0 * s.d as f64 * tokens * self.element_ns;
-        matrices + kv + elements + 6.0 * self.rates.section_ns
+        let items = (s.attention_rows / ROWS_PER_CHUNK as f64).max(1.0);
+        let ends = 4.0 * self.end(matrices, items);
+        matrices + ends + kv + elements + 6.0 * self.rates.section_ns
     }
 
     fn gates(&self, tokens: f64, set: f64) -> f64 {
         let s = self.shape;
         let rows = s.neurons as f64;
         let pieces = GATE_PIECES as f64 * self.rates.section_ns;
-        self.products(s.ffn, rows, rows * s.gate_len, tokens, set) + pieces
+        let products = self.products(s.ffn, rows, rows * s.gate_len, tokens, set);
+        products + self.end(products, rows / CLUSTER as f64) + pieces
     }
 
     /// Products, sums of `fires` neurons, and of the clusters' sums.
@@ -334,6 +348,7 @@ impl Pass<'_> {
         };
         let all = one.max(self.products(s.ffn, 2.0 * fires, bytes, tokens, set));
         let clusters = (s.neurons.div_ceil(CLUSTER) as f64).min(fires);
+        let all = all + self.end(all, clusters);
         let partials = clusters * tokens * 4.0 * s.d as f64;
         all + partials / self.rates.read.at(partials) + 3.0 * self.rates.section_ns
     }

@@ -155,28 +155,6 @@ impl Firing {
         all / (self.banks.len() * self.neurons).max(1) as f64
     }
 
-    /// Leading clusters of a bank of `cluster` neurons each whose neurons fire for at least `share`
-    /// of the batches of `tokens` tokens.
-    pub fn hot_prefix(&self, bank: usize, cluster: usize, share: f64, tokens: usize) -> u32 {
-        let clusters = self.neurons.div_ceil(cluster);
-        let loose = 1.0 - self.stickiness();
-        let is_hot = |c: &usize| {
-            let (mut fires, mut all) = (0.0, 0.0);
-            for (count, often) in self.groups(bank, c * cluster).take(cluster.div_ceil(GROUP)) {
-                let begin = often * loose;
-                let alike = Alike {
-                    count,
-                    often,
-                    begin,
-                };
-                fires += count * alike.within(tokens as f64);
-                all += count;
-            }
-            all > 0.0 && fires >= share * all
-        };
-        (0..clusters).take_while(is_hot).count() as u32
-    }
-
     /// Expected misses per token in each bank, of an LRU cache of `slots` neurons that serves the
     /// neurons from `first[bank]` on.
     pub fn misses(&self, slots: f64, first: &[usize]) -> Vec<f64> {
@@ -321,8 +299,6 @@ mod tests {
     #[test]
     fn a_hot_region_takes_its_neurons_out() {
         let f = skewed(0.8);
-        assert_eq!(f.hot_prefix(0, 128, 0.5, 1), 2);
-        assert!(f.hot_prefix(0, 128, 0.5, 8) > 2);
         let without: f64 = f.misses(300.0, &[0, 0]).iter().sum();
         let beside: f64 = f.misses(300.0, &[256, 256]).iter().sum();
         assert!(beside < without);

@@ -9,8 +9,9 @@ use emberflow_storage::mem;
 use super::cost::Shape;
 use super::firing::Firing;
 use super::rates::Rates;
-use super::{Planner, PredictorNeeds, chunks, cores};
+use super::{BATCHES, Planner, PredictorNeeds, chunks, cores};
 use crate::Error;
+use crate::ffn::regions::hot_prefix;
 use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts};
 use crate::kv_cache::KvCache;
 use crate::memory::{Needs, Residency};
@@ -36,7 +37,12 @@ impl Planner {
         threads: usize,
         sparsity: Sparsity,
     ) -> Result<Self, Error> {
-        let firing = firing(banks)?;
+        // Before the process is measured: what they allocate is a part of it.
+        let rates = Rates::saved().unwrap_or_else(|| {
+            Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+        });
+        let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
+        let (firing, hot_clusters) = firing(banks, most)?;
         let device = banks.read_cost(options.io, Limits::PRODUCTION.depth);
         // A buffer is empty while its cluster is computed.
         let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
@@ -46,10 +52,8 @@ impl Planner {
             .map(|chunk| (chunk, scratch_bytes(banks, c, ffn, options, threads, chunk)))
             .collect();
         let least = scratch.first().map_or(0, |s| s.1);
-        let needs = needs(banks, c, ffn, options, sparsity, &firing, costs, least)?;
-        let rates = Rates::saved().unwrap_or_else(|| {
-            Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
-        });
+        let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
+        let needs = needs(banks, c, ffn, options, sparsity, hot, costs, least)?;
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         Ok(Self {
             needs,
@@ -67,6 +71,9 @@ impl Planner {
             threads_fixed: options.threads != 0,
             context: options.context,
             phases_fixed: options.phases != Phases::Auto,
+            hot_clusters,
+            batch: options.batch,
+            policy: options.policy,
             predictor: PredictorNeeds::default(),
             io_core: options.io_core.or_else(|| cores::io_core(threads)),
         })
@@ -78,11 +85,13 @@ impl Planner {
     }
 }
 
-/// The statistics section as frequencies.
-fn firing(banks: &Banks) -> Result<Firing, Error> {
+/// The statistics section as frequencies, and the hot clusters of each bank for batches of up to
+/// `batch` sequences. Without statistics no cluster is known to be hot.
+fn firing(banks: &Banks, batch: usize) -> Result<(Firing, Vec<Vec<u32>>), Error> {
     let bytes = banks.container.read_stats()?;
     if bytes.is_empty() {
-        return Ok(Firing::unknown(banks.count, banks.neurons));
+        let firing = Firing::unknown(banks.count, banks.neurons);
+        return Ok((firing, vec![vec![0; banks.count]; batch]));
     }
     let stats = ActivationStats::parse(&bytes, banks.count, 1, banks.neurons).map_err(|e| {
         Error::Bundles {
@@ -90,8 +99,22 @@ fn firing(banks: &Banks) -> Result<Firing, Error> {
             reason: e.to_string(),
         }
     })?;
-    let counts = (0..banks.count).map(|b| stats.counts(b as u32, 0).unwrap_or_default());
-    Ok(Firing::from_counts(counts, stats.tokens, None))
+    let counts = || (0..banks.count).map(|b| stats.counts(b as u32, 0).unwrap_or_default());
+    let of_batch = |batch| {
+        counts()
+            .map(|c| hot_prefix(c, stats.tokens, batch))
+            .collect()
+    };
+    // Of the tokens that have one before them, as good as all.
+    let persistence = stats.profile.as_ref().and_then(|profile| {
+        let sum = |all: &mut dyn Iterator<Item = u64>| all.map(|c| c as f64).sum::<f64>();
+        let stayed = sum(&mut profile.banks.iter().flat_map(|b| b.stayed.iter().copied()));
+        let fired = sum(&mut counts().flatten().copied());
+        let pairs = profile.pairs as f64 / stats.tokens.max(1) as f64;
+        (fired > 0.0 && pairs > 0.0).then(|| (stayed / (fired * pairs)).clamp(0.0, 1.0))
+    });
+    let firing = Firing::from_counts(counts(), stats.tokens, persistence);
+    Ok((firing, (1..=batch).map(of_batch).collect()))
 }
 
 fn shape(banks: &Banks, c: &ModelConfig, quant: &Quant, ffn: &FfnShape, o: &Options) -> Shape {
@@ -133,14 +156,16 @@ fn scratch_bytes(
     threads: usize,
     chunk: usize,
 ) -> u64 {
+    let (batch, rows) = (o.batch as u64, chunk.max(o.batch));
     let parts = [
-        Scratch::bytes_for(c, chunk, threads),
-        Ffn::bytes_for(shape, chunk, threads, o.observe),
+        Scratch::bytes_for(c, rows, o.batch, threads),
+        Ffn::bytes_for(shape, rows, threads, o.observe),
         banks.io_bytes(),
         PER_THREAD * threads as u64,
-        PER_POSITION * o.context as u64,
-        // a candidate list of the sampler
-        12 * u64::from(c.vocab),
+        PER_POSITION * o.context as u64 * batch,
+        // a candidate list of each sampler
+        12 * u64::from(c.vocab) * batch,
+        o.reserve,
     ];
     parts.into_iter().fold(0, u64::saturating_add)
 }
@@ -152,7 +177,7 @@ fn needs(
     shape: &FfnShape,
     o: &Options,
     sparsity: Sparsity,
-    firing: &Firing,
+    hot: &[u32],
     costs: ReadCosts,
     scratch: u64,
 ) -> Result<Needs, Error> {
@@ -169,17 +194,13 @@ fn needs(
         Phases::One => false,
         Phases::Two => true,
     };
-    let hot = |bank| match firing.measured {
-        true => u64::from(firing.hot_prefix(bank, CLUSTER, super::HOT, 1)),
-        false => 0,
-    };
     Ok(Needs {
         process,
         process_peak,
         fixed: Weights::bytes_for(&banks.container),
         scales: banks.resident_scales(),
         predictor: 0,
-        kv: KvCache::bytes_for(o.kv, c, o.context),
+        kv: KvCache::bytes_for(o.kv, c, o.context).saturating_mul(o.batch as u64),
         scratch,
         gates: banks.gate_bytes(),
         gate_len: shape.format.gate_len() as u64,
@@ -187,9 +208,10 @@ fn needs(
         whole_slot: banks.slot_charge(Residency::Bundles),
         rest_slot: banks.slot_charge(Residency::GatesResident),
         neurons: banks.total(),
+        banks: banks.count as u64,
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
-        hot_clusters: (0..banks.count).map(hot).sum(),
+        hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
         two_phases: sparsity == Sparsity::Exact && two_phases,
         min_slots: banks.min_slots(),
         gates_help: sparsity == Sparsity::Exact,

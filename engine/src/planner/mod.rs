@@ -17,19 +17,16 @@ use emberflow_storage::profile::{Origin, ReadCost};
 use serde::Serialize;
 
 use crate::Error;
-use crate::ffn::{CLUSTER, STREAM, prefixes};
+use crate::ffn::regions::prefixes;
+use crate::ffn::{CLUSTER, STREAM};
 use crate::memory::{MemoryPlan, Needs, Residency};
+use crate::policy::Policy;
 use cost::{Forecast, Pass, Shape};
 use firing::Firing;
 use rates::Rates;
 
-/// A cluster is hot when its neurons fire for at least this share of tokens. An LRU cache would
-/// keep such neurons anyway; here they cost no look-up each, and a miss costs one sequential read
-/// instead of many.
-const HOT: f64 = 0.5;
-
 /// Batches whose hot cut is told.
-const BATCHES: [usize; 4] = [1, 2, 4, 8];
+pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
 
 /// Chunks of prompt tokens to choose from.
 const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
@@ -72,6 +69,12 @@ pub struct Planner {
     pub(crate) context: usize,
     /// Whether the ways to read may be chosen.
     pub(crate) phases_fixed: bool,
+    /// Hot clusters at the start of each bank, for batches of 1, 2, … sequences.
+    pub(crate) hot_clusters: Vec<Vec<u32>>,
+    /// Most sequences at once.
+    pub(crate) batch: usize,
+    /// Which mechanisms are at work; forecasts are for all of them.
+    pub(crate) policy: Policy,
     pub(crate) predictor: PredictorNeeds,
     /// The core for the I/O thread, where one is better than others.
     pub(crate) io_core: Option<usize>,
@@ -102,9 +105,6 @@ pub struct Plan {
     pub gates_resident: bool,
     /// Reads per neuron that is not resident: 1, or 2 with its Gate part first.
     pub reads_per_bundle: u32,
-    /// Hot clusters at the start of each layer.
-    #[serde(skip)]
-    pub hot_wanted: Vec<u32>,
     /// By size of the batch.
     pub hot_cut: Vec<HotCut>,
     /// Bytes of a read of one neuron.
@@ -200,7 +200,7 @@ impl Planner {
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
         let (chunk, needs) = self.chunk(budget)?;
-        self.plan_with(budget, &needs, chunk)
+        self.plan_with(budget, &needs, chunk, self.batch)
     }
 
     /// The longest chunk that the budget can well afford, and the sizes with it.
@@ -234,19 +234,21 @@ impl Planner {
         budget: u64,
         needs: &Needs,
         chunk: usize,
+        batch: usize,
     ) -> Result<Plan, Error> {
         let usual = Way {
             gates_help: needs.gates_help,
             two_phases: needs.two_phases,
         };
-        let mut best = self.consider(budget, needs, usual, chunk)?;
-        if !self.phases_fixed && !self.shape.dense && best.ffn_resident_share < 1.0 {
+        let mut best = self.consider(budget, needs, usual, chunk, batch)?;
+        let free = !self.phases_fixed && self.policy == Policy::Full;
+        if free && !self.shape.dense && best.ffn_resident_share < 1.0 {
             for (gates_help, two_phases) in [(false, false), (false, true)] {
                 let way = Way {
                     gates_help,
                     two_phases,
                 };
-                let Ok(other) = self.consider(budget, needs, way, chunk) else {
+                let Ok(other) = self.consider(budget, needs, way, chunk, batch) else {
                     continue;
                 };
                 if other.decode.tokens_per_s > WORTH * best.decode.tokens_per_s {
@@ -257,17 +259,24 @@ impl Planner {
         Ok(best)
     }
 
-    fn consider(&self, budget: u64, needs: &Needs, way: Way, chunk: usize) -> Result<Plan, Error> {
+    fn consider(
+        &self,
+        budget: u64,
+        needs: &Needs,
+        way: Way,
+        chunk: usize,
+        batch: usize,
+    ) -> Result<Plan, Error> {
         let memory = Needs {
             gates_help: way.gates_help,
             two_phases: way.two_phases,
             ..*needs
         }
-        .plan(budget)?;
+        .plan(budget)?
+        .limited_to(self.policy, needs);
         let gates_resident = memory.residency == Residency::GatesResident;
         let scan = self.shape.dense || !gates_resident;
-        let wanted = self.hot_wanted(1);
-        let (first, hot_wanted) = self.first_cold(&memory, scan, wanted);
+        let first = self.first_cold(&memory, scan, self.hot(batch));
         let missing = if scan {
             Vec::new()
         } else {
@@ -311,7 +320,7 @@ impl Planner {
             forecast(compute_threads, chunk.max(2)).ok_or_else(|| no_rates(&self.rates))?;
         let clusters = needs.clusters.max(1);
         let cut = |batch: usize| {
-            let hot: u64 = self.hot_wanted(batch).iter().map(|&n| u64::from(n)).sum();
+            let hot: u64 = self.hot(batch).iter().map(|&n| u64::from(n)).sum();
             let hot = if scan { clusters } else { hot };
             HotCut {
                 batch,
@@ -334,7 +343,6 @@ impl Planner {
             } else {
                 2
             },
-            hot_wanted,
             hot_cut: BATCHES.map(cut).to_vec(),
             random_read_bytes: random,
             sequential_read_bytes: self.shape.cluster_read,
@@ -357,31 +365,20 @@ impl Planner {
     }
 
     /// Hot clusters at the start of each layer for batches of some size.
-    fn hot_wanted(&self, batch: usize) -> Vec<u32> {
-        let bank = |b| match self.firing.measured {
-            true => self.firing.hot_prefix(b, CLUSTER, HOT, batch),
-            false => 0,
-        };
-        (0..self.firing.banks.len()).map(bank).collect()
+    pub(crate) fn hot(&self, batch: usize) -> &[u32] {
+        let largest = self.hot_clusters.last();
+        let hot = self.hot_clusters.get(batch.saturating_sub(1)).or(largest);
+        hot.map_or(&[], |h| h)
     }
 
-    /// First neuron of each layer outside the hot region, and the clusters before it that are
-    /// wanted there.
-    fn first_cold(
-        &self,
-        memory: &MemoryPlan,
-        scan: bool,
-        wanted: Vec<u32>,
-    ) -> (Vec<usize>, Vec<u32>) {
+    /// First neuron of each layer outside the hot region.
+    fn first_cold(&self, memory: &MemoryPlan, scan: bool, wanted: &[u32]) -> Vec<usize> {
         let clusters = self.shape.neurons.div_ceil(CLUSTER) as u32;
         let all = vec![clusters; wanted.len()];
-        let prefix = prefixes(
-            memory.hot_clusters,
-            if scan { &all } else { &wanted },
-            clusters,
-        );
+        let wanted = if scan { &all } else { wanted };
+        let prefix = prefixes(memory.hot_clusters, wanted, clusters);
         let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        (prefix.iter().map(neuron).collect(), wanted)
+        prefix.iter().map(neuron).collect()
     }
 }
 

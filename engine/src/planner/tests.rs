@@ -18,9 +18,6 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
     let (row, quants) = (q4.row_bytes(D) as u64, (D + 2 * 1024) as f64);
     let total = (LAYERS * NEURONS) as u64;
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
-    let hot: u64 = (0..LAYERS)
-        .map(|b| u64::from(firing.hot_prefix(b, CLUSTER, HOT, 1)))
-        .sum();
     Planner {
         needs: Needs {
             process: 20 << 20,
@@ -38,7 +35,8 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             neurons: total,
             cluster: CLUSTER as u64,
             clusters,
-            hot_clusters: hot,
+            banks: LAYERS as u64,
+            hot_clusters: 28 * LAYERS as u64,
             two_phases: false,
             min_slots: 256,
             gates_help: true,
@@ -70,6 +68,9 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
         threads_fixed: false,
         context: 1024,
         phases_fixed: false,
+        hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
+        batch: 1,
+        policy: Policy::Full,
         predictor: PredictorNeeds::default(),
         io_core: None,
     }
@@ -201,19 +202,20 @@ fn the_published_split_of_a_47b_model() {
     let kv = KvCache::bytes_for(DType::F16, &c, 1024);
     let runtime = 300 << 20;
     let needs = Needs {
-        process: runtime - Scratch::bytes_for(&c, 128, 4),
+        process: runtime - Scratch::bytes_for(&c, 128, 1, 4),
         process_peak: 0,
         fixed,
         scales: neurons * u64::from(g.scales_per_neuron),
         predictor,
         kv,
-        scratch: Scratch::bytes_for(&c, 128, 4),
+        scratch: Scratch::bytes_for(&c, 128, 1, 4),
         gates: neurons * u64::from(g.gate_len),
         gate_len: g.gate_len.into(),
         rest_len: g.rest_len.into(),
         whole_slot: g.stride.into(),
         rest_slot: (g.stride - g.rest_read()).into(),
         neurons,
+        banks,
         cluster: CLUSTER as u64,
         clusters: banks * (ffn / CLUSTER) as u64,
         hot_clusters: 0,

@@ -305,6 +305,22 @@ impl ColdCache {
         }
     }
 
+    /// Makes a unit leave. `false` when it is not resident, or in use.
+    pub fn remove(&mut self, key: Key) -> bool {
+        let Some(slot) = self.table.get(self.table.flat(key)) else {
+            return false;
+        };
+        if !self.is_resident(slot) || self.pins[slot as usize] > 0 {
+            return false;
+        }
+        let Some(exclusive) = self.make_exclusive(slot) else {
+            return false;
+        };
+        self.lru.remove(&mut self.links, slot);
+        self.retire(slot, exclusive);
+        true
+    }
+
     /// Units resident now.
     #[must_use]
     pub fn resident(&self) -> u32 {

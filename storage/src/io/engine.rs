@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::device::{Device, Reaped, Waker};
 use super::error::IoError;
+use super::merge::Merge;
 use super::slip::Slip;
 use super::source::FileSource;
 use super::sys::{Command, Piece};
@@ -350,15 +351,13 @@ impl Engine {
     fn take_neighbour(&mut self, slip: u32) -> Option<Queued> {
         let s = &mut self.slips[slip as usize];
         let next = self.queue.last().filter(|q| !q.alone)?;
-        let gap = next.at.checked_sub(s.end())?;
         let unit = self.source.dio_align().map_or(1, |a| u64::from(a.offset));
-        if gap > u64::from(self.limits.gap)
-            || !gap.is_multiple_of(unit)
-            || s.len + gap + u64::from(next.read.len) > u64::from(self.limits.block)
-            || s.room() < 1 + usize::from(gap > 0)
-        {
-            return None;
-        }
+        let command = Merge {
+            end: s.end(),
+            len: s.len,
+            pieces: s.pieces(),
+        };
+        let gap = command.gap(next.at, u64::from(next.read.len), unit, &self.limits)?;
         if gap > 0 {
             // At most `limits.gap` bytes, the size of the waste slot.
             s.add(self.waste.as_mut()?.range(0, gap as u32)?, gap as u32);

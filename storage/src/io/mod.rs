@@ -18,6 +18,8 @@ mod drain_tests;
 mod engine;
 mod error;
 mod filter;
+mod mapped;
+mod merge;
 pub(crate) mod pages;
 mod pread;
 mod probe;
@@ -37,6 +39,8 @@ use device::Device;
 
 pub use engine::{Engine, EngineStats};
 pub use error::IoError;
+pub use mapped::Mapped;
+pub use merge::Merge;
 pub use probe::{UringFacts, probe_uring};
 pub use profile::{Core, Profile};
 pub use sim::{Faults, SimClock, SimOptions};

@@ -46,9 +46,9 @@ impl Slip {
         self.retries = 0;
     }
 
-    /// Pieces that can still be added.
-    pub(super) fn room(&self) -> usize {
-        self.pieces.len() - self.count
+    /// Pieces so far.
+    pub(super) fn pieces(&self) -> usize {
+        self.count
     }
 
     /// File offset behind the last piece.
@@ -100,7 +100,7 @@ mod tests {
         slip.reset(1000);
         slip.add(at, 10);
         slip.add(at.wrapping_add(10), 20);
-        assert_eq!((slip.room(), slip.end()), (1, 1030));
+        assert_eq!((slip.pieces(), slip.end()), (2, 1030));
         assert!(!slip.advance(4));
         // Four bytes are in: the rest starts there, in both file and memory.
         let (offset, rest) = slip.rest();
@@ -113,6 +113,6 @@ mod tests {
         assert_eq!((offset, rest.len(), rest[0].len()), (1010, 1, 20));
         assert!(slip.advance(20));
         slip.reset(0);
-        assert_eq!((slip.room(), slip.end(), slip.rest().1.len()), (3, 0, 0));
+        assert_eq!((slip.pieces(), slip.end(), slip.rest().1.len()), (0, 0, 0));
     }
 }

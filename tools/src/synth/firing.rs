@@ -25,7 +25,7 @@ pub struct Skew(pub f64);
 /// PowerInfer, figure 4, per layer (the first three). `bamboo` is what makes
 /// 99.99 % of neurons fire within 128 tokens at 15 % active (PowerInfer-2's
 /// Bamboo-7B), for neurons that fire independently.
-const CURVES: [(&str, f64); 5] = [
+pub const CURVES: [(&str, f64); 5] = [
     ("opt-30b", 0.26),
     ("llama2-reglu-70b", 0.43),
     ("swiglu", 0.69),

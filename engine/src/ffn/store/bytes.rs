@@ -7,6 +7,7 @@ use super::super::CLUSTER;
 use super::layer::{Held, Source, Step};
 use super::{NeuronBytes, NeuronStore};
 use crate::Error;
+use crate::policy::Keep;
 
 impl NeuronStore {
     /// Whether the gates of cluster `c` are computed before its sums.
@@ -22,12 +23,16 @@ impl NeuronStore {
         let scales = self.scales_of(self.layer.bank, neuron);
         let part = &self.part;
         let format = &self.banks.format;
-        let (gate_len, rest_len) = (format.gate_len(), format.rest_len());
+        let gate_len = format.gate_len();
         match &self.layer.clusters[c].source {
             Source::Hot(slot) => {
-                let unit = self.hot.neuron(*slot, neuron as usize % CLUSTER);
-                let (gate, rest) = unit.split_at(unit.len() - rest_len);
-                Some(NeuronBytes { gate, rest, scales })
+                let [gate, up, down] = self.hot.neuron(*slot, neuron as usize % CLUSTER);
+                Some(NeuronBytes {
+                    gate,
+                    up,
+                    down,
+                    scales,
+                })
             }
             Source::Stream(Some(slot)) => {
                 let first = (c * CLUSTER) as u32;
@@ -35,9 +40,11 @@ impl NeuronStore {
                 let (_, _, shift) = self.banks.cover(bank, first, 0, part.stride);
                 let at = shift + (neuron - first) as usize * part.stride;
                 let bundle = &slot.as_slice()[at..at + part.stride];
+                let (up, down) = format.split_rest(&bundle[part.gate_span..]);
                 Some(NeuronBytes {
                     gate: &bundle[..gate_len],
-                    rest: &bundle[part.gate_span..][..rest_len],
+                    up,
+                    down,
                     scales,
                 })
             }
@@ -55,9 +62,23 @@ impl NeuronStore {
                 } else {
                     &[]
                 };
+                let (up, down) = format.split_rest(&slot[rest_at..]);
                 Some(NeuronBytes {
                     gate,
-                    rest: &slot[rest_at..rest_at + rest_len],
+                    up,
+                    down,
+                    scales,
+                })
+            }
+            Source::Mapped => {
+                let (bank, stride) = (self.layer.bank as usize, self.part.stride);
+                let offset = self.banks.container.neuron_offset(bank, neuron);
+                let bundle = self.mapped.as_ref()?.bytes(offset, stride)?;
+                let (up, down) = format.split_rest(&bundle[part.gate_span..]);
+                Some(NeuronBytes {
+                    gate: &bundle[..gate_len],
+                    up,
+                    down,
                     scales,
                 })
             }
@@ -66,8 +87,9 @@ impl NeuronStore {
     }
 
     /// Ends the use of a cluster. A streamed one that belongs in the hot region
-    /// is kept there.
-    pub fn release(&mut self, c: u32) {
+    /// is kept there; of another one the cold region keeps the neurons that were needed,
+    /// as if each had been read alone.
+    pub fn release(&mut self, ids: &[u32], c: u32) {
         let bank = self.layer.bank;
         let cluster = &mut self.layer.clusters[c as usize];
         let (first, end) = (cluster.first, cluster.end);
@@ -76,10 +98,18 @@ impl NeuronStore {
             Source::Stream(Some(slot)) => {
                 if self.hot.wants(bank, c) {
                     self.keep(bank, c, slot.as_slice());
+                    // Once is enough.
+                    for n in self.banks.cluster_neurons(c as usize) {
+                        let neuron = n as u32;
+                        self.cold.remove(Key { bank, neuron });
+                    }
+                } else if !self.scans && self.policy.keep() != Keep::Nothing {
+                    self.keep_neurons(&ids[first..end], slot.as_slice());
                 }
                 self.stream.put(slot);
             }
             Source::Cold => self.unpin_places(first..end),
+            Source::Mapped => {}
             Source::Unused | Source::Stream(None) => {}
         }
     }
@@ -91,12 +121,37 @@ impl NeuronStore {
         let (_, _, shift) = self.banks.cover(bank as usize, first, 0, self.part.stride);
         let part = &self.part;
         let gate_len = if part.has_gate { part.gate_len } else { 0 };
+        let format = self.banks.format;
         let bundles = buffer[shift..].chunks_exact(part.stride);
         let pieces = bundles.take(neurons.len()).map(|bundle| {
-            let rest = &bundle[part.gate_span..][..part.rest_len];
-            [&bundle[..gate_len], rest]
+            let (up, down) = format.split_rest(&bundle[part.gate_span..]);
+            [&bundle[..gate_len], up, down]
         });
         self.hot.admit(bank, c, pieces);
+    }
+
+    /// Copies some neurons of a cluster from its stream buffer to the cold region.
+    fn keep_neurons(&mut self, ids: &[u32], buffer: &[u8]) {
+        let bank = self.layer.bank;
+        let (b, part) = (bank as usize, self.part);
+        for &neuron in ids {
+            let key = Key { bank, neuron };
+            if let Some(slot) = self.cold.get_pin(key) {
+                self.cold.unpin(slot);
+                continue;
+            }
+            let Some(mut slot) = self.cold.reserve(key) else {
+                return;
+            };
+            let first = neuron - neuron % CLUSTER as u32;
+            let (_, _, shift) = self.banks.cover(b, first, 0, part.stride);
+            let at = shift + (neuron - first) as usize * part.stride;
+            let bundle = &buffer[at..at + part.stride];
+            let (_, _, to) = self.banks.cover(b, neuron, part.start, part.len);
+            slot.as_mut_slice()[to..to + part.len].copy_from_slice(&bundle[part.start..]);
+            let id = self.cold.admit(key, slot);
+            self.cold.unpin(id);
+        }
     }
 
     /// Verifies the checksums of what a read brought.

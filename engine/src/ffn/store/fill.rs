@@ -5,6 +5,7 @@ use emberflow_storage::io::Read;
 
 use super::NeuronStore;
 use crate::Error;
+use crate::policy::Keep;
 
 impl NeuronStore {
     /// Reads the banks cluster by cluster: all Gate rows where they stay resident,
@@ -68,6 +69,9 @@ impl NeuronStore {
         }
         if self.hot.wants(bank, c) {
             self.keep(bank, c, buffer);
+            return;
+        }
+        if self.policy.keep() != Keep::All {
             return;
         }
         let cold = self

@@ -21,6 +21,7 @@ use emberflow_storage::io::{Completion, Read};
 use super::super::CLUSTER;
 use super::{BATCH, NeuronStore};
 use crate::Error;
+use crate::policy::Keep;
 
 /// How a needed neuron of the cold region is held.
 pub(super) enum Held {
@@ -40,6 +41,8 @@ pub(super) enum Source {
     Stream(Option<Slot>),
     /// Slots of the cold region, neuron by neuron.
     Cold,
+    /// The mapped file.
+    Mapped,
 }
 
 /// What a cluster is ready for.
@@ -79,6 +82,8 @@ pub(super) struct Layer {
     coming: Vec<(u32, u32)>,
     /// Clusters of the next bank that were looked at for reading ahead.
     ahead: usize,
+    /// Whether a cluster of this bank is on its way into the hot region.
+    promoting: bool,
 }
 
 impl Layer {
@@ -92,12 +97,16 @@ impl Layer {
             arrived: Vec::with_capacity(16),
             coming: Vec::with_capacity(16),
             ahead: 0,
+            promoting: false,
         }
     }
 }
 
 /// Tags of reads: a place of the current layer, or a cluster of a bank.
 const STREAMED: u64 = 1 << 63;
+
+/// With a place: the first of two reads.
+const HALF: u64 = 1 << 62;
 
 impl NeuronStore {
     /// Starts a bank.
@@ -110,6 +119,7 @@ impl NeuronStore {
         layer.ready.clear();
         layer.next = 0;
         layer.ahead = 0;
+        layer.promoting = false;
         // What was read ahead for a bank that did not come.
         let mut i = 0;
         while i < layer.arrived.len() {
@@ -131,10 +141,12 @@ impl NeuronStore {
         let mut source = Source::Unused;
         let mut step = Step::Sums;
         if n > 0 {
-            if let Some(slot) = self.hot.get_pin(bank, c as u32) {
+            if self.mapped.is_some() {
+                source = Source::Mapped;
+            } else if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.comes_whole(bank, c as u32) {
+            } else if self.comes_whole(bank, c as u32) && self.promotes() {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -153,7 +165,7 @@ impl NeuronStore {
                 self.counters.misses += missing as u64;
                 if self.part.has_gate {
                     step = Step::Gates;
-                } else if self.costs.whole_cluster(missing) {
+                } else if self.policy.bundles() && self.costs.whole_cluster(missing) {
                     self.unpin_places(places.clone());
                     source = Source::Stream(None);
                 }
@@ -167,6 +179,13 @@ impl NeuronStore {
             waiting: 0,
             issued: places.start,
         });
+    }
+
+    /// Clusters that have become hot come one for each layer and pass, the others meanwhile
+    /// neuron by neuron: many at once would hold up a token.
+    fn promotes(&mut self) -> bool {
+        let first = !std::mem::replace(&mut self.layer.promoting, true);
+        first || self.cold.slots() == 0
     }
 
     /// Whether a missing cluster is read as a whole whichever neurons are needed.
@@ -194,7 +213,7 @@ impl NeuronStore {
     fn issue(&mut self, ids: &[u32], c: usize) -> Result<bool, Error> {
         let bank = self.layer.bank;
         match self.layer.clusters[c].source {
-            Source::Unused | Source::Hot(_) => return Ok(true),
+            Source::Unused | Source::Hot(_) | Source::Mapped => return Ok(true),
             Source::Stream(_) => {
                 let key = (bank, c as u32);
                 let arrived = &mut self.layer.arrived;
@@ -235,10 +254,32 @@ impl NeuronStore {
             };
             let (offset, len, _) = self.banks.cover(bank as usize, neuron, part.start, len);
             self.layer.clusters[c].waiting += 1;
-            self.request(Read::new(place as u64, offset, len, slot))?;
+            if self.policy.bundles() || step == Step::Gates {
+                self.request(Read::new(place as u64, offset, len, slot))?;
+            } else {
+                let half = self.first_half(len);
+                self.request(Read::new(HALF | place as u64, offset, half, slot))?;
+            }
         }
         self.layer.clusters[c].issued = end;
         Ok(true)
+    }
+
+    /// Length of the first of two reads of what one read of `len` bytes would bring.
+    fn first_half(&self, len: u32) -> u32 {
+        let unit = self.banks.slack() as u32;
+        (len / 2).next_multiple_of(unit).min(len)
+    }
+
+    /// The second of two reads of a neuron without bundles, which go one after the other
+    /// like reads of two matrices.
+    fn request_second_half(&mut self, ids: &[u32], place: usize, slot: Slot) -> Result<(), Error> {
+        let (bank, part) = (self.layer.bank as usize, &self.part);
+        let (offset, len, _) = self.banks.cover(bank, ids[place], part.start, part.len);
+        let first = self.first_half(len);
+        let read = Read::new(place as u64, offset + u64::from(first), len - first, slot).at(first);
+        self.request(read)?;
+        self.submit()
     }
 
     /// Requests a whole cluster. False when no buffer is free.
@@ -333,6 +374,26 @@ impl NeuronStore {
         self.latch(Err(Error::Failed { first }))
     }
 
+    /// After the bank was computed for the neurons `ids`: forgets what the policy does not
+    /// keep.
+    pub fn end(&mut self, ids: &[u32]) {
+        let bank = self.layer.bank;
+        match self.policy.keep() {
+            Keep::All => {}
+            Keep::Window => self.window.slide(bank, ids, &mut self.cold),
+            Keep::Nothing => {
+                for &neuron in ids {
+                    self.cold.remove(Key { bank, neuron });
+                }
+            }
+        }
+    }
+
+    /// Whether reads are under way.
+    pub fn reading(&self) -> bool {
+        self.io.outstanding() > 0
+    }
+
     pub(super) fn unpin_places(&mut self, places: Range<usize>) {
         for held in &mut self.layer.held[places] {
             if let Held::Pinned(slot) = held {
@@ -367,7 +428,10 @@ impl NeuronStore {
             let (bank, c) = ((done.tag >> 32) as u32 & 0x7fff_ffff, done.tag as u32);
             return self.take_cluster(bank, c, done.slot, result);
         }
-        let place = done.tag as usize;
+        let place = (done.tag & !HALF) as usize;
+        if done.tag & HALF != 0 && result.is_ok() {
+            return self.request_second_half(ids, place, done.slot);
+        }
         let (bank, neuron) = (self.layer.bank, ids[place]);
         let c = neuron as usize / CLUSTER;
         let key = Key { bank, neuron };
@@ -417,7 +481,7 @@ impl NeuronStore {
         let cluster = &self.layer.clusters[c];
         let requested = match cluster.source {
             Source::Unused => false,
-            Source::Hot(_) | Source::Stream(_) => true,
+            Source::Hot(_) | Source::Stream(_) | Source::Mapped => true,
             Source::Cold => cluster.issued == cluster.end,
         };
         if requested && cluster.waiting == 0 {
@@ -501,7 +565,7 @@ impl NeuronStore {
                     self.cold.abandon(Key { bank, neuron }, slot);
                 }
             }
-            self.release(c as u32);
+            self.release(ids, c as u32);
         }
         self.layer.ready.clear();
     }

@@ -6,29 +6,33 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod border;
 mod bytes;
 mod costs;
 mod fill;
 mod layer;
+mod window;
 
 use std::time::Duration;
 
 use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::ColdCache;
-use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
+use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 
 use super::banks::{Banks, Part, STREAM};
-use super::hot::{HotRegion, prefixes};
+use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
+use crate::policy::{Overlap, Policy};
 use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 use layer::Layer;
 pub(crate) use layer::Step;
+use window::Window;
 
 /// Reads handed over at once: the first are under way while the next are still
 /// looked up.
@@ -46,11 +50,14 @@ fn region_memory(lock: bool) -> ArenaOptions {
 }
 
 /// The bytes of one neuron.
+#[derive(Clone, Copy)]
 pub(crate) struct NeuronBytes<'a> {
     /// Gate part; empty when Gate rows are resident.
     pub gate: &'a [u8],
-    /// Up and Down part.
-    pub rest: &'a [u8],
+    /// Up row.
+    pub up: &'a [u8],
+    /// Down column.
+    pub down: &'a [u8],
     /// Resident scales; empty when inline.
     pub scales: &'a [u8],
 }
@@ -73,6 +80,8 @@ pub(crate) struct NeuronStore {
     memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
+    /// Where the border between the two regions is on its way to.
+    goal: Option<border::Goal>,
     /// Buffers for whole clusters on their way.
     stream: Arena,
     io: IoThread,
@@ -82,6 +91,11 @@ pub(crate) struct NeuronStore {
     counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,
+    policy: Policy,
+    /// The neurons of the last tokens, where only those are kept.
+    window: Window,
+    /// The file, where the page cache does it all.
+    mapped: Option<Mapped>,
     /// Time the computation waited for reads.
     waited: Duration,
     /// The first failure. What is in memory may be incomplete after it, so the
@@ -119,9 +133,18 @@ impl NeuronStore {
         let part = banks.part(plan.residency);
         let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
             .map_err(emberflow_storage::Error::from)?;
+        let policy = options.policy;
+        let mapped = match policy {
+            Policy::Mmap => Some(banks.map()?),
+            _ => None,
+        };
         let mut store = Self {
+            policy,
+            window: Window::new(banks.count, policy),
+            mapped,
             hot: HotRegion::new(&banks, &part, memory)?,
             cold: new_cold(&banks, &part, memory)?,
+            goal: None,
             memory,
             stream,
             part,
@@ -150,6 +173,7 @@ impl NeuronStore {
         self.usable()?;
         let drained = self.drain_stream();
         self.latch(drained)?;
+        self.goal = None;
         if plan.residency == self.residency {
             self.set_border(plan);
             return Ok(());
@@ -165,26 +189,6 @@ impl NeuronStore {
         self.cold = new_cold(&self.banks, &self.part, self.memory)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
-    }
-
-    /// Moves the border between the hot and the cold region to where the plan
-    /// wants it. Nothing is pinned between layers, so both regions can comply.
-    /// New hot clusters come when they are first used.
-    fn set_border(&mut self, plan: &MemoryPlan) {
-        self.scans = self.banks.dense || !self.gates_resident();
-        let clusters = self.banks.clusters() as u32;
-        let all = vec![clusters; self.banks.count];
-        let wanted = if self.scans { &all } else { &self.hot_wanted };
-        let prefix = prefixes(plan.hot_clusters, wanted, clusters);
-        // The shrinking region first, so that both never add up to more than before.
-        let cold = u32::try_from(plan.slots.min(self.banks.total())).unwrap_or(u32::MAX);
-        if cold < self.cold.slots() {
-            self.cold.resize(cold);
-            self.hot.set_border(plan.hot_clusters, &prefix);
-        } else {
-            self.hot.set_border(plan.hot_clusters, &prefix);
-            self.cold.resize(cold);
-        }
     }
 
     /// Takes over a plan with empty regions, and fills them.
@@ -234,6 +238,14 @@ impl NeuronStore {
         self.banks.format.gate(bytes, self.scales_of(bank, neuron))
     }
 
+    /// All resident Gate rows of a bank and the bytes from one to the next, where their
+    /// scales lie with them.
+    pub fn resident_gates(&self, bank: u32) -> Option<(&[u8], usize)> {
+        let bytes = self.gates.get(bank as usize)?.as_slice();
+        let format = self.banks.format;
+        format.inline_scales.then(|| (bytes, format.gate_len()))
+    }
+
     fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
         let len = self.banks.format.resident_scales();
         match self.scales.get(bank as usize) {
@@ -250,6 +262,11 @@ impl NeuronStore {
             return 0.0;
         }
         emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
+    }
+
+    /// What the policy lets overlap.
+    pub fn overlap(&self) -> Overlap {
+        self.policy.overlap()
     }
 
     /// Name of the I/O engine.

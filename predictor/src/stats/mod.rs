@@ -1,13 +1,29 @@
 //! Activation statistics: how often each neuron fires over a text.
 //!
-//! The file format (`emberflow-stats-v1`) is JSON with one count per neuron, in
-//! the checkpoint's original neuron order. The packer sorts by it, stores it in
-//! the container in packed order, and `inspect` draws the temperature curve.
+//! Two file formats are read. `emberflow-stats-v1` is JSON with one count per
+//! neuron. `emberflow-stats-v2` ([`codec`]) is binary and holds a [`Profile`]
+//! besides: activity by batch size, persistence, magnitudes, and a sample of
+//! whole tokens that tells which neurons fire together. Both are in the
+//! checkpoint's original neuron order. The packer orders neurons by them and
+//! stores them in the container in packed order.
+
+mod codec;
+mod magnitudes;
+mod profile;
+mod sample;
 
 use serde::{Deserialize, Serialize};
 
-/// The only accepted value of [`ActivationStats::format`].
+pub use magnitudes::Magnitudes;
+pub use profile::{BATCHES, BankProfile, Profile};
+pub(crate) use sample::words;
+pub use sample::{Sample, Sampled};
+
+/// The value of [`ActivationStats::format`] of JSON statistics.
 pub const FORMAT: &str = "emberflow-stats-v1";
+
+/// The value of [`ActivationStats::format`] of binary statistics.
+pub const FORMAT_V2: &str = "emberflow-stats-v2";
 
 /// Counts for a whole model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +34,9 @@ pub struct ActivationStats {
     pub tokens: u64,
     /// One entry per layer, ascending.
     pub layers: Vec<LayerStats>,
+    /// What the second version adds.
+    #[serde(skip)]
+    pub profile: Option<Box<Profile>>,
 }
 
 /// Counts of one layer.
@@ -48,6 +67,12 @@ pub enum StatsError {
     /// Not JSON, or not of this shape.
     #[error("statistics are not valid {FORMAT} JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// Binary statistics that are damaged or contradict themselves.
+    #[error("statistics are not valid {FORMAT_V2}: {0}; profile the model again")]
+    Binary(String),
+    /// Statistics that cannot be added up.
+    #[error("statistics cannot be merged: {0}")]
+    Merge(String),
     /// Another format or version.
     #[error("statistics have format {found:?}, expected {FORMAT:?}; profile the model again")]
     Format {
@@ -91,20 +116,101 @@ pub enum StatsError {
 }
 
 impl ActivationStats {
-    /// Parses a statistics file and checks it against the model's sizes.
+    /// Parses a statistics file of either version and checks it against the
+    /// model's sizes.
+    ///
+    /// # Errors
+    /// A file that is damaged, contradicts itself or belongs to another model.
     pub fn parse(
         bytes: &[u8],
         layers: usize,
         experts: usize,
         neurons: usize,
     ) -> Result<Self, StatsError> {
-        let stats: Self = serde_json::from_slice(bytes)?;
+        let stats = Self::read(bytes)?;
         stats.check(layers, experts, neurons)?;
         Ok(stats)
     }
 
+    /// Parses a statistics file of either version, of whatever model.
+    ///
+    /// # Errors
+    /// A file that is damaged or contradicts itself.
+    pub fn read(bytes: &[u8]) -> Result<Self, StatsError> {
+        if codec::is_binary(bytes) {
+            return codec::decode(bytes);
+        }
+        let stats: Self = serde_json::from_slice(bytes)?;
+        let [layers, experts, neurons] = stats.sizes();
+        stats.check(layers, experts, neurons)?;
+        Ok(stats)
+    }
+
+    /// The statistics as a file: binary where there is a profile, else JSON.
+    ///
+    /// # Errors
+    /// Sizes beyond what the format can name.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StatsError> {
+        match &self.profile {
+            Some(profile) => codec::encode(self, profile),
+            None => Ok(serde_json::to_vec(self)?),
+        }
+    }
+
+    /// Layers, experts per layer and neurons per expert, by the first of each.
+    pub fn sizes(&self) -> [usize; 3] {
+        let layer = self.layers.first();
+        let expert = layer.and_then(|l| l.experts.first());
+        [
+            self.layers.len(),
+            layer.map_or(0, |l| l.experts.len()),
+            expert.map_or(0, |e| e.counts.len()),
+        ]
+    }
+
+    /// Adds the counts of another part of the text. Counts add up exactly, and the
+    /// samples of both become one that does not depend on the order of merging.
+    ///
+    /// # Errors
+    /// Statistics of another model, of another window length, in another neuron
+    /// order, without a profile, or of the same piece of text.
+    pub fn merge(&mut self, other: &Self) -> Result<(), StatsError> {
+        let refuse = |reason: String| Err(StatsError::Merge(reason));
+        if self.sizes() != other.sizes() {
+            let [a, b] = [self.sizes(), other.sizes()];
+            return refuse(format!(
+                "one has {} layers of {} × {} neurons, the other {} of {} × {}",
+                a[0], a[1], a[2], b[0], b[1], b[2]
+            ));
+        }
+        let (Some(mine), Some(theirs)) = (&mut self.profile, &other.profile) else {
+            return refuse(format!("both must be {FORMAT_V2}; profile the model again"));
+        };
+        mine.merge(theirs).map_err(StatsError::Merge)?;
+        self.tokens = add(self.tokens, other.tokens)?;
+        let experts = |s: &'_ Self| -> Vec<ExpertStats> {
+            s.layers.iter().flat_map(|l| l.experts.clone()).collect()
+        };
+        let theirs = experts(other);
+        let mine = self.layers.iter_mut().flat_map(|l| &mut l.experts);
+        for (mine, theirs) in mine.zip(&theirs) {
+            if mine.original != theirs.original {
+                return refuse("the neurons are in different orders".into());
+            }
+            for (a, b) in mine.counts.iter_mut().zip(&theirs.counts) {
+                *a = add(*a, *b)?;
+            }
+        }
+        Ok(())
+    }
+
     fn check(&self, layers: usize, experts: usize, neurons: usize) -> Result<(), StatsError> {
-        if self.format != FORMAT {
+        let format = if self.profile.is_some() {
+            FORMAT_V2
+        } else {
+            FORMAT
+        };
+        if self.format != format {
             return Err(StatsError::Format {
                 found: self.format.clone(),
             });
@@ -157,7 +263,10 @@ impl ActivationStats {
                 }
             }
         }
-        Ok(())
+        match &self.profile {
+            Some(profile) => profile.check(self).map_err(StatsError::Binary),
+            None => Ok(()),
+        }
     }
 
     /// The statistics with neurons in another order: `order` gives, for each FFN
@@ -167,6 +276,18 @@ impl ActivationStats {
         for (expert, order) in experts.zip(order) {
             expert.counts = order.iter().map(|&i| expert.counts[i as usize]).collect();
             expert.original = order.clone();
+        }
+        if let Some(profile) = &mut self.profile {
+            profile.permute(order);
+        }
+        self
+    }
+
+    /// The statistics without the sample of tokens, which is only needed to choose
+    /// an order.
+    pub fn without_sample(mut self) -> Self {
+        if let Some(profile) = &mut self.profile {
+            profile.sample = Sample::default();
         }
         self
     }
@@ -191,6 +312,11 @@ impl ActivationStats {
             .get(expert as usize)?;
         Some(&e.counts)
     }
+}
+
+fn add(a: u64, b: u64) -> Result<u64, StatsError> {
+    a.checked_add(b)
+        .ok_or_else(|| StatsError::Merge(format!("{a} and {b} are too many to add")))
 }
 
 fn is_permutation(ids: &[u32], n: usize) -> bool {
@@ -243,6 +369,7 @@ mod tests {
                     original: Vec::new(),
                 }],
             }],
+            profile: None,
         }
     }
 

@@ -1,0 +1,480 @@
+//! Collecting statistics from a running model.
+//!
+//! The text is cut into windows that start afresh. A batch of size B is made of B
+//! different windows: its tokens stand at the same position of each, as those of
+//! independent sequences that are decoded side by side (PowerInfer-2, figure 2).
+//! Windows are run one after the other; unions of 2, 4, … windows are formed like
+//! the carries of a binary counter, so at most one window of bits is kept for each
+//! size.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::stats::{
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LayerStats, Profile, Sample,
+    Sampled, StatsError, words,
+};
+
+/// What is profiled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// Model and checkpoint, as [`Profile::model`].
+    pub model: String,
+    /// Hash of the text.
+    pub text: u64,
+    /// Layers; each has one FFN.
+    pub layers: usize,
+    /// Neurons of an FFN.
+    pub neurons: usize,
+    /// Most tokens of a window.
+    pub window: usize,
+    /// Tokens to sample.
+    pub sample: usize,
+}
+
+/// Which neurons fired at each position of a window, or of several at once:
+/// `[positions][banks][words]`.
+#[derive(Debug, Clone, PartialEq)]
+struct Fired {
+    positions: usize,
+    bits: Vec<u64>,
+}
+
+/// Statistics in the making.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recorder {
+    subject: Subject,
+    stats: ActivationStats,
+    profile: Profile,
+    /// The window that is being run.
+    now: Fired,
+    /// By [`BATCHES`], but for the largest: the union of that many windows.
+    open: Vec<Option<Fired>>,
+    /// Windows that were run.
+    done: u64,
+}
+
+const MAGIC: &[u8; 8] = b"EMBPROF1";
+
+impl Recorder {
+    /// Nothing seen yet.
+    pub fn new(subject: Subject) -> Self {
+        let layer = |layer: usize| LayerStats {
+            layer: layer as u32,
+            experts: vec![ExpertStats {
+                expert: 0,
+                counts: vec![0; subject.neurons],
+                original: Vec::new(),
+            }],
+        };
+        let stats = ActivationStats {
+            format: FORMAT_V2.into(),
+            tokens: 0,
+            layers: (0..subject.layers).map(layer).collect(),
+            profile: None,
+        };
+        let profile = Profile {
+            model: subject.model.clone(),
+            texts: vec![subject.text],
+            window: subject.window as u32,
+            pairs: 0,
+            steps: [0; BATCHES.len()],
+            banks: vec![BankProfile::new(subject.neurons); subject.layers],
+            sample: Sample::new(subject.sample),
+        };
+        Self {
+            now: Fired {
+                positions: 0,
+                bits: vec![0; subject.window * width(&subject)],
+            },
+            open: vec![None; BATCHES.len() - 1],
+            done: 0,
+            stats,
+            profile,
+            subject,
+        }
+    }
+
+    /// Bytes that a recorder comes to hold.
+    pub fn bytes_for(subject: &Subject) -> u64 {
+        let window = 8 * (subject.window * width(subject)) as u64;
+        let counts = 8 * (subject.layers * subject.neurons) as u64 * (BATCHES.len() as u64 + 2);
+        let magnitudes = subject.layers as u64 * (2 << 15);
+        // the window, one of each size, and one that is being merged
+        let windows = (BATCHES.len() as u64 + 1) * window;
+        windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
+    }
+
+    /// Tokens to sample so that the sample takes about `bytes`.
+    pub fn sample_for(layers: usize, neurons: usize, bytes: usize) -> usize {
+        (bytes / (8 * layers * words(neurons)).max(1)).clamp(256, 16384)
+    }
+
+    /// Windows that were run.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Tokens that were counted.
+    pub fn tokens(&self) -> u64 {
+        self.stats.tokens
+    }
+
+    /// Takes in an FFN's work on a chunk of tokens. `gates` and `hidden` are
+    /// `[neurons × tokens]`. The first `skip` tokens are not counted; the next one
+    /// stands at position `at` of the window. What does not fit the window is
+    /// ignored.
+    pub fn see(
+        &mut self,
+        bank: usize,
+        at: usize,
+        skip: usize,
+        tokens: usize,
+        gates: &[f32],
+        hidden: &[f32],
+    ) {
+        let width = width(&self.subject);
+        let first = bank * words(self.subject.neurons);
+        let counted = tokens.saturating_sub(skip);
+        let counted = counted.min(self.subject.window.saturating_sub(at));
+        let Some(profile) = self.profile.banks.get_mut(bank) else {
+            return;
+        };
+        self.now.positions = self.now.positions.max(at + counted);
+        let rows = gates.chunks_exact(tokens).zip(hidden.chunks_exact(tokens));
+        for (n, (gates, hidden)) in rows.enumerate().take(self.subject.neurons) {
+            for i in 0..counted {
+                let (gate, hidden) = (gates[skip + i], hidden[skip + i]);
+                if gate != 0.0 {
+                    self.now.bits[(at + i) * width + first + n / 64] |= 1 << (n % 64);
+                    profile.gates.see(gate);
+                }
+                if hidden != 0.0 && gate != 0.0 {
+                    profile.hidden.see(hidden);
+                    profile.contributed[n] += 1;
+                }
+            }
+        }
+    }
+
+    /// Ends a window, number `window` of the text.
+    pub fn end_window(&mut self, window: u64) {
+        let width = width(&self.subject);
+        let fresh = Fired {
+            positions: 0,
+            bits: vec![0; self.now.bits.len()],
+        };
+        let mut now = std::mem::replace(&mut self.now, fresh);
+        let neurons = self.subject.neurons;
+        let positions = now.positions;
+        self.done += 1;
+        self.stats.tokens += positions as u64;
+        self.profile.steps[0] += positions as u64;
+        self.profile.pairs += positions.saturating_sub(1) as u64;
+        let layers = self.stats.layers.iter_mut();
+        for (bank, expert) in layers.flat_map(|l| &mut l.experts).enumerate() {
+            count(&now, bank, neurons, width, |n| expert.counts[n] += 1);
+            let stayed = &mut self.profile.banks[bank].stayed;
+            let first = bank * words(neurons);
+            for p in 1..positions {
+                for w in 0..words(neurons) {
+                    let at = p * width + first + w;
+                    each_bit(now.bits[at] & now.bits[at - width], |bit| {
+                        stayed[w * 64 + bit] += 1;
+                    });
+                }
+            }
+        }
+        for p in 0..positions {
+            let place = [self.subject.text, window, p as u64].map(u64::to_le_bytes);
+            let priority = xxh3_64(place.as_flattened());
+            if self.profile.sample.wants(priority) {
+                let bits = now.bits[p * width..(p + 1) * width].to_vec();
+                self.profile.sample.insert(Sampled { priority, bits });
+            }
+        }
+        for size in 0..self.open.len() {
+            let Some(other) = self.open[size].take() else {
+                self.open[size] = Some(now);
+                return;
+            };
+            now.positions = now.positions.min(other.positions);
+            for (a, b) in now.bits.iter_mut().zip(&other.bits) {
+                *a |= b;
+            }
+            self.profile.steps[size + 1] += now.positions as u64;
+            for (bank, profile) in self.profile.banks.iter_mut().enumerate() {
+                let list = &mut profile.unions[size];
+                count(&now, bank, neurons, width, |n| list[n] += 1);
+            }
+        }
+    }
+
+    /// Forgets the windows that wait to be joined with others: those that follow
+    /// belong to other batches.
+    pub fn end_group(&mut self) {
+        self.open.fill(None);
+    }
+
+    /// The statistics so far.
+    pub fn stats(&self) -> ActivationStats {
+        ActivationStats {
+            profile: Some(Box::new(self.profile.clone())),
+            ..self.stats.clone()
+        }
+    }
+
+    /// Everything that is needed to go on, for [`Recorder::resume`].
+    ///
+    /// # Errors
+    /// As [`ActivationStats::to_bytes`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StatsError> {
+        let mut out = MAGIC.to_vec();
+        let fixed = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_le_bytes());
+        fixed(&mut out, 0);
+        fixed(&mut out, self.done);
+        for open in &self.open {
+            fixed(
+                &mut out,
+                open.as_ref().map_or(0, |f| f.positions as u64 + 1),
+            );
+            let bits = open.iter().flat_map(|f| &f.bits);
+            bits.for_each(|&w| fixed(&mut out, w));
+        }
+        out.extend(self.stats().to_bytes()?);
+        let sum = xxh3_64_with_seed(&out[16..], SEED);
+        out[8..16].copy_from_slice(&sum.to_le_bytes());
+        Ok(out)
+    }
+
+    /// Goes on where [`Recorder::to_bytes`] was called, between two windows.
+    ///
+    /// # Errors
+    /// A damaged file, or one of another model, text, window length or sample size.
+    pub fn resume(bytes: &[u8], subject: Subject) -> Result<Self, StatsError> {
+        let damaged = |what: &str| StatsError::Binary(format!("the checkpoint {what}"));
+        let mut at = 0;
+        let mut fixed = || -> Result<u64, StatsError> {
+            let part = bytes.get(at..at + 8).ok_or_else(|| damaged("is cut off"))?;
+            at += 8;
+            let mut word = [0; 8];
+            word.copy_from_slice(part);
+            Ok(u64::from_le_bytes(word))
+        };
+        let (magic, sum) = (fixed()?, fixed()?);
+        if magic.to_le_bytes() != *MAGIC {
+            return Err(damaged("is no checkpoint of a profile"));
+        }
+        if xxh3_64_with_seed(&bytes[16..], SEED) != sum {
+            return Err(damaged("does not match its checksum"));
+        }
+        let done = fixed()?;
+        let mut new = Self::new(subject);
+        let len = new.now.bits.len();
+        for open in &mut new.open {
+            let positions = fixed()?;
+            if positions == 0 {
+                continue;
+            }
+            let positions = usize::try_from(positions - 1).unwrap_or(usize::MAX);
+            if positions > new.subject.window {
+                return Err(damaged("is of a run with longer windows"));
+            }
+            let bits = (0..len).map(|_| fixed()).collect::<Result<_, _>>()?;
+            *open = Some(Fired { positions, bits });
+        }
+        let s = &new.subject;
+        let mut stats = ActivationStats::parse(&bytes[at..], s.layers, 1, s.neurons)?;
+        let Some(profile) = stats.profile.take() else {
+            return Err(damaged("holds no profile"));
+        };
+        let same = (&profile.model, &profile.texts[..], profile.window as usize)
+            == (&s.model, &[s.text][..], s.window)
+            && profile.sample.capacity == s.sample;
+        if !same {
+            return Err(damaged(
+                "is of another model, text, --window or sample size; delete it or give another -o",
+            ));
+        }
+        Ok(Self {
+            stats,
+            profile: *profile,
+            done,
+            ..new
+        })
+    }
+}
+
+/// Sets checkpoints apart from other checksummed things.
+const SEED: u64 = 0x70726f66;
+
+/// Words of one position.
+fn width(subject: &Subject) -> usize {
+    subject.layers * words(subject.neurons)
+}
+
+fn each_bit(mut word: u64, mut f: impl FnMut(usize)) {
+    while word != 0 {
+        f(word.trailing_zeros() as usize);
+        word &= word - 1;
+    }
+}
+
+fn count(fired: &Fired, bank: usize, neurons: usize, width: usize, mut add: impl FnMut(usize)) {
+    let first = bank * words(neurons);
+    for row in fired.bits.chunks_exact(width.max(1)).take(fired.positions) {
+        for (w, &word) in row[first..][..words(neurons)].iter().enumerate() {
+            each_bit(word, |bit| add(w * 64 + bit));
+        }
+    }
+}
+
+/// The order in which `windows` windows are run: those of a batch come one after the
+/// other and lie far apart in the text, so that they are independent. A batch ends
+/// after every [`BATCHES`]`.last()` of them.
+pub fn spread(windows: u64) -> impl Iterator<Item = Option<u64>> + Clone {
+    let most = BATCHES[BATCHES.len() - 1] as u64;
+    let groups = windows.div_ceil(most);
+    let group = move |g: u64| (0..most).map(move |lane| lane * groups + g);
+    (0..groups).flat_map(move |g| {
+        let lanes = group(g).filter(move |&w| w < windows).map(Some);
+        lanes.chain([None])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn subject(window: usize) -> Subject {
+        Subject {
+            model: "m".into(),
+            text: 42,
+            layers: 2,
+            neurons: 70,
+            window,
+            sample: 5,
+        }
+    }
+
+    /// Which neuron of which bank fires where, from a hash.
+    fn fires(window: u64, p: usize, bank: usize, n: usize) -> bool {
+        let place = [window, p as u64, bank as u64, n as u64].map(u64::to_le_bytes);
+        xxh3_64(place.as_flattened()).is_multiple_of(5)
+    }
+
+    /// Feeds a window in chunks of `chunk`, the first token of all not counted.
+    fn feed(r: &mut Recorder, window: u64, len: usize, chunk: usize) {
+        let s = r.subject.clone();
+        for from in (0..len + 1).step_by(chunk) {
+            let tokens = chunk.min(len + 1 - from);
+            let skip = usize::from(from == 0);
+            for bank in 0..s.layers {
+                let value = |n: usize, t: usize| match (from + t).checked_sub(1) {
+                    Some(p) if fires(window, p, bank, n) => 1.5,
+                    Some(_) => 0.0,
+                    None => 1.0,
+                };
+                let gates: Vec<f32> = (0..s.neurons)
+                    .flat_map(|n| (0..tokens).map(move |t| value(n, t)))
+                    .collect();
+                let hidden: Vec<f32> = gates
+                    .iter()
+                    .map(|g| if *g > 1.0 { -g } else { 0.0 })
+                    .collect();
+                r.see(bank, (from + skip) - 1, skip, tokens, &gates, &hidden);
+            }
+        }
+        r.end_window(window);
+    }
+
+    #[test]
+    fn counts_are_those_of_a_naive_count() {
+        let (windows, len) = (5u64, 6usize);
+        let mut r = Recorder::new(subject(8));
+        for w in 0..windows {
+            feed(&mut r, w, len, 3);
+        }
+        let s = r.stats();
+        let p = s.profile.as_ref().unwrap();
+        assert_eq!((s.tokens, p.pairs), (30, 25));
+        // 5 windows: two pairs, one four, no eight
+        assert_eq!(p.steps, [30, 12, 6, 0, 0, 0]);
+        for bank in 0..2 {
+            for n in 0..70 {
+                let at = |w, p| fires(w, p, bank, n);
+                let all = (0..windows).flat_map(|w| (0..len).map(move |p| (w, p)));
+                let naive = all.clone().filter(|&(w, p)| at(w, p)).count() as u64;
+                assert_eq!(s.counts(bank as u32, 0).unwrap()[n], naive);
+                assert_eq!(p.banks[bank].contributed[n], naive);
+                let stayed = all.filter(|&(w, p)| p > 0 && at(w, p) && at(w, p - 1));
+                assert_eq!(p.banks[bank].stayed[n], stayed.count() as u64);
+                let union = |ws: std::ops::Range<u64>| {
+                    (0..len).filter(|&p| ws.clone().any(|w| at(w, p))).count() as u64
+                };
+                assert_eq!(p.banks[bank].unions[0][n], union(0..2) + union(2..4));
+                assert_eq!(p.banks[bank].unions[1][n], union(0..4));
+                assert_eq!(p.banks[bank].unions[2][n], 0);
+            }
+        }
+        assert_eq!(p.sample.tokens().len(), 5);
+        assert_eq!(
+            p.banks[0].gates.total(),
+            s.counts(0, 0).unwrap().iter().sum::<u64>()
+        );
+        let bytes = s.to_bytes().unwrap();
+        assert_eq!(ActivationStats::read(&bytes).unwrap(), s);
+    }
+
+    #[test]
+    fn a_resumed_run_gives_the_same_numbers() {
+        let order: Vec<Option<u64>> = spread(70).collect();
+        let run = |r: &mut Recorder, part: &[Option<u64>]| {
+            for step in part {
+                match step {
+                    Some(w) => feed(r, *w, if *w == 69 { 2 } else { 4 }, 2),
+                    None => r.end_group(),
+                }
+            }
+        };
+        let mut whole = Recorder::new(subject(4));
+        run(&mut whole, &order);
+        for cut in [0, 1, 31, 40, 70] {
+            let mut r = Recorder::new(subject(4));
+            run(&mut r, &order[..cut]);
+            let bytes = r.to_bytes().unwrap();
+            let mut again = Recorder::resume(&bytes, subject(4)).unwrap();
+            run(&mut again, &order[cut..]);
+            assert!(again == whole, "cut at {cut}");
+            assert!(Recorder::resume(&bytes, subject(5)).is_err());
+            let mut other = subject(4);
+            other.text = 1;
+            assert!(Recorder::resume(&bytes, other).is_err());
+            for at in (0..bytes.len()).step_by(7) {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1;
+                assert!(Recorder::resume(&bad, subject(4)).is_err());
+                assert!(Recorder::resume(&bytes[..at], subject(4)).is_err());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_window_is_run_once_and_batches_lie_apart(windows in 0u64..400) {
+            let order: Vec<Option<u64>> = spread(windows).collect();
+            let mut all: Vec<u64> = order.iter().flatten().copied().collect();
+            let groups = windows.div_ceil(32);
+            for pair in order.windows(2) {
+                if let [Some(a), Some(b)] = pair {
+                    prop_assert_eq!(b - a, groups);
+                }
+            }
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..windows).collect::<Vec<_>>());
+            for group in order.split(|w| w.is_none()) {
+                prop_assert!(group.len() <= 32);
+            }
+        }
+    }
+}

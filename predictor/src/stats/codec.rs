@@ -1,0 +1,430 @@
+//! The binary form of statistics.
+//!
+//! ```text
+//!    0   8  magic            "EMBSTAT2"
+//!    8   8  length           bytes of the whole file, u64 little endian
+//!   16   8  xxh3             of the bytes from 24 on
+//!   24      body             numbers as LEB128 unless said otherwise:
+//!             model            length, UTF-8
+//!             texts            number, then each u64 little endian
+//!             tokens, window, pairs, steps × 6
+//!             layers, experts, neurons
+//!             per bank         1 or 0: original ids follow (neurons ×)
+//!                              counts, unions × 5, stayed, contributed (neurons × each)
+//!                              gates, hidden: number of buckets, each distance to the last
+//!                              bucket and count
+//!             sample           capacity, tokens; each: priority u64, then words u64 per
+//!                              bank (one bit per neuron), little endian
+//! ```
+//!
+//! Every list has at least one byte per entry, so no allocation exceeds a small
+//! multiple of the file.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::sample::words;
+use super::{
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LayerStats, Magnitudes, Profile,
+    Sample, Sampled, StatsError,
+};
+
+const MAGIC: &[u8; 8] = b"EMBSTAT2";
+const HEADER: usize = 24;
+
+pub(super) fn is_binary(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u8>, StatsError> {
+    // what is written must be readable
+    let [layers, experts, neurons] = stats.sizes();
+    stats.check(layers, experts, neurons)?;
+    let mut out = Out(vec![0; HEADER]);
+    out.number(profile.model.len() as u64);
+    out.0.extend_from_slice(profile.model.as_bytes());
+    out.number(profile.texts.len() as u64);
+    profile.texts.iter().for_each(|&t| out.fixed(t));
+    out.number(stats.tokens);
+    out.number(u64::from(profile.window));
+    out.number(profile.pairs);
+    out.numbers(&profile.steps);
+    for n in [layers, experts, neurons] {
+        out.number(n as u64);
+    }
+    let all = stats.layers.iter().flat_map(|l| &l.experts);
+    for (expert, bank) in all.zip(&profile.banks) {
+        out.number(u64::from(!expert.original.is_empty()));
+        expert.original.iter().for_each(|&i| out.number(i.into()));
+        out.numbers(&expert.counts);
+        bank.unions.iter().for_each(|list| out.numbers(list));
+        out.numbers(&bank.stayed);
+        out.numbers(&bank.contributed);
+        out.magnitudes(&bank.gates);
+        out.magnitudes(&bank.hidden);
+    }
+    out.number(profile.sample.capacity as u64);
+    out.number(profile.sample.tokens.len() as u64);
+    for token in &profile.sample.tokens {
+        out.fixed(token.priority);
+        token.bits.iter().for_each(|&w| out.fixed(w));
+    }
+    let mut bytes = out.0;
+    let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..16].copy_from_slice(&len.to_le_bytes());
+    bytes[16..24].copy_from_slice(&sum.to_le_bytes());
+    Ok(bytes)
+}
+
+pub(super) fn decode(bytes: &[u8]) -> Result<ActivationStats, StatsError> {
+    let stats = read(bytes).map_err(StatsError::Binary)?;
+    let [layers, experts, neurons] = stats.sizes();
+    stats.check(layers, experts, neurons)?;
+    Ok(stats)
+}
+
+fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
+    let mut header = In { bytes, at: 8 };
+    let (len, sum) = (header.fixed()?, header.fixed()?);
+    if len != bytes.len() as u64 {
+        return Err(format!("{} bytes, the header says {len}", bytes.len()));
+    }
+    if xxh3_64(&bytes[HEADER..]) != sum {
+        return Err("the checksum does not match".into());
+    }
+    let mut body = header;
+    let name = body.count(1)?;
+    let model = std::str::from_utf8(body.take(name)?).map_err(|e| e.to_string())?;
+    let model = model.to_owned();
+    let texts = body.count(8)?;
+    let texts = (0..texts).map(|_| body.fixed()).collect::<Result<_, _>>()?;
+    let tokens = body.number()?;
+    let window = u32::try_from(body.number()?).map_err(|_| "a window of 2^32 tokens or more")?;
+    let pairs = body.number()?;
+    let mut steps = [0; BATCHES.len()];
+    for step in &mut steps {
+        *step = body.number()?;
+    }
+    // A bank has more bytes than these, so the numbers bound each other.
+    let layers = body.count(1)?;
+    let experts = body.count(1)?;
+    let neurons = body.count(1)?;
+    let banks = layers.checked_mul(experts).ok_or("too many banks")?;
+    let entries = banks.checked_mul(neurons.max(1));
+    if entries.is_none_or(|n| n > body.left()) {
+        return Err(format!(
+            "{layers} layers of {experts} × {neurons} neurons in {} bytes",
+            bytes.len()
+        ));
+    }
+    let mut all = Vec::with_capacity(layers);
+    let mut profiles = Vec::with_capacity(banks);
+    for layer in 0..layers {
+        let mut list = Vec::with_capacity(experts);
+        for expert in 0..experts {
+            let original = match body.number()? {
+                0 => Vec::new(),
+                1 => (body.numbers(neurons)?.into_iter())
+                    .map(|n| u32::try_from(n).map_err(|_| format!("original id {n}")))
+                    .collect::<Result<_, _>>()?,
+                n => return Err(format!("mark {n} before original ids, expected 0 or 1")),
+            };
+            list.push(ExpertStats {
+                expert: expert as u32,
+                counts: body.numbers(neurons)?,
+                original,
+            });
+            profiles.push(BankProfile {
+                unions: (1..BATCHES.len())
+                    .map(|_| body.numbers(neurons))
+                    .collect::<Result<_, _>>()?,
+                stayed: body.numbers(neurons)?,
+                contributed: body.numbers(neurons)?,
+                gates: body.magnitudes()?,
+                hidden: body.magnitudes()?,
+            });
+        }
+        all.push(LayerStats {
+            layer: layer as u32,
+            experts: list,
+        });
+    }
+    let capacity = usize::try_from(body.number()?).map_err(|_| "a sample of 2^64 tokens")?;
+    let width = banks * words(neurons);
+    let sampled = body.count(8 * (1 + width))?;
+    let mut tokens_kept = Vec::with_capacity(sampled);
+    for _ in 0..sampled {
+        tokens_kept.push(Sampled {
+            priority: body.fixed()?,
+            bits: (0..width).map(|_| body.fixed()).collect::<Result<_, _>>()?,
+        });
+    }
+    if body.left() > 0 {
+        return Err(format!("{} bytes too many at the end", body.left()));
+    }
+    Ok(ActivationStats {
+        format: FORMAT_V2.into(),
+        tokens,
+        layers: all,
+        profile: Some(Box::new(Profile {
+            model,
+            texts,
+            window,
+            pairs,
+            steps,
+            banks: profiles,
+            sample: Sample {
+                capacity,
+                tokens: tokens_kept,
+            },
+        })),
+    })
+}
+
+struct Out(Vec<u8>);
+
+impl Out {
+    fn fixed(&mut self, n: u64) {
+        self.0.extend_from_slice(&n.to_le_bytes());
+    }
+
+    fn number(&mut self, mut n: u64) {
+        while n >= 0x80 {
+            self.0.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        self.0.push(n as u8);
+    }
+
+    fn numbers(&mut self, list: &[u64]) {
+        list.iter().for_each(|&n| self.number(n));
+    }
+
+    fn magnitudes(&mut self, m: &Magnitudes) {
+        self.number(m.filled().count() as u64);
+        let mut last = 0;
+        for (bucket, count) in m.filled() {
+            self.number((bucket - last) as u64);
+            self.number(count);
+            last = bucket;
+        }
+    }
+}
+
+struct In<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> In<'a> {
+    fn left(&self) -> usize {
+        self.bytes.len().saturating_sub(self.at)
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let end = self.at.checked_add(len);
+        let part = end.and_then(|end| self.bytes.get(self.at..end));
+        let part = part.ok_or_else(|| format!("the file ends inside the value at {}", self.at))?;
+        self.at += len;
+        Ok(part)
+    }
+
+    fn fixed(&mut self) -> Result<u64, String> {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(self.take(8)?);
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn number(&mut self) -> Result<u64, String> {
+        let mut n = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            if shift == 63 && byte > 1 {
+                break;
+            }
+            n |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(n);
+            }
+        }
+        Err(format!("a number before {} has more than 64 bits", self.at))
+    }
+
+    /// A number of things that take at least `bytes` bytes each.
+    fn count(&mut self, bytes: usize) -> Result<usize, String> {
+        let n = self.number()?;
+        let fits = usize::try_from(n)
+            .ok()
+            .filter(|n| *n <= self.left() / bytes);
+        fits.ok_or_else(|| format!("{n} entries before {}, more than the file has", self.at))
+    }
+
+    fn numbers(&mut self, len: usize) -> Result<Vec<u64>, String> {
+        (0..len).map(|_| self.number()).collect()
+    }
+
+    fn magnitudes(&mut self) -> Result<Magnitudes, String> {
+        let mut m = Magnitudes::default();
+        let filled = self.count(2)?;
+        let mut bucket = 0usize;
+        for i in 0..filled {
+            let step = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+            bucket = bucket.saturating_add(step);
+            let count = self.number()?;
+            if (i > 0 && step == 0) || count == 0 {
+                return Err("a bucket of magnitudes twice, or empty".into());
+            }
+            m.set(bucket, count)
+                .ok_or_else(|| format!("no bucket {bucket} of magnitudes"))?;
+        }
+        Ok(m)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Two layers of three neurons with something in every field.
+    fn stats() -> ActivationStats {
+        let mut gates = Magnitudes::default();
+        [0.5, 0.5, 3.0].into_iter().for_each(|v| gates.see(v));
+        let layer = |layer: u32, counts: [u64; 3]| LayerStats {
+            layer,
+            experts: vec![ExpertStats {
+                expert: 0,
+                counts: counts.to_vec(),
+                original: if layer == 0 {
+                    vec![2, 0, 1]
+                } else {
+                    Vec::new()
+                },
+            }],
+        };
+        let bank = |counts: [u64; 3]| BankProfile {
+            unions: vec![vec![1, 0, 2]; 5],
+            stayed: counts.iter().map(|c| c / 2).collect(),
+            contributed: counts.to_vec(),
+            gates: gates.clone(),
+            hidden: Magnitudes::default(),
+        };
+        let mut sample = Sample::new(4);
+        for priority in [7, 3] {
+            sample.insert(Sampled {
+                priority,
+                bits: vec![0b101, priority],
+            });
+        }
+        ActivationStats {
+            format: FORMAT_V2.into(),
+            tokens: 300,
+            layers: vec![layer(0, [300, 200, 0]), layer(1, [1, 2, 3])],
+            profile: Some(Box::new(Profile {
+                model: "m 0123".into(),
+                texts: vec![5, u64::MAX],
+                window: 128,
+                pairs: 290,
+                steps: [300, 2, 2, 2, 2, 2],
+                banks: vec![bank([300, 200, 0]), bank([1, 2, 3])],
+                sample,
+            })),
+        }
+    }
+
+    fn seal(bytes: &mut [u8]) {
+        let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
+        bytes[8..16].copy_from_slice(&len.to_le_bytes());
+        bytes[16..24].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    #[test]
+    fn round_trip() {
+        let s = stats();
+        let bytes = s.to_bytes().unwrap();
+        assert_eq!(ActivationStats::parse(&bytes, 2, 1, 3).unwrap(), s);
+        assert!(ActivationStats::parse(&bytes, 2, 1, 4).is_err());
+        let moved = stats().permuted(&[vec![1, 2, 0], vec![2, 0, 1]]);
+        let p = moved.profile.as_ref().unwrap();
+        assert_eq!(moved.counts(0, 0).unwrap(), [200, 0, 300]);
+        assert_eq!(p.banks[0].unions[0], [0, 2, 1]);
+        assert_eq!(p.sample.tokens()[0].bits[0], 0b110);
+        assert_eq!(
+            ActivationStats::read(&moved.to_bytes().unwrap()).unwrap(),
+            moved
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_true_is_not_written() {
+        for wrong in 0..6 {
+            let mut s = stats();
+            let p = s.profile.as_mut().unwrap();
+            match wrong {
+                0 => p.banks[0].stayed[2] = 1,
+                1 => p.banks[1].unions[4][0] = 3,
+                2 => p.steps[0] = 299,
+                3 => p.sample.tokens[0].bits[1] = 8,
+                4 => p.pairs = 301,
+                _ => drop(p.banks.pop()),
+            }
+            assert!(
+                matches!(s.to_bytes(), Err(StatsError::Binary(_))),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let good = stats().to_bytes().unwrap();
+        for cut in 0..good.len() {
+            assert!(ActivationStats::read(&good[..cut]).is_err(), "{cut}");
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(ActivationStats::read(&bad).is_err(), "{at}");
+        }
+    }
+
+    proptest! {
+        /// A file with a right checksum and any contents neither panics nor takes
+        /// memory that it does not pay for.
+        #[test]
+        fn hostile_files_are_refused(
+            at in 24usize..140, bytes in prop::collection::vec(any::<u8>(), 1..12)
+        ) {
+            let mut bad = stats().to_bytes().unwrap();
+            let at = at.min(bad.len());
+            let end = (at + bytes.len()).min(bad.len());
+            bad.splice(at..end, bytes);
+            seal(&mut bad);
+            if let Ok(s) = ActivationStats::read(&bad) {
+                let [l, e, n] = s.sizes();
+                prop_assert!(s.check(l, e, n).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn sums_are_exact_and_strangers_are_refused() {
+        let (mut a, mut b) = (stats(), stats());
+        assert!(
+            matches!(a.merge(&b), Err(StatsError::Merge(_))),
+            "the same text twice"
+        );
+        b.profile.as_mut().unwrap().texts = vec![9];
+        let mut other_model = b.clone();
+        other_model.profile.as_mut().unwrap().model = "n".into();
+        assert!(a.clone().merge(&other_model).is_err());
+        a.merge(&b).unwrap();
+        assert_eq!(a.tokens, 600);
+        assert_eq!(a.counts(0, 0).unwrap(), [600, 400, 0]);
+        let p = a.profile.as_ref().unwrap();
+        assert_eq!((p.pairs, p.steps), (580, [600, 4, 4, 4, 4, 4]));
+        assert_eq!(p.banks[0].gates.total(), 6);
+        assert_eq!(p.texts, [5, 9, u64::MAX]);
+        assert!(ActivationStats::read(&a.to_bytes().unwrap()).is_ok());
+    }
+}

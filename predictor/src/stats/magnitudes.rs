@@ -1,0 +1,125 @@
+//! Distribution of magnitudes, in buckets of equal ratio.
+
+/// Values of the sign-free top bits of an f32: 8 of the exponent, 4 of the
+/// mantissa, so that a bucket is at most 6 % wide.
+pub(super) const BUCKETS: usize = 1 << 12;
+
+const SHIFT: u32 = 31 - 12;
+
+/// How many values of each magnitude were seen. Zeros are not counted. Adding two
+/// of them up is exact.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Magnitudes {
+    counts: Vec<u64>,
+}
+
+impl Default for Magnitudes {
+    fn default() -> Self {
+        Self {
+            counts: vec![0; BUCKETS],
+        }
+    }
+}
+
+impl Magnitudes {
+    /// Counts one value; zero and what is not finite is ignored.
+    #[inline]
+    pub fn see(&mut self, value: f32) {
+        if value != 0.0 && value.is_finite() {
+            self.counts[bucket(value)] += 1;
+        }
+    }
+
+    /// Values that were counted.
+    pub fn total(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, &c| sum.saturating_add(c))
+    }
+
+    /// The magnitude below which `share` (0 to 1) of all values lie, where `zeros`
+    /// zeros were seen besides; to the width of a bucket. `None` when nothing was
+    /// seen.
+    pub fn quantile(&self, share: f64, zeros: u64) -> Option<f32> {
+        let all = self.total().saturating_add(zeros);
+        if all == 0 {
+            return None;
+        }
+        let wanted = share.clamp(0.0, 1.0) * all as f64;
+        let mut below = zeros as f64;
+        if below >= wanted && zeros > 0 {
+            return Some(0.0);
+        }
+        let mut last = None;
+        for (b, &count) in self.counts.iter().enumerate() {
+            if count == 0 {
+                continue;
+            }
+            below += count as f64;
+            last = Some(upper(b));
+            if below >= wanted {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Buckets that are not empty: number and count, ascending.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let all = self.counts.iter().copied().enumerate();
+        all.filter(|&(_, count)| count > 0)
+    }
+
+    /// Sets one bucket. `None` when there is no such bucket.
+    pub(super) fn set(&mut self, bucket: usize, count: u64) -> Option<()> {
+        *self.counts.get_mut(bucket)? = count;
+        Some(())
+    }
+
+    /// Adds another distribution. `None` when a count overflows.
+    pub(super) fn merge(&mut self, other: &Self) -> Option<()> {
+        for (a, &b) in self.counts.iter_mut().zip(&other.counts) {
+            *a = a.checked_add(b)?;
+        }
+        Some(())
+    }
+}
+
+fn bucket(value: f32) -> usize {
+    ((value.to_bits() & 0x7fff_ffff) >> SHIFT) as usize
+}
+
+/// Upper end of a bucket.
+fn upper(bucket: usize) -> f32 {
+    f32::from_bits(((bucket as u32 + 1) << SHIFT) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_right_to_a_bucket() {
+        let mut m = Magnitudes::default();
+        for i in 1..=1000 {
+            m.see(if i % 2 == 0 { i as f32 } else { -(i as f32) });
+        }
+        m.see(0.0);
+        m.see(f32::NAN);
+        assert_eq!(m.total(), 1000);
+        for (share, expected) in [(0.5, 500.0), (0.9, 900.0), (1.0, 1000.0), (0.001, 1.0)] {
+            let q = m.quantile(share, 0).unwrap();
+            assert!((q / expected - 1.0).abs() < 0.07, "{share}: {q}");
+        }
+        assert_eq!(m.quantile(0.5, 1000), Some(0.0));
+        assert!((m.quantile(0.75, 1000).unwrap() / 500.0 - 1.0).abs() < 0.07);
+        assert_eq!(Magnitudes::default().quantile(0.5, 0), None);
+    }
+
+    #[test]
+    fn every_float_has_a_bucket_that_holds_it() {
+        for v in [f32::MIN_POSITIVE, 1e-45, 1.0, 3.25, f32::MAX] {
+            let b = bucket(v);
+            assert!(b < BUCKETS && upper(b) >= v);
+            assert!(b == 0 || upper(b - 1) < v);
+        }
+    }
+}

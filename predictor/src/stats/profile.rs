@@ -1,0 +1,186 @@
+//! What the second version of the statistics adds to activation counts.
+
+use super::sample::words;
+use super::{ActivationStats, Magnitudes, Sample};
+
+/// Batch sizes for which activity is counted.
+pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// How a text makes a model's neurons fire, beyond counts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Profile {
+    /// Model and checkpoint, as its container names them.
+    pub model: String,
+    /// Hashes of the texts, ascending.
+    pub texts: Vec<u64>,
+    /// Tokens of a window; every window starts afresh.
+    pub window: u32,
+    /// Consecutive tokens inside windows: chances to stay active.
+    pub pairs: u64,
+    /// Batches that were looked at, by size ([`BATCHES`]). The tokens of a batch come
+    /// from as many windows, at the same position; the first entry is the number of
+    /// tokens.
+    pub steps: [u64; BATCHES.len()],
+    /// One entry for each FFN, layers and in them experts ascending.
+    pub banks: Vec<BankProfile>,
+    /// Sampled tokens; empty inside a container.
+    pub sample: Sample,
+}
+
+/// One FFN.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BankProfile {
+    /// For each batch size beyond 1, batches in which each neuron fired for at least
+    /// one token: `[sizes][neurons]`.
+    pub unions: Vec<Vec<u64>>,
+    /// Tokens for which each neuron fired and fired for the one before too.
+    pub stayed: Vec<u64>,
+    /// Tokens for which each neuron's hidden value was not zero. Less than its count
+    /// where Up has a ReLU of its own.
+    pub contributed: Vec<u64>,
+    /// Activated gates that are not zero.
+    pub gates: Magnitudes,
+    /// Hidden values that are not zero.
+    pub hidden: Magnitudes,
+}
+
+impl BankProfile {
+    /// Nothing seen yet.
+    pub fn new(neurons: usize) -> Self {
+        Self {
+            unions: vec![vec![0; neurons]; BATCHES.len() - 1],
+            stayed: vec![0; neurons],
+            contributed: vec![0; neurons],
+            gates: Magnitudes::default(),
+            hidden: Magnitudes::default(),
+        }
+    }
+
+    fn merge(&mut self, other: &Self) -> Option<()> {
+        let lists = self.unions.iter_mut().zip(&other.unions);
+        let lists = lists.chain([
+            (&mut self.stayed, &other.stayed),
+            (&mut self.contributed, &other.contributed),
+        ]);
+        for (mine, theirs) in lists {
+            for (a, &b) in mine.iter_mut().zip(theirs) {
+                *a = a.checked_add(b)?;
+            }
+        }
+        self.gates.merge(&other.gates)?;
+        self.hidden.merge(&other.hidden)
+    }
+
+    fn lists_mut(&mut self) -> impl Iterator<Item = &mut Vec<u64>> {
+        let own = [&mut self.stayed, &mut self.contributed];
+        self.unions.iter_mut().chain(own)
+    }
+}
+
+impl Profile {
+    /// For how many batches of size `BATCHES[size]` each neuron of a bank fired.
+    pub fn union<'a>(&'a self, counts: &'a [u64], bank: usize, size: usize) -> Option<&'a [u64]> {
+        match size {
+            0 => Some(counts),
+            _ => Some(self.banks.get(bank)?.unions.get(size - 1)?),
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
+        if self.model != other.model {
+            return Err(format!(
+                "one is of {:?}, the other of {:?}",
+                self.model, other.model
+            ));
+        }
+        if self.window != other.window {
+            return Err(format!(
+                "windows of {} and of {} tokens",
+                self.window, other.window
+            ));
+        }
+        if let Some(twice) = other.texts.iter().find(|t| self.texts.contains(t)) {
+            return Err(format!("both hold the text with hash {twice:016x}"));
+        }
+        let overflow = || "a count overflows".to_owned();
+        self.texts.extend_from_slice(&other.texts);
+        self.texts.sort_unstable();
+        self.pairs = self.pairs.checked_add(other.pairs).ok_or_else(overflow)?;
+        for (a, &b) in self.steps.iter_mut().zip(&other.steps) {
+            *a = a.checked_add(b).ok_or_else(overflow)?;
+        }
+        for (a, b) in self.banks.iter_mut().zip(&other.banks) {
+            a.merge(b).ok_or_else(overflow)?;
+        }
+        self.sample.merge(&other.sample);
+        Ok(())
+    }
+
+    pub(super) fn permute(&mut self, order: &[Vec<u32>]) {
+        for (bank, order) in self.banks.iter_mut().zip(order) {
+            for list in bank.lists_mut() {
+                *list = order.iter().map(|&i| list[i as usize]).collect();
+            }
+        }
+        self.sample.permute(order);
+    }
+
+    /// Whether the numbers can be true; what is wrong if not.
+    pub(super) fn check(&self, stats: &ActivationStats) -> Result<(), String> {
+        let [layers, experts, neurons] = stats.sizes();
+        let same = |what: &str, found: usize, expected: usize| {
+            if found == expected {
+                return Ok(());
+            }
+            Err(format!("{what}: {found}, expected {expected}"))
+        };
+        same("banks", self.banks.len(), layers.saturating_mul(experts))?;
+        if self.steps[0] != stats.tokens {
+            return Err(format!(
+                "{} steps of one token in {} tokens",
+                self.steps[0], stats.tokens
+            ));
+        }
+        if self.pairs > stats.tokens {
+            return Err(format!("{} pairs in {} tokens", self.pairs, stats.tokens));
+        }
+        let experts = stats.layers.iter().flat_map(|l| &l.experts);
+        for (b, (bank, expert)) in self.banks.iter().zip(experts).enumerate() {
+            same("batch sizes", bank.unions.len(), BATCHES.len() - 1)?;
+            let limits = self.steps[1..].iter();
+            for (list, &limit) in bank.unions.iter().zip(limits) {
+                same("union counts", list.len(), neurons)?;
+                within(list, |_| limit).map_err(|e| format!("bank {b}: {e} batches"))?;
+            }
+            for list in [&bank.stayed, &bank.contributed] {
+                same("counts", list.len(), neurons)?;
+                within(list, |n| expert.counts.get(n).copied().unwrap_or(0))
+                    .map_err(|e| format!("bank {b}: {e} activations"))?;
+            }
+        }
+        let bits = self.banks.len().saturating_mul(words(neurons));
+        let last = neurons % 64;
+        let tokens = self.sample.tokens();
+        if tokens.len() > self.sample.capacity {
+            return Err("more sampled tokens than the sample holds".into());
+        }
+        if tokens.windows(2).any(|w| w[0].priority >= w[1].priority) {
+            return Err("sampled tokens are not in order".into());
+        }
+        for token in tokens {
+            same("words of a sampled token", token.bits.len(), bits)?;
+            let ends = token.bits.chunks(words(neurons).max(1));
+            if last > 0 && ends.filter_map(|b| b.last()).any(|w| w >> last != 0) {
+                return Err("a sampled token fires neurons that do not exist".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn within(list: &[u64], limit: impl Fn(usize) -> u64) -> Result<(), String> {
+    match list.iter().enumerate().find(|&(n, &c)| c > limit(n)) {
+        Some((n, c)) => Err(format!("neuron {n} has {c} of {}", limit(n))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,294 @@
+//! `emberflow profile show`: what the statistics say.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use emberflow_predictor::stats::{ActivationStats, BATCHES, Profile, hot_share};
+use serde::Serialize;
+
+use crate::cli::ProfileShowArgs;
+use crate::svg::{LinePanel, line_panels};
+use crate::synth::firing::CURVES;
+use crate::{Failure, print_json};
+
+/// Shares of steps from which a neuron is called hot, and nearly always active.
+const HOT: [f64; 2] = [0.5, 0.9];
+
+/// What is shown. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Shown {
+    /// The statistics.
+    file: String,
+    /// Tokens they were counted over.
+    tokens: u64,
+    /// Model and checkpoint; absent for counts alone.
+    model: Option<String>,
+    /// Tokens sampled with all neurons that fired.
+    sampled: usize,
+    /// By layer.
+    layers: Vec<Layer>,
+    /// Share of neurons that gives 80 % of activations, in published models (PowerInfer, figure 4;
+    /// bamboo from PowerInfer-2).
+    published_hot_share_80: Vec<(&'static str, f64)>,
+}
+
+/// One layer. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Layer {
+    /// Number.
+    layer: u32,
+    /// Mean share of neurons that fire per token.
+    active_share: f64,
+    /// Share of neurons that gives 80 % of activations.
+    hot_share_80: f64,
+    /// Share of activations whose hidden value is not zero; less than 1 where Up has a ReLU.
+    contributing: Option<f64>,
+    /// Chance that a neuron that fires for a token fires for the next one too.
+    persistence: Option<f64>,
+    /// By batch size.
+    batches: Vec<Batch>,
+    /// |hidden| below which 10, 25, 50, 75, 90, 99 % of the values that are not zero lie.
+    hidden_quantiles: Vec<f32>,
+}
+
+/// One batch size. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Batch {
+    /// Tokens of a batch.
+    size: usize,
+    /// Batches seen.
+    steps: u64,
+    /// Mean share of neurons that fire for one of its tokens at least.
+    active_share: f64,
+    /// Share of neurons that fire in half of the batches.
+    hot_50: f64,
+    /// Share of neurons that fire in nine of ten.
+    hot_90: f64,
+}
+
+/// Runs the command.
+pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
+    let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
+    let stats = ActivationStats::read(&bytes)?;
+    let shown = shown(args.stats.display().to_string(), &stats);
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg(&stats, &shown)).map_err(Failure::file(path))?;
+    }
+    if args.json {
+        return print_json(&shown);
+    }
+    Ok(std::io::stdout()
+        .lock()
+        .write_all(text(&shown).as_bytes())?)
+}
+
+fn shown(file: String, stats: &ActivationStats) -> Shown {
+    let profile = stats.profile.as_deref();
+    let shares = stats.active_share();
+    let experts = stats
+        .layers
+        .iter()
+        .flat_map(|l| l.experts.iter().map(|e| (l.layer, e)));
+    let layers = experts.enumerate().map(|(b, (layer, expert))| {
+        let fired: f64 = expert.counts.iter().map(|&c| c as f64).sum();
+        let part = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>() / fired.max(1.0);
+        let bank = profile.and_then(|p| p.banks.get(b));
+        Layer {
+            layer,
+            active_share: shares.get(layer as usize).copied().unwrap_or(0.0),
+            hot_share_80: hot_share(&expert.counts, 0.8),
+            contributing: bank.map(|b| part(&b.contributed)),
+            persistence: bank.map(|b| part(&b.stayed)),
+            batches: profile.map_or(Vec::new(), |p| batches(p, &expert.counts, b)),
+            hidden_quantiles: bank.map_or(Vec::new(), |b| {
+                let at = [0.1, 0.25, 0.5, 0.75, 0.9, 0.99];
+                at.iter().filter_map(|&q| b.hidden.quantile(q, 0)).collect()
+            }),
+        }
+    });
+    Shown {
+        file,
+        tokens: stats.tokens,
+        model: profile.map(|p| p.model.clone()),
+        sampled: profile.map_or(0, |p| p.sample.tokens().len()),
+        layers: layers.collect(),
+        published_hot_share_80: CURVES.to_vec(),
+    }
+}
+
+fn batches(profile: &Profile, counts: &[u64], bank: usize) -> Vec<Batch> {
+    let of = |(i, size): (usize, &usize)| {
+        let steps = profile.steps[i];
+        let list = profile.union(counts, bank, i).filter(|_| steps > 0)?;
+        let n = list.len().max(1) as f64;
+        let share = |c: u64| c as f64 / steps as f64;
+        let above = |limit: f64| list.iter().filter(|&&c| share(c) >= limit).count() as f64 / n;
+        Some(Batch {
+            size: *size,
+            steps,
+            active_share: list.iter().map(|&c| share(c)).sum::<f64>() / n,
+            hot_50: above(HOT[0]),
+            hot_90: above(HOT[1]),
+        })
+    };
+    BATCHES.iter().enumerate().filter_map(of).collect()
+}
+
+fn text(s: &Shown) -> String {
+    let mut out = format!("{}: {} tokens", s.file, s.tokens);
+    // writing to a String cannot fail
+    let _ = match &s.model {
+        Some(model) => writeln!(out, " of {model}, {} sampled", s.sampled),
+        None => writeln!(out, "; counts alone, profile the model for more"),
+    };
+    let _ = writeln!(
+        out,
+        "layer  active  80 % from  persistence  contributing  |hidden| at 10 50 90 %"
+    );
+    let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{:.1} %", 100.0 * v));
+    for l in &s.layers {
+        let q = |i: usize| {
+            l.hidden_quantiles
+                .get(i)
+                .map_or("-".into(), |q| format!("{q:.2e}"))
+        };
+        let _ = writeln!(
+            out,
+            "{:>5} {:>7} {:>10} {:>12} {:>13}  {} {} {}",
+            l.layer,
+            percent(Some(l.active_share)),
+            percent(Some(l.hot_share_80)),
+            percent(l.persistence),
+            percent(l.contributing),
+            q(0),
+            q(2),
+            q(4)
+        );
+    }
+    if s.layers.iter().any(|l| !l.batches.is_empty()) {
+        let _ = writeln!(
+            out,
+            "neurons active in a batch of 1, 2 … (in half of the batches; in nine of ten):"
+        );
+    }
+    for l in s.layers.iter().filter(|l| !l.batches.is_empty()) {
+        let _ = write!(out, "{:>5}", l.layer);
+        for b in &l.batches {
+            let [a, h, n] = [b.active_share, b.hot_50, b.hot_90].map(|v| 100.0 * v);
+            let _ = write!(out, "  {}: {a:.0} % ({h:.0}; {n:.0})", b.size);
+        }
+        out.push('\n');
+    }
+    let published: Vec<String> = (s.published_hot_share_80.iter())
+        .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))
+        .collect();
+    let _ = writeln!(
+        out,
+        "80 % of activations, published: {}",
+        published.join(", ")
+    );
+    out
+}
+
+/// Skew, activity by batch size, persistence.
+fn svg(stats: &ActivationStats, s: &Shown) -> String {
+    let experts = || stats.layers.iter().flat_map(|l| &l.experts);
+    let name = |l: &Layer| format!("layer {}", l.layer);
+    let mut skew: Vec<(String, Vec<(f64, f64)>)> = s
+        .layers
+        .iter()
+        .zip(experts())
+        .map(|(l, e)| (name(l), cumulative(&e.counts)))
+        .collect();
+    // a published number is one point of a curve
+    skew.extend(s.published_hot_share_80.iter().map(|&(name, share)| {
+        let mark = vec![(share, 0.77), (share, 0.83)];
+        (format!("{name} (published)"), mark)
+    }));
+    let mut panels = vec![LinePanel {
+        title: "skew: share of activations from the hottest neurons".into(),
+        x: "share of neurons, hottest first",
+        y: "share of activations",
+        curves: skew,
+    }];
+    if let Some(p) = stats.profile.as_deref() {
+        let curves = BATCHES.iter().enumerate().filter(|&(i, _)| p.steps[i] > 0);
+        let curves = curves.map(|(i, size)| (format!("batch {size}"), frequency(stats, p, i)));
+        panels.push(LinePanel {
+            title: "activity by batch size, mean of the layers".into(),
+            x: "share of neurons, most active first",
+            y: "share of batches in which they fire",
+            curves: curves.collect(),
+        });
+        let curves = s
+            .layers
+            .iter()
+            .zip(experts())
+            .zip(&p.banks)
+            .map(|((l, e), bank)| (name(l), persistence(&e.counts, &bank.stayed)));
+        panels.push(LinePanel {
+            title: "persistence: firing again for the next token".into(),
+            x: "share of neurons, hottest first",
+            y: "chance to fire again",
+            curves: curves.collect(),
+        });
+    }
+    let title = s.model.as_deref().unwrap_or("activation statistics");
+    line_panels(&format!("{title}: {} tokens", s.tokens), &panels)
+}
+
+fn falling(list: &[u64]) -> Vec<u64> {
+    let mut sorted = list.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    sorted
+}
+
+/// At most this many points of a curve.
+const POINTS: usize = 128;
+
+/// Every so many of a list's entries, with its place in it.
+fn thin<T: Copy>(list: &[T]) -> impl Iterator<Item = (f64, T)> {
+    let step = list.len().div_ceil(POINTS).max(1);
+    let n = list.len().max(1) as f64;
+    let places = list.iter().enumerate().step_by(step);
+    places.map(move |(i, v)| ((i as f64 + 1.0) / n, *v))
+}
+
+fn cumulative(counts: &[u64]) -> Vec<(f64, f64)> {
+    let all: f64 = counts.iter().map(|&c| c as f64).sum();
+    let sums = falling(counts).into_iter().scan(0.0, |sum, c| {
+        *sum += c as f64;
+        Some(*sum / all.max(1.0))
+    });
+    thin(&sums.collect::<Vec<_>>()).collect()
+}
+
+fn frequency(stats: &ActivationStats, profile: &Profile, size: usize) -> Vec<(f64, f64)> {
+    let experts = stats.layers.iter().flat_map(|l| &l.experts);
+    let mut mean: Vec<f64> = Vec::new();
+    for (bank, expert) in experts.enumerate() {
+        let list = profile
+            .union(&expert.counts, bank, size)
+            .unwrap_or_default();
+        mean.resize(list.len(), 0.0);
+        for (m, c) in mean.iter_mut().zip(falling(list)) {
+            let steps = profile.steps[size] as f64 * profile.banks.len() as f64;
+            *m += c as f64 / steps.max(1.0);
+        }
+    }
+    thin(&mean).collect()
+}
+
+/// Mean over neighbours in temperature, as single neurons are noisy.
+fn persistence(counts: &[u64], stayed: &[u64]) -> Vec<(f64, f64)> {
+    let mut order: Vec<usize> = (0..counts.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(counts[i]));
+    let n = order.len().max(1) as f64;
+    let group = order.len().div_ceil(32).max(1);
+    let points = order.chunks(group).enumerate().map(|(g, ids)| {
+        let sum = |list: &[u64]| ids.iter().map(|&i| list[i] as f64).sum::<f64>();
+        let x = (g * group) as f64 + ids.len() as f64 / 2.0;
+        (x / n, sum(stayed) / sum(counts).max(1.0))
+    });
+    points.collect()
+}

@@ -1,0 +1,263 @@
+//! Caches of neurons to compare with: least recently used, least frequently used,
+//! S3-FIFO. Each keeps what it reads.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use emberflow_storage::cache::{Links, List};
+
+/// A cache that is asked for the neurons of one layer after another.
+pub trait Cache {
+    /// Takes the needed neurons `keys` of step `step`; appends those that were
+    /// missing.
+    fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>);
+}
+
+/// Least recently used.
+pub struct Lru {
+    capacity: u32,
+    resident: Vec<bool>,
+    links: Links,
+    list: List,
+}
+
+impl Lru {
+    pub fn new(universe: usize, capacity: usize) -> Self {
+        Self {
+            capacity: capacity as u32,
+            resident: vec![false; universe],
+            links: Links::new(universe as u32),
+            list: List::default(),
+        }
+    }
+}
+
+impl Cache for Lru {
+    fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        for &key in keys {
+            if self.resident[key as usize] {
+                self.list.remove(&mut self.links, key);
+            } else {
+                missing.push(key);
+                if self.list.len() == self.capacity
+                    && let Some(old) = self.list.oldest()
+                {
+                    self.list.remove(&mut self.links, old);
+                    self.resident[old as usize] = false;
+                }
+                self.resident[key as usize] = true;
+            }
+            self.list.push(&mut self.links, key);
+        }
+    }
+}
+
+/// Least frequently used, by all uses so far, those of neurons that have left
+/// included.
+pub struct Lfu {
+    capacity: usize,
+    uses: Vec<u32>,
+    resident: Vec<bool>,
+    /// Residents with a number of uses that may have grown since.
+    order: BinaryHeap<Reverse<(u32, u32)>>,
+}
+
+impl Lfu {
+    pub fn new(universe: usize, capacity: usize) -> Self {
+        Self {
+            capacity,
+            uses: vec![0; universe],
+            resident: vec![false; universe],
+            order: BinaryHeap::new(),
+        }
+    }
+
+    fn evict(&mut self) {
+        while let Some(Reverse((uses, key))) = self.order.pop() {
+            let now = self.uses[key as usize];
+            if now == uses {
+                self.resident[key as usize] = false;
+                return;
+            }
+            self.order.push(Reverse((now, key)));
+        }
+    }
+}
+
+impl Cache for Lfu {
+    fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        for &key in keys {
+            self.uses[key as usize] += 1;
+            if !self.resident[key as usize] {
+                missing.push(key);
+                if self.order.len() == self.capacity {
+                    self.evict();
+                }
+                self.resident[key as usize] = true;
+                self.order.push(Reverse((self.uses[key as usize], key)));
+            }
+        }
+    }
+}
+
+/// Where S3-FIFO holds a neuron.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Nowhere,
+    Small,
+    Main,
+}
+
+/// S3-FIFO (Yang et al., SOSP 2023): new neurons enter a small queue and go on to the
+/// main one only if they were used again; a ghost queue remembers those that were not.
+pub struct S3Fifo {
+    small_size: usize,
+    capacity: usize,
+    place: Vec<Place>,
+    /// Uses since it was read or last spared, at most 3.
+    uses: Vec<u8>,
+    small: VecDeque<u32>,
+    main: VecDeque<u32>,
+    /// Neurons that left the small queue, with the time at which they did; only the
+    /// latest time of each counts.
+    ghost: VecDeque<(u32, u32)>,
+    ghost_time: Vec<u32>,
+    clock: u32,
+}
+
+impl S3Fifo {
+    pub fn new(universe: usize, capacity: usize) -> Self {
+        Self {
+            small_size: (capacity / 10).max(1),
+            capacity,
+            place: vec![Place::Nowhere; universe],
+            uses: vec![0; universe],
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            ghost: VecDeque::new(),
+            ghost_time: vec![0; universe],
+            clock: 0,
+        }
+    }
+
+    fn evict(&mut self) {
+        if self.small.len() >= self.small_size || self.main.is_empty() {
+            while let Some(key) = self.small.pop_front() {
+                if self.uses[key as usize] > 1 {
+                    self.uses[key as usize] = 0;
+                    self.place[key as usize] = Place::Main;
+                    self.main.push_back(key);
+                    continue;
+                }
+                self.place[key as usize] = Place::Nowhere;
+                self.clock += 1;
+                self.ghost_time[key as usize] = self.clock;
+                self.ghost.push_back((key, self.clock));
+                if self.ghost.len() > self.capacity - self.small_size
+                    && let Some((old, time)) = self.ghost.pop_front()
+                    && self.ghost_time[old as usize] == time
+                {
+                    self.ghost_time[old as usize] = 0;
+                }
+                return;
+            }
+        }
+        while let Some(key) = self.main.pop_front() {
+            let uses = &mut self.uses[key as usize];
+            if *uses == 0 {
+                self.place[key as usize] = Place::Nowhere;
+                return;
+            }
+            *uses -= 1;
+            self.main.push_back(key);
+        }
+    }
+
+    #[cfg(test)]
+    fn queues(&self) -> (Vec<u32>, Vec<u32>) {
+        (
+            self.small.iter().copied().collect(),
+            self.main.iter().copied().collect(),
+        )
+    }
+}
+
+impl Cache for S3Fifo {
+    fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        for &key in keys {
+            let k = key as usize;
+            if self.place[k] != Place::Nowhere {
+                self.uses[k] = (self.uses[k] + 1).min(3);
+                continue;
+            }
+            missing.push(key);
+            if self.small.len() + self.main.len() == self.capacity {
+                self.evict();
+            }
+            self.uses[k] = 0;
+            if std::mem::take(&mut self.ghost_time[k]) > 0 {
+                self.place[k] = Place::Main;
+                self.main.push_back(key);
+            } else {
+                self.place[k] = Place::Small;
+                self.small.push_back(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Trace;
+
+    /// Step by step, the keys that were missing.
+    pub fn misses(cache: &mut dyn Cache, steps: &[&[u32]]) -> Vec<Vec<u32>> {
+        let trace = Trace::of(100, steps);
+        let run = |s: usize| {
+            let mut missing = Vec::new();
+            cache.step(s, trace.step(s), &mut missing);
+            missing
+        };
+        (0..trace.steps()).map(run).collect()
+    }
+
+    #[test]
+    fn lru_by_hand() {
+        let m = misses(
+            &mut Lru::new(10, 2),
+            &[&[1], &[2], &[1], &[3], &[2], &[1], &[1]],
+        );
+        // 3 takes the place of 2, 2 that of 1, 1 that of 3
+        assert_eq!(m.concat(), [1, 2, 3, 2, 1]);
+    }
+
+    #[test]
+    fn lfu_by_hand() {
+        let m = misses(
+            &mut Lfu::new(10, 2),
+            &[&[1], &[1], &[1], &[2], &[3], &[2], &[3], &[1]],
+        );
+        // 1 stays for good; 2 and 3 take each other's place
+        assert_eq!(m.concat(), [1, 2, 3, 2, 3]);
+    }
+
+    #[test]
+    fn s3_fifo_by_hand() {
+        // capacity 4: one small, three main
+        let mut c = S3Fifo::new(20, 4);
+        let m = misses(&mut c, &[&[1, 2, 3, 4], &[2, 2], &[5]]);
+        // full: 1 was used once only and leaves for the ghost queue
+        assert_eq!(m.concat(), [1, 2, 3, 4, 5]);
+        assert_eq!(c.queues(), (vec![2, 3, 4, 5], vec![]));
+        // 2 was used twice since and moves to main, 3 leaves
+        assert_eq!(misses(&mut c, &[&[6]]).concat(), [6]);
+        assert_eq!(c.queues(), (vec![4, 5, 6], vec![2]));
+        // 1 is remembered and enters main at once; 4 leaves
+        assert_eq!(misses(&mut c, &[&[1]]).concat(), [1]);
+        assert_eq!(c.queues(), (vec![5, 6], vec![2, 1]));
+        // three new ones: the ghost queue holds three (4, 5, 6), so 3 is forgotten
+        assert_eq!(misses(&mut c, &[&[7, 8, 3]]).concat(), [7, 8, 3]);
+        assert_eq!(c.queues(), (vec![8, 3], vec![2, 1]));
+    }
+}

@@ -1,0 +1,137 @@
+//! `emberflow trace record`: which neurons each token of a text needs.
+
+use std::io::Write as _;
+
+use emberflow_engine::{FfnSeen, Logits};
+use emberflow_predictor::stats::ActivationStats;
+use serde::Serialize;
+
+use super::format::{Header, Writer};
+use crate::cli::TraceRecordArgs;
+use crate::model::{open_model, open_observed};
+use crate::{Failure, print_json, progress};
+
+/// Tokens of a sequence when none is given.
+const WINDOW: u32 = 1024;
+
+/// The result. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Done {
+    /// The trace.
+    output: String,
+    /// Tokens.
+    tokens: u64,
+    /// Neurons that were needed per token, over all layers.
+    needed_per_token: f64,
+    /// Share of all neurons.
+    active_share: f64,
+}
+
+/// Runs the command.
+pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
+    let model = open_model(&args.model)?;
+    let c = model.text().config().clone();
+    let window = args.window.unwrap_or(WINDOW.min(c.max_context));
+    if window < 2 || window > c.max_context {
+        return Err(Failure::usage(format!(
+            "--window {window}: this model takes 2 to {}",
+            c.max_context
+        )));
+    }
+    let mut ids = model.text().tokens(&text)?;
+    drop(text);
+    if let Some(limit) = args.limit {
+        ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+    let (layers, neurons) = (c.layers as usize, c.ffn as usize);
+    let header = header(&model, layers, neurons)?;
+    let bos = model.text().start_token();
+    let chunk = usize::from(args.engine.chunk.unwrap_or(16));
+    let reserve = 4 * (chunk * layers * neurons) as u64;
+    let mut engine = open_observed(model, &args.engine, window as usize, reserve)?;
+
+    let file = std::fs::File::create(&args.output).map_err(Failure::file(&args.output))?;
+    let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));
+    let mut writer = Writer::new(std::io::BufWriter::new(file), &header).map_err(failed)?;
+    let bar = progress::steps("recording", ids.len() as u64);
+    let (mut tokens, mut needed) = (0u64, 0u64);
+    let mut sequence = engine.new_sequence();
+    // by token of the chunk, then by layer
+    let mut sets: Vec<Vec<Vec<u32>>> = vec![vec![Vec::new(); layers]; chunk];
+    for body in ids.chunks(window as usize - usize::from(bos.is_some())) {
+        let all: Vec<u32> = bos.into_iter().chain(body.iter().copied()).collect();
+        sequence.clear();
+        let mut begins = true;
+        for piece in all.chunks(chunk) {
+            let mut see = |seen: &FfnSeen<'_>| {
+                sets.iter_mut().for_each(|s| s[seen.layer].clear());
+                for (n, gates) in seen.gates.chunks_exact(seen.tokens).enumerate() {
+                    for (set, &gate) in sets.iter_mut().zip(gates) {
+                        if gate != 0.0 {
+                            set[seen.layer].push(n as u32);
+                        }
+                    }
+                }
+            };
+            engine.forward_observed(&mut sequence, piece, Logits::Last, &mut see)?;
+            for set in &sets[..piece.len()] {
+                writer.token(begins, set).map_err(failed)?;
+                begins = false;
+                tokens += 1;
+                needed += set.iter().map(|ids| ids.len() as u64).sum::<u64>();
+            }
+            bar.inc(piece.len() as u64);
+        }
+    }
+    bar.finish_and_clear();
+    writer.finish().map_err(failed)?;
+    let per_token = needed as f64 / tokens.max(1) as f64;
+    let done = Done {
+        output: args.output.display().to_string(),
+        tokens,
+        needed_per_token: per_token,
+        active_share: per_token / (layers * neurons).max(1) as f64,
+    };
+    if args.json {
+        return print_json(&done);
+    }
+    writeln!(
+        std::io::stdout().lock(),
+        "{}: {} tokens, {:.0} neurons needed per token ({:.1} %)",
+        done.output,
+        done.tokens,
+        done.needed_per_token,
+        100.0 * done.active_share
+    )?;
+    Ok(())
+}
+
+fn header(
+    model: &emberflow_engine::Model,
+    layers: usize,
+    neurons: usize,
+) -> Result<Header, Failure> {
+    let container = model.container();
+    let stats = container.read_stats()?;
+    let stats = match stats.is_empty() {
+        true => None,
+        false => Some(ActivationStats::parse(&stats, layers, 1, neurons)?),
+    };
+    let g = container.geometry();
+    let counts = |s: &ActivationStats| {
+        let layers = s.layers.iter().flat_map(|l| &l.experts);
+        layers.map(|e| e.counts.clone()).collect()
+    };
+    Ok(Header {
+        model: model.text().config().name.clone(),
+        layers,
+        neurons,
+        stride: g.stride,
+        rest_read: g.rest_read(),
+        sector: g.sector,
+        offsets: (0..layers).map(|l| container.neuron_offset(l, 0)).collect(),
+        stats_tokens: stats.as_ref().map_or(0, |s| s.tokens),
+        counts: stats.as_ref().map_or(Vec::new(), counts),
+    })
+}

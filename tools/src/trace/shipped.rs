@@ -1,0 +1,108 @@
+//! The cache of real runs, replayed: its own code over slots that hold nothing.
+
+use emberflow_engine::CLUSTER;
+use emberflow_engine::regions::{hot_prefix, prefixes, split};
+use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::cache::{ColdCache, Key};
+
+use super::format::Header;
+use super::policies::Cache;
+use crate::Failure;
+
+/// Hot clusters and cold neurons, as the engine holds them where Gate rows are
+/// resident.
+pub struct Shipped {
+    neurons: u32,
+    /// Clusters at the start of each layer that belong to the hot region.
+    prefix: Vec<u32>,
+    hot: ColdCache,
+    cold: ColdCache,
+    /// Needed neurons of the present layer that are to be read.
+    wanted: Vec<Key>,
+}
+
+impl Shipped {
+    /// A cache of `capacity` neurons, divided as the engine divides it.
+    pub fn new(header: &Header, capacity: usize) -> Result<Self, Failure> {
+        let clusters = header.neurons.div_ceil(CLUSTER) as u32;
+        let wanted: Vec<u32> = match header.counts.is_empty() {
+            true => vec![0; header.layers],
+            false => (header.counts.iter())
+                .map(|counts| hot_prefix(counts, header.stats_tokens, 1))
+                .collect(),
+        };
+        let sum = wanted.iter().map(|&w| u64::from(w)).sum();
+        let (units, slots) = split(capacity as u64, CLUSTER as u64, 1, sum, 0);
+        let per_layer = vec![header.neurons as u32; header.layers];
+        let too_large = || Failure::usage("more neurons than a cache can number");
+        let cache = |slots: u64, banks: &[u32]| {
+            let slots = u32::try_from(slots).map_err(|_| too_large())?;
+            let arena = Arena::new(slots, 1, 1, ArenaOptions::default())
+                .map_err(emberflow_storage::Error::from)?;
+            ColdCache::new(arena, banks).ok_or_else(too_large)
+        };
+        Ok(Self {
+            neurons: header.neurons as u32,
+            prefix: prefixes(units, &wanted, clusters),
+            hot: cache(units, &vec![clusters; header.layers])?,
+            cold: cache(slots, &per_layer)?,
+            wanted: Vec::new(),
+        })
+    }
+
+    /// Reads a whole cluster into the hot region, as the engine does when one of
+    /// its neurons is missing there.
+    fn read_cluster(&mut self, key: Key) {
+        if let Some(slot) = self.hot.reserve(key) {
+            let id = self.hot.admit(key, slot);
+            self.hot.unpin(id);
+        }
+    }
+
+    /// Reads what is missing as far as slots go, then lets go of the layer so far.
+    fn read(&mut self) {
+        for key in self.wanted.drain(..) {
+            let slot = match self.cold.reserve(key) {
+                Some(slot) => Some(slot),
+                None => {
+                    // everything is pinned: clusters before this one are done
+                    self.cold.unpin_all();
+                    self.cold.reserve(key)
+                }
+            };
+            if let Some(slot) = slot {
+                self.cold.admit(key, slot);
+            }
+        }
+    }
+}
+
+impl Cache for Shipped {
+    fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        let neurons = self.neurons;
+        let cluster_of = |key: u32| (key / neurons, key % neurons / CLUSTER as u32);
+        for cluster in keys.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
+            let (bank, c) = cluster_of(cluster[0]);
+            if c < self.prefix[bank as usize] {
+                let key = Key::new(bank, c);
+                match self.hot.get_pin(key) {
+                    Some(id) => self.hot.unpin(id),
+                    None => {
+                        missing.extend_from_slice(cluster);
+                        self.read_cluster(key);
+                    }
+                }
+                continue;
+            }
+            for &key in cluster {
+                let cold = Key::new(bank, key % neurons);
+                if self.cold.get_pin(cold).is_none() {
+                    missing.push(key);
+                    self.wanted.push(cold);
+                }
+            }
+        }
+        self.read();
+        self.cold.unpin_all();
+    }
+}
