@@ -96,7 +96,9 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
         cost::Limit::Memory | cost::Limit::Compute
     ));
     assert_eq!((speed(full).reads, speed(full).wait_ms), (0.0, 0.0));
-    let middle = p.plan(least + (full - least) / 2).unwrap();
+    let middle = planner(Profile::Emmc, sparse())
+        .plan(least + (full - least) / 2)
+        .unwrap();
     let d = middle.decode;
     assert!(
         middle.gates_resident && d.limit == cost::Limit::RandomReads,
