@@ -70,7 +70,6 @@ impl Planner {
             threads,
             threads_fixed: options.threads != 0,
             context: options.context,
-            phases_fixed: options.phases != Phases::Auto,
             hot_clusters,
             batch: options.batch,
             policy: options.policy,

@@ -2,9 +2,8 @@
 //!
 //! Statistics of the model × profile of the machine × budget give the division of the memory, the
 //! ways to read, thread counts, the chunk of a prompt, and how fast that will be (PowerInfer-2 §5).
-//! [`Planner::plan`] is a pure function of what [`Planner`] holds; several ways to divide the memory
-//! are weighed by the speed that [`cost`] expects of them. The arithmetic of bytes is
-//! [`crate::memory`]'s.
+//! [`Planner::plan`] is a pure function of what [`Planner`] holds. The arithmetic of bytes is
+//! [`crate::memory`]'s, expected times are [`cost`]'s.
 
 pub mod cores;
 pub mod cost;
@@ -35,8 +34,8 @@ const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 /// every token after them a little slower.
 const CHUNK_SHARE: f64 = 1.0 / 32.0;
 
-/// Another way than the usual one has to promise this much more speed: forecasts are that exact.
-const WORTH: f64 = 1.5;
+/// Fewer threads than cores have to promise this much more speed.
+const WORTH: f64 = 1.2;
 
 /// What a predictor of firing neurons takes and gives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -67,8 +66,6 @@ pub struct Planner {
     pub(crate) threads_fixed: bool,
     /// Positions there will be.
     pub(crate) context: usize,
-    /// Whether the ways to read may be chosen.
-    pub(crate) phases_fixed: bool,
     /// Hot clusters at the start of each bank, for batches of 1, 2, … sequences.
     pub(crate) hot_clusters: Vec<Vec<u32>>,
     /// Most sequences at once.
@@ -157,13 +154,6 @@ fn ledger<S: serde::Serializer>(plan: &MemoryPlan, s: S) -> Result<S::Ok, S::Err
     s.collect_map(budget.into_iter().chain(entries))
 }
 
-/// A way to divide the memory.
-#[derive(Clone, Copy)]
-struct Way {
-    gates_help: bool,
-    two_phases: bool,
-}
-
 impl Planner {
     /// Sizes of everything that is held, with the shortest chunk.
     pub fn needs(&self) -> &Needs {
@@ -236,44 +226,7 @@ impl Planner {
         chunk: usize,
         batch: usize,
     ) -> Result<Plan, Error> {
-        let usual = Way {
-            gates_help: needs.gates_help,
-            two_phases: needs.two_phases,
-        };
-        let mut best = self.consider(budget, needs, usual, chunk, batch)?;
-        let free = !self.phases_fixed && self.policy == Policy::Full;
-        if free && !self.shape.dense && best.ffn_resident_share < 1.0 {
-            for (gates_help, two_phases) in [(false, false), (false, true)] {
-                let way = Way {
-                    gates_help,
-                    two_phases,
-                };
-                let Ok(other) = self.consider(budget, needs, way, chunk, batch) else {
-                    continue;
-                };
-                if other.decode.tokens_per_s > WORTH * best.decode.tokens_per_s {
-                    best = other;
-                }
-            }
-        }
-        Ok(best)
-    }
-
-    fn consider(
-        &self,
-        budget: u64,
-        needs: &Needs,
-        way: Way,
-        chunk: usize,
-        batch: usize,
-    ) -> Result<Plan, Error> {
-        let memory = Needs {
-            gates_help: way.gates_help,
-            two_phases: way.two_phases,
-            ..*needs
-        }
-        .plan(budget)?
-        .limited_to(self.policy, needs);
+        let memory = needs.plan(budget)?.limited_to(self.policy, needs);
         let gates_resident = memory.residency == Residency::GatesResident;
         let scan = self.shape.dense || !gates_resident;
         let first = self.first_cold(&memory, scan, self.hot(batch));
@@ -295,7 +248,7 @@ impl Planner {
                 device: &self.device,
                 stream: &self.stream,
                 predictor_ns: self.predictor.ns_per_token,
-                two_phases: way.two_phases && memory.slots > 0,
+                two_phases: needs.two_phases && memory.slots > 0,
             };
             let before = if tokens > 1 { 0 } else { self.context / 2 };
             Some((
@@ -334,7 +287,7 @@ impl Planner {
         } else {
             self.shape.gate_read
         };
-        let prefetch = scan && !way.two_phases && memory.hot_clusters < needs.clusters;
+        let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,

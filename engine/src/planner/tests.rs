@@ -67,7 +67,6 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
         threads: 4,
         threads_fixed: false,
         context: 1024,
-        phases_fixed: false,
         hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
         batch: 1,
         policy: Policy::Full,
