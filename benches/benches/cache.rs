@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, SlotId};
+use emberflow_storage::cache::{ColdCache, Key, Policy, SlotId};
 
 const BANKS: u32 = 8;
 const NEURONS: u32 = 14336;
@@ -43,28 +43,32 @@ fn lookups(c: &mut Criterion) {
     let mut group = c.benchmark_group("cold_cache");
     group.throughput(Throughput::Elements(mean as u64));
 
-    let arena = Arena::new(SLOTS, 512, 512, ArenaOptions::default()).expect("arena");
-    let mut cache = ColdCache::new(arena, &[NEURONS; BANKS as usize]).expect("cache");
-    let mut pinned: Vec<SlotId> = Vec::with_capacity(NEURONS as usize);
     let mut next = 0;
-    group.bench_function("own", |b| {
-        b.iter(|| {
-            for &key in &tokens[next % tokens.len()] {
-                let id = match cache.get_pin(key) {
-                    Some(id) => id,
-                    None => {
-                        let slot = cache.reserve(key).expect("unpinned slots");
-                        cache.admit(key, slot)
-                    }
-                };
-                pinned.push(black_box(id));
-            }
-            for id in pinned.drain(..) {
-                cache.unpin(id);
-            }
-            next += 1;
+    for (name, policy) in [("own", Policy::Lru), ("own_lrfu", Policy::Lrfu)] {
+        let arena = Arena::new(SLOTS, 512, 512, ArenaOptions::default()).expect("arena");
+        let banks = [NEURONS; BANKS as usize];
+        let mut cache = ColdCache::with_policy(arena, &banks, policy).expect("cache");
+        let mut pinned: Vec<SlotId> = Vec::with_capacity(NEURONS as usize);
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                cache.tick();
+                for &key in &tokens[next % tokens.len()] {
+                    let id = match cache.get_pin(key) {
+                        Some(id) => id,
+                        None => {
+                            let slot = cache.reserve(key).expect("unpinned slots");
+                            cache.admit(key, slot)
+                        }
+                    };
+                    pinned.push(black_box(id));
+                }
+                for id in pinned.drain(..) {
+                    cache.unpin(id);
+                }
+                next += 1;
+            });
         });
-    });
+    }
 
     let capacity = NonZeroUsize::new(SLOTS as usize).expect("slots");
     let mut lru: lru::LruCache<(u32, u32), u32> = lru::LruCache::new(capacity);

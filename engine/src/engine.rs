@@ -8,6 +8,7 @@ use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
+use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
@@ -52,22 +53,40 @@ impl Engine {
             mut options,
             sparsity,
             shape,
-            banks,
+            mut banks,
             source,
             planner,
+            rates,
         } = Parts::of(model, options)?;
         let c = text.config().clone();
         let plan = planner.plan(planner.budget(options.budget))?;
         tracing::info!(?plan, needs = ?planner.needs, "plan");
         (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
         options.io_core = plan.io_core;
+        banks.stream = Banks::stream_for(plan.chunk);
+        let tracer = match options.trace {
+            0 => Tracer::default(),
+            room => Arc::new(Trace::new(options.threads, room)).into(),
+        };
 
         let weights = Weights::load(&banks.container, &c)?;
         let workers = Workers::new(options.threads, None);
+        if let Some(trace) = tracer.trace().cloned() {
+            workers.observe(move |thread, part| trace.around(thread, part));
+        }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let costs = planner.read_costs(&banks);
         let hot = planner.hot(batch).to_vec();
-        let store = NeuronStore::open(banks, source, &plan.memory, hot, costs, &options)?;
+        let tracer_of_store = tracer.clone();
+        let store = NeuronStore::open(
+            banks,
+            source,
+            &plan.memory,
+            (hot, rates),
+            costs,
+            &options,
+            tracer_of_store,
+        )?;
         Ok(Self {
             decoder: Decoder {
                 cpu: Cpu::detect(),
@@ -229,6 +248,11 @@ impl Engine {
         self.planner.plan_with(bytes, &needs, chunk, self.batch)
     }
 
+    /// The record of what every thread and the device did, where the options ask for one.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.decoder.ffn.store.tracer().trace()
+    }
+
     /// Most sequences at once.
     pub fn most_sequences(&self) -> usize {
         self.options.batch
@@ -345,6 +369,8 @@ struct Parts {
     banks: Banks,
     source: FileSource,
     planner: Planner,
+    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    rates: Vec<Vec<f32>>,
 }
 
 impl Parts {
@@ -358,12 +384,12 @@ impl Parts {
             kind: c.ffn_kind,
             dense: sparsity == Sparsity::Dense,
         };
-        let (banks, source) = Banks::new(container, c, &shape)?;
+        let (banks, source) = Banks::new(container, c, &shape, options.chunk)?;
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        let planner = Planner::new(&banks, c, quant, &shape, &options, threads, sparsity)?;
+        let (planner, rates) = Planner::new(&banks, c, quant, &shape, &options, threads, sparsity)?;
         Ok(Self {
             text,
             options,
@@ -372,6 +398,7 @@ impl Parts {
             banks,
             source,
             planner,
+            rates,
         })
     }
 }

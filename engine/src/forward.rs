@@ -13,6 +13,7 @@ use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Sequence;
+use crate::trace;
 use crate::weights::Weights;
 
 /// A part of a pass: tokens at the end of one sequence.
@@ -103,6 +104,7 @@ impl Decoder {
         }
         let mut last = Instant::now();
         for (l, layer) in weights.layers.iter().enumerate() {
+            (ffn.store.tracer()).section(&trace::ATTENTION, [l as u64, 0]);
             rmsnorm_rows(cpu, &s.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
             attention(cpu, workers, c, layer, l, rope, spans, n, s);
             add_rows(&mut s.x, &s.out, n * d);
@@ -126,6 +128,7 @@ impl Decoder {
             lap(&mut times.ffn, &mut last);
         }
 
+        ffn.store.tracer().section(&trace::HEAD, [0; 2]);
         // As many rows at once as the buffer holds: the head's weights are read once for them.
         let vocab = c.vocab as usize;
         let head = |rows: Range<usize>, s: &mut Scratch| {

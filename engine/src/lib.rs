@@ -34,6 +34,7 @@ mod rope;
 pub mod sampler;
 mod scratch;
 mod sequence;
+pub mod trace;
 mod weights;
 
 pub use batch::{Batch, Sample};

@@ -52,6 +52,8 @@ pub enum Order {
     Original,
     /// Hottest neuron first.
     Temperature,
+    /// By temperature, and those of similar temperature that fire together side by side.
+    Coactivation,
 }
 
 /// The checkpoint a container was packed from.

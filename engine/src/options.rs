@@ -77,6 +77,8 @@ pub struct Options {
     /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
     /// afford.
     pub chunk: usize,
+    /// Spans that each lane of a trace keeps; 0 = no trace. See [`crate::Engine::trace`].
+    pub trace: usize,
     /// Most sequences at once: the plan has room for the keys and values of so many.
     pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
@@ -101,6 +103,7 @@ impl Default for Options {
             lock: false,
             context: 1024,
             chunk: 0,
+            trace: 0,
             batch: 1,
             kv: DType::F16,
             observe: false,

@@ -1,4 +1,17 @@
-//! Temperature order: packed id → original id.
+//! The order of neurons on flash: packed id → original id.
+
+/// Share of tokens from which a neuron is hot. Hot neurons are read as whole clusters
+/// and keep their temperature order.
+const HOT: f64 = 0.5;
+
+/// How far apart in temperature neurons may change places: those of a band fire at
+/// least half as often as its hottest. Every prefix of the order thus has at least
+/// half of the activations, in its last band, that the hottest neurons would have.
+const BAND: u64 = 2;
+
+/// Neurons before another whose reads can take it along: those between two wanted ones
+/// are read over (the I/O engine merges over gaps of a page).
+const REACH: usize = 5;
 
 /// Neurons sorted by falling activation count, ties by original id, so that
 /// every hot/cold cut is a prefix of the packed order and the same statistics
@@ -14,11 +27,111 @@ pub fn original(neurons: usize) -> Vec<u32> {
     (0..neurons as u32).collect()
 }
 
+/// Temperature order, and inside bands of similar temperature neurons that fire
+/// together are neighbours.
+///
+/// `fired` has one row of bits per neuron, `[neurons × width]`, one bit per sampled
+/// token. In each band the next neuron is always the one whose activations are shared
+/// most, in proportion, by any of the few before it: those are the reads that need no
+/// command of their own.
+pub fn by_coactivation(counts: &[u64], tokens: u64, fired: &[u64]) -> Vec<u32> {
+    let mut order = by_temperature(counts);
+    let width = fired.len() / counts.len().max(1);
+    if width == 0 {
+        return order;
+    }
+    let row = |i: u32| &fired[i as usize * width..(i as usize + 1) * width];
+    let hot = |i: &u32| counts[*i as usize] as f64 >= HOT * tokens as f64;
+    let mut first = order.iter().take_while(|i| hot(i)).count();
+    while let Some(&hottest) = order.get(first) {
+        let least = counts[hottest as usize].div_ceil(BAND);
+        let band = order[first..]
+            .iter()
+            .take_while(|&&i| counts[i as usize] >= least)
+            .count();
+        chain(&mut order[first..first + band], row);
+        first += band;
+    }
+    order
+}
+
+/// Puts neurons that share activations behind each other, from the first one on.
+fn chain<'a>(band: &mut [u32], row: impl Fn(u32) -> &'a [u64]) {
+    let ones = |bits: &[u64]| bits.iter().map(|w| w.count_ones()).sum::<u32>();
+    let Some(&start) = band.first() else { return };
+    let mut union = vec![0; row(start).len()];
+    for next in 1..band.len() {
+        union.fill(0);
+        for &before in &band[next.saturating_sub(REACH)..next] {
+            for (u, w) in union.iter_mut().zip(row(before)) {
+                *u |= w;
+            }
+        }
+        let mut best = (next, -1.0);
+        for (place, &i) in band.iter().enumerate().skip(next) {
+            let (mut shared, bits) = (0, row(i));
+            for (u, w) in union.iter().zip(bits) {
+                shared += (u & w).count_ones();
+            }
+            let share = f64::from(shared) / f64::from(ones(bits).max(1));
+            // the first of equals is the hottest
+            if share > best.1 {
+                best = (place, share);
+            }
+        }
+        // keeps those that are left in temperature order
+        band[next..=best.0].rotate_right(1);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
     #[test]
     fn hottest_first_and_stable() {
-        assert_eq!(super::by_temperature(&[1, 5, 1, 9]), [3, 1, 0, 2]);
-        assert_eq!(super::original(3), [0, 1, 2]);
+        assert_eq!(by_temperature(&[1, 5, 1, 9]), [3, 1, 0, 2]);
+        assert_eq!(original(3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn neurons_that_fire_together_become_neighbours() {
+        // 8 cold neurons of one temperature: even ones fire together, and odd ones
+        let rows: Vec<u64> = (0..8)
+            .map(|i| if i % 2 == 0 { 0x0f } else { 0xf0 })
+            .collect();
+        let order = by_coactivation(&[10; 8], 100, &rows);
+        assert_eq!(order, [0, 2, 4, 6, 1, 3, 5, 7]);
+        // hot ones stay where they are
+        assert_eq!(by_coactivation(&[90; 8], 100, &rows), original(8));
+        // and without a sample all do
+        assert_eq!(by_coactivation(&[10; 8], 100, &[]), original(8));
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_complete_and_disturbs_temperature_by_a_band_at_most(
+            counts in prop::collection::vec(0u64..100, 1..60), seed: u64
+        ) {
+            let rows: Vec<u64> = (0..counts.len() as u64)
+                .map(|i| (seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+                .collect();
+            let order = by_coactivation(&counts, 100, &rows);
+            let mut all = order.clone();
+            all.sort_unstable();
+            prop_assert_eq!(all, original(counts.len()));
+            let at = |i: usize| counts[order[i] as usize];
+            let sorted = by_temperature(&counts);
+            for i in 0..order.len() {
+                // no neuron stands before one that is more than twice as hot
+                let after = (i..order.len()).map(at).max().unwrap_or(0);
+                prop_assert!(at(i) >= after.div_ceil(BAND), "{} before {after}", at(i));
+                // the hot part is exactly sorted
+                if counts[sorted[i] as usize] >= 50 {
+                    prop_assert_eq!(order[i], sorted[i]);
+                }
+            }
+        }
     }
 }

@@ -67,8 +67,8 @@ fn disk(huge: bool, file: &Path, len: usize, run: usize) -> Result<f64> {
     let source = FileSource::open(file, 0)?;
     let places = std::fs::metadata(file)?.len() / (len * run) as u64;
     let options = IoOptions {
-        core: None,
         limits: Limits::PRODUCTION,
+        ..IoOptions::default()
     };
     let io = IoThread::spawn(source, EngineChoice::Auto, options)?;
     let per_wave = (WAVE / (len * run)).max(1) * run;

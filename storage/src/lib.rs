@@ -13,5 +13,6 @@ pub mod limits;
 pub mod mem;
 pub mod profile;
 mod sync;
+pub mod trace;
 
 pub use error::{Error, Part, Result};

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{ColdCache, Key, Policy};
 
 struct Counting;
 
@@ -61,26 +61,27 @@ fn bookkeeping_is_for_slots_below_the_limit() {
     let limit = NEURONS / 10;
     let options = ArenaOptions::default();
     let arena = Arena::with_limit(limit, NEURONS, 8192, 4096, options).unwrap();
-    let mut cache = ColdCache::new(arena, &BANKS).unwrap();
+    let mut cache = ColdCache::with_policy(arena, &BANKS, Policy::Lrfu).unwrap();
     let neurons = u64::from(NEURONS);
-    // 1.8 MB of table and 2.2 MB for 45,875 slots; for all slots it would be 24.3 MB.
-    assert_eq!(
-        ColdCache::overhead(limit, neurons),
-        4 * neurons + 49 * u64::from(limit)
-    );
+    // 3.7 MB of tables and 2.2 MB for 45,875 slots; for all slots it would be 26.1 MB.
+    let said = |slots| ColdCache::overhead(Policy::Lrfu, slots, neurons);
+    let fixed = said(0) - 8 * neurons;
+    assert!(fixed < 8192, "{fixed}");
+    assert_eq!(said(limit), fixed + 8 * neurons + 49 * u64::from(limit));
     let mut peak = 0;
     for slots in [limit, 128, NEURONS / 2, NEURONS, 1000, NEURONS / 4] {
         assert_eq!(cache.resize(slots), 0);
         peak = peak.max(slots);
         let kept = KEPT * u64::from(peak - slots);
-        let said = ColdCache::overhead(slots, neurons) + kept + ROUNDING;
+        let needed = said(slots);
+        let said = needed + kept + ROUNDING;
         assert!(
             held() <= said,
             "{} bytes held for {slots} slots, {said} said",
             held()
         );
         // What is said is needed, too.
-        assert!(held() + ROUNDING >= ColdCache::overhead(slots, neurons));
+        assert!(held() + ROUNDING >= needed);
         fill(&mut cache);
         assert_eq!(cache.resident(), slots);
         cache.check_invariants();

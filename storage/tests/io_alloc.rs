@@ -88,8 +88,8 @@ fn steady_state_allocates_nothing() {
     let file = patterned(u64::from(NEURONS) * 4096);
     for choice in [EngineChoice::Pread, EngineChoice::Uring] {
         let options = IoOptions {
-            core: None,
             limits: Limits::PRODUCTION,
+            ..IoOptions::default()
         };
         let io = match IoThread::spawn(source(&file), choice, options) {
             Ok(io) => io,

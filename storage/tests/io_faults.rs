@@ -225,7 +225,10 @@ fn the_thread_survives_faults_and_stops_once() {
             ..random_faults(rng)
         };
         let sim = SimOptions::new(Profile::Nvme, seed).faulty(faults);
-        let options = IoOptions { core: None, limits };
+        let options = IoOptions {
+            limits,
+            ..IoOptions::default()
+        };
         let io = IoThread::spawn(source(&file_ref), EngineChoice::Sim(sim), options).unwrap();
         let mut arena = arena(24, 16 << 10);
         let (mut asked, mut out) = (Asked::new(), Vec::new());

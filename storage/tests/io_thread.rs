@@ -2,11 +2,14 @@
 
 mod io_common;
 
+use std::sync::Arc;
+
 use emberflow_storage::arena::Arena;
 use emberflow_storage::io::{
     Completion, EngineChoice, FileSource, IoError, IoOptions, IoThread, Profile, Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
+use emberflow_storage::trace::Trace;
 use io_common::{Rng, arena, expect_bytes, patterned, source};
 
 const FILE: u64 = 1 << 20;
@@ -26,6 +29,7 @@ fn spawn(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<IoT
     let options = IoOptions {
         core: Some(0),
         limits,
+        ..IoOptions::default()
     };
     IoThread::spawn(source, choice, options)
 }
@@ -236,4 +240,33 @@ fn wide_reads_cannot_keep_urgent_ones_waiting() {
     assert_eq!(out[0].tag, 1, "the urgent read waited for the wide one");
     io.wait(&mut out, 1).unwrap();
     expect_bytes(out[1].slot.as_slice(), 0);
+}
+
+/// A trace has every command of the device, and the thread's part in it.
+#[test]
+fn what_is_read_can_be_traced() {
+    let file = patterned(FILE);
+    let trace = Arc::new(Trace::new(1, 256));
+    let options = IoOptions {
+        trace: Arc::clone(&trace).into(),
+        ..IoOptions::default()
+    };
+    let io = IoThread::spawn(source(&file), EngineChoice::Pread, options).unwrap();
+    let mut arena = arena(8, 4096);
+    let mut reads: Vec<Read> = (0..8)
+        .map(|i| Read::new(i, i * 65536, 4096, arena.take().unwrap()))
+        .collect();
+    io.submit(&mut reads).unwrap();
+    let mut done = Vec::new();
+    io.wait(&mut done, 8).unwrap();
+    let lanes = trace.lanes();
+    let read: u64 = lanes[2].spans.iter().map(|span| span.values[1]).sum();
+    assert_eq!(read, 8 * 4096, "{:?}", lanes[2]);
+    for span in &lanes[2].spans {
+        assert!(span.start < span.end, "{span:?}");
+    }
+    let names: Vec<&str> = lanes[1].spans.iter().map(|span| span.kind.name).collect();
+    for name in ["queue", "start", "deliver"] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
 }

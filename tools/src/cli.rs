@@ -69,6 +69,8 @@ pub enum BenchCommand {
     Device(BenchDeviceArgs),
     /// Speed of decoding, where the time goes, and its share of the speed of memory.
     Decode(BenchDecodeArgs),
+    /// One token as a picture: what every thread, the I/O thread and the device did when.
+    Timeline(BenchTimelineArgs),
 }
 
 /// Which container.
@@ -221,6 +223,10 @@ pub struct RunArgs {
     /// Go on after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
+    /// format (about:tracing, Perfetto). The last part of a long run is kept.
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub trace: Option<PathBuf>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
@@ -250,9 +256,13 @@ pub struct PackArgs {
     /// Format of embedding and head; default: q8 for q4 and q8, else the same.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,
-    /// Activation statistics; sorts neurons by temperature.
+    /// Activation statistics (from profile); orders neurons by temperature, and those that fire
+    /// together side by side.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// How statistics order neurons.
+    #[arg(long, value_enum, default_value = "coactivation")]
+    pub order: OrderArg,
     /// Bundle alignment; default: what direct I/O on the output's file system needs.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
@@ -265,6 +275,15 @@ pub struct PackArgs {
     /// Print one JSON object at the end.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Orders of neurons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderArg {
+    /// Hottest first; neurons of similar temperature that fire together are neighbours.
+    Coactivation,
+    /// Hottest first, nothing else.
+    Temperature,
 }
 
 /// Scale placement.
@@ -427,6 +446,36 @@ pub struct BenchDecodeArgs {
     /// Positions before the first token; their keys and values are made up.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
     pub contexts: Vec<usize>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench timeline`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench timeline --ffn-resident 0.5 --svg token.svg
+  emberflow bench timeline model.ember --layers 2 --svg layers.svg --json")]
+pub struct BenchTimelineArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Tokens before those that are looked at.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub warm_up: usize,
+    /// Draw only the first N layers.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub layers: Option<u64>,
+    /// Write the picture as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,

@@ -28,6 +28,8 @@ pub struct Inspection {
     pub sections: Vec<SectionReport>,
     /// Activity per layer, when the container has statistics.
     pub temperature: Option<Vec<LayerTemperature>>,
+    /// What the statistics hold beside counts.
+    pub statistics: Option<Statistics>,
     /// Tensors, with `--tensors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensors: Option<Vec<TensorReport>>,
@@ -61,6 +63,17 @@ pub struct SectionReport {
     pub payload: u64,
     /// Alignment and bundle padding.
     pub padding: u64,
+}
+
+/// Statistics beyond counts.
+#[derive(Debug, Serialize)]
+pub struct Statistics {
+    /// Tokens profiled.
+    pub tokens: u64,
+    /// Batches seen, by size 1, 2, 4, 8, 16, 32.
+    pub steps: Vec<u64>,
+    /// Chance that a neuron that fires for a token fires for the next one too, by layer.
+    pub persistence: Vec<f64>,
 }
 
 /// One layer's activity.
@@ -156,6 +169,19 @@ fn inspect(
             })
             .collect()
     });
+    let statistics = stats.and_then(|s| s.profile.as_ref().map(|p| (s, p)));
+    let statistics = statistics.map(|(s, p)| {
+        let sum = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>();
+        let experts = s.layers.iter().flat_map(|l| &l.experts);
+        let banks = experts.zip(&p.banks);
+        Statistics {
+            tokens: s.tokens,
+            steps: p.steps.to_vec(),
+            persistence: banks
+                .map(|(e, b)| sum(&b.stayed) / sum(&e.counts).max(1.0))
+                .collect(),
+        }
+    });
     let tensors = with_tensors.then(|| {
         container
             .tensors()
@@ -195,6 +221,7 @@ fn inspect(
             })
             .collect(),
         temperature,
+        statistics,
         tensors,
     })
 }
@@ -241,6 +268,7 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         match meta.order {
             Order::Original => "original",
             Order::Temperature => "temperature",
+            Order::Coactivation => "coactivation",
         }
     );
     let _ = writeln!(
@@ -284,6 +312,15 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
                 curve.join(" ")
             );
         }
+    }
+    if let Some(s) = &i.statistics {
+        let list: Vec<String> = s.persistence.iter().map(|p| format!("{p:.2}")).collect();
+        let _ = writeln!(
+            out,
+            "persistence by layer: {} ({} tokens; batches to 32 counted)",
+            list.join(" "),
+            s.tokens
+        );
     }
     for t in i.tensors.iter().flatten() {
         let _ = writeln!(

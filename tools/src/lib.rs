@@ -9,6 +9,8 @@ pub mod atomic;
 pub mod bench_decode;
 pub mod bench_device;
 pub mod bench_io;
+pub mod bench_timeline;
+pub mod chrome;
 pub mod cli;
 pub mod doctor;
 pub mod export;
@@ -109,6 +111,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),
     }
 }

@@ -59,15 +59,18 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
     Ok(Engine::open(model, engine_options(args, context)?)?)
 }
 
-/// As [`open_engine`], with room for `batch` sequences at once.
-pub fn open_batch(
+/// As [`open_engine`], with room for `batch` sequences at once, and with `spans` of each thread in
+/// a trace.
+pub fn open_traced(
     model: Model,
     args: &EngineArgs,
     context: usize,
     batch: usize,
+    spans: usize,
 ) -> Result<Engine, Failure> {
     let options = Options {
         batch,
+        trace: spans,
         ..engine_options(args, context)?
     };
     Ok(Engine::open(model, options)?)
@@ -104,6 +107,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         lock: args.lock,
         context,
         batch: 1,
+        trace: 0,
         chunk: args.chunk.unwrap_or(0).into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,

@@ -10,8 +10,8 @@ use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, 
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_batch, open_engine, open_model};
-use crate::{Failure, print_json};
+use crate::model::{open_engine, open_model, open_traced};
+use crate::{Failure, chrome, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -49,7 +49,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             "--best-of draws different texts only with a temperature above 0: give --temp",
         ));
     }
-    let mut engine = open_batch(model, &args.engine, context, batch)?;
+    let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
+    let mut engine = open_traced(model, &args.engine, context, batch, spans)?;
     let stop = on_interrupt(&engine);
     let mut sequence = engine.new_sequence();
     if !args.json {
@@ -57,6 +58,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     if args.best_of.is_some() {
         best_of(&mut engine, sequence, &prompt, args, batch)?;
+        write_trace(&engine, args)?;
         return if stop.load(Ordering::Relaxed) {
             Err(Failure::Interrupted)
         } else {
@@ -65,10 +67,18 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
     finish(&engine, &generation, text, args)?;
+    write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
     }
     Ok(())
+}
+
+fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
+    match (engine.trace(), &args.trace) {
+        (Some(trace), Some(path)) => chrome::write(trace, path),
+        _ => Ok(()),
+    }
 }
 
 /// Writes text to standard output at once.

@@ -215,6 +215,98 @@ pub fn log_panels(title: &str, x: &str, y: &str, panels: &[Panel]) -> String {
     out
 }
 
+/// A lane of a timeline.
+pub struct Row {
+    /// Whose lane.
+    pub name: String,
+    /// Said below the name.
+    pub note: String,
+    /// In the order in which they are drawn.
+    pub bars: Vec<Bar>,
+}
+
+/// Something that took a while.
+pub struct Bar {
+    /// Start and end in milliseconds.
+    pub from: f64,
+    /// See `from`.
+    pub to: f64,
+    /// Which of the kinds.
+    pub kind: usize,
+    /// Shown when it is pointed at.
+    pub title: String,
+}
+
+/// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
+pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> String {
+    const LANE: f64 = 46.0;
+    const NAMES: f64 = 170.0;
+    const TIME: f64 = 1400.0;
+    let to_x = |at: f64| NAMES + at / ms.max(1e-9) * TIME;
+    let bottom = TOP + LANE * rows.len() as f64;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"10\" y=\"24\" font-size=\"15\">{}</text>\n",
+        NAMES + TIME + 20.0,
+        bottom + 60.0,
+        escape(title)
+    );
+    // writing to a String cannot fail
+    for i in 0..=10 {
+        let at = ms * f64::from(i) / 10.0;
+        let x = to_x(at);
+        let _ = writeln!(
+            out,
+            "<path d=\"M{x:.1} {TOP}V{bottom:.1}\" stroke=\"#ddd\"/>\
+             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{at:.2} ms</text>",
+            bottom + 16.0
+        );
+    }
+    for (i, row) in rows.iter().enumerate() {
+        let y = TOP + LANE * i as f64;
+        let _ = writeln!(
+            out,
+            "<text x=\"10\" y=\"{:.1}\">{}</text>\
+             <text x=\"10\" y=\"{:.1}\" font-size=\"10\" fill=\"#555\">{}</text>",
+            y + 18.0,
+            escape(&row.name),
+            y + 33.0,
+            escape(&row.note)
+        );
+        for bar in &row.bars {
+            let (x, width) = (to_x(bar.from), to_x(bar.to) - to_x(bar.from));
+            let (_, fill) = kinds.get(bar.kind).copied().unwrap_or(("", "#ccc"));
+            let _ = writeln!(
+                out,
+                "<rect x=\"{x:.2}\" y=\"{:.1}\" width=\"{:.2}\" height=\"{:.1}\" fill=\"{fill}\" \
+                 fill-opacity=\"0.8\" stroke=\"white\" stroke-width=\"0.2\"><title>{}, {:.3} ms</title></rect>",
+                y + 4.0,
+                width.max(0.05),
+                LANE - 8.0,
+                escape(&bar.title),
+                bar.to - bar.from
+            );
+        }
+    }
+    let mut x = NAMES;
+    for (name, fill) in kinds {
+        let _ = writeln!(
+            out,
+            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\" fill=\"{fill}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            bottom + 32.0,
+            x + 17.0,
+            bottom + 42.0,
+            escape(name)
+        );
+        x += 100.0;
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
 /// Whole numbers around all finite values, at least one apart.
 fn powers(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let finite = values.filter(|v| v.is_finite());
@@ -243,6 +335,30 @@ mod tests {
         );
         assert!(svg.contains("a&lt;b") && svg.contains("c&amp;d"));
         assert!(svg.contains("M60.0 40.0L580.0 350.0"), "{svg}");
+    }
+
+    #[test]
+    fn a_timeline_has_a_bar_for_every_span() {
+        let bar = super::Bar {
+            from: 1.0,
+            to: 2.0,
+            kind: 0,
+            title: "x<y".into(),
+        };
+        let row = super::Row {
+            name: "a&b".into(),
+            note: "busy".into(),
+            bars: vec![bar],
+        };
+        let svg = super::timeline("t", 4.0, &[("k", "#123456")], &[row]);
+        for part in [
+            "a&amp;b",
+            "x&lt;y, 1.000 ms",
+            "x=\"520.00\"",
+            "width=\"350.00\"",
+        ] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
     }
 
     #[test]

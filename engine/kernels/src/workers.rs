@@ -16,7 +16,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle, Thread},
@@ -71,7 +71,12 @@ pub struct Workers {
     handles: Vec<JoinHandle<()>>,
     /// Held during a run, so that runs of several callers follow each other.
     turn: Mutex<()>,
+    /// See [`Workers::observe`].
+    observer: OnceLock<Box<Observer>>,
 }
+
+/// Runs a thread's part of a run.
+type Observer = dyn Fn(usize, &dyn Fn()) + Send + Sync;
 
 impl Workers {
     /// A pool of `threads` threads, counting the one that calls [`run`](Workers::run):
@@ -118,6 +123,7 @@ impl Workers {
             shared,
             handles,
             turn: Mutex::new(()),
+            observer: OnceLock::new(),
         };
         // After an empty run every thread has started and has tried to pin itself.
         workers.run(&|_| {});
@@ -134,6 +140,12 @@ impl Workers {
         self.shared.pinned.load(Ordering::Relaxed)
     }
 
+    /// From now on every thread's part of a run is done by `around(thread, part)`, which calls
+    /// `part` once and may look at the clock. The first call counts, later ones do nothing.
+    pub fn observe(&self, around: impl Fn(usize, &dyn Fn()) + Send + Sync + 'static) {
+        let _ = self.observer.set(Box::new(around));
+    }
+
     /// Calls `f(i)` once for every thread `i` in `0..threads()`, `f(0)` on the calling
     /// thread, and returns when all calls have returned. Allocates nothing.
     ///
@@ -144,7 +156,15 @@ impl Workers {
     /// finished; the pool stays usable. Also if called from inside a run of the same pool
     /// (through a second pool in between it would wait for itself instead).
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
-        self.run_with(self.handles.len(), f);
+        self.observed(f, &|f| self.run_with(self.handles.len(), f));
+    }
+
+    /// Calls `run` with `f`, or with `f` in the hands of the observer.
+    fn observed(&self, f: &Job<'_>, run: &dyn Fn(&Job<'_>)) {
+        match self.observer.get() {
+            None => run(f),
+            Some(around) => run(&|thread| around(thread, &|| f(thread))),
+        }
     }
 
     /// [`run`](Workers::run) for the caller and those workers that come before it is done,
@@ -226,11 +246,13 @@ impl Workers {
     /// Runs `f`, which takes items until there are none, on the calling thread and on those
     /// workers that come in time to help with `items` items.
     fn share(&self, items: usize, f: &Job<'_>) {
-        if items > 1 {
-            self.run_with(0, f);
-        } else {
-            self.run_alone(f);
-        }
+        self.observed(f, &|f| {
+            if items > 1 {
+                self.run_with(0, f);
+            } else {
+                self.run_alone(f);
+            }
+        });
     }
 
     /// Calls `f(thread, item)` once for every item in `0..items`. Items are handed out in
@@ -430,6 +452,30 @@ unsafe impl<T: Send> Sync for Shareable<T> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_observer_sees_every_part_of_a_run() {
+        let workers = Workers::new(3, None);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&seen);
+        workers.observe(move |thread, part| {
+            part();
+            record.lock().unwrap().push(thread);
+        });
+        let done = AtomicUsize::new(0);
+        workers.run(&|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        let mut threads = std::mem::take(&mut *seen.lock().unwrap());
+        threads.sort_unstable();
+        assert_eq!((threads, done.into_inner()), (vec![0, 1, 2], 3));
+        let sum = AtomicUsize::new(0);
+        workers.for_each_chunk(10, &|_, i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+        assert!(!seen.lock().unwrap().is_empty());
+    }
 
     // Not in `gate.rs`, which a model checker compiles too.
     #[test]

@@ -3,7 +3,7 @@
 
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
-use emberflow_storage::cache::ColdCache;
+use emberflow_storage::cache::{ColdCache, Policy};
 use emberflow_storage::container::Container;
 use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapped, Read};
 use emberflow_storage::limits::Limits;
@@ -16,7 +16,18 @@ use crate::memory::Residency;
 
 /// Whole clusters that can be under way from flash at once: enough for the device
 /// to be busy while one is computed.
-pub(crate) const STREAM: u32 = 4;
+const STREAM: u32 = 4;
+
+/// The same where long chunks of a prompt stream whole layers: a few for each thread to
+/// work on, and as many under way.
+const STREAM_PREFILL: u32 = 12;
+
+/// Tokens of a chunk from which on nearly every neuron of a layer is needed by some token
+/// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
+pub(super) const PREFILL: usize = 32;
+
+/// Who leaves the cold region.
+pub(super) const COLD: Policy = Policy::Lrfu;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {
@@ -30,6 +41,8 @@ pub(crate) struct Banks {
     align: (usize, usize),
     /// Every token needs every neuron.
     pub dense: bool,
+    /// Buffers for whole clusters on their way.
+    pub stream: u32,
 }
 
 impl Banks {
@@ -39,6 +52,7 @@ impl Banks {
         container: Container,
         c: &ModelConfig,
         shape: &FfnShape,
+        chunk: usize,
     ) -> Result<(Self, FileSource), Error> {
         let bad = |reason: String| Error::Bundles {
             path: container.path().to_path_buf(),
@@ -102,6 +116,7 @@ impl Banks {
             neurons: shape.neurons,
             align,
             dense: shape.dense,
+            stream: Self::stream_for(chunk),
             container,
         };
         Ok((banks, source))
@@ -154,15 +169,24 @@ impl Banks {
         (2 * CLUSTER as u64).min(self.total())
     }
 
-    /// Bytes of queues, tables and stream buffers.
-    pub fn io_bytes(&self) -> u64 {
+    /// Stream buffers for chunks of up to `chunk` tokens.
+    pub fn stream_for(chunk: usize) -> u32 {
+        if chunk >= PREFILL {
+            STREAM_PREFILL
+        } else {
+            STREAM
+        }
+    }
+
+    /// Bytes of queues, tables and stream buffers for chunks of up to `chunk` tokens.
+    pub fn io_bytes(&self, chunk: usize) -> u64 {
         let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
         let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
-            + ColdCache::overhead(0, self.total())
-            + ColdCache::overhead(units, self.total_clusters())
+            + ColdCache::overhead(COLD, 0, self.total())
+            + ColdCache::overhead(Policy::Lru, units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + Arena::charge(STREAM, self.stream_len())
+            + Arena::charge(Self::stream_for(chunk), self.stream_len())
     }
 
     /// Bytes of a stream buffer: one whole cluster.
@@ -246,7 +270,8 @@ impl Banks {
 
     /// Bytes of a slot and of its bookkeeping.
     pub fn slot_charge(&self, residency: Residency) -> u64 {
-        self.slot_len(residency) + ColdCache::overhead(1, 0) - ColdCache::overhead(0, 0)
+        let slots = |n| ColdCache::overhead(COLD, n, 0);
+        self.slot_len(residency) + slots(1) - slots(0)
     }
 
     /// What a slot holds.

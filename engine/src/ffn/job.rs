@@ -9,6 +9,7 @@ use super::store::NeuronStore;
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
 use crate::scratch::with_thread_buffer;
+use crate::trace;
 use crate::weights::Matrix;
 
 /// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
@@ -32,6 +33,7 @@ pub(super) fn resident_gates(
     input: Input<'_>,
     gates: &mut [f32],
 ) {
+    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
     match store.resident_gates(bank) {
         // One forward stream, a tenth faster than a list of rows.
@@ -63,6 +65,7 @@ pub(super) fn gates_from_bundles(
     input: Input<'_>,
     gates: &mut [f32],
 ) {
+    let _span = store.trace_cluster(&trace::GATE, c as usize);
     let tokens = input.tokens();
     gates.fill(0.0);
     with_thread_buffer(products_floats(input.n(), tokens), |memory| {
@@ -107,6 +110,7 @@ impl Job<'_> {
         partial: &mut [f32],
         record: Option<&Mutex<ClusterRecord<'_>>>,
     ) -> Done {
+        let _span = self.store.trace_cluster(&trace::UP_DOWN, c as usize);
         partial.fill(0.0);
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {

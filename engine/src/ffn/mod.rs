@@ -18,6 +18,7 @@ mod job;
 mod record;
 pub mod regions;
 mod store;
+mod temperature;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,14 +30,16 @@ use crate::bundle::NeuronFormat;
 use crate::counters::Counters;
 use crate::input::Input;
 use crate::policy::Overlap;
+use crate::trace;
 use job::Job;
 use record::Record;
 use store::Step;
 
-pub(crate) use banks::{Banks, STREAM};
+pub(crate) use banks::Banks;
 pub(crate) use job::thread_floats;
 pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
+pub(crate) use temperature::Temperature;
 
 /// Neurons per cluster: one sequential read of about a megabyte for a 7B model,
 /// and few enough that one missing neuron holds up little.
@@ -48,6 +51,9 @@ pub const MAX_CHUNK: usize = 512;
 /// Bytes of partial sums that are filled before they are reduced: those of one
 /// token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
+
+/// Tokens of a pass that are decoded, of as many sequences, and not part of a prompt.
+const FEW: usize = 8;
 
 /// Pieces the gates of a layer are computed in where neurons may have to be read,
 /// so that the reads of one piece run beside the computation of the next.
@@ -163,6 +169,8 @@ impl Ffn {
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
+        let layer = [u64::from(bank), 0];
+        self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input)?;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
@@ -171,6 +179,7 @@ impl Ffn {
             self.sum_group(cpu, workers, input, first..end)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
+            self.store.tracer().section(&trace::REDUCE, layer);
             reduce(workers, partials, used, out);
         }
         self.store.end(&self.ids);
@@ -190,7 +199,7 @@ impl Ffn {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
-        self.store.begin(bank)?;
+        self.store.begin(bank, tokens)?;
         if !self.store.gates_resident() {
             self.ids.extend(0..neurons as u32);
             for c in 0..clusters {
@@ -315,7 +324,17 @@ impl Ffn {
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        self.store.release(ids, c);
+                        // Of a prompt only what its last token needed, or most of its tokens,
+                        // is likely to be needed soon; the rest would push everything else out.
+                        let gates = &self.gates;
+                        let recent = |n: u32| {
+                            let gates = &gates[n as usize * tokens..][..tokens];
+                            let fires = |g: &&f32| **g != 0.0;
+                            tokens <= FEW
+                                || gates[tokens - 1] != 0.0
+                                || 2 * gates.iter().filter(fires).count() >= tokens
+                        };
+                        self.store.release(ids, c, recent);
                         open -= 1;
                     }
                     Step::Gates => {

@@ -8,13 +8,14 @@ use super::CLUSTER;
 /// miss costs one sequential read instead of many.
 const HOT: f64 = 0.5;
 
-/// Leading clusters whose neurons fire on average for at least [`HOT`] of the passes over
-/// `batch` tokens of different sequences, which know nothing of each other.
-pub fn hot_prefix(counts: &[u64], tokens: u64, batch: usize) -> u32 {
-    let rests = |count: u64| (1.0 - count as f64 / tokens as f64).powi(batch as i32);
+/// Leading clusters whose neurons fire on average for at least [`HOT`] of the passes, given in how
+/// many of `passes` they fired that were `times` as small. The tokens of a pass are of different
+/// sequences, which know nothing of each other.
+pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
+    let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
     let is_hot = |cluster: &&[u64]| {
         let rest: f64 = cluster.iter().map(|&c| rests(c)).sum();
-        tokens > 0 && rest <= (1.0 - HOT) * cluster.len() as f64
+        passes > 0 && rest <= (1.0 - HOT) * cluster.len() as f64
     };
     counts.chunks(CLUSTER).take_while(is_hot).count() as u32
 }
@@ -64,15 +65,15 @@ mod tests {
         counts.extend(vec![50; CLUSTER]);
         counts.extend(vec![49; CLUSTER]);
         counts.extend(vec![80; 10]);
-        assert_eq!(hot_prefix(&counts, 100, 1), 2);
-        assert_eq!(hot_prefix(&counts[..100], 100, 1), 1);
-        assert_eq!(hot_prefix(&counts, 1000, 1), 0);
-        assert_eq!(hot_prefix(&[], 10, 1), 0);
-        assert_eq!(hot_prefix(&[0; 10], 0, 1), 0);
+        assert_eq!(hot_prefix(&counts, 100, 1.0), 2);
+        assert_eq!(hot_prefix(&counts[..100], 100, 1.0), 1);
+        assert_eq!(hot_prefix(&counts, 1000, 1.0), 0);
+        assert_eq!(hot_prefix(&[], 10, 1.0), 0);
+        assert_eq!(hot_prefix(&[0; 10], 0, 1.0), 0);
         // 49 % of one is 74 % of two; 9 % of one is 47 % of seven and 53 % of eight.
-        assert_eq!(hot_prefix(&counts, 100, 2), 4);
-        assert_eq!(hot_prefix(&counts, 1000, 7), 0);
-        assert_eq!(hot_prefix(&counts, 1000, 8), 1);
+        assert_eq!(hot_prefix(&counts, 100, 2.0), 4);
+        assert_eq!(hot_prefix(&counts, 1000, 7.0), 0);
+        assert_eq!(hot_prefix(&counts, 1000, 8.0), 1);
     }
 
     #[test]

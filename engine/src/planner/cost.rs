@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::firing::Firing;
 use super::rates::ThreadRates;
-use crate::ffn::{CLUSTER, GATE_PIECES, STREAM};
+use crate::ffn::{CLUSTER, GATE_PIECES};
 use crate::memory::{MemoryPlan, Residency};
 use crate::weights::ROWS_PER_CHUNK;
 
@@ -135,6 +135,8 @@ pub struct Pass<'a> {
     pub stream: &'a ReadCost,
     /// Nanoseconds per token of a predictor.
     pub predictor_ns: f64,
+    /// Clusters that can be under way at once.
+    pub stream_buffers: u32,
     /// Gate parts are read first where gates are not resident.
     pub two_phases: bool,
 }
@@ -239,7 +241,8 @@ impl Pass<'_> {
             };
             let work = gates + naming + sums + arriving + stolen + alone;
             let (head, ns) = if scan && !on_demand {
-                let ahead = reads.ns * (f64::from(STREAM) / (reads.count.max(1.0))).min(1.0);
+                let ahead =
+                    reads.ns * (f64::from(self.stream_buffers) / (reads.count.max(1.0))).min(1.0);
                 (0.0, reads.ns - ahead.min(attention))
             } else {
                 ((gates + naming) / GATE_PIECES as f64, reads.ns)

@@ -63,20 +63,16 @@ impl Alike {
 }
 
 impl Firing {
-    /// From counts per neuron of each bank over `tokens` tokens.
-    pub fn from_counts<'a>(
-        counts: impl Iterator<Item = &'a [u64]>,
-        tokens: u64,
+    /// From the share of tokens for which each neuron of each bank fires.
+    pub fn from_rates<'a>(
+        rates: impl Iterator<Item = &'a [f32]>,
         persistence: Option<f64>,
     ) -> Self {
         let mut neurons = 0;
-        let banks = counts
+        let banks = rates
             .map(|bank| {
                 neurons = bank.len();
-                let mean = |group: &[u64]| {
-                    let sum: f64 = group.iter().map(|&c| c as f64).sum();
-                    (sum / (group.len() as f64 * tokens.max(1) as f64)).min(1.0) as f32
-                };
+                let mean = |group: &[f32]| group.iter().sum::<f32>() / group.len() as f32;
                 bank.chunks(GROUP).map(mean).collect()
             })
             .collect();
@@ -220,9 +216,9 @@ mod tests {
     use super::*;
 
     fn skewed(persistence: f64) -> Firing {
-        let counts: Vec<u64> = (0..512).map(|i| 900 * (512 - i) / 512).collect();
-        let banks = [counts.clone(), counts];
-        Firing::from_counts(banks.iter().map(Vec::as_slice), 1000, Some(persistence))
+        let rates: Vec<f32> = (0..512).map(|i| 0.9 * (512 - i) as f32 / 512.0).collect();
+        let banks = [rates.clone(), rates];
+        Firing::from_rates(banks.iter().map(Vec::as_slice), Some(persistence))
     }
 
     /// An LRU cache and chains of two states, step by step.

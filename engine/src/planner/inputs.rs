@@ -2,7 +2,6 @@
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_predictor::stats::ActivationStats;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 
@@ -11,8 +10,7 @@ use super::firing::Firing;
 use super::rates::Rates;
 use super::{BATCHES, Planner, PredictorNeeds, chunks, cores};
 use crate::Error;
-use crate::ffn::regions::hot_prefix;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts};
+use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts, Temperature};
 use crate::kv_cache::KvCache;
 use crate::memory::{Needs, Residency};
 use crate::meta::Quant;
@@ -27,7 +25,9 @@ const PER_THREAD: u64 = 64 << 10;
 const PER_POSITION: u64 = 48;
 
 impl Planner {
-    /// Reads what the plan depends on. `threads` is the number that computes at most.
+    /// Reads what the plan depends on. `threads` is the number that computes at most. With the
+    /// planner comes, by bank, the share of tokens for which each neuron fires; empty without
+    /// statistics.
     pub(crate) fn new(
         banks: &Banks,
         c: &ModelConfig,
@@ -36,13 +36,22 @@ impl Planner {
         options: &Options,
         threads: usize,
         sparsity: Sparsity,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, Vec<Vec<f32>>), Error> {
         // Before the process is measured: what they allocate is a part of it.
         let rates = Rates::saved().unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
-        let (firing, hot_clusters) = firing(banks, most)?;
+        let Temperature {
+            hot_clusters,
+            rates: often,
+            persistence,
+        } = Temperature::read(banks, most)?;
+        let firing = if often.is_empty() {
+            Firing::unknown(banks.count, banks.neurons)
+        } else {
+            Firing::from_rates(often.iter().map(Vec::as_slice), persistence)
+        };
         let device = banks.read_cost(options.io, Limits::PRODUCTION.depth);
         // A buffer is empty while its cluster is computed.
         let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
@@ -55,7 +64,7 @@ impl Planner {
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = needs(banks, c, ffn, options, sparsity, hot, costs, least)?;
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
-        Ok(Self {
+        let planner = Self {
             needs,
             scratch,
             shape: shape(banks, c, quant, ffn, options),
@@ -75,45 +84,14 @@ impl Planner {
             policy: options.policy,
             predictor: PredictorNeeds::default(),
             io_core: options.io_core.or_else(|| cores::io_core(threads)),
-        })
+        };
+        Ok((planner, often))
     }
 
     /// What reads cost, for the choices that are made while the model runs.
     pub(crate) fn read_costs(&self, banks: &Banks) -> ReadCosts {
         banks.read_costs(&self.device, self.firing.share())
     }
-}
-
-/// The statistics section as frequencies, and the hot clusters of each bank for batches of up to
-/// `batch` sequences. Without statistics no cluster is known to be hot.
-fn firing(banks: &Banks, batch: usize) -> Result<(Firing, Vec<Vec<u32>>), Error> {
-    let bytes = banks.container.read_stats()?;
-    if bytes.is_empty() {
-        let firing = Firing::unknown(banks.count, banks.neurons);
-        return Ok((firing, vec![vec![0; banks.count]; batch]));
-    }
-    let stats = ActivationStats::parse(&bytes, banks.count, 1, banks.neurons).map_err(|e| {
-        Error::Bundles {
-            path: banks.container.path().to_path_buf(),
-            reason: e.to_string(),
-        }
-    })?;
-    let counts = || (0..banks.count).map(|b| stats.counts(b as u32, 0).unwrap_or_default());
-    let of_batch = |batch| {
-        counts()
-            .map(|c| hot_prefix(c, stats.tokens, batch))
-            .collect()
-    };
-    // Of the tokens that have one before them, as good as all.
-    let persistence = stats.profile.as_ref().and_then(|profile| {
-        let sum = |all: &mut dyn Iterator<Item = u64>| all.map(|c| c as f64).sum::<f64>();
-        let stayed = sum(&mut profile.banks.iter().flat_map(|b| b.stayed.iter().copied()));
-        let fired = sum(&mut counts().flatten().copied());
-        let pairs = profile.pairs as f64 / stats.tokens.max(1) as f64;
-        (fired > 0.0 && pairs > 0.0).then(|| (stayed / (fired * pairs)).clamp(0.0, 1.0))
-    });
-    let firing = Firing::from_counts(counts(), stats.tokens, persistence);
-    Ok((firing, (1..=batch).map(of_batch).collect()))
 }
 
 fn shape(banks: &Banks, c: &ModelConfig, quant: &Quant, ffn: &FfnShape, o: &Options) -> Shape {
@@ -156,14 +134,17 @@ fn scratch_bytes(
     chunk: usize,
 ) -> u64 {
     let (batch, rows) = (o.batch as u64, chunk.max(o.batch));
+    let lanes = threads as u64 + 2;
+    let trace = lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64;
     let parts = [
         Scratch::bytes_for(c, rows, o.batch, threads),
         Ffn::bytes_for(shape, rows, threads, o.observe),
-        banks.io_bytes(),
+        banks.io_bytes(chunk),
         PER_THREAD * threads as u64,
         PER_POSITION * o.context as u64 * batch,
         // a candidate list of each sampler
         12 * u64::from(c.vocab) * batch,
+        trace,
         o.reserve,
     ];
     parts.into_iter().fold(0, u64::saturating_add)

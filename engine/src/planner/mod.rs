@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::ffn::regions::prefixes;
-use crate::ffn::{CLUSTER, STREAM};
+use crate::ffn::{Banks, CLUSTER};
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::policy::Policy;
 use cost::{Forecast, Pass, Shape};
@@ -235,6 +235,7 @@ impl Planner {
         } else {
             self.firing.misses(memory.slots as f64, &first)
         };
+        let stream_buffers = Banks::stream_for(chunk);
         let forecast = |threads: usize, tokens| {
             let rates = self.rates.with_threads(threads)?;
             let pass = Pass {
@@ -248,6 +249,7 @@ impl Planner {
                 device: &self.device,
                 stream: &self.stream,
                 predictor_ns: self.predictor.ns_per_token,
+                stream_buffers,
                 two_phases: needs.two_phases && memory.slots > 0,
             };
             let before = if tokens > 1 { 0 } else { self.context / 2 };
@@ -299,8 +301,8 @@ impl Planner {
             hot_cut: BATCHES.map(cut).to_vec(),
             random_read_bytes: random,
             sequential_read_bytes: self.shape.cluster_read,
-            stream_buffers: STREAM,
-            prefetch_clusters: if prefetch { STREAM } else { 0 },
+            stream_buffers,
+            prefetch_clusters: if prefetch { stream_buffers } else { 0 },
             compute_threads,
             io_core: self.io_core,
             chunk,

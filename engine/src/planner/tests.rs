@@ -76,10 +76,10 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
 }
 
 fn sparse() -> Firing {
-    let counts: Vec<u64> = (0..NEURONS)
-        .map(|n| 500 - (n * 480 / NEURONS) as u64)
+    let rates: Vec<f32> = (0..NEURONS)
+        .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
-    Firing::from_counts((0..LAYERS).map(|_| counts.as_slice()), 1000, Some(0.8))
+    Firing::from_rates((0..LAYERS).map(|_| rates.as_slice()), Some(0.8))
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub mod io;
 pub mod limits;
 #[path = "../../src/io/scripted.rs"]
 mod scripted;
+#[path = "../../src/trace.rs"]
+pub mod trace;
 
 mod channel;
 pub mod fault;
@@ -44,7 +46,10 @@ pub fn scripted(
 ) -> Result<IoThread, IoError> {
     let source = source(file)?;
     let log = Log::clone(log);
-    let options = IoOptions { core: None, limits };
+    let options = IoOptions {
+        limits,
+        ..IoOptions::default()
+    };
     IoThread::start("model".into(), None, options, move || {
         let device = scripted::Scripted::new(script, log);
         Ok(Engine::new(source, Box::new(device), limits))

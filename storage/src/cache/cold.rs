@@ -1,6 +1,6 @@
-//! The cold region: a fixed number of slots, least recently used neurons leave first.
+//! A fixed number of slots for units of one size, and who leaves them for others.
 
-use super::policy::{Links, List, resize};
+use super::policy::{Order, Policy, resize};
 use super::table::{Key, Table};
 use crate::arena::{Arena, SharedSlot, Slot};
 
@@ -38,19 +38,19 @@ enum State {
     Resident(SharedSlot),
 }
 
-/// Cache of units of one size (bundles, or parts of them), least recently used first out.
+/// Cache of units of one size (bundles, or parts of them). Who is evicted says its [`Policy`].
 ///
 /// Life of a slot: home -> [`reserve`](Self::reserve) -> loading -> [`admit`](Self::admit) ->
 /// resident and pinned -> unpinned -> evicted -> loading for somebody else.
 ///
-/// Recency is the time of release: an unpinned unit is the newest of the evictable ones.
-/// [`unpin_all`](Self::unpin_all) releases in the order of last use.
+/// Recency is the time of release: under [`Policy::Lru`] an unpinned unit is the newest of the
+/// evictable ones. [`unpin_all`](Self::unpin_all) releases in the order of last use.
 ///
 /// Invariants, checked by [`check_invariants`](Self::check_invariants):
 /// 1. The table names slot `s` for key `k` if and only if slot `s` is loading or resident with
 ///    key `k`.
-/// 2. A resident slot is in exactly one list: `pinned` if its pin count is above zero, else `lru`.
-///    Other slots are in no list and have pin count zero.
+/// 2. A resident slot is in exactly one list of the order: of those in use if its pin count is
+///    above zero, else of those that may be evicted. Others are in none and have pin count zero.
 /// 3. The list lengths add up to the number of resident slots.
 /// 4. Every slot is home, loading or resident; the arena agrees on who is home.
 /// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
@@ -65,28 +65,30 @@ pub struct ColdCache {
     state: Vec<State>,
     key: Vec<u32>,
     pins: Vec<u32>,
-    links: Links,
-    /// Evictable units.
-    lru: List,
-    /// Units in use, in the order of last use.
-    pinned: List,
+    order: Order,
     loading: u32,
     stats: CacheStats,
 }
 
 impl ColdCache {
-    /// An empty cache over the slots of `arena` for banks of the given neuron counts. `None` when
-    /// the neurons of all banks cannot be numbered with 32 bits.
+    /// An empty cache over the slots of `arena` for banks of the given neuron counts, least
+    /// recently used first out. `None` when the neurons of all banks cannot be numbered with 32
+    /// bits.
     #[must_use]
     pub fn new(arena: Arena, banks: &[u32]) -> Option<Self> {
+        Self::with_policy(arena, banks, Policy::Lru)
+    }
+
+    /// The same with another policy.
+    #[must_use]
+    pub fn with_policy(arena: Arena, banks: &[u32], policy: Policy) -> Option<Self> {
+        let table = Table::new(banks)?;
         let mut cache = Self {
-            table: Table::new(banks)?,
+            order: Order::new(policy, table.len()),
+            table,
             state: Vec::new(),
             key: Vec::new(),
             pins: Vec::new(),
-            links: Links::new(0),
-            lru: List::default(),
-            pinned: List::default(),
             loading: 0,
             stats: CacheStats::default(),
             arena,
@@ -96,13 +98,16 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 4 for each neuron, 49 for each slot. The arena's capacity
-    /// costs nothing.
+    /// [`Arena::charge`], for the budget: 4 for each neuron, 4 more where uses are counted, 49 for
+    /// each slot. The arena's capacity costs nothing.
     #[must_use]
-    pub fn overhead(slots: u32, neurons: u64) -> u64 {
+    pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
         // State, key, pins, two links, and what the arena itself keeps.
         let per_slot = size_of::<State>() as u64 + 4 * 4 + Arena::overhead_per_slot();
-        Table::bytes_for(neurons).saturating_add(u64::from(slots) * per_slot)
+        let counted = neurons.saturating_mul(policy.bytes_per_unit());
+        Table::bytes_for(neurons)
+            .saturating_add(counted)
+            .saturating_add(u64::from(slots) * per_slot + policy.fixed_bytes())
     }
 
     /// Makes or drops entries, so that there are those of the first `n` slots.
@@ -112,9 +117,22 @@ impl ColdCache {
             .reserve_exact(len.saturating_sub(self.state.len()));
         self.state.resize_with(len, || State::Home);
         self.state.shrink_to_fit();
-        resize(&mut self.key, n, 0);
-        resize(&mut self.pins, n, 0);
-        self.links.resize(n);
+        resize(&mut self.key, len, 0);
+        resize(&mut self.pins, len, 0);
+        self.order.rings.resize(n);
+    }
+
+    /// Time passes: what was used so far counts a little less. For every token, or chunk.
+    pub fn tick(&mut self) {
+        self.order.tick();
+    }
+
+    /// Says how often a unit will be used per tick as far as is known, before it ever was.
+    ///
+    /// # Panics
+    /// When the key names no neuron.
+    pub fn expect(&mut self, key: Key, uses: f64) {
+        self.order.expect(self.table.flat(key), uses);
     }
 
     /// Looks a unit up, makes it the most recently used and pins it. The caller unpins it.
@@ -128,13 +146,13 @@ impl ColdCache {
             Some(slot) if self.is_resident(slot) => {
                 self.stats.hits += 1;
                 let i = slot as usize;
-                let list = if self.pins[i] == 0 {
-                    &mut self.lru
+                if self.pins[i] == 0 {
+                    self.order.remove(slot);
                 } else {
-                    &mut self.pinned
-                };
-                list.remove(&mut self.links, slot);
-                self.pinned.push(&mut self.links, slot);
+                    self.order.unpin(slot);
+                }
+                self.order.used(flat);
+                self.order.pin(slot);
                 self.pins[i] += 1;
                 Some(SlotId(slot))
             }
@@ -161,7 +179,7 @@ impl ColdCache {
         slot.is_some_and(|slot| matches!(self.state[slot as usize], State::Loading))
     }
 
-    /// A slot to load `key` into: a free one, or that of the least recently used unpinned unit.
+    /// A slot to load `key` into: a free one, or that of the next victim among unpinned units.
     /// `None` when everything is pinned or loading, or `key` is resident or loading already.
     ///
     /// The caller ends it with [`admit`](Self::admit) or [`abandon`](Self::abandon).
@@ -209,7 +227,8 @@ impl ColdCache {
         self.loading -= 1;
         self.state[index as usize] = State::Resident(slot.share());
         self.pins[index as usize] = 1;
-        self.pinned.push(&mut self.links, index);
+        self.order.used(self.key[index as usize]);
+        self.order.pin(index);
         SlotId(index)
     }
 
@@ -243,7 +262,7 @@ impl ColdCache {
     /// When the unit is not pinned.
     pub fn unpin(&mut self, id: SlotId) {
         if self.drop_pin(id) {
-            self.lru.push(&mut self.links, id.0);
+            self.order.push(id.0, self.key[id.index()]);
         }
     }
 
@@ -254,7 +273,7 @@ impl ColdCache {
     /// When the unit is not pinned.
     pub fn unpin_first_victim(&mut self, id: SlotId) {
         if self.drop_pin(id) {
-            self.lru.push_oldest(&mut self.links, id.0);
+            self.order.push_first_victim(id.0);
         }
     }
 
@@ -265,17 +284,18 @@ impl ColdCache {
         *pins -= 1;
         let last = *pins == 0;
         if last {
-            self.pinned.remove(&mut self.links, id.0);
+            self.order.unpin(id.0);
         }
         last
     }
 
     /// Releases all pins of all units: the end of a wave.
     pub fn unpin_all(&mut self) {
-        for slot in self.pinned.iter(&self.links) {
+        while let Some(slot) = self.order.first_pinned() {
             self.pins[slot as usize] = 0;
+            self.order.unpin(slot);
+            self.order.push(slot, self.key[slot as usize]);
         }
-        self.lru.append(&mut self.links, &mut self.pinned);
     }
 
     /// The bytes of a pinned unit.
@@ -324,7 +344,7 @@ impl ColdCache {
     /// Units resident now.
     #[must_use]
     pub fn resident(&self) -> u32 {
-        self.lru.len() + self.pinned.len()
+        self.order.evictable() + self.order.pinned()
     }
 
     /// Slots handed out and not yet admitted or abandoned.
@@ -363,7 +383,7 @@ impl ColdCache {
     }
 
     /// Changes how many slots may be used, at most the arena's capacity. Memory beyond is given
-    /// back to the operating system, and so is that of the bookkeeping. Least recently used units
+    /// back to the operating system, and so is that of the bookkeeping. The next victims
     /// leave; the others are moved below the new end if need be. Allocates: not for the token path.
     ///
     /// Returns how many slots beyond the new end are still pinned or loading. Their memory goes
@@ -397,14 +417,14 @@ impl ColdCache {
             return false;
         };
         let Some(mut new) = self.arena.take() else {
-            self.lru.remove(&mut self.links, from);
+            self.order.remove(from);
             self.retire(from, old);
             self.stats.evictions += 1;
             return true;
         };
         new.as_mut_slice().copy_from_slice(old.as_slice());
         let to = new.index();
-        self.lru.replace(&mut self.links, from, to);
+        self.order.rings.replace(from, to);
         self.key[to as usize] = self.key[from as usize];
         self.table.set(self.key[from as usize], Some(to));
         self.state[to as usize] = State::Resident(new.share());
@@ -412,18 +432,18 @@ impl ColdCache {
         true
     }
 
-    /// Evicts the oldest evictable unit; its slot goes home. `None` when there is none.
+    /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
         // A unit with a shared handle is in use; it gets another round.
-        for _ in 0..self.lru.len() {
-            let slot = self.lru.oldest()?;
-            self.lru.remove(&mut self.links, slot);
+        for _ in 0..self.order.evictable() {
+            let slot = self.order.victim()?;
+            self.order.remove(slot);
             if let Some(exclusive) = self.make_exclusive(slot) {
                 self.retire(slot, exclusive);
                 self.stats.evictions += 1;
                 return Some(());
             }
-            self.lru.push(&mut self.links, slot);
+            self.order.push_last_victim(slot);
         }
         None
     }
@@ -459,7 +479,7 @@ impl ColdCache {
     /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
     #[must_use]
     pub fn dump(&self) -> Vec<u32> {
-        let slots = self.lru.iter(&self.links);
+        let slots = self.order.iter();
         slots.map(|s| self.key[s as usize]).collect()
     }
 
@@ -470,17 +490,17 @@ impl ColdCache {
     pub fn check_invariants(&self) {
         let entries = self.state.len();
         assert!(entries >= self.arena.limit() as usize, "6: too few entries");
-        let others = [self.key.len(), self.pins.len(), self.links.len()];
+        let others = [self.key.len(), self.pins.len(), self.order.rings.len()];
         assert_eq!(others, [entries; 3], "6: entries of different number");
         let mut listed = vec![0u32; entries];
-        for slot in self.lru.iter(&self.links) {
+        for slot in self.order.iter() {
             listed[slot as usize] += 1;
             assert_eq!(
                 self.pins[slot as usize], 0,
-                "2: slot {slot} in lru is pinned"
+                "2: slot {slot} may be evicted and is pinned"
             );
         }
-        for slot in self.pinned.iter(&self.links) {
+        for slot in self.order.iter_pinned() {
             listed[slot as usize] += 1;
             assert!(self.pins[slot as usize] > 0, "2: slot {slot} is not pinned");
         }

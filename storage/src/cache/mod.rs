@@ -8,5 +8,5 @@ mod policy;
 mod table;
 
 pub use cold::{CacheStats, ColdCache, SlotId};
-pub use policy::{Links, List};
+pub use policy::{Policy, Rings};
 pub use table::{Key, Table};

@@ -50,6 +50,12 @@ impl Table {
         })
     }
 
+    /// Neurons of all banks.
+    #[must_use]
+    pub(super) fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Bytes a table over `neurons` neurons takes.
     #[must_use]
     pub fn bytes_for(neurons: u64) -> u64 {

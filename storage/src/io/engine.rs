@@ -21,6 +21,7 @@ use super::sys::{Command, Piece};
 use super::{Completion, Priority, Read};
 use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::limits::Limits;
+use crate::trace::{DELIVER, START, Tracer};
 
 /// Counters of one engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -96,6 +97,7 @@ pub struct Engine {
     ready: Vec<Completion>,
     reaped: Vec<Reaped>,
     counters: EngineStats,
+    trace: Tracer,
     // Last, and dropped only after `drop` below has drained it.
     device: Box<dyn Device>,
 }
@@ -121,8 +123,19 @@ impl Engine {
             ready: Vec::new(),
             reaped: Vec::with_capacity(depth as usize),
             counters: EngineStats::default(),
+            trace: Tracer::default(),
             device,
         }
+    }
+
+    /// The same engine, with a record of what it does.
+    pub(crate) fn traced(mut self, trace: Tracer) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    pub(crate) fn trace(&self) -> &Tracer {
+        &self.trace
     }
 
     /// Most bytes an engine with these limits holds beside the slots in its reads.
@@ -239,8 +252,12 @@ impl Engine {
         let mut reaped = std::mem::take(&mut self.reaped);
         let block = wait && out.len() == before;
         let result = self.device.reap(block, &mut reaped);
+        let (start, old) = (self.trace.now(), out.len());
         for one in reaped.drain(..) {
             self.finish(one, out);
+        }
+        if out.len() > old {
+            self.trace.io(&DELIVER, out.len() - old, start);
         }
         self.reaped = reaped;
         result.map_err(|e| self.broken(&e))?;
@@ -277,6 +294,15 @@ impl Engine {
 
     /// Fills the device from the queue.
     fn pump(&mut self) {
+        let (start, old) = (self.trace.now(), self.counters.commands);
+        self.fill_device();
+        if self.counters.commands > old {
+            let commands = (self.counters.commands - old) as usize;
+            self.trace.io(&START, commands, start);
+        }
+    }
+
+    fn fill_device(&mut self) {
         while !self.free_slips.is_empty() {
             // Go on with a read that is being cut, unless something more urgent has come.
             if let Some(cut) = self.cutting.last()
@@ -403,7 +429,7 @@ impl Engine {
     /// An empty slip for a command at file offset `at`. Callers have checked that one is free.
     fn open_slip(&mut self, at: u64) -> u32 {
         let index = self.free_slips.pop().unwrap_or(0);
-        self.slips[index as usize].reset(at);
+        self.slips[index as usize].reset(at, self.trace.now());
         index
     }
 
@@ -476,7 +502,9 @@ impl Engine {
     /// Frees a slip and tells its reads. Merged reads that failed go back to be read alone, so
     /// that only the one at fault fails and its error names its own range.
     fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
-        let mut owners = std::mem::take(&mut self.slips[index as usize].owners);
+        let slip = &mut self.slips[index as usize];
+        self.trace.device(slip.start, slip.len, slip.since);
+        let mut owners = std::mem::take(&mut slip.owners);
         self.free_slips.push(index);
         let merged = owners.len() > 1;
         for owner in owners.drain(..) {

@@ -17,6 +17,8 @@ pub(super) struct Slip {
     pub(super) len: u64,
     /// Bytes that have arrived.
     pub(super) filled: u64,
+    /// When it was started, on the clock of the trace.
+    pub(super) since: u64,
     /// Interruptions in a row.
     pub(super) retries: u32,
 }
@@ -31,18 +33,20 @@ impl Slip {
             start: 0,
             len: 0,
             filled: 0,
+            since: 0,
             retries: 0,
         }
     }
 
-    /// Empties the slip for a command from file offset `at` on.
-    pub(super) fn reset(&mut self, at: u64) {
+    /// Empties the slip for a command from file offset `at` on, started at `now`.
+    pub(super) fn reset(&mut self, at: u64, now: u64) {
         self.count = 0;
         self.first = 0;
         self.owners.clear();
         self.start = at;
         self.len = 0;
         self.filled = 0;
+        self.since = now;
         self.retries = 0;
     }
 
@@ -97,7 +101,7 @@ mod tests {
         let mut memory = [0u8; 30];
         let at = memory.as_mut_ptr();
         let mut slip = Slip::new(3);
-        slip.reset(1000);
+        slip.reset(1000, 0);
         slip.add(at, 10);
         slip.add(at.wrapping_add(10), 20);
         assert_eq!((slip.pieces(), slip.end()), (2, 1030));
@@ -112,7 +116,7 @@ mod tests {
         let (offset, rest) = slip.rest();
         assert_eq!((offset, rest.len(), rest[0].len()), (1010, 1, 20));
         assert!(slip.advance(20));
-        slip.reset(0);
+        slip.reset(0, 0);
         assert_eq!((slip.pieces(), slip.end(), slip.rest().1.len()), (0, 0, 0));
     }
 }

@@ -12,14 +12,17 @@ use crate::sync::{
     AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, fence,
 };
 use crate::sync::{Receiver, Sender, TryRecvError, bounded};
+use crate::trace::{QUEUE, Tracer};
 
 /// How the I/O thread is set up.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct IoOptions {
     /// Core to pin the thread to.
     pub core: Option<usize>,
     /// Bounds; `limits.depth` and `limits.lanes` are the knobs a device profile turns.
     pub limits: Limits,
+    /// Where to record what the thread and the device do.
+    pub trace: Tracer,
 }
 
 /// A snapshot of the counters of an I/O thread.
@@ -124,9 +127,9 @@ impl IoThread {
     ) -> Result<Self, IoError> {
         let label = Arc::clone(source.label());
         let dio = source.dio_align();
-        let limits = options.limits;
+        let (limits, trace) = (options.limits, options.trace.clone());
         Self::start(label, dio, options, move || {
-            Engine::open(source, choice, limits)
+            Ok(Engine::open(source, choice, limits)?.traced(trace))
         })
     }
 
@@ -458,7 +461,10 @@ impl<'a> Worker<'a> {
         self.busy_since.get_or_insert_with(Instant::now);
         match message {
             Message::Batch(mut batch) => {
+                let (trace, reads) = (self.engine.trace().clone(), batch.len());
+                let start = trace.now();
                 self.engine.submit(&mut batch);
+                trace.io(&QUEUE, reads, start);
                 // Full means enough are in circulation.
                 drop(self.give_back.try_send(batch));
                 if let Some(first) = &self.first_error {

@@ -257,8 +257,8 @@ fn one(
 ) -> Result<Point, ProfileError> {
     let (chunk, keep) = work.supply();
     let options = IoOptions {
-        core: None,
         limits: work.limits(keep),
+        ..IoOptions::default()
     };
     let io = IoThread::spawn(target.source()?, work.engine, options)?;
     let mut supplier = Supplier::new(&io, &work, keep);

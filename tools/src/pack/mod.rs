@@ -22,7 +22,7 @@ use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
 use serde::Serialize;
 
 use self::plan::{Plan, check_tokenizer};
-use crate::cli::{PackArgs, QuantArg, ScalesArg};
+use crate::cli::{OrderArg, PackArgs, QuantArg, ScalesArg};
 use crate::{Failure, print_json, progress, size};
 
 /// Rows that are read and quantised together.
@@ -42,6 +42,9 @@ pub struct PackOptions {
     pub embedding: DType,
     /// Sorts neurons by temperature, if given.
     pub stats: Option<Vec<u8>>,
+    /// Places neurons that fire together next to each other, where the statistics know
+    /// which do.
+    pub coactivation: bool,
     /// Bundle alignment; `None` = what direct I/O needs where the output lies.
     pub sector: Option<u32>,
     /// Where scales go.
@@ -58,6 +61,7 @@ impl PackOptions {
             attention: quant,
             embedding: if quant == DType::Q4 { DType::Q8 } else { quant },
             stats: None,
+            coactivation: true,
             sector: None,
             scales: Prefer::Auto,
             force: false,
@@ -121,6 +125,7 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         Some(path) => Some(std::fs::read(path).map_err(Failure::file(path))?),
         None => None,
     };
+    options.coactivation = args.order == OrderArg::Coactivation;
     options.sector = args.sector;
     options.scales = match args.scales {
         ScalesArg::Auto => Prefer::Auto,
@@ -155,6 +160,7 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         match report.order {
             Order::Original => "original",
             Order::Temperature => "temperature",
+            Order::Coactivation => "coactivation",
         },
         report.seconds
     )?;

@@ -29,6 +29,7 @@ pub(super) struct Plan {
     pub format: NeuronFormat,
     /// Packed id → original id, one entry per bank; empty = original order.
     pub order: Vec<Vec<u32>>,
+    kind: Order,
 }
 
 impl Plan {
@@ -50,7 +51,8 @@ impl Plan {
         let order: Vec<Vec<u32>> = match &stats {
             Some(stats) => bank_ids
                 .clone()
-                .map(|(l, e)| order::by_temperature(stats.counts(l, e).unwrap_or_default()))
+                .enumerate()
+                .map(|(bank, (l, e))| order_of(stats, bank, l, e, options.coactivation))
                 .collect(),
             None => Vec::new(),
         };
@@ -89,15 +91,24 @@ impl Plan {
             })
             .collect();
         let fingerprint = format!("{:016x}", source.fingerprint());
-        let meta = meta_of(source, options, stats.as_ref(), &fingerprint);
-        let packed_stats = stats.map(|s| s.permuted(&order));
+        let sampled = |s: &ActivationStats| {
+            let profile = s.profile.as_deref();
+            profile.is_some_and(|p| !p.sample.tokens().is_empty())
+        };
+        let kind = match &stats {
+            None => Order::Original,
+            Some(s) if options.coactivation && sampled(s) => Order::Coactivation,
+            Some(_) => Order::Temperature,
+        };
+        let meta = meta_of(source, options, stats.as_ref(), kind, &fingerprint);
+        let packed_stats = stats.map(|s| s.without_sample().permuted(&order));
         Ok(Self {
             spec: Spec {
                 geometry,
                 bundle_dtype: options.ffn.code(),
                 meta: to_json(&meta)?,
                 stats: packed_stats
-                    .map(|s| to_json(&s))
+                    .map(|s| s.to_bytes())
                     .transpose()?
                     .unwrap_or_default(),
                 predictor_len: 0,
@@ -115,15 +126,12 @@ impl Plan {
             tensors,
             format,
             order,
+            kind,
         })
     }
 
     pub fn order_kind(&self) -> Order {
-        if self.order.is_empty() {
-            Order::Original
-        } else {
-            Order::Temperature
-        }
+        self.kind
     }
 
     pub fn total_bytes(&self) -> u64 {
@@ -135,6 +143,25 @@ impl Plan {
     /// Original id of a packed neuron.
     pub fn original(&self, bank: usize, packed: usize) -> usize {
         self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+    }
+}
+
+/// The order of one FFN's neurons: by temperature, and where the statistics know which
+/// fire together, those of similar temperature side by side.
+fn order_of(
+    stats: &ActivationStats,
+    bank: usize,
+    layer: u32,
+    expert: u32,
+    coactivation: bool,
+) -> Vec<u32> {
+    let counts = stats.counts(layer, expert).unwrap_or_default();
+    match &stats.profile {
+        Some(profile) if coactivation => {
+            let fired = profile.sample.transposed(bank, counts.len());
+            order::by_coactivation(counts, stats.tokens, &fired)
+        }
+        _ => order::by_temperature(counts),
     }
 }
 
@@ -201,6 +228,7 @@ fn meta_of(
     source: &dyn Checkpoint,
     options: &PackOptions,
     stats: Option<&ActivationStats>,
+    kind: Order,
     fingerprint: &str,
 ) -> ContainerMeta {
     let sampling = source.sampling_defaults();
@@ -212,11 +240,7 @@ fn meta_of(
             attention: options.attention.name().into(),
             embedding: options.embedding.name().into(),
         },
-        order: if stats.is_some() {
-            Order::Temperature
-        } else {
-            Order::Original
-        },
+        order: kind,
         source: Source {
             name: source
                 .path()

@@ -302,7 +302,9 @@ mod tests {
         w.finish().unwrap()
     }
 
-    fn read(bytes: &[u8]) -> Result<Vec<(bool, Vec<Vec<u32>>)>, TraceError> {
+    type Tokens = Vec<(bool, Vec<Vec<u32>>)>;
+
+    fn read(bytes: &[u8]) -> Result<Tokens, TraceError> {
         let mut r = Reader::new(bytes)?;
         let (mut all, mut layers) = (Vec::new(), Vec::new());
         while let Some(begins) = r.token(&mut layers)? {

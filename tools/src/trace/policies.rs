@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use emberflow_storage::cache::{Links, List};
+use emberflow_storage::cache::Rings;
 
 /// A cache that is asked for the neurons of one layer after another.
 pub trait Cache {
@@ -17,8 +17,8 @@ pub trait Cache {
 pub struct Lru {
     capacity: u32,
     resident: Vec<bool>,
-    links: Links,
-    list: List,
+    count: u32,
+    rings: Rings,
 }
 
 impl Lru {
@@ -26,8 +26,8 @@ impl Lru {
         Self {
             capacity: capacity as u32,
             resident: vec![false; universe],
-            links: Links::new(universe as u32),
-            list: List::default(),
+            count: 0,
+            rings: Rings::new(1, universe as u32),
         }
     }
 }
@@ -36,18 +36,20 @@ impl Cache for Lru {
     fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
         for &key in keys {
             if self.resident[key as usize] {
-                self.list.remove(&mut self.links, key);
+                self.rings.remove(key);
             } else {
                 missing.push(key);
-                if self.list.len() == self.capacity
-                    && let Some(old) = self.list.oldest()
+                if self.count == self.capacity
+                    && let Some(old) = self.rings.oldest(0)
                 {
-                    self.list.remove(&mut self.links, old);
+                    self.rings.remove(old);
                     self.resident[old as usize] = false;
+                } else {
+                    self.count += 1;
                 }
                 self.resident[key as usize] = true;
             }
-            self.list.push(&mut self.links, key);
+            self.rings.push(0, key);
         }
     }
 }

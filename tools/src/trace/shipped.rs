@@ -3,7 +3,7 @@
 use emberflow_engine::CLUSTER;
 use emberflow_engine::regions::{hot_prefix, prefixes, split};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{ColdCache, Key, Policy};
 
 use super::format::Header;
 use super::policies::Cache;
@@ -28,24 +28,31 @@ impl Shipped {
         let wanted: Vec<u32> = match header.counts.is_empty() {
             true => vec![0; header.layers],
             false => (header.counts.iter())
-                .map(|counts| hot_prefix(counts, header.stats_tokens, 1))
+                .map(|counts| hot_prefix(counts, header.stats_tokens, 1.0))
                 .collect(),
         };
         let sum = wanted.iter().map(|&w| u64::from(w)).sum();
         let (units, slots) = split(capacity as u64, CLUSTER as u64, 1, sum, 0);
         let per_layer = vec![header.neurons as u32; header.layers];
         let too_large = || Failure::usage("more neurons than a cache can number");
-        let cache = |slots: u64, banks: &[u32]| {
+        let cache = |slots: u64, banks: &[u32], policy: Policy| {
             let slots = u32::try_from(slots).map_err(|_| too_large())?;
             let arena = Arena::new(slots, 1, 1, ArenaOptions::default())
                 .map_err(emberflow_storage::Error::from)?;
-            ColdCache::new(arena, banks).ok_or_else(too_large)
+            ColdCache::with_policy(arena, banks, policy).ok_or_else(too_large)
         };
+        let mut cold = cache(slots, &per_layer, Policy::Lrfu)?;
+        for (bank, counts) in (0..).zip(&header.counts) {
+            for (neuron, &count) in (0..).zip(counts) {
+                let rate = count as f64 / header.stats_tokens.max(1) as f64;
+                cold.expect(Key::new(bank, neuron), rate);
+            }
+        }
         Ok(Self {
             neurons: header.neurons as u32,
             prefix: prefixes(units, &wanted, clusters),
-            hot: cache(units, &vec![clusters; header.layers])?,
-            cold: cache(slots, &per_layer)?,
+            hot: cache(units, &vec![clusters; header.layers], Policy::Lru)?,
+            cold,
             wanted: Vec::new(),
         })
     }
@@ -78,7 +85,10 @@ impl Shipped {
 }
 
 impl Cache for Shipped {
-    fn step(&mut self, _: usize, keys: &[u32], missing: &mut Vec<u32>) {
+    fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        if step.is_multiple_of(self.prefix.len()) {
+            self.cold.tick();
+        }
         let neurons = self.neurons;
         let cluster_of = |key: u32| (key / neurons, key % neurons / CLUSTER as u32);
         for cluster in keys.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {

@@ -88,8 +88,8 @@ impl NeuronStore {
 
     /// Ends the use of a cluster. A streamed one that belongs in the hot region
     /// is kept there; of another one the cold region keeps the neurons that were needed,
-    /// as if each had been read alone.
-    pub fn release(&mut self, ids: &[u32], c: u32) {
+    /// as if each had been read alone, if it `keeps` them.
+    pub fn release(&mut self, ids: &[u32], c: u32, keeps: impl Fn(u32) -> bool) {
         let bank = self.layer.bank;
         let cluster = &mut self.layer.clusters[c as usize];
         let (first, end) = (cluster.first, cluster.end);
@@ -104,11 +104,22 @@ impl NeuronStore {
                         self.cold.remove(Key { bank, neuron });
                     }
                 } else if !self.scans && self.policy.keep() != Keep::Nothing {
-                    self.keep_neurons(&ids[first..end], slot.as_slice());
+                    self.keep_neurons(&ids[first..end], slot.as_slice(), keeps);
                 }
                 self.stream.put(slot);
             }
-            Source::Cold => self.unpin_places(first..end),
+            Source::Cold => {
+                for (held, &neuron) in self.layer.held[first..end].iter_mut().zip(&ids[first..end])
+                {
+                    if let Held::Pinned(slot) = std::mem::replace(held, Held::Nothing) {
+                        if keeps(neuron) {
+                            self.cold.unpin(slot);
+                        } else {
+                            self.cold.unpin_first_victim(slot);
+                        }
+                    }
+                }
+            }
             Source::Mapped => {}
             Source::Unused | Source::Stream(None) => {}
         }
@@ -131,10 +142,10 @@ impl NeuronStore {
     }
 
     /// Copies some neurons of a cluster from its stream buffer to the cold region.
-    fn keep_neurons(&mut self, ids: &[u32], buffer: &[u8]) {
+    fn keep_neurons(&mut self, ids: &[u32], buffer: &[u8], keeps: impl Fn(u32) -> bool) {
         let bank = self.layer.bank;
         let (b, part) = (bank as usize, self.part);
-        for &neuron in ids {
+        for &neuron in ids.iter().filter(|&&n| keeps(n)) {
             let key = Key { bank, neuron };
             if let Some(slot) = self.cold.get_pin(key) {
                 self.cold.unpin(slot);

@@ -19,9 +19,11 @@ use emberflow_storage::cache::{Key, SlotId};
 use emberflow_storage::io::{Completion, Read};
 
 use super::super::CLUSTER;
+use super::super::banks::PREFILL;
 use super::{BATCH, NeuronStore};
 use crate::Error;
 use crate::policy::Keep;
+use crate::trace::WAIT;
 
 /// How a needed neuron of the cold region is held.
 pub(super) enum Held {
@@ -69,6 +71,8 @@ pub(super) struct Cluster {
 /// The bank being worked on.
 pub(super) struct Layer {
     pub bank: u32,
+    /// Many tokens are computed at once.
+    pub(super) many: bool,
     /// The clusters named so far.
     pub clusters: Vec<Cluster>,
     /// By place.
@@ -77,11 +81,11 @@ pub(super) struct Layer {
     next: usize,
     ready: Vec<u32>,
     /// Whole clusters of this bank or the next that nobody has claimed.
-    arrived: Vec<(u32, u32, Slot)>,
+    pub(super) arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters under way: bank and cluster.
-    coming: Vec<(u32, u32)>,
+    pub(super) coming: Vec<(u32, u32)>,
     /// Clusters of the next bank that were looked at for reading ahead.
-    ahead: usize,
+    pub(super) ahead: usize,
     /// Whether a cluster of this bank is on its way into the hot region.
     promoting: bool,
 }
@@ -90,6 +94,7 @@ impl Layer {
     pub fn new(neurons: usize, clusters: usize) -> Self {
         Self {
             bank: 0,
+            many: false,
             clusters: Vec::with_capacity(clusters),
             held: Vec::with_capacity(neurons),
             next: 0,
@@ -109,11 +114,15 @@ const STREAMED: u64 = 1 << 63;
 const HALF: u64 = 1 << 62;
 
 impl NeuronStore {
-    /// Starts a bank.
-    pub fn begin(&mut self, bank: u32) -> Result<(), Error> {
+    /// Starts a bank, for `tokens` tokens.
+    pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
+        if bank == 0 {
+            self.cold.tick();
+        }
         let layer = &mut self.layer;
         layer.bank = bank;
+        layer.many = tokens >= PREFILL;
         layer.clusters.clear();
         layer.held.clear();
         layer.ready.clear();
@@ -146,7 +155,9 @@ impl NeuronStore {
             } else if let Some(slot) = self.hot.get_pin(bank, c as u32) {
                 self.counters.hot_hits += n as u64;
                 source = Source::Hot(slot);
-            } else if self.comes_whole(bank, c as u32) && self.promotes() {
+            } else if self.comes_whole(bank, c as u32)
+                || self.is_coming(bank, c as u32) && self.promotes()
+            {
                 self.counters.misses += n as u64;
                 source = Source::Stream(None);
             } else {
@@ -188,11 +199,6 @@ impl NeuronStore {
         first || self.cold.slots() == 0
     }
 
-    /// Whether a missing cluster is read as a whole whichever neurons are needed.
-    fn comes_whole(&self, bank: u32, c: u32) -> bool {
-        self.scans && self.cold.slots() == 0 || self.hot.wants(bank, c)
-    }
-
     /// Requests what the named clusters miss, in order, as far as memory allows.
     pub fn advance(&mut self, ids: &[u32]) -> Result<(), Error> {
         while self.layer.next < self.layer.clusters.len() {
@@ -203,7 +209,8 @@ impl NeuronStore {
             self.layer.next += 1;
             self.ready_if_complete(c);
         }
-        if self.scans && self.layer.next == self.banks.clusters() {
+        let certain = self.scans || self.layer.many;
+        if certain && self.layer.next == self.banks.clusters() {
             self.read_ahead()?;
         }
         self.submit()
@@ -283,7 +290,7 @@ impl NeuronStore {
     }
 
     /// Requests a whole cluster. False when no buffer is free.
-    fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
+    pub(super) fn request_cluster(&mut self, bank: u32, c: usize) -> Result<bool, Error> {
         let Some(slot) = self.stream.take() else {
             return Ok(false);
         };
@@ -295,21 +302,6 @@ impl NeuronStore {
         self.layer.coming.push((bank, c as u32));
         self.request(Read::new(tag, offset, len, slot))?;
         Ok(true)
-    }
-
-    /// In a scan the next bank's clusters are needed for certain: reads the first
-    /// missing ones while this bank is still computed, and attention after it.
-    fn read_ahead(&mut self) -> Result<(), Error> {
-        let bank = (self.layer.bank + 1) % self.banks.count as u32;
-        while self.layer.ahead < self.banks.clusters() && self.stream.free() > 0 {
-            let c = self.layer.ahead;
-            self.layer.ahead += 1;
-            let missing = !self.hot.contains(bank, c as u32);
-            if bank != self.layer.bank && missing && self.comes_whole(bank, c as u32) {
-                self.request_cluster(bank, c)?;
-            }
-        }
-        Ok(())
     }
 
     /// Adds a read to the batch; its buffer never grows.
@@ -342,7 +334,9 @@ impl NeuronStore {
             return self.make_room(ids);
         }
         let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [u64::from(self.layer.bank), 0]);
         let waited = self.io.wait(&mut self.completions, 1);
+        drop(span);
         self.waited += start.elapsed();
         self.latch(waited.map_err(|e| emberflow_storage::Error::from(e).into()))?;
         self.take_arrived(ids)
@@ -565,7 +559,7 @@ impl NeuronStore {
                     self.cold.abandon(Key { bank, neuron }, slot);
                 }
             }
-            self.release(ids, c as u32);
+            self.release(ids, c as u32, |_| false);
         }
         self.layer.ready.clear();
     }

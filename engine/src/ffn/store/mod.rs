@@ -6,6 +6,7 @@
 //! takes effect. Every byte that comes from flash is checked against its
 //! checksum before use.
 
+mod ahead;
 mod border;
 mod bytes;
 mod costs;
@@ -17,10 +18,11 @@ use std::time::Duration;
 
 use emberflow_kernels::{Cpu, Row, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::cache::ColdCache;
+use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
+use emberflow_storage::trace::{self, Kind, Tracer};
 
-use super::banks::{Banks, Part, STREAM};
+use super::banks::{Banks, COLD, Part};
 use super::hot::HotRegion;
 use crate::Error;
 use crate::counters::Counters;
@@ -101,6 +103,7 @@ pub(crate) struct NeuronStore {
     /// The first failure. What is in memory may be incomplete after it, so the
     /// store refuses to work on.
     failed: Option<String>,
+    tracer: Tracer,
 }
 
 impl NeuronStore {
@@ -111,13 +114,15 @@ impl NeuronStore {
         banks: Banks,
         source: FileSource,
         plan: &MemoryPlan,
-        hot_wanted: Vec<u32>,
+        (hot_wanted, rates): (Vec<u32>, Vec<Vec<f32>>),
         costs: ReadCosts,
         options: &Options,
+        tracer: Tracer,
     ) -> Result<Self, Error> {
         let memory = region_memory(options.lock);
         let io = IoOptions {
             core: options.io_core,
+            trace: tracer.clone(),
             ..IoOptions::default()
         };
         let io = IoThread::spawn(source, options.io, io).map_err(emberflow_storage::Error::from)?;
@@ -131,8 +136,13 @@ impl NeuronStore {
             })
             .collect::<Result<_, emberflow_storage::Error>>()?;
         let part = banks.part(plan.residency);
-        let stream = Arena::new(STREAM, banks.stream_len(), banks.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
+        let stream = Arena::new(
+            banks.stream,
+            banks.stream_len(),
+            banks.memory_align(),
+            memory,
+        )
+        .map_err(emberflow_storage::Error::from)?;
         let policy = options.policy;
         let mapped = match policy {
             Policy::Mmap => Some(banks.map()?),
@@ -162,8 +172,14 @@ impl NeuronStore {
             past_evictions: 0,
             waited: Duration::ZERO,
             failed: None,
+            tracer,
             banks,
         };
+        for (bank, rates) in (0..).zip(&rates) {
+            for (neuron, &rate) in (0..).zip(rates) {
+                store.cold.expect(Key { bank, neuron }, rate.into());
+            }
+        }
         store.adopt(plan)?;
         Ok(store)
     }
@@ -264,6 +280,16 @@ impl NeuronStore {
         emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
     }
 
+    /// Where to record what is done.
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
+    /// Records from now on what the calling thread does for cluster `c` of the layer.
+    pub fn trace_cluster(&self, kind: &'static Kind, c: usize) -> Option<trace::Open<'_>> {
+        (self.tracer).open(kind, [u64::from(self.layer.bank), c as u64])
+    }
+
     /// What the policy lets overlap.
     pub fn overlap(&self) -> Overlap {
         self.policy.overlap()
@@ -295,5 +321,6 @@ fn new_cold(banks: &Banks, part: &Part, memory: ArenaOptions) -> Result<ColdCach
     let len = banks.slot_len_of(part);
     let arena = Arena::with_limit(0, slots, len, banks.memory_align(), memory)
         .map_err(emberflow_storage::Error::from)?;
-    ColdCache::new(arena, &vec![banks.neurons as u32; banks.count]).ok_or_else(|| banks.too_many())
+    let sizes = vec![banks.neurons as u32; banks.count];
+    ColdCache::with_policy(arena, &sizes, COLD).ok_or_else(|| banks.too_many())
 }

@@ -235,8 +235,8 @@ fn slots_pass_between_cache_thread_and_workers() {
 fn a_pool_under_the_thread_delivers_and_ends() {
     check(1, || {
         let options = IoOptions {
-            core: None,
             limits: LIMITS,
+            ..IoOptions::default()
         };
         let io = IoThread::spawn(source(file()).unwrap(), EngineChoice::Pread, options).unwrap();
         io.submit(&mut reads(&[2, 7])).unwrap();

@@ -1,0 +1,45 @@
+//! What the engine does, by name, for the recorder of [`emberflow_storage::trace`].
+
+use emberflow_storage::trace::Kind;
+
+/// Attention of a layer, with its projections.
+pub static ATTENTION: Kind = Kind {
+    name: "attention",
+    keys: ["layer", ""],
+};
+
+/// A section of the threads inside an FFN: gates or clusters of a layer.
+pub static FFN: Kind = Kind {
+    name: "ffn",
+    keys: ["layer", ""],
+};
+
+/// Adding up the partial sums of a layer.
+pub static REDUCE: Kind = Kind {
+    name: "reduce",
+    keys: ["layer", ""],
+};
+
+/// Last norm and logits.
+pub static HEAD: Kind = Kind {
+    name: "head",
+    keys: ["", ""],
+};
+
+/// The gates of a cluster.
+pub static GATE: Kind = Kind {
+    name: "gate",
+    keys: ["layer", "cluster"],
+};
+
+/// Up and Down of a cluster, and its gates where they come with it.
+pub static UP_DOWN: Kind = Kind {
+    name: "up/down",
+    keys: ["layer", "cluster"],
+};
+
+/// The computation stands still for reads.
+pub static WAIT: Kind = Kind {
+    name: "wait",
+    keys: ["layer", ""],
+};

@@ -1,0 +1,201 @@
+//! Statistics, traces and the order that follows from them, through the program.
+
+mod common;
+
+use std::path::Path;
+
+use common::{call, exported, json};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn heldout() -> String {
+    let path = root().join("models/demo/heldout.txt");
+    path.display().to_string()
+}
+
+/// A part of the held-out text as a file of its own.
+fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
+    let text = std::fs::read_to_string(heldout()).unwrap();
+    let path = dir.join(name);
+    let (from, to) = (text.floor_char_boundary(from), text.floor_char_boundary(to));
+    std::fs::write(&path, &text[from..to]).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_stopped_profile_goes_on_and_parts_merge() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (a, b) = (
+        part(dir.path(), "a", 0, 4000),
+        part(dir.path(), "b", 4000, 7000),
+    );
+    let profile = |text: &str, out: &str, more: &[&str]| {
+        let args = ["profile", "-f", text, "-o", out, "--window", "32", "--json"];
+        call(&[&args[..], more].concat())
+    };
+    let (whole, stopped) = (at("whole"), at("stopped"));
+    assert!(profile(&a, &whole, &[]).status.success());
+    let first = profile(&a, &stopped, &["--stop-after", "7"]);
+    assert_eq!(first.status.code(), Some(130));
+    assert!(!Path::new(&stopped).exists());
+    // a checkpoint is of one run
+    let other = profile(&b, &stopped, &[]);
+    let message = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(
+        !other.status.success() && message.contains("another"),
+        "{message}"
+    );
+    // any budget gives the same numbers
+    let second = profile(&a, &stopped, &["--ffn-resident", "0.4", "--chunk", "5"]);
+    let done: serde_json::Value = serde_json::from_slice(&second.stdout).unwrap();
+    assert!(done["resumed_tokens"].as_u64().unwrap() > 0, "{done}");
+    assert_eq!(
+        std::fs::read(&whole).unwrap(),
+        std::fs::read(&stopped).unwrap()
+    );
+    assert!(!Path::new(&at("stopped.checkpoint")).exists());
+
+    let (second, sum, again) = (at("second"), at("sum"), at("again"));
+    assert!(profile(&b, &second, &[]).status.success());
+    let merge =
+        |files: &[&str], out: &str| call(&[&["profile", "merge"], files, &["-o", out]].concat());
+    assert!(merge(&[&whole, &second], &sum).status.success());
+    assert!(merge(&[&second, &whole], &again).status.success());
+    assert_eq!(std::fs::read(&sum).unwrap(), std::fs::read(&again).unwrap());
+    let twice = merge(&[&sum, &second], &at("twice"));
+    assert!(String::from_utf8_lossy(&twice.stderr).contains("both hold the text"));
+
+    let svg = at("stats.svg");
+    let [w, s, m] = [&whole, &second, &sum].map(|f| json(&["profile", "show", f, "--json"]));
+    let tokens = |v: &serde_json::Value| v["tokens"].as_u64().unwrap();
+    assert_eq!(tokens(&w) + tokens(&s), tokens(&m));
+    let layer = &m["layers"][4];
+    let active = |i: usize| layer["batches"][i]["active_share"].as_f64().unwrap();
+    // 1, 2, 4 … tokens touch more and more neurons
+    assert!((0.08..0.2).contains(&active(0)), "{layer}");
+    assert!((1..5).all(|i| active(i) > 1.2 * active(i - 1)), "{layer}");
+    let persistence = layer["persistence"].as_f64().unwrap();
+    assert!((0.2..0.5).contains(&persistence), "{layer}");
+    assert!(
+        call(&["profile", "show", &sum, "--svg", &svg])
+            .status
+            .success()
+    );
+    let svg = std::fs::read_to_string(&svg).unwrap();
+    for word in [
+        "skew",
+        "activity by batch size",
+        "persistence",
+        "published",
+        "batch 32",
+    ] {
+        assert!(svg.contains(word), "{word}");
+    }
+    // counts alone are shown, too
+    let old = root().join("models/demo/activation_stats.json");
+    let shown = json(&["profile", "show", &old.display().to_string(), "--json"]);
+    assert_eq!(tokens(&shown), 204_800);
+}
+
+#[test]
+fn the_order_changes_and_the_answer_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (text, stats) = (part(dir.path(), "text", 0, 6000), at("stats"));
+    let checkpoint = exported(dir.path());
+    let done = json(&[
+        "profile", "-f", &text, "-o", &stats, "--window", "32", "--json",
+    ]);
+    assert!(done["tokens"].as_u64().unwrap() > 1000);
+    let held = part(dir.path(), "held", 20_000, 23_000);
+    let results = ["temperature", "coactivation"].map(|order| {
+        let model = at(order);
+        let pack = json(&[
+            "pack",
+            &checkpoint,
+            "-o",
+            &model,
+            "--quant",
+            "f32",
+            "--stats",
+            &stats,
+            "--order",
+            order,
+            "--json",
+        ]);
+        assert_eq!(pack["order"], order);
+        let inspection = json(&["inspect", &model, "--json"]);
+        assert_eq!(inspection["meta"]["order"], order);
+        assert!(
+            inspection["statistics"]["steps"][5].as_u64() > Some(0),
+            "{inspection}"
+        );
+        assert!(
+            call(&["verify", &model, "--source", &checkpoint])
+                .status
+                .success()
+        );
+        let quality = json(&["perplexity", &model, "-f", &held, "--json"]);
+        let trace = at(&format!("{order}.trace"));
+        json(&[
+            "trace", "record", &model, "-f", &held, "-o", &trace, "--json",
+        ]);
+        let simulated = json(&[
+            "trace", "simulate", &trace, "--cache", "50%", "--policy", "belady", "--json",
+        ]);
+        let row = simulated["results"][0].clone();
+        (quality["perplexity"].as_f64().unwrap(), row)
+    });
+    let [(a, temperature), (b, coactivation)] = results;
+    assert!((a / b - 1.0).abs() < 1e-4, "{a} {b}");
+    // the optimum does not depend on the order; only the merging of reads does
+    assert_eq!(
+        temperature["misses_per_token"],
+        coactivation["misses_per_token"]
+    );
+    assert_ne!(
+        temperature["reads_per_token"],
+        coactivation["reads_per_token"]
+    );
+}
+
+#[test]
+fn a_trace_is_replayed_and_a_damaged_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (trace, svg) = (at("t"), at("t.svg"));
+    let text = heldout();
+    let recorded = json(&[
+        "trace", "record", "-f", &text, "-o", &trace, "--limit", "400", "--json",
+    ]);
+    let share = recorded["active_share"].as_f64().unwrap();
+    assert!((0.1..0.25).contains(&share), "{recorded}");
+    let simulated = json(&["trace", "simulate", &trace, "--svg", &svg, "--json"]);
+    let rows = simulated["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 18);
+    let rate = |row: &serde_json::Value| row["miss_rate"].as_f64().unwrap();
+    for size in rows.chunks(6) {
+        let belady = size.iter().find(|r| r["policy"] == "belady").unwrap();
+        let bypass = size
+            .iter()
+            .find(|r| r["policy"] == "belady-bypass")
+            .unwrap();
+        assert!(rate(bypass) <= rate(belady));
+        for row in size {
+            if row["policy"] != "belady-bypass" && row["policy"] != "shipped" {
+                assert!(rate(row) >= rate(belady), "{row}");
+            }
+            assert!(row["reads_per_token"].as_f64() <= row["misses_per_token"].as_f64());
+        }
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("shipped"));
+    let mut bytes = std::fs::read(&trace).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(&trace, &bytes).unwrap();
+    let refused = call(&["trace", "simulate", &trace]);
+    assert_eq!(refused.status.code(), Some(3));
+}
