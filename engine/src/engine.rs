@@ -11,13 +11,16 @@ use emberflow_storage::mem;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
+use crate::choice::{Choice, choose};
 use crate::counters::Counters;
-use crate::ffn::{Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore};
+use crate::ffn::{
+    Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
+};
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
-use crate::options::{Budget, Options, Sparsity};
+use crate::options::{Budget, Options, Phases, Sparsity};
 use crate::planner::{Plan, Planner};
 use crate::policy::Policy;
 use crate::rope::RopeTable;
@@ -36,7 +39,9 @@ pub struct Engine {
     plan: Plan,
     /// Sequences the plan was made for.
     batch: usize,
-    sparsity: Sparsity,
+    choice: Choice,
+    /// Recall of the predictors in use on the text they were measured on.
+    recall: Option<f64>,
     stop: Arc<AtomicBool>,
 }
 
@@ -51,7 +56,8 @@ impl Engine {
         let Parts {
             text,
             mut options,
-            sparsity,
+            choice,
+            stored,
             shape,
             mut banks,
             source,
@@ -70,20 +76,28 @@ impl Engine {
         };
 
         let weights = Weights::load(&banks.container, &c)?;
+        let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
         let workers = Workers::new(options.threads, None);
         if let Some(trace) = tracer.trace().cloned() {
             workers.observe(move |thread, part| trace.around(thread, part));
         }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let costs = planner.read_costs(&banks);
+        let gates_first = match &stored {
+            Some(stored) if banks.predicts => gates_first_of_wanted(options.phases, costs, stored),
+            _ => true,
+        };
         let hot = planner.hot(batch).to_vec();
+        let predictors = stored
+            .map(|s| s.load(&banks.container, &c, rows))
+            .transpose()?;
         let tracer_of_store = tracer.clone();
         let store = NeuronStore::open(
             banks,
             source,
             &plan.memory,
             (hot, rates),
-            costs,
+            (costs, gates_first),
             &options,
             tracer_of_store,
         )?;
@@ -93,7 +107,13 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, rows),
                 scratch: Scratch::new(&c, rows, batch, options.threads),
-                ffn: Ffn::new(shape, store, rows, options.threads, options.observe),
+                ffn: Ffn::new(
+                    shape,
+                    store,
+                    predictors,
+                    (rows, options.threads),
+                    options.observe,
+                ),
                 weights,
                 times: Times::default(),
                 config: c,
@@ -104,7 +124,8 @@ impl Engine {
             planner,
             plan,
             batch,
-            sparsity,
+            choice,
+            recall,
             stop: Arc::new(AtomicBool::new(false)),
         })
     }
@@ -303,7 +324,18 @@ impl Engine {
 
     /// The sparsity mode in use (never `Auto`).
     pub fn sparsity(&self) -> Sparsity {
-        self.sparsity
+        self.choice.sparsity
+    }
+
+    /// Why that mode.
+    pub fn sparsity_reason(&self) -> &str {
+        &self.choice.reason
+    }
+
+    /// Recall of the predictors in use, on the text that they were measured on when they
+    /// were made; `None` without predictors, or where nobody has measured it.
+    pub fn predictor_recall(&self) -> Option<f64> {
+        self.recall
     }
 
     /// Compute threads.
@@ -326,6 +358,19 @@ impl Engine {
             head_ns: ns(times.head),
             ..self.decoder.ffn.counters()
         }
+    }
+
+    /// From the next pass on keeps which neurons each layer needs, for
+    /// [`Engine::replay_active`].
+    pub fn record_active(&mut self) {
+        self.decoder.ffn.oracle = Oracle::Recording(Vec::new());
+    }
+
+    /// From the next pass on takes the recorded active sets for granted instead of finding
+    /// them out: for the same tokens after the same context this is the time that a perfect
+    /// predictor which costs nothing would give.
+    pub fn replay_active(&mut self) {
+        self.decoder.ffn.oracle.replay();
     }
 
     /// Bytes per second at which the compute threads read the FFN weights that are in
@@ -364,7 +409,8 @@ const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
 struct Parts {
     text: Text,
     options: Options,
-    sparsity: Sparsity,
+    choice: Choice,
+    stored: Option<StoredPredictors>,
     shape: FfnShape,
     banks: Banks,
     source: FileSource,
@@ -377,23 +423,40 @@ impl Parts {
     fn of(model: Model, options: Options) -> Result<Self, Error> {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
-        let sparsity = check_options(&options, c)?;
+        check_options(&options, c)?;
+        let format = NeuronFormat::of(&container, text.meta())?;
+        let stored = match options.sparsity {
+            Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
+            Sparsity::Dense | Sparsity::Exact => None,
+        };
+        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
+        let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
+        tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
+        let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
         let shape = FfnShape {
-            format: NeuronFormat::of(&container, text.meta())?,
+            format,
             neurons: c.ffn as usize,
             kind: c.ffn_kind,
-            dense: sparsity == Sparsity::Dense,
+            // without zeros and without a cut nothing can be left out
+            dense: match &stored {
+                Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+                None => choice.sparsity == Sparsity::Dense,
+            },
+            cut: 0.0,
         };
-        let (banks, source) = Banks::new(container, c, &shape, options.chunk)?;
+        let (mut banks, source) = Banks::new(container, c, &shape, options.chunk)?;
+        banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        let (planner, rates) = Planner::new(&banks, c, quant, &shape, &options, threads, sparsity)?;
+        let (planner, rates) =
+            Planner::new(&banks, c, quant, &shape, &options, threads, stored.as_ref())?;
         Ok(Self {
             text,
             options,
-            sparsity,
+            choice,
+            stored,
             shape,
             banks,
             source,
@@ -422,6 +485,15 @@ impl Planner {
     }
 }
 
+/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
+fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
+    match phases {
+        Phases::One => false,
+        Phases::Two => true,
+        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
+    }
+}
+
 /// All that the model can use, within what the machine can safely give; where
 /// that is too little, the smallest that works if the machine has it at all.
 fn auto_budget(needs: &Needs) -> u64 {
@@ -439,8 +511,8 @@ fn auto_budget(needs: &Needs) -> u64 {
 /// Most compute threads.
 const MAX_THREADS: usize = 256;
 
-/// Refuses what has no meaning, and resolves `Auto`.
-fn check_options(o: &Options, c: &ModelConfig) -> Result<Sparsity, Error> {
+/// Refuses what has no meaning.
+fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
     if o.threads > MAX_THREADS {
         return Err(Error::Option(format!(
             "{} threads, expected at most {MAX_THREADS}",
@@ -471,18 +543,5 @@ fn check_options(o: &Options, c: &ModelConfig) -> Result<Sparsity, Error> {
             o.kv.name()
         )));
     }
-    let sparse = c.ffn_kind.activation.is_sparse();
-    let sparsity = match o.sparsity {
-        Sparsity::Auto if sparse => Sparsity::Exact,
-        Sparsity::Auto => Sparsity::Dense,
-        Sparsity::Exact if !sparse => {
-            return Err(Error::Option(format!(
-                "--sparsity exact needs an activation with exact zeros; this model uses {:?}: \
-                 use --sparsity dense",
-                c.ffn_kind.activation
-            )));
-        }
-        given => given,
-    };
-    Ok(sparsity)
+    Ok(())
 }

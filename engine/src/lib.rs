@@ -15,6 +15,7 @@
 mod attention;
 mod batch;
 pub mod bundle;
+mod choice;
 mod counters;
 mod engine;
 mod error;

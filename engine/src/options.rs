@@ -7,22 +7,27 @@ use crate::policy::Policy;
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
-    /// `exact` where the activation makes it equal to dense, else `dense`.
+    /// `predicted` where the container has predictors and they pay, else `exact` where
+    /// the activation makes it equal to dense, else `dense`.
     #[default]
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then Up and Down only of neurons that fire.
     Exact,
+    /// A predictor names the neurons whose Gate is computed; then as `exact`. What it
+    /// misses is missing from the result.
+    Predicted,
 }
 
 impl Sparsity {
-    /// Its name on the command line.
+    /// Its name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Dense => "dense",
             Self::Exact => "exact",
+            Self::Predicted => "predicted",
         }
     }
 }

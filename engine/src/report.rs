@@ -151,13 +151,17 @@ pub struct Cache {
 }
 
 /// Which neurons were computed.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct SparsityReport {
-    /// `dense` or `exact`.
+    /// `dense`, `exact` or `predicted`.
     pub mode: &'static str,
+    /// Why that mode.
+    pub reason: String,
     /// Share of (neuron, token) pairs whose gate fired.
     pub active_share: f64,
-    /// Recall of the predictor; `null` without one.
+    /// Share of (neuron, token) pairs whose gate was computed.
+    pub looked_at_share: f64,
+    /// Recall of the predictors on the text they were measured on; `null` without.
     pub predictor_recall: Option<f64>,
 }
 
@@ -259,8 +263,10 @@ impl Report {
             },
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
+                reason: engine.sparsity_reason().to_string(),
                 active_share: done.active_share(),
-                predictor_recall: None,
+                looked_at_share: done.looked_at_share(),
+                predictor_recall: engine.predictor_recall(),
             },
             plan: Expected {
                 expected_tokens_per_s: planned.decode.tokens_per_s,

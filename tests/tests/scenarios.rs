@@ -88,8 +88,12 @@ fn generate(
     Ok((tokens, bits))
 }
 
-fn resident() -> (Vec<u32>, Vec<u32>) {
-    let mut engine = open(options(Budget::FfnShare(1.0))).expect("open");
+fn resident(sparsity: Sparsity) -> (Vec<u32>, Vec<u32>) {
+    let mut engine = open(Options {
+        sparsity,
+        ..options(Budget::FfnShare(1.0))
+    })
+    .expect("open");
     generate(&mut engine, &mut |_| Ok(())).expect("resident run")
 }
 
@@ -98,7 +102,9 @@ fn resident() -> (Vec<u32>, Vec<u32>) {
 #[test]
 fn recoverable_faults_and_changing_budgets_change_no_bit() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let expected = resident();
+    let exact = resident(Sparsity::Exact);
+    let predicted = resident(Sparsity::Predicted);
+    assert!(exact != predicted, "predictors left nothing out");
     let mut changed_residency = 0;
     let mut read = 0;
     for seed in seeds(0..200) {
@@ -115,11 +121,17 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             1 => EngineChoice::Pread,
             _ => simulated(&mut random, faults),
         };
+        let modes = [Sparsity::Exact, Sparsity::Dense, Sparsity::Predicted];
+        let sparsity = modes[[0, 0, 0, 1, 2, 2, 2][random.below(7) as usize]];
+        let expected = match sparsity {
+            Sparsity::Predicted => &predicted,
+            _ => &exact,
+        };
         let mut engine = open(Options {
             io,
             threads: 1 + random.below(3) as usize,
             chunk: 1 + random.below(20) as usize,
-            sparsity: [Sparsity::Exact, Sparsity::Dense][random.below(4) as usize / 3],
+            sparsity,
             phases: [Phases::One, Phases::Two][random.below(2) as usize],
             ..options(Budget::FfnShare(random.share()))
         })
@@ -140,7 +152,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             Ok(())
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        assert!(found == expected, "seed {seed}: the output changed");
+        assert!(found == *expected, "seed {seed}: the output changed");
         read += engine.counters().misses;
         let (rss, budget) = (mem::rss().expect("rss"), engine.memory().budget());
         assert!(
@@ -163,7 +175,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
 #[test]
 fn damage_ends_the_run_and_never_changes_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let expected = resident();
+    let expected = resident(Sparsity::Auto);
     let mut ended = 0;
     for seed in seeds(1000..1040) {
         let mut random = Random(seed);

@@ -10,6 +10,7 @@ use emberflow_engine::{Budget, Policy, Sparsity};
 pub use self::trace::*;
 use crate::size;
 use crate::synth::{firing, shape};
+use crate::train_predictor::TrainPredictorArgs;
 
 /// Run language models that are larger than memory.
 #[derive(Debug, Parser)]
@@ -47,6 +48,8 @@ pub enum Command {
     /// Record which neurons a real run needs, and replay that against caches.
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Copy a container and add predictors of which neurons fire, made from a text.
+    TrainPredictor(TrainPredictorArgs),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
     /// Write a random checkpoint of a real model's shape with given activation statistics.
@@ -121,12 +124,15 @@ pub struct EngineArgs {
 /// Sparsity modes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SparsityArg {
-    /// `exact` where it equals dense, else `dense`.
+    /// `predicted` where the model has predictors and they pay, else `exact` where it equals
+    /// dense, else `dense`.
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then only neurons that fire; equals dense bit for bit.
     Exact,
+    /// Only neurons that a predictor names (see train-predictor); an approximation.
+    Predicted,
 }
 
 impl From<SparsityArg> for Sparsity {
@@ -135,6 +141,7 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Auto => Self::Auto,
             SparsityArg::Dense => Self::Dense,
             SparsityArg::Exact => Self::Exact,
+            SparsityArg::Predicted => Self::Predicted,
         }
     }
 }
@@ -443,6 +450,10 @@ pub struct BenchDecodeArgs {
     /// Tokens to decode at each context length.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub tokens: usize,
+    /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
+    /// perfect predictor without costs would give. Needs resident Gate rows.
+    #[arg(long)]
+    pub oracle: bool,
     /// Positions before the first token; their keys and values are made up.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
     pub contexts: Vec<usize>,
@@ -624,7 +635,7 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
         _ => Err(format!("{text:?} is not a share between 0 and 1")),

@@ -15,6 +15,7 @@ pub mod cli;
 pub mod doctor;
 pub mod export;
 pub mod inspect;
+pub mod inspect_predictors;
 pub mod model;
 pub mod pack;
 pub mod packed;
@@ -28,6 +29,7 @@ pub mod stats;
 pub mod svg;
 pub mod synth;
 pub mod trace;
+pub mod train_predictor;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -105,6 +107,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Profile(args) => profile::command(&args),
         cli::Command::Trace(command) => trace::command(&command),
+        cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),

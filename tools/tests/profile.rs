@@ -100,14 +100,38 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
     assert_eq!(tokens(&shown), 204_800);
 }
 
+/// All activation counts of a statistics file.
+fn counted(path: &str) -> Vec<u64> {
+    let bytes = std::fs::read(path).unwrap();
+    let stats = emberflow_predictor::stats::ActivationStats::read(&bytes).unwrap();
+    let experts = stats.layers.into_iter().flat_map(|l| l.experts);
+    experts.flat_map(|e| e.counts).collect()
+}
+
 #[test]
 fn the_order_changes_and_the_answer_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, stats) = (part(dir.path(), "text", 0, 6000), at("stats"));
     let checkpoint = exported(dir.path());
+    // statistics name the checkpoint they are of
+    let (plain, other) = (at("plain"), at("other"));
+    json(&[
+        "pack",
+        &checkpoint,
+        "-o",
+        &plain,
+        "--quant",
+        "f32",
+        "--json",
+    ]);
+    json(&[
+        "profile", "-f", &text, "-o", &other, "--limit", "100", "--json",
+    ]);
+    let refused = call(&["pack", &checkpoint, "-o", &at("x"), "--stats", &other]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("fingerprint"));
     let done = json(&[
-        "profile", "-f", &text, "-o", &stats, "--window", "32", "--json",
+        "profile", &plain, "-f", &text, "-o", &stats, "--window", "32", "--json",
     ]);
     assert!(done["tokens"].as_u64().unwrap() > 1000);
     let held = part(dir.path(), "held", 20_000, 23_000);
@@ -138,6 +162,17 @@ fn the_order_changes_and_the_answer_does_not() {
                 .status
                 .success()
         );
+        // profiled in another order, the numbers are the same but for rounding
+        let again = at(&format!("{order}.stats"));
+        json(&[
+            "profile", &model, "-f", &text, "-o", &again, "--window", "32", "--json",
+        ]);
+        let differing: usize = counted(&stats)
+            .iter()
+            .zip(&counted(&again))
+            .filter(|(a, b)| a.abs_diff(**b) > 2)
+            .count();
+        assert!(differing < 80, "{differing} of 7680 neurons");
         let quality = json(&["perplexity", &model, "-f", &held, "--json"]);
         let trace = at(&format!("{order}.trace"));
         json(&[

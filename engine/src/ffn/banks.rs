@@ -41,6 +41,8 @@ pub(crate) struct Banks {
     align: (usize, usize),
     /// Every token needs every neuron.
     pub dense: bool,
+    /// Predictors name the neurons that are needed.
+    pub predicts: bool,
     /// Buffers for whole clusters on their way.
     pub stream: u32,
 }
@@ -116,6 +118,7 @@ impl Banks {
             neurons: shape.neurons,
             align,
             dense: shape.dense,
+            predicts: false,
             stream: Self::stream_for(chunk),
             container,
         };
@@ -264,6 +267,7 @@ impl Banks {
             cluster: device.read_ns(self.stream_len() as u64, Pattern::Sequential),
             gate: random(g.gate_read()),
             rest: random(g.stride - g.rest_read()),
+            bundle: random(g.stride),
             fire_share,
         }
     }

@@ -14,6 +14,7 @@ use emberflow_kernels::DType;
 use emberflow_storage::profile::{Pattern, ReadCost};
 use serde::Serialize;
 
+use super::PredictorNeeds;
 use super::firing::Firing;
 use super::rates::ThreadRates;
 use crate::ffn::{CLUSTER, GATE_PIECES};
@@ -133,8 +134,8 @@ pub struct Pass<'a> {
     pub device: &'a ReadCost,
     /// The device with few.
     pub stream: &'a ReadCost,
-    /// Nanoseconds per token of a predictor.
-    pub predictor_ns: f64,
+    /// What names the neurons.
+    pub predictor: PredictorNeeds,
     /// Clusters that can be under way at once.
     pub stream_buffers: u32,
     /// Gate parts are read first where gates are not resident.
@@ -170,8 +171,10 @@ impl Pass<'_> {
         positions: usize,
     ) -> Forecast {
         let s = self.shape;
-        let scan = s.dense || plan.residency == Residency::Bundles;
-        let on_demand = !s.dense && (plan.residency == Residency::GatesResident || self.two_phases);
+        let predicts = self.predictor.bytes > 0 && !s.dense;
+        let bundles = plan.residency == Residency::Bundles;
+        let scan = s.dense || bundles && !predicts;
+        let on_demand = !s.dense && (!scan || self.two_phases);
         let t = tokens as f64;
         let mut sum = Forecast {
             tokens,
@@ -207,7 +210,7 @@ impl Pass<'_> {
                 () if !scan => {
                     let one = missing.get(layer).copied().unwrap_or_default();
                     let each = self.firing.fires(layer, first, 1).max(1e-9);
-                    self.on_demand(first, outside, one / each * outside)
+                    self.on_demand(first, outside, one / each * outside, bundles)
                 }
                 () if on_demand => self.gates_first(plan, first, outside),
                 () => self.scan(first),
@@ -215,7 +218,12 @@ impl Pass<'_> {
             asked += reads.asked;
             missed += reads.missed;
             let attention = self.attention(t, positions as f64, set);
-            let gates = self.gates(t, set) + self.predictor_ns * t / s.layers as f64;
+            let named = match predicts {
+                true => (fires * self.predictor.named).min(s.neurons as f64),
+                false => s.neurons as f64,
+            };
+            let naming_ahead = self.predictor.bytes as f64 / s.layers as f64;
+            let gates = self.gates(t, named, set) + naming_ahead / self.rates.read.at(set);
             let names = s.neurons as f64 * NAME_NS;
             let naming = if scan {
                 names
@@ -333,9 +341,8 @@ impl Pass<'_> {
         matrices + ends + kv + elements + 6.0 * self.rates.section_ns
     }
 
-    fn gates(&self, tokens: f64, set: f64) -> f64 {
+    fn gates(&self, tokens: f64, rows: f64, set: f64) -> f64 {
         let s = self.shape;
-        let rows = s.neurons as f64;
         let pieces = GATE_PIECES as f64 * self.rates.section_ns;
         let products = self.products(s.ffn, rows, rows * s.gate_len, tokens, set);
         products + self.end(products, rows / CLUSTER as f64) + pieces
@@ -365,11 +372,16 @@ impl Pass<'_> {
             + self.rates.section_ns
     }
 
-    /// Up and Down of `missed` neurons behind the first `first` ones.
-    fn on_demand(&self, first: usize, asked: f64, missed: f64) -> Reads {
+    /// Up and Down of `missed` neurons behind the first `first` ones, or all of what a predictor
+    /// names.
+    fn on_demand(&self, first: usize, asked: f64, missed: f64, bundles: bool) -> Reads {
         let s = self.shape;
         let behind = (s.neurons - first) as u64;
-        self.picks(behind, s.rest_read, missed, asked)
+        let (len, named) = match bundles {
+            true => (s.gate_read + s.rest_read, self.predictor.named.max(1.0)),
+            false => (s.rest_read, 1.0),
+        };
+        self.picks(behind, len, missed * named, asked * named)
     }
 
     fn picks(&self, units: u64, len: u64, missed: f64, asked: f64) -> Reads {

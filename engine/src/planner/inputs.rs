@@ -8,13 +8,13 @@ use emberflow_storage::mem;
 use super::cost::Shape;
 use super::firing::Firing;
 use super::rates::Rates;
-use super::{BATCHES, Planner, PredictorNeeds, chunks, cores};
+use super::{BATCHES, Planner, PredictorNeeds, Scratched, chunks, cores};
 use crate::Error;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts, Temperature};
+use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts, StoredPredictors, Temperature};
 use crate::kv_cache::KvCache;
 use crate::memory::{Needs, Residency};
 use crate::meta::Quant;
-use crate::options::{Options, Phases, Sparsity};
+use crate::options::{Options, Phases};
 use crate::scratch::Scratch;
 use crate::weights::Weights;
 
@@ -35,7 +35,7 @@ impl Planner {
         ffn: &FfnShape,
         options: &Options,
         threads: usize,
-        sparsity: Sparsity,
+        stored: Option<&StoredPredictors>,
     ) -> Result<(Self, Vec<Vec<f32>>), Error> {
         // Before the process is measured: what they allocate is a part of it.
         let rates = Rates::saved().unwrap_or_else(|| {
@@ -56,13 +56,17 @@ impl Planner {
         // A buffer is empty while its cluster is computed.
         let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
         let costs = banks.read_costs(&device, firing.share());
-        let scratch: Vec<(usize, u64)> = chunks(options.chunk, options.context)
+        let scratch: Vec<Scratched> = chunks(options.chunk, options.context)
             .into_iter()
-            .map(|chunk| (chunk, scratch_bytes(banks, c, ffn, options, threads, chunk)))
+            .map(|chunk| Scratched {
+                chunk,
+                bytes: scratch_bytes(banks, c, ffn, options, threads, chunk),
+                predictor: stored.map_or(0, |s| s.memory(chunk.max(options.batch))),
+            })
             .collect();
-        let least = scratch.first().map_or(0, |s| s.1);
+        let least = scratch.first().copied().unwrap_or_default();
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
-        let needs = needs(banks, c, ffn, options, sparsity, hot, costs, least)?;
+        let needs = needs(banks, c, ffn, options, hot, costs, least)?;
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         let planner = Self {
             needs,
@@ -82,7 +86,13 @@ impl Planner {
             hot_clusters,
             batch: options.batch,
             policy: options.policy,
-            predictor: PredictorNeeds::default(),
+            predictor: match stored {
+                Some(stored) if banks.predicts => PredictorNeeds {
+                    bytes: stored.memory(1),
+                    named: 1.0 / stored.quality.map_or(0.6, |q| q.precision()).max(0.05),
+                },
+                _ => PredictorNeeds::default(),
+            },
             io_core: options.io_core.or_else(|| cores::io_core(threads)),
         };
         Ok((planner, often))
@@ -156,10 +166,9 @@ fn needs(
     c: &ModelConfig,
     shape: &FfnShape,
     o: &Options,
-    sparsity: Sparsity,
     hot: &[u32],
     costs: ReadCosts,
-    scratch: u64,
+    least: Scratched,
 ) -> Result<Needs, Error> {
     // Without them the budget could not be kept.
     let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
@@ -179,9 +188,10 @@ fn needs(
         process_peak,
         fixed: Weights::bytes_for(&banks.container),
         scales: banks.resident_scales(),
-        predictor: 0,
+        predictor: least.predictor,
+        predicts: banks.predicts,
         kv: KvCache::bytes_for(o.kv, c, o.context).saturating_mul(o.batch as u64),
-        scratch,
+        scratch: least.bytes,
         gates: banks.gate_bytes(),
         gate_len: shape.format.gate_len() as u64,
         rest_len: shape.format.rest_len() as u64,
@@ -192,8 +202,8 @@ fn needs(
         cluster: CLUSTER as u64,
         clusters: banks.total_clusters(),
         hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
-        two_phases: sparsity == Sparsity::Exact && two_phases,
+        two_phases: !shape.dense && two_phases,
         min_slots: banks.min_slots(),
-        gates_help: sparsity == Sparsity::Exact,
+        gates_help: !shape.dense,
     })
 }

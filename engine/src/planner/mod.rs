@@ -40,12 +40,21 @@ const WORTH: f64 = 1.2;
 /// What a predictor of firing neurons takes and gives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PredictorNeeds {
-    /// Bytes of its weights, all layers.
+    /// Bytes of its weights, all layers; 0 without one. Each token reads them once.
     pub bytes: u64,
-    /// Nanoseconds per token, all layers.
-    pub ns_per_token: f64,
-    /// Layers that are predicted; the others are computed exactly.
-    pub layers: u32,
+    /// Neurons that it names for each that fires.
+    pub named: f64,
+}
+
+/// What a chunk of some length takes beside the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Scratched {
+    /// Tokens.
+    pub chunk: usize,
+    /// Working memory, bytes.
+    pub bytes: u64,
+    /// Weights and working memory of predictors, bytes.
+    pub predictor: u64,
 }
 
 /// All that a plan depends on, except the budget.
@@ -53,8 +62,8 @@ pub struct PredictorNeeds {
 pub struct Planner {
     /// Sizes, with the scratch memory of the shortest chunk.
     pub(crate) needs: Needs,
-    /// Chunks to choose from, ascending, and their scratch memory.
-    pub(crate) scratch: Vec<(usize, u64)>,
+    /// Chunks to choose from, ascending.
+    pub(crate) scratch: Vec<Scratched>,
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
     pub(crate) rates: Rates,
@@ -172,16 +181,18 @@ impl Planner {
 
     /// The longest chunk there is to choose.
     pub(crate) fn longest_chunk(&self) -> usize {
-        self.scratch.last().map_or(1, |s| s.0)
+        self.scratch.last().map_or(1, |s| s.chunk)
     }
 
     /// The same with the scratch memory of a chunk.
     pub(crate) fn needs_with(&self, chunk: usize) -> Needs {
-        let scratch = self.scratch.iter().find(|s| s.0 == chunk);
-        Needs {
-            scratch: scratch.map_or(self.needs.scratch, |s| s.1),
+        let found = self.scratch.iter().find(|s| s.chunk == chunk);
+        let found = found.or(self.scratch.first());
+        found.map_or(self.needs, |s| Needs {
+            scratch: s.bytes,
+            predictor: s.predictor,
             ..self.needs
-        }
+        })
     }
 
     /// Plans for `budget`.
@@ -203,18 +214,16 @@ impl Planner {
         let spare = budget.saturating_sub(self.needs.full_budget());
         let most = spare.max((cache as f64 * CHUNK_SHARE) as u64);
         let mut best = None;
-        for &(chunk, scratch) in &self.scratch {
-            let needs = Needs {
-                scratch,
-                ..self.needs
-            };
-            let fits = scratch.saturating_sub(self.needs.scratch) <= most;
+        let held = |needs: &Needs| needs.scratch + needs.predictor;
+        for &Scratched { chunk, .. } in &self.scratch {
+            let needs = self.needs_with(chunk);
+            let fits = held(&needs).saturating_sub(held(&self.needs)) <= most;
             let same = |plan: &MemoryPlan| plan.residency == least.residency;
             if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
                 best = Some((chunk, needs));
             }
         }
-        let first = self.scratch.first().map_or(1, |c| c.0);
+        let first = self.scratch.first().map_or(1, |s| s.chunk);
         Ok(best.unwrap_or((first, self.needs)))
     }
 
@@ -228,7 +237,7 @@ impl Planner {
     ) -> Result<Plan, Error> {
         let memory = needs.plan(budget)?.limited_to(self.policy, needs);
         let gates_resident = memory.residency == Residency::GatesResident;
-        let scan = self.shape.dense || !gates_resident;
+        let scan = self.shape.dense || !gates_resident && !needs.predicts;
         let first = self.first_cold(&memory, scan, self.hot(batch));
         let missing = if scan {
             Vec::new()
@@ -248,7 +257,7 @@ impl Planner {
                 cores: f64::from(self.rates.machine.cores.max(1)),
                 device: &self.device,
                 stream: &self.stream,
-                predictor_ns: self.predictor.ns_per_token,
+                predictor: self.predictor,
                 stream_buffers,
                 two_phases: needs.two_phases && memory.slots > 0,
             };

@@ -40,8 +40,15 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             two_phases: false,
             min_slots: 256,
             gates_help: true,
+            predicts: false,
         },
-        scratch: vec![(16, 16 << 20), (128, 40 << 20), (512, 120 << 20)],
+        scratch: [(16, 16), (128, 40), (512, 120)]
+            .map(|(chunk, mib)| Scratched {
+                chunk,
+                bytes: mib << 20,
+                predictor: 0,
+            })
+            .to_vec(),
         shape: Shape {
             layers: LAYERS,
             d: D,
@@ -223,6 +230,7 @@ fn the_published_split_of_a_47b_model() {
         two_phases: true,
         min_slots: 2 * CLUSTER as u64,
         gates_help: true,
+        predicts: true,
     };
     let plan = needs.plan(7 << 30).unwrap();
     let held = |what: &str| plan.ledger.held(what) as f64;

@@ -356,6 +356,18 @@ mod tests {
     }
 
     #[test]
+    fn the_checkpoints_order_is_restored() {
+        let mut checkpoint = stats();
+        checkpoint.layers[0].experts[0].original.clear();
+        let order = [vec![1, 2, 0], vec![2, 1, 0]];
+        let packed = checkpoint.clone().permuted(&order);
+        assert_ne!(packed, checkpoint);
+        assert_eq!(packed.restored(&order).unwrap(), checkpoint);
+        assert_eq!(checkpoint.clone().restored(&[]).unwrap(), checkpoint);
+        assert!(checkpoint.restored(&[vec![0, 0, 1], vec![]]).is_err());
+    }
+
+    #[test]
     fn what_cannot_be_true_is_not_written() {
         for wrong in 0..6 {
             let mut s = stats();

@@ -283,6 +283,37 @@ impl ActivationStats {
         self
     }
 
+    /// The statistics with neurons in the checkpoint's order: `original` gives, for each
+    /// FFN in file order, the original id of every neuron as counted here; where it gives
+    /// none, they are in that order already.
+    ///
+    /// # Errors
+    /// Ids that are not each neuron once.
+    pub fn restored(mut self, original: &[Vec<u32>]) -> Result<Self, StatsError> {
+        let [_, experts, neurons] = self.sizes();
+        let mut inverse = Vec::with_capacity(original.len());
+        for (bank, ids) in original.iter().enumerate() {
+            if !ids.is_empty() && !is_permutation(ids, neurons) {
+                return Err(StatsError::Order {
+                    layer: (bank / experts.max(1)) as u32,
+                    expert: (bank % experts.max(1)) as u32,
+                });
+            }
+            let mut place: Vec<u32> = (0..neurons as u32).collect();
+            for (packed, &id) in (0..).zip(ids) {
+                place[id as usize] = packed;
+            }
+            inverse.push(place);
+        }
+        if !inverse.is_empty() {
+            self = self.permuted(&inverse);
+        }
+        for expert in self.layers.iter_mut().flat_map(|l| &mut l.experts) {
+            expert.original.clear();
+        }
+        Ok(self)
+    }
+
     /// The statistics without the sample of tokens, which is only needed to choose
     /// an order.
     pub fn without_sample(mut self) -> Self {

@@ -47,6 +47,15 @@ impl Plan {
                 ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
             })
             .transpose()?;
+        let print = format!("{:016x}", source.fingerprint());
+        let profiled = stats.as_ref().and_then(|s| s.profile.as_deref());
+        if let Some(profile) = profiled.filter(|p| !p.model.ends_with(&print)) {
+            return Err(Failure::usage(format!(
+                "--stats is of {:?}, this checkpoint's fingerprint is {print}: the neurons may be in \
+                 another order; pack this checkpoint without statistics and profile that",
+                profile.model
+            )));
+        }
         let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
         let order: Vec<Vec<u32>> = match &stats {
             Some(stats) => bank_ids

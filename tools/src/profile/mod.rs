@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Engine, FfnSeen, Logits};
+use emberflow_engine::{Engine, FfnSeen, Logits, Model};
 use emberflow_predictor::record::{Recorder, Subject, spread};
+use emberflow_predictor::stats::ActivationStats;
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -83,6 +84,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         )));
     }
     let name = format!("{} {}", c.name, meta.source.fingerprint);
+    let original = original_ids(&model)?;
     let mut ids = model.text().tokens(&text)?;
     drop(text);
     if let Some(limit) = args.limit {
@@ -148,7 +150,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    let stats = recorder.stats();
+    let stats = recorder.stats().restored(&original)?;
     atomic::write(output, &stats.to_bytes()?)?;
     // the result is safe; a checkpoint that stays is refused or used up by the next run
     let _ = std::fs::remove_file(&checkpoint);
@@ -176,6 +178,19 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         done.seconds
     )?;
     Ok(())
+}
+
+/// Original ids of the neurons by bank, where the container has them in another order.
+fn original_ids(model: &Model) -> Result<Vec<Vec<u32>>, Failure> {
+    let c = model.text().config();
+    let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
+    let stats = model.container().read_stats()?;
+    if stats.is_empty() {
+        return Ok(Vec::new());
+    }
+    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
+    let experts = stats.layers.into_iter().flat_map(|l| l.experts);
+    Ok(experts.map(|e| e.original).collect())
 }
 
 /// Runs one window through the model.
