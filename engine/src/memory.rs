@@ -19,8 +19,10 @@ pub struct Needs {
     pub process: u64,
     /// Highest resident set so far; a budget below it is already broken.
     pub process_peak: u64,
-    /// Attention, norms, embedding, head, resident scales.
+    /// Attention, norms, embedding, head.
     pub fixed: u64,
+    /// Quantisation scales that stay resident.
+    pub scales: u64,
     /// Keys and values at full context.
     pub kv: u64,
     /// Activations, partial sums, logits, I/O and sampling buffers.
@@ -138,10 +140,11 @@ impl MemoryPlan {
 
 impl Needs {
     /// What is held whatever the plan, by the names of the ledger.
-    fn base_entries(&self) -> [(&'static str, u64); 6] {
+    fn base_entries(&self) -> [(&'static str, u64); 7] {
         [
             ("process", self.process),
             ("fixed", self.fixed),
+            ("scales", self.scales),
             ("kv", self.kv),
             ("predictor", self.predictor),
             ("scratch", self.scratch),
@@ -311,7 +314,8 @@ mod tests {
         Needs {
             process: 10 << 20,
             process_peak: 11 << 20,
-            fixed: 4 << 20,
+            fixed: 3 << 20,
+            scales: 1 << 20,
             kv: 1 << 20,
             scratch: 1 << 20,
             predictor: 0,

@@ -62,7 +62,8 @@ pub enum Phases {
 pub struct Options {
     /// Memory for the whole process.
     pub budget: Budget,
-    /// Compute threads, the caller's included; 0 = one per core.
+    /// Compute threads, the caller's included; 0 = one per core, or fewer where the plan says that
+    /// they are faster.
     pub threads: usize,
     /// Which neurons are computed.
     pub sparsity: Sparsity,
@@ -72,13 +73,14 @@ pub struct Options {
     pub policy: Policy,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
-    /// Core the I/O thread is pinned to.
+    /// Core the I/O thread is pinned to; `None` = what the plan says.
     pub io_core: Option<usize>,
     /// Keep the regions from being swapped out, as far as the system allows.
     pub lock: bool,
     /// Positions to make room for: prompt plus generated tokens.
     pub context: usize,
-    /// Longest chunk of prompt tokens computed at once.
+    /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
+    /// afford.
     pub chunk: usize,
     /// Spans that each lane of a trace keeps; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
@@ -105,7 +107,7 @@ impl Default for Options {
             io_core: None,
             lock: false,
             context: 1024,
-            chunk: 16,
+            chunk: 0,
             trace: 0,
             batch: 1,
             kv: DType::F16,

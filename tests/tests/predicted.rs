@@ -56,7 +56,7 @@ fn check_one_answer(path: &Path, tokens: &[u32]) {
             },
         );
         squeeze(&mut engine, share);
-        residencies.push(engine.plan().residency);
+        residencies.push(engine.memory().residency);
         let found = bits(&all_logits(&mut engine, tokens, chunk));
         assert!(
             found == expected,

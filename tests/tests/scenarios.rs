@@ -136,7 +136,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             ..options(Budget::FfnShare(random.share()))
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        let first = engine.plan().residency;
+        let first = engine.memory().residency;
         let found = generate(&mut engine, &mut |engine| {
             if random.below(3) == 0 {
                 // below about a third, Gate rows do not stay resident
@@ -147,14 +147,14 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
                 };
                 let bytes = needs.budget_for_share(range * random.share());
                 engine.set_budget(bytes)?;
-                changed_residency += usize::from(engine.plan().residency != first);
+                changed_residency += usize::from(engine.memory().residency != first);
             }
             Ok(())
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert!(found == *expected, "seed {seed}: the output changed");
         read += engine.counters().misses;
-        let (rss, budget) = (mem::rss().expect("rss"), engine.plan().budget());
+        let (rss, budget) = (mem::rss().expect("rss"), engine.memory().budget());
         assert!(
             rss <= budget,
             "seed {seed}: {rss} bytes held, {budget} allowed"

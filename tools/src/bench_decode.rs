@@ -108,7 +108,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         } else {
             engine.sparsity().name()
         },
-        ffn_resident_share: engine.plan().ffn_resident_share(engine.needs()),
+        ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
         memory_gb_per_s: bandwidth / 1e9,
         contexts,
     };

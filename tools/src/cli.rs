@@ -57,6 +57,8 @@ pub enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Say how a model would be run under a budget, and how fast.
+    Plan(PlanArgs),
     /// Say what this machine offers and what to change.
     Doctor(DoctorArgs),
 }
@@ -66,6 +68,8 @@ pub enum Command {
 pub enum BenchCommand {
     /// Speed of the device by read size, depth, address range and engine.
     Io(BenchIoArgs),
+    /// Speed of the processor and the memory, for plans: a few seconds, saved.
+    Device(BenchDeviceArgs),
     /// Speed of decoding, where the time goes, and its share of the speed of memory.
     Decode(BenchDecodeArgs),
     /// One token as a picture: what every thread, the I/O thread and the device did when.
@@ -90,7 +94,7 @@ pub struct EngineArgs {
     /// Instead of --memory: the budget that keeps this share of the FFN in memory, 0 to 1.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub ffn_resident: Option<f64>,
-    /// Compute threads; default: one per core.
+    /// Compute threads; default: one per core, or fewer where that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Which neurons to compute.
@@ -103,15 +107,15 @@ pub struct EngineArgs {
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
-    /// Core to pin the I/O thread to.
+    /// Core to pin the I/O thread to; default: a strong one where cores differ, else none.
     #[arg(long, value_name = "CORE")]
     pub io_core: Option<usize>,
     /// Keep neurons from being swapped out, as far as the system allows (see doctor).
     #[arg(long)]
     pub lock: bool,
-    /// Prompt tokens computed at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=512))]
-    pub chunk: u16,
+    /// Prompt tokens computed at once; default: the longest chunk that the budget can well afford.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub chunk: Option<u16>,
     /// Format of the key/value cache.
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvArg,
@@ -543,6 +547,59 @@ pub enum ReadSize {
     Random(u32),
     /// 1 MiB after 1 MiB.
     Sequential,
+}
+
+/// `bench device`
+#[derive(Debug, Args)]
+pub struct BenchDeviceArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Save to FILE instead of where the planner looks for it
+    /// ($XDG_CACHE_HOME/emberflow/machine.json).
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+}
+
+/// `plan`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow plan
+  emberflow plan model.ember --memory 1GiB,2GiB,4GiB
+  emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
+
+Measure the storage device first (emberflow bench io MODEL); the machine is measured by this command
+when it was not yet.")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// One budget for the whole process or several, such as 1GiB,2GiB, or `auto`; default: eight
+    /// from the smallest that works to the whole model.
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
+    pub memory: Vec<Budget>,
+    /// Positions to make room for.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub context: u32,
+    /// Compute threads; default: one per core, or fewer where that is faster.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Which neurons to compute.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub sparsity: SparsityArg,
+    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io: String,
+    /// Prompt tokens computed at once; default: the plan's choice.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub chunk: Option<u16>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write expected speed over budget as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// `doctor`

@@ -7,6 +7,7 @@
 
 pub mod atomic;
 pub mod bench_decode;
+pub mod bench_device;
 pub mod bench_io;
 pub mod bench_timeline;
 pub mod chrome;
@@ -19,6 +20,7 @@ pub mod model;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
+pub mod plan;
 pub mod profile;
 pub mod progress;
 pub mod run;
@@ -109,6 +111,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
+        cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
         cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),

@@ -371,7 +371,7 @@ impl Container {
             Some(sums) if neuron < entry.neurons => sums[part as usize],
             _ => return Err(self.index("neuron", neuron.into(), entry.neurons.into())),
         };
-        let found = crc32fast::hash(bytes);
+        let found = super::checksum(bytes);
         if found == stored {
             return Ok(());
         }

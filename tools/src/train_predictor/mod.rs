@@ -179,7 +179,7 @@ fn train(
     let missing: Vec<usize> = (0..all).filter(|&l| done[l].is_none()).collect();
     for group in missing.chunks(at_once) {
         let mut engine_args = args.engine.clone();
-        engine_args.chunk = engine_args.chunk.max(CHUNK);
+        engine_args.chunk = Some(engine_args.chunk.unwrap_or(CHUNK).max(CHUNK));
         engine_args.sparsity = match c.ffn_kind.activation.is_sparse() {
             true => SparsityArg::Exact,
             false => SparsityArg::Dense,
