@@ -336,7 +336,7 @@ impl ColdCache {
         let Some(exclusive) = self.make_exclusive(slot) else {
             return false;
         };
-        self.lru.remove(&mut self.links, slot);
+        self.order.remove(slot);
         self.retire(slot, exclusive);
         true
     }
