@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Decode and prefill rates of llama.cpp on one GGUF file, in tokens per second.
 
-usage: llama_cpp_rates.py MODEL.gguf THREADS DECODE_TOKENS PREFILL_TOKENS
-Prints: decode prefill version
+usage: llama_cpp_rates.py MODEL.gguf THREADS DECODE_TOKENS PREFILL_TOKENS [repack|mmap]
+`repack` (the default) lets it copy weights into its own layout, `mmap` leaves them in the
+mapped file. Prints: decode prefill version
 """
 
 import sys
@@ -13,6 +14,16 @@ import llama_cpp
 
 def main() -> None:
     path, threads, decode, prefill = sys.argv[1], *map(int, sys.argv[2:5])
+    if sys.argv[5:] == ["mmap"]:
+        defaults = llama_cpp.llama_model_default_params
+
+        def without_copies():
+            params = defaults()
+            params.use_extra_bufts = False
+            return params
+
+        llama_cpp.llama_model_default_params = without_copies
+        llama_cpp.llama_cpp.llama_model_default_params = without_copies
     model = llama_cpp.Llama(
         path,
         n_ctx=max(decode, prefill) + 64,

@@ -5,6 +5,8 @@
 pub struct Counters {
     /// (neuron, token) pairs whose gate fired.
     pub fired: u64,
+    /// (neuron, token) pairs whose gate was looked at: all of them without predictors.
+    pub looked_at: u64,
     /// All (neuron, token) pairs.
     pub possible: u64,
     /// Needed neurons whose cluster was in the hot region.
@@ -38,6 +40,7 @@ impl Counters {
     pub fn since(self, before: Self) -> Self {
         Self {
             fired: self.fired.saturating_sub(before.fired),
+            looked_at: self.looked_at.saturating_sub(before.looked_at),
             possible: self.possible.saturating_sub(before.possible),
             hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
@@ -52,6 +55,11 @@ impl Counters {
             attention_ns: self.attention_ns.saturating_sub(before.attention_ns),
             head_ns: self.head_ns.saturating_sub(before.head_ns),
         }
+    }
+
+    /// Share of (neuron, token) pairs whose gate was looked at.
+    pub fn looked_at_share(self) -> f64 {
+        self.looked_at as f64 / self.possible.max(1) as f64
     }
 
     /// Share of (neuron, token) pairs whose gate fired.

@@ -6,17 +6,22 @@ use std::time::Duration;
 
 use emberflow_kernels::{Cpu, DType, Workers};
 use emberflow_models::config::ModelConfig;
+use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::bundle::NeuronFormat;
+use crate::choice::{Choice, choose};
 use crate::counters::Counters;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, MAX_CHUNK, NeuronStore, ReadCosts, Temperature};
+use crate::ffn::{
+    Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
+};
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
-use crate::memory::{MemoryPlan, Needs, Residency};
+use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::planner::{Plan, Planner};
 use crate::policy::Policy;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -30,12 +35,13 @@ pub struct Engine {
     text: Text,
     options: Options,
     needs: Needs,
-    plan: MemoryPlan,
-    /// Hot clusters of each bank, for batches of 1, 2, … sequences.
-    hot_clusters: Vec<Vec<u32>>,
+    planner: Planner,
+    plan: Plan,
     /// Sequences the plan was made for.
     batch: usize,
-    sparsity: Sparsity,
+    choice: Choice,
+    /// Recall of the predictors in use on the text they were measured on.
+    recall: Option<f64>,
     stop: Arc<AtomicBool>,
 }
 
@@ -47,46 +53,51 @@ impl Engine {
     /// A container that does not fit its own metadata, a failed read or
     /// checksum, or a budget below the smallest that works (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
-        let Model { container, text } = model;
+        let Parts {
+            text,
+            mut options,
+            choice,
+            stored,
+            shape,
+            mut banks,
+            source,
+            planner,
+            rates,
+        } = Parts::of(model, options)?;
         let c = text.config().clone();
-        let (options, sparsity) = check_options(options, &c)?;
+        let plan = planner.plan(planner.budget(options.budget))?;
+        tracing::info!(?plan, needs = ?planner.needs, "plan");
+        (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
+        options.io_core = plan.io_core;
+        banks.stream = Banks::stream_for(plan.chunk);
         let tracer = match options.trace {
             0 => Tracer::default(),
             room => Arc::new(Trace::new(options.threads, room)).into(),
         };
-        let shape = FfnShape {
-            format: NeuronFormat::of(&container, text.meta())?,
-            neurons: c.ffn as usize,
-            kind: c.ffn_kind,
-            dense: sparsity == Sparsity::Dense,
-        };
-        let (banks, source) = Banks::new(container, &c, &shape, options.chunk)?;
-        let mut temperature = Temperature::read(&banks, options.batch)?;
-        let costs = banks.read_costs(options.io, temperature.fire_share);
-        let needs = needs(&banks, &c, &shape, &options, sparsity, &temperature, costs)?;
-        let budget = match options.budget {
-            Budget::Bytes(bytes) => bytes,
-            Budget::Auto => auto_budget(&needs),
-            Budget::FfnShare(share) => needs.budget_for_share(share),
-        };
-        let plan = needs.plan(budget)?.limited_to(options.policy, &needs);
-        tracing::info!(?plan, ?needs, "memory plan");
 
         let weights = Weights::load(&banks.container, &c)?;
+        let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
         let workers = Workers::new(options.threads, None);
         if let Some(trace) = tracer.trace().cloned() {
             workers.observe(move |thread, part| trace.around(thread, part));
         }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
-        let hot = temperature.hot_clusters[batch - 1].clone();
-        let rates = std::mem::take(&mut temperature.rates);
+        let costs = planner.read_costs(&banks);
+        let gates_first = match &stored {
+            Some(stored) if banks.predicts => gates_first_of_wanted(options.phases, costs, stored),
+            _ => true,
+        };
+        let hot = planner.hot(batch).to_vec();
+        let predictors = stored
+            .map(|s| s.load(&banks.container, &c, rows))
+            .transpose()?;
         let tracer_of_store = tracer.clone();
         let store = NeuronStore::open(
             banks,
             source,
-            &plan,
+            &plan.memory,
             (hot, rates),
-            costs,
+            (costs, gates_first),
             &options,
             tracer_of_store,
         )?;
@@ -96,18 +107,25 @@ impl Engine {
                 workers,
                 rope: RopeTable::new(&c.rope, rows),
                 scratch: Scratch::new(&c, rows, batch, options.threads),
-                ffn: Ffn::new(shape, store, rows, options.threads, options.observe),
+                ffn: Ffn::new(
+                    shape,
+                    store,
+                    predictors,
+                    (rows, options.threads),
+                    options.observe,
+                ),
                 weights,
                 times: Times::default(),
                 config: c,
             },
             text,
+            needs: planner.needs_with(options.chunk),
             options,
-            needs,
+            planner,
             plan,
-            hot_clusters: temperature.hot_clusters,
             batch,
-            sparsity,
+            choice,
+            recall,
             stop: Arc::new(AtomicBool::new(false)),
         })
     }
@@ -232,22 +250,23 @@ impl Engine {
         if batch == self.batch {
             return Ok(());
         }
-        let hot = &self.hot_clusters[batch - 1];
         self.batch = batch;
-        self.needs.hot_clusters = count(hot);
-        self.plan = self.replan(self.plan.budget())?;
-        self.decoder.ffn.store.aim_border(&self.plan, hot);
+        let hot = self.planner.hot(batch).to_vec();
+        self.needs.hot_clusters = hot.iter().map(|&n| u64::from(n)).sum();
+        self.plan = self.replan(self.plan.memory.budget())?;
+        self.decoder.ffn.store.aim_border(&self.plan.memory, &hot);
         Ok(())
     }
 
     /// The plan for another budget. A peak of the past cannot be taken back and does not bind
     /// the future.
-    fn replan(&self, bytes: u64) -> Result<MemoryPlan, Error> {
+    fn replan(&self, bytes: u64) -> Result<Plan, Error> {
         let needs = Needs {
             process_peak: 0,
             ..self.needs
         };
-        Ok(needs.plan(bytes)?.limited_to(self.options.policy, &needs))
+        let chunk = self.options.chunk;
+        self.planner.plan_with(bytes, &needs, chunk, self.batch)
     }
 
     /// The record of what every thread and the device did, where the options ask for one.
@@ -274,7 +293,7 @@ impl Engine {
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
         let plan = self.replan(bytes)?;
-        self.decoder.ffn.store.set_plan(&plan)?;
+        self.decoder.ffn.store.set_plan(&plan.memory)?;
         self.plan = plan;
         Ok(())
     }
@@ -289,7 +308,12 @@ impl Engine {
     }
 
     /// How the budget is divided.
-    pub fn plan(&self) -> &MemoryPlan {
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.plan.memory
+    }
+
+    /// The plan in use: the memory, the ways to read, and how fast that should be.
+    pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
@@ -300,7 +324,18 @@ impl Engine {
 
     /// The sparsity mode in use (never `Auto`).
     pub fn sparsity(&self) -> Sparsity {
-        self.sparsity
+        self.choice.sparsity
+    }
+
+    /// Why that mode.
+    pub fn sparsity_reason(&self) -> &str {
+        &self.choice.reason
+    }
+
+    /// Recall of the predictors in use, on the text that they were measured on when they
+    /// were made; `None` without predictors, or where nobody has measured it.
+    pub fn predictor_recall(&self) -> Option<f64> {
+        self.recall
     }
 
     /// Compute threads.
@@ -323,6 +358,19 @@ impl Engine {
             head_ns: ns(times.head),
             ..self.decoder.ffn.counters()
         }
+    }
+
+    /// From the next pass on keeps which neurons each layer needs, for
+    /// [`Engine::replay_active`].
+    pub fn record_active(&mut self) {
+        self.decoder.ffn.oracle = Oracle::Recording(Vec::new());
+    }
+
+    /// From the next pass on takes the recorded active sets for granted instead of finding
+    /// them out: for the same tokens after the same context this is the time that a perfect
+    /// predictor which costs nothing would give.
+    pub fn replay_active(&mut self) {
+        self.decoder.ffn.oracle.replay();
     }
 
     /// Bytes per second at which the compute threads read the FFN weights that are in
@@ -352,75 +400,98 @@ impl Engine {
     }
 }
 
-/// Bytes of a thread's stack and allocator that a pool thread comes to touch.
-const PER_THREAD: u64 = 64 << 10;
-
 /// Most sequences at once. Few enough that all of them fit in one pass.
 pub const MAX_BATCH: usize = 64;
 
 const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
 
-/// Bytes per position outside the KV cache: token lists, latencies, the report.
-const PER_POSITION: u64 = 48;
+/// What a plan is made from and an engine is built of.
+struct Parts {
+    text: Text,
+    options: Options,
+    choice: Choice,
+    stored: Option<StoredPredictors>,
+    shape: FfnShape,
+    banks: Banks,
+    source: FileSource,
+    planner: Planner,
+    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    rates: Vec<Vec<f32>>,
+}
 
-fn needs(
-    banks: &Banks,
-    c: &ModelConfig,
-    shape: &FfnShape,
-    o: &Options,
-    sparsity: Sparsity,
-    temperature: &Temperature,
-    costs: ReadCosts,
-) -> Result<Needs, Error> {
-    // Without them the budget could not be kept.
-    let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
-        return Err(Error::Option(
-            "cannot read this process's own memory from /proc/self/status: a memory budget cannot \
-             be kept without it (is /proc mounted, and are there file descriptors left?)"
-                .into(),
-        ));
-    };
-    let (batch, rows) = (o.batch as u64, o.chunk.max(o.batch));
-    let position = PER_POSITION * o.context as u64 * batch;
-    let lanes = o.threads as u64 + 2;
-    let trace = lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64;
-    // a candidate list of each sampler
-    let sampler = 12 * u64::from(c.vocab) * batch;
-    let scratch = [
-        Scratch::bytes_for(c, rows, o.batch, o.threads),
-        Ffn::bytes_for(shape, rows, o.threads, o.observe),
-        banks.io_bytes(),
-        PER_THREAD * o.threads as u64,
-        position,
-        sampler,
-        trace,
-        o.reserve,
-    ];
-    let two_phases = match o.phases {
-        Phases::Auto => costs.two_phases(CLUSTER),
+impl Parts {
+    fn of(model: Model, options: Options) -> Result<Self, Error> {
+        let Model { container, text } = model;
+        let (c, quant) = (text.config(), &text.meta().quant);
+        check_options(&options, c)?;
+        let format = NeuronFormat::of(&container, text.meta())?;
+        let stored = match options.sparsity {
+            Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
+            Sparsity::Dense | Sparsity::Exact => None,
+        };
+        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
+        let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
+        tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
+        let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
+        let shape = FfnShape {
+            format,
+            neurons: c.ffn as usize,
+            kind: c.ffn_kind,
+            // without zeros and without a cut nothing can be left out
+            dense: match &stored {
+                Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+                None => choice.sparsity == Sparsity::Dense,
+            },
+            cut: 0.0,
+        };
+        let (mut banks, source) = Banks::new(container, c, &shape, options.chunk)?;
+        banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            n => n,
+        };
+        let (planner, rates) =
+            Planner::new(&banks, c, quant, &shape, &options, threads, stored.as_ref())?;
+        Ok(Self {
+            text,
+            options,
+            choice,
+            stored,
+            shape,
+            banks,
+            source,
+            planner,
+            rates,
+        })
+    }
+}
+
+impl Planner {
+    /// The planner of an engine that would be opened, which needs no memory for weights.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], except for the budget.
+    pub fn open(model: Model, options: Options) -> Result<Self, Error> {
+        Ok(Parts::of(model, options)?.planner)
+    }
+
+    /// The bytes of a budget.
+    pub fn budget(&self, budget: Budget) -> u64 {
+        match budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
+            Budget::FfnShare(share) => self.needs.budget_for_share(share),
+        }
+    }
+}
+
+/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
+fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
+    match phases {
         Phases::One => false,
         Phases::Two => true,
-    };
-    Ok(Needs {
-        process,
-        process_peak,
-        fixed: Weights::bytes_for(&banks.container) + banks.resident_scales(),
-        kv: KvCache::bytes_for(o.kv, c, o.context).saturating_mul(batch),
-        scratch: scratch.into_iter().fold(0, u64::saturating_add),
-        gates: banks.gate_bytes(),
-        gate_len: shape.format.gate_len() as u64,
-        rest_len: shape.format.rest_len() as u64,
-        whole_slot: banks.slot_charge(Residency::Bundles),
-        rest_slot: banks.slot_charge(Residency::GatesResident),
-        neurons: banks.total(),
-        banks: banks.count as u64,
-        cluster: CLUSTER as u64,
-        clusters: banks.total_clusters(),
-        hot_clusters: count(&temperature.hot_clusters[o.batch - 1]),
-        two_phases: sparsity == Sparsity::Exact && two_phases,
-        min_slots: banks.min_slots(),
-        gates_help: sparsity == Sparsity::Exact,
-    })
+        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
+    }
 }
 
 /// All that the model can use, within what the machine can safely give; where
@@ -437,14 +508,14 @@ fn auto_budget(needs: &Needs) -> u64 {
     safe.max(floor).min(full)
 }
 
-/// Resolves defaults and refuses what has no meaning.
-fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity), Error> {
-    if o.threads == 0 {
-        o.threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(256));
-    }
-    if o.threads > 256 {
+/// Most compute threads.
+const MAX_THREADS: usize = 256;
+
+/// Refuses what has no meaning.
+fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
+    if o.threads > MAX_THREADS {
         return Err(Error::Option(format!(
-            "{} threads, expected at most 256",
+            "{} threads, expected at most {MAX_THREADS}",
             o.threads
         )));
     }
@@ -454,7 +525,7 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
             o.context, c.max_context
         )));
     }
-    if o.chunk == 0 || o.chunk > MAX_CHUNK {
+    if o.chunk > MAX_CHUNK {
         return Err(Error::Option(format!(
             "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
             o.chunk
@@ -472,23 +543,5 @@ fn check_options(mut o: Options, c: &ModelConfig) -> Result<(Options, Sparsity),
             o.kv.name()
         )));
     }
-    let sparse = c.ffn_kind.activation.is_sparse();
-    let sparsity = match o.sparsity {
-        Sparsity::Auto if sparse => Sparsity::Exact,
-        Sparsity::Auto => Sparsity::Dense,
-        Sparsity::Exact if !sparse => {
-            return Err(Error::Option(format!(
-                "--sparsity exact needs an activation with exact zeros; this model uses {:?}: \
-                 use --sparsity dense",
-                c.ffn_kind.activation
-            )));
-        }
-        given => given,
-    };
-    Ok((o, sparsity))
-}
-
-/// Clusters of all banks.
-fn count(clusters: &[u32]) -> u64 {
-    clusters.iter().map(|&n| u64::from(n)).sum()
+    Ok(())
 }

@@ -37,6 +37,14 @@ pub enum Error {
         /// What was found and what was expected.
         reason: String,
     },
+    /// The container's predictors do not make sense.
+    #[error("{}: predictors: {reason}", path.display())]
+    Predictor {
+        /// The container.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// The budget cannot hold what must be resident.
     #[error(
         "a budget of {} is too small for this model; the smallest that works is {} (--memory {}), \

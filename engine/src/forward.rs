@@ -112,7 +112,7 @@ impl Decoder {
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
-            ffn.layer(cpu, workers, l as u32, input, &mut s.out)?;
+            ffn.layer(cpu, workers, l as u32, input, &s.x[..n * d], &mut s.out)?;
             if let Some(observer) = &mut observer {
                 let (gates, hidden) = ffn.recorded(n);
                 observer(&FfnSeen {

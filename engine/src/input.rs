@@ -1,6 +1,7 @@
 //! What a weight matrix is multiplied with.
 
 use emberflow_kernels::{Activations, ActivationsRef, Cpu};
+use emberflow_predictor::Features;
 
 /// Activations of some tokens, as floats and as the 8-bit integers that q4 and q8
 /// rows are multiplied with.
@@ -18,6 +19,15 @@ impl<'a> Input<'a> {
         Self {
             x,
             quantized: memory.all(),
+        }
+    }
+
+    /// As predictors see it; `residual` is `x` before the norm.
+    pub fn features(self, residual: &'a [f32]) -> Features<'a> {
+        Features {
+            normed: self.x,
+            quantized: self.quantized,
+            residual,
         }
     }
 

@@ -6,7 +6,7 @@
 //!                     resident gates → active set ∩ cache → reads → clusters → partial sums
 //! ```
 //!
-//! [`Engine::open`] divides the budget ([`memory`]), loads what stays resident
+//! [`Engine::open`] makes a plan ([`planner`], [`memory`]), loads what stays resident
 //! and fills the cold region; [`Engine::forward`] runs a chunk of tokens;
 //! [`Engine::generate`] adds the sampler and the clock; [`Report`] is what a run
 //! says about itself.
@@ -15,6 +15,7 @@
 mod attention;
 mod batch;
 pub mod bundle;
+mod choice;
 mod counters;
 mod engine;
 mod error;
@@ -27,6 +28,7 @@ pub mod memory;
 pub mod meta;
 mod model;
 mod options;
+pub mod planner;
 pub mod policy;
 mod report;
 mod rope;

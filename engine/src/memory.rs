@@ -19,12 +19,16 @@ pub struct Needs {
     pub process: u64,
     /// Highest resident set so far; a budget below it is already broken.
     pub process_peak: u64,
-    /// Attention, norms, embedding, head, resident scales.
+    /// Attention, norms, embedding, head.
     pub fixed: u64,
+    /// Quantisation scales that stay resident.
+    pub scales: u64,
     /// Keys and values at full context.
     pub kv: u64,
     /// Activations, partial sums, logits, I/O and sampling buffers.
     pub scratch: u64,
+    /// Predictor weights and their working memory; 0 without predictors.
+    pub predictor: u64,
     /// All Gate rows of all layers.
     pub gates: u64,
     /// Payload bytes of one neuron's Gate part, and of its Up and Down part.
@@ -50,8 +54,12 @@ pub struct Needs {
     pub two_phases: bool,
     /// Slots below which a layer cannot be worked on.
     pub min_slots: u64,
-    /// Whether resident Gate rows help: true for `exact` on a sparse activation.
+    /// Whether resident Gate rows help: true for `exact` on a sparse activation, and for
+    /// `predicted`.
     pub gates_help: bool,
+    /// Whether predictors name the needed neurons ahead of their gates, so that not all
+    /// of them have to be looked at where Gate rows are not resident.
+    pub predicts: bool,
 }
 
 /// Pages the process touches later that no ledger line names: thread stacks,
@@ -132,11 +140,13 @@ impl MemoryPlan {
 
 impl Needs {
     /// What is held whatever the plan, by the names of the ledger.
-    fn base_entries(&self) -> [(&'static str, u64); 5] {
+    fn base_entries(&self) -> [(&'static str, u64); 7] {
         [
             ("process", self.process),
             ("fixed", self.fixed),
+            ("scales", self.scales),
             ("kv", self.kv),
+            ("predictor", self.predictor),
             ("scratch", self.scratch),
             ("margin", RUNTIME_MARGIN),
         ]
@@ -163,7 +173,7 @@ impl Needs {
 
     /// The smallest budget that works.
     pub fn smallest_budget(&self) -> u64 {
-        let streaming = if self.two_phases {
+        let streaming = if self.cold_without_gates() {
             self.min_slots.saturating_mul(self.whole_slot)
         } else {
             0
@@ -178,10 +188,25 @@ impl Needs {
         budget.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
     }
 
-    /// Bytes of resident Gate rows and the fewest slots beside them.
+    /// Whether single neurons are read where Gate rows are not resident.
+    fn cold_without_gates(&self) -> bool {
+        self.two_phases || self.predicts
+    }
+
+    /// Bytes of resident Gate rows and the fewest slots beside them. Where predictors
+    /// say which Gate rows to read, those of all neurons pay only when half of the rest
+    /// fits too: below that the memory holds more of what is needed as whole bundles.
     fn with_gates(&self) -> u64 {
-        self.gates
-            .saturating_add(self.min_slots.saturating_mul(self.rest_slot))
+        let least = self.min_slots.saturating_mul(self.rest_slot);
+        let half = self
+            .clusters
+            .saturating_mul(self.cluster_len(Residency::GatesResident) / 2);
+        let rest = if self.predicts {
+            least.max(half)
+        } else {
+            least
+        };
+        self.gates.saturating_add(rest)
     }
 
     /// The budget that holds the whole model.
@@ -250,7 +275,7 @@ impl Needs {
             (Residency::GatesResident, self.gates, self.rest_slot, true)
         } else {
             let residency = Residency::Bundles;
-            (residency, 0, self.whole_slot, self.two_phases)
+            (residency, 0, self.whole_slot, self.cold_without_gates())
         };
         let left = left - gates;
         let unit = self.cluster_len(residency).max(1);
@@ -289,9 +314,11 @@ mod tests {
         Needs {
             process: 10 << 20,
             process_peak: 11 << 20,
-            fixed: 4 << 20,
+            fixed: 3 << 20,
+            scales: 1 << 20,
             kv: 1 << 20,
             scratch: 1 << 20,
+            predictor: 0,
             gates: 340 * 8000,
             gate_len: 340,
             rest_len: 680,
@@ -305,7 +332,25 @@ mod tests {
             two_phases: false,
             min_slots: 256,
             gates_help: true,
+            predicts: false,
         }
+    }
+
+    #[test]
+    fn predictors_make_whole_bundles_of_a_small_budget_useful() {
+        let n = Needs {
+            predicts: true,
+            predictor: 300 << 10,
+            ..needs()
+        };
+        assert_eq!(n.base(), needs().base() + (300 << 10));
+        let small = n.plan(n.smallest_budget()).unwrap();
+        assert_eq!((small.residency, small.slots), (Residency::Bundles, 256));
+        let third = n.plan(n.budget_for_share(0.4)).unwrap();
+        assert_eq!(third.residency, Residency::Bundles);
+        assert!(third.slots > 2000, "{}", third.slots);
+        let most = n.plan(n.budget_for_share(0.8)).unwrap();
+        assert_eq!(most.residency, Residency::GatesResident);
     }
 
     #[test]
@@ -379,8 +424,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool) {
-            let n = Needs { gates_help, ..needs() };
+        fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool, predicts: bool) {
+            let predicts = predicts && gates_help;
+            let n = Needs { gates_help, predicts, ..needs() };
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
             let held = n.base() + plan.ledger.held("gates") + plan.ledger.held("cold")
                 + plan.ledger.held("hot");

@@ -7,22 +7,27 @@ use crate::policy::Policy;
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
-    /// `exact` where the activation makes it equal to dense, else `dense`.
+    /// `predicted` where the container has predictors and they pay, else `exact` where
+    /// the activation makes it equal to dense, else `dense`.
     #[default]
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then Up and Down only of neurons that fire.
     Exact,
+    /// A predictor names the neurons whose Gate is computed; then as `exact`. What it
+    /// misses is missing from the result.
+    Predicted,
 }
 
 impl Sparsity {
-    /// Its name on the command line.
+    /// Its name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Dense => "dense",
             Self::Exact => "exact",
+            Self::Predicted => "predicted",
         }
     }
 }
@@ -57,7 +62,8 @@ pub enum Phases {
 pub struct Options {
     /// Memory for the whole process.
     pub budget: Budget,
-    /// Compute threads, the caller's included; 0 = one per core.
+    /// Compute threads, the caller's included; 0 = one per core, or fewer where the plan says that
+    /// they are faster.
     pub threads: usize,
     /// Which neurons are computed.
     pub sparsity: Sparsity,
@@ -67,13 +73,14 @@ pub struct Options {
     pub policy: Policy,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
-    /// Core the I/O thread is pinned to.
+    /// Core the I/O thread is pinned to; `None` = what the plan says.
     pub io_core: Option<usize>,
     /// Keep the regions from being swapped out, as far as the system allows.
     pub lock: bool,
     /// Positions to make room for: prompt plus generated tokens.
     pub context: usize,
-    /// Longest chunk of prompt tokens computed at once.
+    /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
+    /// afford.
     pub chunk: usize,
     /// Spans that each lane of a trace keeps; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
@@ -100,7 +107,7 @@ impl Default for Options {
             io_core: None,
             lock: false,
             context: 1024,
-            chunk: 16,
+            chunk: 0,
             trace: 0,
             batch: 1,
             kv: DType::F16,

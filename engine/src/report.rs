@@ -4,6 +4,7 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use crate::memory::Residency;
+use crate::planner::cost::Limit;
 use crate::{Batch, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
@@ -36,6 +37,8 @@ pub struct Report {
     pub cache: Cache,
     /// Which neurons were computed.
     pub sparsity: SparsityReport,
+    /// What the plan expected.
+    pub plan: Expected,
     /// Hash over the logits of every generated token.
     pub logits_hash: String,
     /// Compute threads.
@@ -97,7 +100,7 @@ pub struct Memory {
     pub budget_bytes: u64,
     /// Highest resident set of the process (VmHWM); `null` when the system does not tell.
     pub peak_rss_bytes: Option<u64>,
-    /// Resident weights: attention, norms, embedding, head, tables.
+    /// Resident weights: attention, norms, embedding, head, scales.
     pub fixed: u64,
     /// Gate rows that stay resident.
     pub gates: u64,
@@ -148,14 +151,42 @@ pub struct Cache {
 }
 
 /// Which neurons were computed.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct SparsityReport {
-    /// `dense` or `exact`.
+    /// `dense`, `exact` or `predicted`.
     pub mode: &'static str,
+    /// Why that mode.
+    pub reason: String,
     /// Share of (neuron, token) pairs whose gate fired.
     pub active_share: f64,
-    /// Recall of the predictor; `null` without one.
+    /// Share of (neuron, token) pairs whose gate was computed.
+    pub looked_at_share: f64,
+    /// Recall of the predictors on the text they were measured on; `null` without.
     pub predictor_recall: Option<f64>,
+}
+
+/// What the plan expected of the run.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Expected {
+    /// Generated tokens per second.
+    pub expected_tokens_per_s: f64,
+    /// Prompt tokens per second, for prompts of whole chunks.
+    pub expected_prefill_tokens_per_s: f64,
+    /// Share of the needed neurons outside the hot region that the cold one holds.
+    pub expected_cold_hit_rate: f64,
+    /// Bytes read per generated token.
+    pub expected_bytes_per_token: f64,
+    /// Milliseconds of a token in which something is computed, and in which it waits for reads.
+    pub expected_compute_ms: f64,
+    /// See `expected_compute_ms`.
+    pub expected_wait_ms: f64,
+    /// The limiting resource.
+    pub limit: Limit,
+    /// Prompt tokens computed at once.
+    pub chunk: usize,
+    /// Whether machine and device were measured and the model has statistics; else the numbers
+    /// above rest on assumptions.
+    pub measured: bool,
 }
 
 impl Report {
@@ -169,7 +200,7 @@ impl Report {
         let total_decode_ms: f64 = ms.iter().sum();
         ms.sort_by(f64::total_cmp);
         let needs = engine.needs();
-        let plan = engine.plan();
+        let (plan, planned) = (engine.memory(), engine.plan());
         let done = generation.counters;
         let hits = done.hot_hits + done.hits;
         let needed = hits + done.misses;
@@ -199,12 +230,12 @@ impl Report {
             memory: Memory {
                 budget_bytes: plan.budget(),
                 peak_rss_bytes: mem::peak_rss(),
-                fixed: needs.fixed,
+                fixed: needs.fixed + needs.scales,
                 gates: plan.ledger.held("gates"),
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),
                 kv: needs.kv,
-                predictor: 0,
+                predictor: needs.predictor,
                 scratch: needs.scratch,
                 ffn_resident_share: plan.ffn_resident_share(needs),
             },
@@ -232,8 +263,21 @@ impl Report {
             },
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
+                reason: engine.sparsity_reason().to_string(),
                 active_share: done.active_share(),
-                predictor_recall: None,
+                looked_at_share: done.looked_at_share(),
+                predictor_recall: engine.predictor_recall(),
+            },
+            plan: Expected {
+                expected_tokens_per_s: planned.decode.tokens_per_s,
+                expected_prefill_tokens_per_s: planned.prefill.tokens_per_s,
+                expected_cold_hit_rate: planned.decode.cold_hit_rate,
+                expected_bytes_per_token: planned.decode.bytes_read,
+                expected_compute_ms: planned.decode.compute_ms,
+                expected_wait_ms: planned.decode.wait_ms,
+                limit: planned.decode.limit,
+                chunk: planned.chunk,
+                measured: planned.basis.all_measured(),
             },
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
@@ -298,10 +342,17 @@ impl Report {
         };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
-            "{best_of}{:.1} tok/s ({:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
+            "{best_of}{:.1} tok/s (expected {}{:.1}, limit: {}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
             self.decode_tokens_per_s,
+            if self.plan.measured {
+                ""
+            } else {
+                "unmeasured "
+            },
+            self.plan.expected_tokens_per_s,
+            self.plan.limit,
             self.latency_ms.mean,
             self.prefill_tokens_per_s,
             self.io.bytes_read as f64 / 1024.0 / tokens,

@@ -33,7 +33,7 @@ pub(crate) fn region(len: usize) -> Result<Slot, Error> {
 }
 
 /// Rows that one thread takes at a time.
-const ROWS_PER_CHUNK: usize = 32;
+pub(crate) const ROWS_PER_CHUNK: usize = 32;
 
 impl Matrix {
     fn stride(&self) -> usize {

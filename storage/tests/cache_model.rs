@@ -297,14 +297,16 @@ proptest! {
         }
     }
 
-    /// Of all evictable units the one leaves whose uses, each weighted by its age, add up to
-    /// least, to the width of a bucket and of rounding. Uses before an eviction count.
+    /// Of the units that were not used in this tick or the last one, the one leaves whose uses,
+    /// each weighted by its age, add up to least, to the width of a bucket and of rounding. Uses
+    /// before an eviction count.
     #[test]
     fn the_least_used_of_late_leaves(
         slots in 1..7u32, uses in prop::collection::vec((0..12u32, 0..4u32), 1..300)
     ) {
         let mut cache = cache(slots, Policy::Lrfu);
         let mut worth = [0f64; 12];
+        let (mut now, mut last) = (2, [0; 12]);
         let rates = [0.02, 0.3];
         let weight = (-3.0f64 / 128.0).exp2();
         for (n, worth) in worth.iter_mut().enumerate() {
@@ -315,6 +317,7 @@ proptest! {
         for (n, ticks) in uses {
             for _ in 0..ticks {
                 cache.tick();
+                now += 1;
                 worth.iter_mut().for_each(|w| *w *= weight);
             }
             let k = key(n);
@@ -331,10 +334,15 @@ proptest! {
             let gone: Vec<u32> = before.iter().copied().filter(|&m| !cache.contains(key(m))).collect();
             prop_assert!(gone.len() <= 1);
             if let Some(&gone) = gone.first() {
-                let least = before.iter().map(|&m| worth[m as usize]).fold(f64::MAX, f64::min);
-                prop_assert!(worth[gone as usize] <= least * 1.35, "{gone}: {worth:?}");
+                let old = |m: &&u32| last[**m as usize] + 1 < now;
+                let worths = before.iter().filter(old).map(|&m| worth[m as usize]);
+                let least = worths.fold(f64::MAX, f64::min);
+                let fresh = last[gone as usize] + 1 >= now;
+                prop_assert_eq!(fresh, least == f64::MAX, "{}: {:?}", gone, last);
+                prop_assert!(fresh || worth[gone as usize] <= least * 1.35, "{gone}: {worth:?}");
             }
             worth[n as usize] += 1.0;
+            last[n as usize] = now;
             cache.check_invariants();
         }
     }

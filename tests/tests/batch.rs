@@ -168,8 +168,8 @@ fn the_border_follows_the_batch_without_reads() {
             (before.reads, before.bytes_read),
             (after.reads, after.bytes_read)
         );
-        assert!(engine.plan().ledger.used() <= engine.plan().budget());
-        hot.push(engine.plan().hot_clusters);
+        assert!(engine.memory().ledger.used() <= engine.memory().budget());
+        hot.push(engine.memory().hot_clusters);
         for chunk in [4, 1] {
             let found = bits(&all_logits(&mut engine, &text, chunk));
             assert!(found == expected, "{sequences} sequences");

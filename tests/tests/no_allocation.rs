@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling};
+use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling, Sparsity};
 use emberflow_storage::io::EngineChoice;
 
 struct Counting;
@@ -40,12 +40,18 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_token_allocates_nothing() {
     // one test, so that nothing else allocates meanwhile
-    for io in [EngineChoice::Auto, EngineChoice::Pread] {
+    for (io, sparsity, share) in [
+        (EngineChoice::Auto, Sparsity::Exact, 0.45),
+        (EngineChoice::Pread, Sparsity::Exact, 0.45),
+        (EngineChoice::Auto, Sparsity::Predicted, 0.45),
+        (EngineChoice::Auto, Sparsity::Predicted, 0.8),
+    ] {
         let model = open_model(&ModelArg { model: None }).expect("the bundled model");
         let mut engine = Engine::open(
             model,
             Options {
-                budget: Budget::FfnShare(0.45),
+                budget: Budget::FfnShare(share),
+                sparsity,
                 threads: 2,
                 context: 256,
                 io,
@@ -90,7 +96,7 @@ fn a_token_allocates_nothing() {
             .collect();
         assert!(
             windows.contains(&0) && windows.iter().all(|&n| n < 10),
-            "{windows:?} allocations in 60 tokens each with {io:?}"
+            "{windows:?} allocations in 60 tokens each with {io:?}, {sparsity:?}"
         );
     }
 }

@@ -88,8 +88,12 @@ fn generate(
     Ok((tokens, bits))
 }
 
-fn resident() -> (Vec<u32>, Vec<u32>) {
-    let mut engine = open(options(Budget::FfnShare(1.0))).expect("open");
+fn resident(sparsity: Sparsity) -> (Vec<u32>, Vec<u32>) {
+    let mut engine = open(Options {
+        sparsity,
+        ..options(Budget::FfnShare(1.0))
+    })
+    .expect("open");
     generate(&mut engine, &mut |_| Ok(())).expect("resident run")
 }
 
@@ -98,7 +102,9 @@ fn resident() -> (Vec<u32>, Vec<u32>) {
 #[test]
 fn recoverable_faults_and_changing_budgets_change_no_bit() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let expected = resident();
+    let exact = resident(Sparsity::Exact);
+    let predicted = resident(Sparsity::Predicted);
+    assert!(exact != predicted, "predictors left nothing out");
     let mut changed_residency = 0;
     let mut read = 0;
     for seed in seeds(0..200) {
@@ -115,16 +121,22 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             1 => EngineChoice::Pread,
             _ => simulated(&mut random, faults),
         };
+        let modes = [Sparsity::Exact, Sparsity::Dense, Sparsity::Predicted];
+        let sparsity = modes[[0, 0, 0, 1, 2, 2, 2][random.below(7) as usize]];
+        let expected = match sparsity {
+            Sparsity::Predicted => &predicted,
+            _ => &exact,
+        };
         let mut engine = open(Options {
             io,
             threads: 1 + random.below(3) as usize,
             chunk: 1 + random.below(20) as usize,
-            sparsity: [Sparsity::Exact, Sparsity::Dense][random.below(4) as usize / 3],
+            sparsity,
             phases: [Phases::One, Phases::Two][random.below(2) as usize],
             ..options(Budget::FfnShare(random.share()))
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        let first = engine.plan().residency;
+        let first = engine.memory().residency;
         let found = generate(&mut engine, &mut |engine| {
             if random.below(3) == 0 {
                 // below about a third, Gate rows do not stay resident
@@ -135,14 +147,14 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
                 };
                 let bytes = needs.budget_for_share(range * random.share());
                 engine.set_budget(bytes)?;
-                changed_residency += usize::from(engine.plan().residency != first);
+                changed_residency += usize::from(engine.memory().residency != first);
             }
             Ok(())
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        assert!(found == expected, "seed {seed}: the output changed");
+        assert!(found == *expected, "seed {seed}: the output changed");
         read += engine.counters().misses;
-        let (rss, budget) = (mem::rss().expect("rss"), engine.plan().budget());
+        let (rss, budget) = (mem::rss().expect("rss"), engine.memory().budget());
         assert!(
             rss <= budget,
             "seed {seed}: {rss} bytes held, {budget} allowed"
@@ -163,7 +175,7 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
 #[test]
 fn damage_ends_the_run_and_never_changes_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let expected = resident();
+    let expected = resident(Sparsity::Auto);
     let mut ended = 0;
     for seed in seeds(1000..1040) {
         let mut random = Random(seed);

@@ -36,7 +36,7 @@ fn memory_follows_the_budget_and_the_text_does_not() {
     let mut engine = Engine::open(model, options).expect("open");
     let expected = tokens(&mut engine);
     let full = mem::rss().expect("rss");
-    assert!(full <= engine.plan().budget());
+    assert!(full <= engine.memory().budget());
     for share in [0.7, 0.4, 0.0, 0.2, 0.5, 1.0, 0.0, 1.0] {
         let budget = engine.needs().budget_for_share(share);
         engine.set_budget(budget).expect("set_budget");

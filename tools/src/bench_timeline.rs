@@ -120,7 +120,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         model: engine.config().name.clone(),
         threads: engine.threads(),
         io: engine.io_name(),
-        ffn_resident_share: engine.plan().ffn_resident_share(engine.needs()),
+        ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
         position: shot.position,
         token_ms: ms(shot.ns()),
         all_ms,

@@ -10,6 +10,7 @@ use emberflow_engine::{Budget, Policy, Sparsity};
 pub use self::trace::*;
 use crate::size;
 use crate::synth::{firing, shape};
+use crate::train_predictor::TrainPredictorArgs;
 
 /// Run language models that are larger than memory.
 #[derive(Debug, Parser)]
@@ -47,6 +48,8 @@ pub enum Command {
     /// Record which neurons a real run needs, and replay that against caches.
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Copy a container and add predictors of which neurons fire, made from a text.
+    TrainPredictor(TrainPredictorArgs),
     /// Write a container's weights as an ordinary Hugging Face folder.
     Export(ExportArgs),
     /// Write a random checkpoint of a real model's shape with given activation statistics.
@@ -54,6 +57,8 @@ pub enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Say how a model would be run under a budget, and how fast.
+    Plan(PlanArgs),
     /// Say what this machine offers and what to change.
     Doctor(DoctorArgs),
 }
@@ -63,6 +68,8 @@ pub enum Command {
 pub enum BenchCommand {
     /// Speed of the device by read size, depth, address range and engine.
     Io(BenchIoArgs),
+    /// Speed of the processor and the memory, for plans: a few seconds, saved.
+    Device(BenchDeviceArgs),
     /// Speed of decoding, where the time goes, and its share of the speed of memory.
     Decode(BenchDecodeArgs),
     /// One token as a picture: what every thread, the I/O thread and the device did when.
@@ -87,7 +94,7 @@ pub struct EngineArgs {
     /// Instead of --memory: the budget that keeps this share of the FFN in memory, 0 to 1.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub ffn_resident: Option<f64>,
-    /// Compute threads; default: one per core.
+    /// Compute threads; default: one per core, or fewer where that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Which neurons to compute.
@@ -100,15 +107,15 @@ pub struct EngineArgs {
     /// How to read from flash: auto, uring, pread, or sim:PROFILE.
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: String,
-    /// Core to pin the I/O thread to.
+    /// Core to pin the I/O thread to; default: a strong one where cores differ, else none.
     #[arg(long, value_name = "CORE")]
     pub io_core: Option<usize>,
     /// Keep neurons from being swapped out, as far as the system allows (see doctor).
     #[arg(long)]
     pub lock: bool,
-    /// Prompt tokens computed at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=512))]
-    pub chunk: u16,
+    /// Prompt tokens computed at once; default: the longest chunk that the budget can well afford.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub chunk: Option<u16>,
     /// Format of the key/value cache.
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvArg,
@@ -117,12 +124,15 @@ pub struct EngineArgs {
 /// Sparsity modes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SparsityArg {
-    /// `exact` where it equals dense, else `dense`.
+    /// `predicted` where the model has predictors and they pay, else `exact` where it equals
+    /// dense, else `dense`.
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then only neurons that fire; equals dense bit for bit.
     Exact,
+    /// Only neurons that a predictor names (see train-predictor); an approximation.
+    Predicted,
 }
 
 impl From<SparsityArg> for Sparsity {
@@ -131,6 +141,7 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Auto => Self::Auto,
             SparsityArg::Dense => Self::Dense,
             SparsityArg::Exact => Self::Exact,
+            SparsityArg::Predicted => Self::Predicted,
         }
     }
 }
@@ -439,6 +450,10 @@ pub struct BenchDecodeArgs {
     /// Tokens to decode at each context length.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub tokens: usize,
+    /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
+    /// perfect predictor without costs would give. Needs resident Gate rows.
+    #[arg(long)]
+    pub oracle: bool,
     /// Positions before the first token; their keys and values are made up.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
     pub contexts: Vec<usize>,
@@ -534,6 +549,59 @@ pub enum ReadSize {
     Sequential,
 }
 
+/// `bench device`
+#[derive(Debug, Args)]
+pub struct BenchDeviceArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Save to FILE instead of where the planner looks for it
+    /// ($XDG_CACHE_HOME/emberflow/machine.json).
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+}
+
+/// `plan`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow plan
+  emberflow plan model.ember --memory 1GiB,2GiB,4GiB
+  emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
+
+Measure the storage device first (emberflow bench io MODEL); the machine is measured by this command
+when it was not yet.")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// One budget for the whole process or several, such as 1GiB,2GiB, or `auto`; default: eight
+    /// from the smallest that works to the whole model.
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
+    pub memory: Vec<Budget>,
+    /// Positions to make room for.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub context: u32,
+    /// Compute threads; default: one per core, or fewer where that is faster.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Which neurons to compute.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub sparsity: SparsityArg,
+    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io: String,
+    /// Prompt tokens computed at once; default: the plan's choice.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub chunk: Option<u16>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write expected speed over budget as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
 /// `doctor`
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -567,7 +635,7 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
         _ => Err(format!("{text:?} is not a share between 0 and 1")),

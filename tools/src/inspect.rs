@@ -10,6 +10,7 @@ use emberflow_storage::container::{Container, Placement};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
+use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
 use crate::{Failure, print_json, size, svg};
 
@@ -28,6 +29,8 @@ pub struct Inspection {
     pub sections: Vec<SectionReport>,
     /// Activity per layer, when the container has statistics.
     pub temperature: Option<Vec<LayerTemperature>>,
+    /// Predictors of which neurons fire, when the container has some.
+    pub predictors: Option<Predictors>,
     /// What the statistics hold beside counts.
     pub statistics: Option<Statistics>,
     /// Tensors, with `--tensors`.
@@ -221,6 +224,7 @@ fn inspect(
             })
             .collect(),
         temperature,
+        predictors: predictors(container, &meta.config)?,
         statistics,
         tensors,
     })
@@ -312,6 +316,9 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
                 curve.join(" ")
             );
         }
+    }
+    for line in i.predictors.iter().flat_map(Predictors::lines) {
+        let _ = writeln!(out, "{line}");
     }
     if let Some(s) = &i.statistics {
         let list: Vec<String> = s.persistence.iter().map(|p| format!("{p:.2}")).collect();

@@ -7,6 +7,7 @@
 
 pub mod atomic;
 pub mod bench_decode;
+pub mod bench_device;
 pub mod bench_io;
 pub mod bench_timeline;
 pub mod chrome;
@@ -14,10 +15,12 @@ pub mod cli;
 pub mod doctor;
 pub mod export;
 pub mod inspect;
+pub mod inspect_predictors;
 pub mod model;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
+pub mod plan;
 pub mod profile;
 pub mod progress;
 pub mod run;
@@ -26,6 +29,7 @@ pub mod stats;
 pub mod svg;
 pub mod synth;
 pub mod trace;
+pub mod train_predictor;
 pub mod verify;
 
 use std::process::ExitCode;
@@ -103,9 +107,12 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Profile(args) => profile::command(&args),
         cli::Command::Trace(command) => trace::command(&command),
+        cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
+        cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
+        cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
         cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
         cli::Command::Doctor(args) => doctor::command(&args),

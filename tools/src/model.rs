@@ -108,7 +108,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         context,
         batch: 1,
         trace: 0,
-        chunk: args.chunk.into(),
+        chunk: args.chunk.unwrap_or(0).into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,

@@ -127,7 +127,7 @@ pub fn measure(
         window: window as u32,
         active_share: engine.counters().active_share(),
         peak_rss_bytes: mem::peak_rss(),
-        budget_bytes: engine.plan().budget(),
+        budget_bytes: engine.memory().budget(),
     })
 }
 

@@ -70,6 +70,8 @@
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `select.rs` | the largest of many values |
+//! | `signs.rs` | signs as bits, and how many differ |
+//! | `two_bit.rs` | rows in two bits, widened to q4 |
 //! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes in blocks |
@@ -94,8 +96,10 @@ mod ops_int;
 mod quantize;
 mod row;
 mod select;
+mod signs;
 mod simd;
 mod sync;
+mod two_bit;
 mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
@@ -108,6 +112,8 @@ pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
 pub use quantize::{QuantizeError, error_bound, quantize_row};
 pub use row::Row;
+pub use signs::sign_bytes;
+pub use two_bit::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
 pub use workers::Workers;
 
 /// Number of virtual lanes a reduction runs over, on every instruction set.

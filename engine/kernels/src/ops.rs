@@ -187,6 +187,37 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
+    /// Two-bit rows of `n` elements, one after the other in `bytes`, as q4 rows with the
+    /// same values, one after the other in `out`.
+    ///
+    /// # Panics
+    /// If `bytes` is not whole rows or `out` not as many q4 rows.
+    #[inline]
+    pub fn widen_two_bit(self, bytes: &[u8], n: usize, out: &mut [u8]) {
+        simd::widen_two_bit(self, bytes, n, out);
+    }
+
+    /// The signs of `x` as bits: 1 where an element is below zero. See [`sign_bytes`](crate::sign_bytes) for the
+    /// length of `bits`.
+    ///
+    /// # Panics
+    /// If `bits.len() != sign_bytes(x.len())`.
+    #[inline]
+    pub fn sign_bits(self, x: &[f32], bits: &mut [u8]) {
+        simd::sign_bits(self, x, bits);
+    }
+
+    /// `y[r]` = how many bits of row `r`, which starts at `bytes[r * stride]`, differ from
+    /// `x`. Of signs ([`sign_bits`](Cpu::sign_bits)): how many products are negative.
+    ///
+    /// # Panics
+    /// If `x` is not whole words of 8 bytes, if `stride` is shorter than `x`, or if the last
+    /// row ends beyond `bytes`.
+    #[inline]
+    pub fn sign_differences(self, bytes: &[u8], stride: usize, x: &[u8], y: &mut [u32]) {
+        simd::sign_differences(self, bytes, stride, x, y);
+    }
+
     /// [`argmax`](crate::argmax), several values at a time.
     #[inline]
     pub fn argmax(self, x: &[f32]) -> Option<usize> {

@@ -41,6 +41,8 @@ pub(crate) struct Banks {
     align: (usize, usize),
     /// Every token needs every neuron.
     pub dense: bool,
+    /// Predictors name the neurons that are needed.
+    pub predicts: bool,
     /// Buffers for whole clusters on their way.
     pub stream: u32,
 }
@@ -116,11 +118,8 @@ impl Banks {
             neurons: shape.neurons,
             align,
             dense: shape.dense,
-            stream: if chunk >= PREFILL {
-                STREAM_PREFILL
-            } else {
-                STREAM
-            },
+            predicts: false,
+            stream: Self::stream_for(chunk),
             container,
         };
         Ok((banks, source))
@@ -173,15 +172,24 @@ impl Banks {
         (2 * CLUSTER as u64).min(self.total())
     }
 
-    /// Bytes of queues, tables and stream buffers.
-    pub fn io_bytes(&self) -> u64 {
+    /// Stream buffers for chunks of up to `chunk` tokens.
+    pub fn stream_for(chunk: usize) -> u32 {
+        if chunk >= PREFILL {
+            STREAM_PREFILL
+        } else {
+            STREAM
+        }
+    }
+
+    /// Bytes of queues, tables and stream buffers for chunks of up to `chunk` tokens.
+    pub fn io_bytes(&self, chunk: usize) -> u64 {
         let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
         let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
             + ColdCache::overhead(COLD, 0, self.total())
             + ColdCache::overhead(Policy::Lru, units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)
-            + Arena::charge(self.stream, self.stream_len())
+            + Arena::charge(Self::stream_for(chunk), self.stream_len())
     }
 
     /// Bytes of a stream buffer: one whole cluster.
@@ -237,16 +245,29 @@ impl Banks {
         part.slot_len(self.align)
     }
 
-    /// What reads of this container cost with an I/O engine.
-    pub fn read_costs(&self, io: EngineChoice, fire_share: f64) -> ReadCosts {
+    /// What reads from this container's device cost with an I/O engine.
+    pub fn read_cost(&self, io: EngineChoice, depth: u32) -> ReadCost {
+        let (file, path) = (self.container.file(), self.container.path());
+        ReadCost::for_file(file, path, io, depth)
+    }
+
+    /// Commands under way when all stream buffers are being filled.
+    pub fn stream_depth(&self) -> u32 {
+        let commands = self
+            .stream_len()
+            .div_ceil(Limits::PRODUCTION.block as usize);
+        STREAM * u32::try_from(commands).unwrap_or(1)
+    }
+
+    /// What reads of its parts cost on a device.
+    pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
-        let cost = ReadCost::for_file(self.container.path(), io, Limits::PRODUCTION.depth);
-        tracing::info!(origin = %cost.origin(), "cost of reads");
-        let random = |len: u32| cost.read_ns(u64::from(len), Pattern::Random);
+        let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
         ReadCosts {
-            cluster: cost.read_ns(self.stream_len() as u64, Pattern::Sequential),
+            cluster: device.read_ns(self.stream_len() as u64, Pattern::Sequential),
             gate: random(g.gate_read()),
             rest: random(g.stride - g.rest_read()),
+            bundle: random(g.stride),
             fire_share,
         }
     }

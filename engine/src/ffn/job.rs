@@ -52,10 +52,54 @@ pub(super) fn resident_gates(
             });
         }
     }
-    activation::apply(cpu, shape.kind.activation, gates);
+    activation::apply(cpu, shape, gates);
 }
 
-/// Activated gates of the needed neurons of cluster `c` from their bundles.
+/// As [`resident_gates`] of a whole cluster, where `gates` holds 1 for the (neuron, token) pairs that are
+/// wanted and 0 for the others, whose gates become zero.
+pub(super) fn wanted_gates(
+    cpu: Cpu,
+    shape: &FfnShape,
+    store: &NeuronStore,
+    bank: u32,
+    first: usize,
+    input: Input<'_>,
+    gates: &mut [f32],
+) {
+    let tokens = input.tokens();
+    let mut rows = Rows::new();
+    for (i, wanted) in gates.chunks_exact(tokens).enumerate() {
+        if wanted.contains(&1.0) {
+            let id = (first + i) as u32;
+            rows.push(id, store.resident_gate(bank, id));
+        }
+    }
+    let values_len = CLUSTER * tokens;
+    with_thread_buffer(values_len + products_floats(input.n(), tokens), |memory| {
+        let (values, memory) = memory.split_at_mut(values_len);
+        let values = &mut values[..rows.len * tokens];
+        products(cpu, rows.list(), input, values, memory);
+        activation::apply(cpu, shape, values);
+        for (id, values) in rows.ids().zip(values.chunks_exact_mut(tokens)) {
+            let wanted = &mut gates[id * tokens..][..tokens];
+            keep_wanted(values, wanted);
+            wanted.copy_from_slice(values);
+        }
+    });
+}
+
+/// Sets to zero what is not wanted.
+fn keep_wanted(gates: &mut [f32], wanted: &[f32]) {
+    for (gate, wanted) in gates.iter_mut().zip(wanted) {
+        if *wanted == 0.0 {
+            *gate = 0.0;
+        }
+    }
+}
+
+/// Activated gates of the needed neurons of cluster `c` from their bundles; `gates` holds
+/// 1 for the (neuron, token) pairs that are wanted and 0 for the others, whose gates
+/// become zero.
 pub(super) fn gates_from_bundles(
     cpu: Cpu,
     shape: &FfnShape,
@@ -67,18 +111,26 @@ pub(super) fn gates_from_bundles(
 ) {
     let _span = store.trace_cluster(&trace::GATE, c as usize);
     let tokens = input.tokens();
-    gates.fill(0.0);
-    with_thread_buffer(products_floats(input.n(), tokens), |memory| {
-        for place in store.places(c) {
-            let id = ids[place];
-            if let Some(bytes) = store.bytes(place, id) {
-                let gates = &mut gates[id as usize % CLUSTER * tokens..][..tokens];
-                let row = shape.format.gate(bytes.gate, bytes.scales);
-                products(cpu, &[row], input, gates, memory);
-            }
+    let mut places = store.places(c).peekable();
+    let numbers = 0..gates.len() / tokens;
+    with_thread_buffer(tokens + products_floats(input.n(), tokens), |memory| {
+        let (values, memory) = memory.split_at_mut(tokens);
+        for (number, gates) in numbers.zip(gates.chunks_exact_mut(tokens)) {
+            let here = |&place: &usize| ids[place] as usize % CLUSTER == number;
+            let bytes = places
+                .next_if(here)
+                .and_then(|place| store.bytes(place, ids[place]));
+            let Some(bytes) = bytes else {
+                gates.fill(0.0);
+                continue;
+            };
+            let row = shape.format.gate(bytes.gate, bytes.scales);
+            products(cpu, &[row], input, values, memory);
+            activation::apply(cpu, shape, values);
+            keep_wanted(values, gates);
+            gates.copy_from_slice(values);
         }
     });
-    activation::apply(cpu, shape.kind.activation, gates);
 }
 
 /// What was done for a cluster.
@@ -96,6 +148,8 @@ pub(super) struct Job<'a> {
     /// Activated gates, `[neurons × tokens]`, of the clusters where the store
     /// says that they are known.
     pub gates: &'a [f32],
+    /// Where they are not known `gates` holds 1 for wanted pairs and 0 for others.
+    pub named: bool,
     pub ids: &'a [u32],
     pub input: Input<'a>,
 }
@@ -204,14 +258,17 @@ impl Job<'_> {
         }
         let gates = &mut gates[..rows.len * tokens];
         products(cpu, rows.list(), self.input, gates, memory);
-        activation::apply(cpu, self.shape.kind.activation, gates);
+        activation::apply(cpu, self.shape, gates);
         let (mut fired, mut row) = (0, 0);
         for place in self.store.places(c) {
             let id = self.ids[place];
             let Some(bytes) = self.store.bytes(place, id) else {
                 continue;
             };
-            let gate = &gates[row * tokens..(row + 1) * tokens];
+            let gate = &mut gates[row * tokens..(row + 1) * tokens];
+            if self.named {
+                keep_wanted(gate, &self.gates[id as usize * tokens..][..tokens]);
+            }
             let firing = gate.iter().filter(|&&g| g != 0.0).count();
             fired += firing as u64;
             if firing > 0 || self.shape.dense {

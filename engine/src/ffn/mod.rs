@@ -9,12 +9,14 @@
 //!
 //! `exact` and `dense` differ in what they skip, not in what they add: a neuron
 //! whose gate does not fire contributes zeros in `dense` mode and nothing in
-//! `exact` mode.
+//! `exact` mode. `predicted` leaves out besides what its predictor does not want.
 
 mod activation;
 mod banks;
 mod hot;
 mod job;
+mod oracle;
+mod predict;
 mod record;
 pub mod regions;
 mod store;
@@ -32,11 +34,14 @@ use crate::input::Input;
 use crate::policy::Overlap;
 use crate::trace;
 use job::Job;
+pub(crate) use oracle::Oracle;
+use predict::Predictors;
 use record::Record;
 use store::Step;
 
 pub(crate) use banks::Banks;
 pub(crate) use job::thread_floats;
+pub(crate) use predict::Stored as StoredPredictors;
 pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
 pub(crate) use temperature::Temperature;
@@ -74,6 +79,8 @@ pub(crate) struct FfnShape {
     pub kind: FfnKind,
     /// Compute every neuron, firing or not.
     pub dense: bool,
+    /// Activated gates below this magnitude count as zero; 0 for none.
+    pub cut: f32,
 }
 
 /// The FFN of every layer, over a [`NeuronStore`].
@@ -82,14 +89,20 @@ pub(crate) struct Ffn {
     pub store: NeuronStore,
     /// The layer's needed neurons, ascending.
     ids: Vec<u32>,
-    /// Activated gates, `[neurons × tokens]`, where they are known ahead.
+    /// Activated gates, `[neurons × tokens]`, where they are known ahead. Until then, if
+    /// `named`, 1 for pairs that a predictor wants and 0 for others.
     gates: Vec<f32>,
+    named: bool,
+    predictors: Option<Predictors>,
+    /// Active sets that are known in advance, for measurements.
+    pub oracle: Oracle,
     partials: Vec<f32>,
     /// Clusters that are ready, and what each cluster of a group is to do now.
     ready: Vec<(u32, Step)>,
     now: Vec<Option<Step>>,
-    /// (neuron, token) pairs whose gate fired, and all of them.
+    /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
     fired: u64,
+    looked_at: u64,
     possible: u64,
     /// Bytes of weights computed with.
     bytes: u64,
@@ -103,8 +116,8 @@ impl Ffn {
     pub fn new(
         shape: FfnShape,
         store: NeuronStore,
-        chunk: usize,
-        threads: usize,
+        predictors: Option<Predictors>,
+        (chunk, threads): (usize, usize),
         observe: bool,
     ) -> Self {
         let (gates, partials) = buffer_lens(&shape, chunk, threads);
@@ -112,6 +125,9 @@ impl Ffn {
         Self {
             ids: Vec::with_capacity(shape.neurons),
             gates: vec![0.0; gates],
+            named: false,
+            predictors,
+            oracle: Oracle::default(),
             partials: vec![0.0; partials],
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
@@ -119,6 +135,7 @@ impl Ffn {
             overlap: store.overlap(),
             store,
             fired: 0,
+            looked_at: 0,
             possible: 0,
             bytes: 0,
             record: observe.then(|| Record::new(gates)),
@@ -145,19 +162,22 @@ impl Ffn {
     pub fn counters(&self) -> Counters {
         Counters {
             fired: self.fired,
+            looked_at: self.looked_at,
             possible: self.possible,
             ffn_bytes: self.bytes,
             ..self.store.counters()
         }
     }
 
-    /// `out[t] = FFN(input[t])` for every token of the input.
+    /// `out[t] = FFN(input[t])` for every token of the input, which is `residual` after
+    /// the norm.
     pub fn layer(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
         bank: u32,
         input: Input<'_>,
+        residual: &[f32],
         out: &mut [f32],
     ) -> Result<(), Error> {
         let d = self.shape.format.d;
@@ -165,13 +185,18 @@ impl Ffn {
         let out = &mut out[..tokens * d];
         out.fill(0.0);
         self.possible += (self.shape.neurons * tokens) as u64;
-        self.bytes += (self.shape.neurons * self.shape.format.gate_len()) as u64;
         if let Some(record) = &mut self.record {
             record.clear(self.shape.neurons * tokens);
         }
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
-        self.name_needs(cpu, workers, bank, input)?;
+        self.name_needs(cpu, workers, bank, input, residual)?;
+        let gates = if self.named {
+            self.ids.len()
+        } else {
+            self.shape.neurons
+        };
+        self.bytes += (gates * self.shape.format.gate_len()) as u64;
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
@@ -187,20 +212,35 @@ impl Ffn {
     }
 
     /// Finds out which neurons are needed and requests the missing ones. With
-    /// resident Gate rows those are the ones that fire for a token at least, else
-    /// all.
+    /// resident Gate rows those are the ones that fire for a token at least; else those
+    /// that a predictor wants, or all.
     fn name_needs(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
         bank: u32,
         input: Input<'_>,
+        residual: &[f32],
     ) -> Result<(), Error> {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
         self.store.begin(bank, tokens)?;
-        if !self.store.gates_resident() {
+        let features = input.features(residual);
+        let predictor = match &mut self.predictors {
+            Some(p) => {
+                self.shape.cut = p.cut(bank);
+                p.prepare(cpu, workers, bank, features).then_some(&*p)
+            }
+            None => None,
+        };
+        let known = self.store.gates_resident();
+        let oracle = self.oracle.next();
+        self.named = predictor.is_some() || oracle.is_some();
+        if !self.named {
+            self.looked_at += (neurons * tokens) as u64;
+        }
+        if !known && !self.named {
             self.ids.extend(0..neurons as u32);
             for c in 0..clusters {
                 let end = ((c + 1) * CLUSTER).min(neurons);
@@ -214,21 +254,34 @@ impl Ffn {
         } else {
             clusters
         };
+        let (wanted, named) = (AtomicU64::new(0), self.named);
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
             let gates = &mut self.gates[low * tokens..high * tokens];
             let (shape, store) = (&self.shape, &self.store);
             workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
-                job::resident_gates(cpu, shape, store, bank, low + c * CLUSTER, input, gates);
+                let first = low + c * CLUSTER;
+                if let Some(set) = oracle {
+                    oracle::name(set, first, gates);
+                } else if let Some(predictor) = predictor {
+                    predictor.predict(cpu, bank, features, first, gates);
+                    let ones = gates.iter().filter(|&&w| w != 0.0).count();
+                    wanted.fetch_add(ones as u64, Ordering::Relaxed);
+                }
+                if known && named {
+                    job::wanted_gates(cpu, shape, store, bank, first, input, gates);
+                } else if known {
+                    job::resident_gates(cpu, shape, store, bank, first, input, gates);
+                }
             });
             for first in (low..high).step_by(CLUSTER) {
                 let start = self.ids.len();
                 for n in first..(first + CLUSTER).min(high) {
                     let gates = &self.gates[n * tokens..(n + 1) * tokens];
-                    let firing = gates.iter().filter(|&&g| g != 0.0).count();
-                    if firing > 0 {
+                    let pairs = gates.iter().filter(|&&g| g != 0.0).count();
+                    if pairs > 0 {
                         self.ids.push(n as u32);
-                        self.fired += firing as u64;
+                        self.fired += if known { pairs as u64 } else { 0 };
                     }
                 }
                 self.store.need(&self.ids, start..self.ids.len());
@@ -236,6 +289,8 @@ impl Ffn {
             self.store.poll(&self.ids)?;
             self.store.advance(&self.ids)?;
         }
+        self.looked_at += wanted.into_inner();
+        self.oracle.keep(&self.ids, neurons);
         Ok(())
     }
 
@@ -286,9 +341,13 @@ impl Ffn {
                 let (shape, store) = (&self.shape, &self.store);
                 let range = group.start * CLUSTER..(group.end * CLUSTER).min(neurons);
                 let gates = &mut self.gates[range.start * tokens..range.end * tokens];
+                let named = self.named;
                 workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
                     let c = group.start + c;
                     if now[c] == Some(Step::Gates) {
+                        if !named {
+                            gates.fill(1.0);
+                        }
                         job::gates_from_bundles(cpu, shape, store, c as u32, ids, input, gates);
                     }
                 });
@@ -304,6 +363,7 @@ impl Ffn {
                 shape: &self.shape,
                 store: &self.store,
                 gates: &self.gates,
+                named: self.named,
                 ids,
                 input,
             };

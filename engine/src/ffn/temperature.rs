@@ -12,13 +12,10 @@ pub(crate) struct Temperature {
     pub hot_clusters: Vec<Vec<u32>>,
     /// By bank, share of tokens for which each neuron fires; empty without statistics.
     pub rates: Vec<Vec<f32>>,
-    /// Mean share of neurons that fire.
-    pub fire_share: f64,
+    /// Chance that a neuron that fires for a token fires for the next one too, where it was
+    /// measured.
+    pub persistence: Option<f64>,
 }
-
-/// Share that is assumed without statistics: that of ReLU-fied models (ProSparse,
-/// TurboSparse) to the safe side.
-const UNKNOWN_SHARE: f64 = 0.2;
 
 /// The largest batches of up to `batch` tokens that the statistics counted: in how many each
 /// neuron of the bank fired, how many there were, and their tokens.
@@ -39,6 +36,18 @@ fn measured<'a>(
     larger.last().unwrap_or((counts, stats.tokens, 1))
 }
 
+/// Firings that were followed by another one, among those that have a token behind them: of the
+/// tokens, as many as there are pairs.
+fn persistence(stats: &ActivationStats) -> Option<f64> {
+    let profile = stats.profile.as_ref()?;
+    let sum = |counts: &[u64]| counts.iter().map(|&c| c as f64).sum::<f64>();
+    let stayed: f64 = profile.banks.iter().map(|b| sum(&b.stayed)).sum();
+    let banks = 0..profile.banks.len() as u32;
+    let fired: f64 = banks.filter_map(|b| stats.counts(b, 0)).map(sum).sum();
+    let followed = fired * profile.pairs as f64 / stats.tokens.max(1) as f64;
+    (followed > 0.0).then(|| (stayed / followed).clamp(0.0, 1.0))
+}
+
 impl Temperature {
     /// Reads the statistics section, for up to `batch` sequences at once. Without one no
     /// cluster is known to be hot.
@@ -48,7 +57,7 @@ impl Temperature {
             return Ok(Self {
                 hot_clusters: vec![vec![0; banks.count]; batch],
                 rates: Vec::new(),
-                fire_share: UNKNOWN_SHARE,
+                persistence: None,
             });
         }
         let stats = ActivationStats::parse(&bytes, banks.count, 1, banks.neurons).map_err(|e| {
@@ -68,11 +77,10 @@ impl Temperature {
             counts.iter().map(rate).collect()
         };
         let of_batch = |batch| (0..banks.count).map(|bank| hot(bank, batch)).collect();
-        let shares = stats.active_share();
         Ok(Self {
             hot_clusters: (1..=batch).map(of_batch).collect(),
             rates: (0..banks.count).map(rates).collect(),
-            fire_share: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
+            persistence: persistence(&stats),
         })
     }
 }

@@ -124,7 +124,7 @@ impl ColdCache {
 
     /// Time passes: what was used so far counts a little less. For every token, or chunk.
     pub fn tick(&mut self) {
-        self.order.tick();
+        self.order.tick(&self.key);
     }
 
     /// Says how often a unit will be used per tick as far as is known, before it ever was.
@@ -262,7 +262,7 @@ impl ColdCache {
     /// When the unit is not pinned.
     pub fn unpin(&mut self, id: SlotId) {
         if self.drop_pin(id) {
-            self.order.push(id.0, self.key[id.index()]);
+            self.order.push(id.0);
         }
     }
 
@@ -294,7 +294,7 @@ impl ColdCache {
         while let Some(slot) = self.order.first_pinned() {
             self.pins[slot as usize] = 0;
             self.order.unpin(slot);
-            self.order.push(slot, self.key[slot as usize]);
+            self.order.push(slot);
         }
     }
 

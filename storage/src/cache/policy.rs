@@ -118,7 +118,9 @@ pub enum Policy {
     /// resident, too.
     ///
     /// Neurons fire in phases of some dozen tokens and otherwise by temperature, so how
-    /// often one fired of late says more than when it fired last.
+    /// often one fired of late says more than when it fired last. What was used in this
+    /// tick or the one before goes last all the same: where phases are short and few, the
+    /// last use says most.
     Lrfu,
 }
 
@@ -135,7 +137,7 @@ impl Policy {
     pub(super) fn fixed_bytes(self) -> u64 {
         match self {
             Self::Lru => 2 * 2 * 4,
-            Self::Lrfu => 2 * 4 * (BUCKETS as u64 + 1) + 2 * 2 * REACH as u64,
+            Self::Lrfu => 2 * 4 * u64::from(RINGS) + 2 * 2 * REACH as u64,
         }
     }
 }
@@ -157,6 +159,9 @@ const BUCKET: u32 = DOUBLING / 8;
 /// every tick add up to.
 const BUCKETS: u32 = 128;
 
+/// The buckets, the units in use, and the units used in this tick and in the last one.
+const RINGS: u32 = BUCKETS + 3;
+
 /// Buckets below that of a fresh use.
 const BELOW: u32 = 72;
 
@@ -173,6 +178,8 @@ pub(super) struct Order {
     now: u32,
     /// Buckets that may hold something.
     filled: u128,
+    /// The ring of units used in this tick.
+    fresh: u32,
     evictable: u32,
     pinned: u32,
 }
@@ -191,7 +198,7 @@ impl Order {
                     ((1.0 + x.exp2()).log2() * unit).round() as u16
                 };
                 let sums = (0..2 * REACH).map(sum).collect();
-                (BUCKETS + 1, vec![0; units as usize], sums)
+                (RINGS, vec![0; units as usize], sums)
             }
         };
         Self {
@@ -201,6 +208,7 @@ impl Order {
             sums,
             now: 2 * REACH,
             filled: 0,
+            fresh: BUCKETS + 1,
             evictable: 0,
             pinned: 0,
         }
@@ -213,8 +221,13 @@ impl Order {
         }
     }
 
-    /// Time passes.
-    pub fn tick(&mut self) {
+    /// The ring of units used in the tick before.
+    fn stale(&self) -> u32 {
+        2 * BUCKETS + 3 - self.fresh
+    }
+
+    /// Time passes. `units` are those that the indices hold.
+    pub fn tick(&mut self, units: &[u32]) {
         if self.policy == Policy::Lru {
             return;
         }
@@ -229,6 +242,14 @@ impl Order {
                 self.filled |= 1 << to;
             }
         }
+        let stale = self.stale();
+        while let Some(i) = self.rings.oldest(stale) {
+            self.rings.remove(i);
+            let bucket = self.bucket(units[i as usize]);
+            self.filled |= 1 << bucket;
+            self.rings.push(bucket, i);
+        }
+        self.fresh = stale;
     }
 
     /// The bucket of the least worth, and of everything below.
@@ -268,12 +289,14 @@ impl Order {
         (worth / BUCKET).clamp(lowest, lowest + BUCKETS - 1) % BUCKETS
     }
 
-    /// Makes index `i`, which is in no ring and holds `unit`, evictable.
+    /// Makes index `i`, which is in no ring and was just used, evictable.
     #[inline]
-    pub fn push(&mut self, i: u32, unit: u32) {
-        let bucket = self.bucket(unit);
-        self.filled |= 1 << bucket;
-        self.rings.push(bucket, i);
+    pub fn push(&mut self, i: u32) {
+        let ring = match self.policy {
+            Policy::Lru => 0,
+            Policy::Lrfu => self.fresh,
+        };
+        self.rings.push(ring, i);
         self.evictable += 1;
     }
 
@@ -290,13 +313,7 @@ impl Order {
 
     /// Makes index `i`, which is in no ring, the last to be evicted.
     pub fn push_last_victim(&mut self, i: u32) {
-        let bucket = match self.policy {
-            Policy::Lru => 0,
-            Policy::Lrfu => (self.lowest() + BUCKETS - 1) % BUCKETS,
-        };
-        self.filled |= 1 << bucket;
-        self.rings.push(bucket, i);
-        self.evictable += 1;
+        self.push(i);
     }
 
     /// Takes index `i` out of those that may be evicted.
@@ -336,7 +353,8 @@ impl Order {
             // bit 0 is the lowest bucket
             let ahead = self.filled.rotate_right(first);
             if ahead == 0 {
-                return None;
+                let [stale, fresh] = [self.stale(), self.fresh].map(|r| self.rings.oldest(r));
+                return stale.or(fresh);
             }
             let bucket = (first + ahead.trailing_zeros()) % BUCKETS;
             match self.rings.oldest(bucket) {
@@ -358,11 +376,15 @@ impl Order {
 
     /// Indices that may be evicted, the next victim first.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let (first, count) = match self.policy {
-            Policy::Lru => (0, 1),
-            Policy::Lrfu => (self.lowest(), BUCKETS),
+        let (first, count, fresh) = match self.policy {
+            Policy::Lru => (0, 1, 0),
+            Policy::Lrfu => (self.lowest(), BUCKETS, 2),
         };
-        (first..first + count).flat_map(move |b| self.rings.iter(b % count))
+        let buckets = (first..first + count).map(move |b| b % count);
+        let fresh = [self.stale(), self.fresh].into_iter().take(fresh);
+        buckets
+            .chain(fresh)
+            .flat_map(move |ring| self.rings.iter(ring))
     }
 
     /// Indices in use, in the order of last use.
@@ -412,7 +434,7 @@ mod tests {
             for (unit, exact) in exact.iter_mut().enumerate() {
                 seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
                 *exact *= weight;
-                if (seed >> 16) % (3 + 40 * unit as u32) == 0 {
+                if (seed >> 16).is_multiple_of(3 + 40 * unit as u32) {
                     *exact += 1.0;
                     order.used(unit as u32);
                 }
@@ -421,7 +443,7 @@ mod tests {
                     assert!((log - exact.log2()).abs() < 0.15, "{tick}: {log} {exact}");
                 }
             }
-            order.tick();
+            order.tick(&[]);
         }
         order.expect(0, 0.25);
         let log = (f64::from(order.worth[0]) - f64::from(order.now)) / 128.0;
@@ -434,17 +456,19 @@ mod tests {
         order.rings.resize(4);
         for unit in 0..4u32 {
             (0..=unit).for_each(|_| order.used(unit));
-            order.push(unit, unit);
+            order.push(unit);
         }
+        order.tick(&[0, 1, 2, 3]);
+        order.tick(&[0, 1, 2, 3]);
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         // a long time later 1 is used once: it is worth more than what is forgotten
         for _ in 0..100_000 {
-            order.tick();
+            order.tick(&[0, 1, 2, 3]);
         }
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         order.remove(1);
         order.used(1);
-        order.push(1, 1);
+        order.push(1);
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 2, 3, 1]);
         assert_eq!(order.victim(), Some(0));
         order.remove(3);

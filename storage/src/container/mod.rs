@@ -29,3 +29,9 @@ pub use reader::{Container, SectionSize};
 pub use sink::{BankSink, ByteSink};
 pub use verify::{Problem, VerifyReport};
 pub use writer::{Options, Unit, Writer};
+
+/// The checksum of a bundle's parts.
+#[must_use]
+pub fn checksum(bytes: &[u8]) -> u32 {
+    crc32fast::hash(bytes)
+}

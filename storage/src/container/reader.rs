@@ -285,6 +285,45 @@ impl Container {
         read_section(self.source(), &self.superblock, Section::Predictor)
     }
 
+    /// Length of the predictor section; 0 when there is none.
+    pub fn predictor_len(&self) -> u64 {
+        self.superblock.sections[Section::Predictor as usize]
+            .extent
+            .len
+    }
+
+    /// Reads the first bytes of the predictor section without its checksum, for sizes that are
+    /// needed before memory is given to all of it. They have to be read again.
+    ///
+    /// # Errors
+    /// When `dst` is longer than the section, or reading fails.
+    pub fn peek_predictor(&self, dst: &mut [u8]) -> Result<()> {
+        let place = self.superblock.sections[Section::Predictor as usize].extent;
+        let len = place.len.min(dst.len() as u64);
+        self.read_exact_len(|| "predictors".into(), Extent { len, ..place }, dst)
+    }
+
+    /// [`read_predictor`](Self::read_predictor) into memory of the caller's.
+    ///
+    /// # Errors
+    /// When `dst` has not [`predictor_len`](Self::predictor_len) bytes, reading fails, or the data
+    /// are damaged.
+    pub fn read_predictor_into(&self, dst: &mut [u8]) -> Result<()> {
+        let entry = self.superblock.sections[Section::Predictor as usize];
+        self.read_exact_len(|| "predictors".into(), entry.extent, dst)?;
+        let found = xxh3(dst);
+        if found == entry.xxh3 {
+            return Ok(());
+        }
+        Err(Error::SectionChecksum {
+            path: self.path.clone(),
+            section: Section::Predictor,
+            offset: entry.extent.offset,
+            expected: entry.xxh3,
+            found,
+        })
+    }
+
     /// Checks bytes `[0, gate_span)` of a bundle.
     ///
     /// # Errors
@@ -332,7 +371,7 @@ impl Container {
             Some(sums) if neuron < entry.neurons => sums[part as usize],
             _ => return Err(self.index("neuron", neuron.into(), entry.neurons.into())),
         };
-        let found = crc32fast::hash(bytes);
+        let found = super::checksum(bytes);
         if found == stored {
             return Ok(());
         }

@@ -238,7 +238,7 @@ pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_sp
     let (gate, rest) = bundle.split_at(gate_span);
     let at = row * CHECKSUM_RECORD;
     if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
-        record[..4].copy_from_slice(&crc32fast::hash(gate).to_le_bytes());
-        record[4..].copy_from_slice(&crc32fast::hash(rest).to_le_bytes());
+        record[..4].copy_from_slice(&super::checksum(gate).to_le_bytes());
+        record[4..].copy_from_slice(&super::checksum(rest).to_le_bytes());
     }
 }

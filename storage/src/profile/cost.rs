@@ -5,9 +5,10 @@
 //! throughput. Between measured lengths it is interpolated log-log; below the first one it is
 //! constant, as commands limit there, and above the last one proportional to the length.
 
+use std::fs::File;
 use std::path::Path;
 
-use super::{DeviceProfile, FileFacts, Pattern, distinct};
+use super::{DeviceProfile, FileFacts, Pattern};
 use crate::io::{EngineChoice, Profile, SimOptions};
 use crate::limits::Limits;
 
@@ -67,36 +68,45 @@ pub enum Fetch {
     Pick,
 }
 
+/// Processor time of a read where it was not measured, in bytes and nanoseconds: about that of
+/// io_uring on a slow core.
+const CPU: (f64, f64) = (65_536.0, 4000.0);
+
 /// Points of (bytes, nanoseconds), ascending in bytes.
-type Curve = Vec<(f64, f64)>;
+pub(super) type Curve = Vec<(f64, f64)>;
 
 /// What reads cost on one device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadCost {
-    random: Curve,
-    sequential: Curve,
-    origin: Origin,
+    pub(super) random: Curve,
+    pub(super) sequential: Curve,
+    /// From asking for a read on an idle device to having it.
+    pub(super) latency: Curve,
+    /// Of the processor, for each read.
+    pub(super) cpu: Curve,
+    pub(super) origin: Origin,
 }
 
 impl ReadCost {
-    /// The costs for reading `path` with `choice`, keeping `depth` commands on the device: the
+    /// The costs for reading `file` with `choice`, keeping `depth` commands on the device: the
     /// model itself of a simulated device, else what was measured and saved for the device under
     /// the file, else an assumption about its kind. The measured curve is that of the chosen
     /// engine where there is one. Nothing is measured here: that needs time and more memory than
-    /// a budget may have.
+    /// a budget may have. `path` is what to call the file.
     #[must_use]
-    pub fn for_file(path: &Path, choice: EngineChoice, depth: u32) -> Self {
-        let facts = FileFacts::of(path).ok();
+    pub fn for_file(file: &File, path: &Path, choice: EngineChoice, depth: u32) -> Self {
+        let facts = FileFacts::of_open(file, path).ok();
         let range = facts.as_ref().map_or(u64::MAX, |f| f.len);
         if let EngineChoice::Sim(options) = choice {
             return Self::simulated(&options, depth, range);
         }
         let engine = match choice {
-            EngineChoice::Uring => Some("uring"),
+            // Where io_uring could be measured, it is what `Auto` takes.
+            EngineChoice::Auto | EngineChoice::Uring => Some("uring"),
             EngineChoice::Pread => Some("pread"),
-            EngineChoice::Auto | EngineChoice::Sim(_) => None,
+            EngineChoice::Sim(_) => None,
         };
-        DeviceProfile::for_file(path)
+        (facts.as_ref().and_then(DeviceProfile::for_device))
             .and_then(|profile| profile.read_cost(engine, depth, range))
             .unwrap_or_else(|| Self::assumed(kind_of(facts.as_ref()), depth, range))
     }
@@ -115,9 +125,15 @@ impl ReadCost {
             };
             LENGTHS.map(|len| (len as f64, ns(len))).to_vec()
         };
+        let latency = |len| {
+            let service = model.service_ns(len, false, range, core, submitters);
+            (len as f64, (model.latency_ns + service) as f64)
+        };
         Self {
             random: curve(false),
             sequential: curve(true),
+            latency: LENGTHS.map(latency).to_vec(),
+            cpu: vec![CPU],
             origin: Origin::Simulated(options.profile),
         }
     }
@@ -154,6 +170,8 @@ impl ReadCost {
             sequential.push(last);
         }
         Some(Self {
+            latency: random.clone(),
+            cpu: vec![CPU],
             random,
             sequential,
             origin: Origin::Measured,
@@ -176,6 +194,18 @@ impl ReadCost {
             Pattern::Random => random,
             Pattern::Sequential => random.min(along(&self.sequential, len)),
         }
+    }
+
+    /// Nanoseconds from asking an idle device for a read of `len` bytes to having it.
+    #[must_use]
+    pub fn latency_ns(&self, len: u64) -> f64 {
+        along(&self.latency, len)
+    }
+
+    /// Nanoseconds of processor time that a read of `len` bytes takes.
+    #[must_use]
+    pub fn cpu_ns(&self, len: u64) -> f64 {
+        along(&self.cpu, len)
     }
 
     /// Whether to read the Gate part of bundles first. `gate_read` and `whole_read` are the bytes
@@ -214,23 +244,22 @@ impl ReadCost {
     #[must_use]
     pub fn scan_or_pick(&self, units: u64, unit_len: u64, wanted: u64) -> Fetch {
         let scan = self.read_ns(units.saturating_mul(unit_len), Pattern::Sequential);
-        if self.pick_ns(units, unit_len, wanted) < scan * WORTH {
+        if self.picks_ns(units as f64, unit_len, wanted as f64) < scan * WORTH {
             Fetch::Pick
         } else {
             Fetch::Scan
         }
     }
 
-    /// Nanoseconds for reading `wanted` of `units` units. Neighbours go into one command: `m` units
-    /// drawn from `n` form `m (n - m + 1) / n` runs.
+    /// Nanoseconds for reading `wanted` of `units` units, expected numbers. Neighbours go into one
+    /// command: `m` units drawn from `n` form `m (n - m + 1) / n` runs.
     #[must_use]
-    pub fn pick_ns(&self, units: u64, unit_len: u64, wanted: u64) -> f64 {
-        let wanted = wanted.min(units);
-        if wanted == 0 {
+    pub fn picks_ns(&self, units: f64, unit_len: u64, wanted: f64) -> f64 {
+        let (n, m) = (units, wanted.min(units));
+        if m <= 0.0 {
             return 0.0;
         }
-        let (n, m) = (units as f64, wanted as f64);
-        let runs = m * (n - m + 1.0) / n;
+        let runs = (m * (n - m + 1.0) / n).min(m);
         let len = m * unit_len as f64 / runs;
         runs * self.read_ns(len as u64, Pattern::Random)
     }
@@ -255,7 +284,7 @@ fn along(curve: &[(f64, f64)], len: u64) -> f64 {
     }
 }
 
-fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
+pub(super) fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     if a.0 == b.0 {
         return b.1;
     }
@@ -276,75 +305,8 @@ fn kind_of(facts: Option<&FileFacts>) -> Profile {
     }
 }
 
-impl DeviceProfile {
-    /// The profile that was saved for the device under `path`, at [`DeviceProfile::default_path`].
-    /// `None` when there is none, when it cannot be read, or when it is of another device.
-    #[must_use]
-    pub fn for_file(path: &Path) -> Option<Self> {
-        let saved = Self::default_path()?;
-        Self::for_file_at(path, &saved)
-    }
-
-    fn for_file_at(path: &Path, saved: &Path) -> Option<Self> {
-        let profile = Self::load(saved)
-            .map_err(|e| tracing::debug!(reason = %e, "no device profile"))
-            .ok()?;
-        let facts = FileFacts::of(path).ok()?;
-        let same = profile.file.device == facts.device && profile.file.fs == facts.fs;
-        if !same {
-            tracing::debug!(measured = %profile.file.device, here = %facts.device,
-                "the saved device profile is of another device");
-        }
-        same.then_some(profile)
-    }
-
-    /// Nanoseconds of one among many reads of `len` bytes with `depth` of them on the device, all
-    /// over the measured file, with the best engine. `None` without measurements.
-    #[must_use]
-    pub fn read_ns(&self, len: u64, depth: u32, pattern: Pattern) -> Option<f64> {
-        let cost = self.read_cost(None, depth, self.file.len)?;
-        Some(cost.read_ns(len, pattern))
-    }
-
-    /// The cost model of an engine, or of the best one where it was not measured or none is named.
-    /// Depths between the measured ones are interpolated log-log; of the ranges the nearest one
-    /// above `range` counts. `None` without random reads.
-    #[must_use]
-    pub fn read_cost(&self, engine: Option<&str>, depth: u32, range: u64) -> Option<ReadCost> {
-        let named = engine.filter(|name| self.points.iter().any(|p| p.engine == *name));
-        let engine = named.or(self.best.as_ref().map(|b| b.engine.as_str()))?;
-        let throughput = |pattern: Pattern| -> Vec<(u32, f64)> {
-            let here =
-                || (self.points.iter()).filter(|p| p.engine == engine && p.pattern == pattern);
-            let above = here().map(|p| p.range).filter(|&r| r >= range).min();
-            let Some(range) = above.or_else(|| here().map(|p| p.range).max()) else {
-                return Vec::new();
-            };
-            let sizes = distinct(here().map(|p| p.size));
-            let at = |size| {
-                let mut curve: Curve = here()
-                    .filter(|p| p.size == size && p.range == range && p.mb_per_s > 0.0)
-                    .map(|p| (f64::from(p.depth), p.mb_per_s))
-                    .collect();
-                curve.sort_by(|a, b| a.0.total_cmp(&b.0));
-                let (first, last) = (*curve.first()?, *curve.last()?);
-                let x = f64::from(depth).clamp(first.0, last.0);
-                let above = curve.iter().position(|&(d, _)| d >= x)?;
-                let below = curve[above.saturating_sub(1)];
-                Some((size, between(below, curve[above], x)))
-            };
-            sizes.into_iter().filter_map(at).collect()
-        };
-        ReadCost::from_throughput(
-            &throughput(Pattern::Random),
-            &throughput(Pattern::Sequential),
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Machine, Point};
     use super::*;
 
     const KIB: u32 = 1 << 10;
@@ -454,18 +416,18 @@ mod tests {
         let fetch = |wanted| c.scan_or_pick(1024, 8 << 10, wanted);
         assert_eq!(fetch(0), Fetch::Pick);
         // 100 units in 90.3 runs of 9069 B, 7389 ns each: 667 µs.
-        near(c.pick_ns(1024, 8 << 10, 100), 667_500.0);
+        near(c.picks_ns(1024.0, 8 << 10, 100.0), 667_500.0);
         assert_eq!(fetch(100), Fetch::Pick);
         // 250 in 189.2 runs of 10824 B, 8422 ns each: 1,594 µs.
-        near(c.pick_ns(1024, 8 << 10, 250), 1_593_600.0);
+        near(c.picks_ns(1024.0, 8 << 10, 250.0), 1_593_600.0);
         assert_eq!(fetch(250), Fetch::Pick);
         // 320 in 220.3 runs of 11899 B, 9035 ns each: 1,990 µs, not a tenth less.
-        near(c.pick_ns(1024, 8 << 10, 320), 1_990_500.0);
+        near(c.picks_ns(1024.0, 8 << 10, 320.0), 1_990_500.0);
         assert_eq!(fetch(320), Fetch::Scan);
         assert_eq!(fetch(1024), Fetch::Scan);
         // All of it is one run.
         let all = c.read_ns(8 << 20, Pattern::Random);
-        near(c.pick_ns(1024, 8 << 10, 5000), all);
+        near(c.picks_ns(1024.0, 8 << 10, 5000.0), all);
         // Slow small reads. All of it: 14.6 ms. 100 units in 90.1 runs: 9.8 ms; 150 in 127.7: 14.4.
         let emmc = [(4 * KIB, 40.0), (512 * KIB, 250.0)];
         let emmc = ReadCost::from_throughput(&emmc, &[(512 * KIB, 280.0)]).unwrap();
@@ -491,73 +453,16 @@ mod tests {
         near(slow.read_ns(4096, Pattern::Random), 4096.0 / 1.076 / 0.6);
     }
 
-    fn point(engine: &str, pattern: Pattern, size: u32, depth: u32, mb_per_s: f64) -> Point {
-        Point {
-            engine: engine.into(),
-            pattern,
-            size,
-            depth,
-            range: 1 << 30,
-            mb_per_s,
-            iops: 1.0,
-            io_cpu_us_per_read: 1.0,
-            cpu_us_per_read: 1.0,
-            p50_us: 1.0,
-            p99_us: 1.0,
-            reads: 1,
-        }
-    }
-
-    #[test]
-    fn a_measured_device_answers_for_engine_and_depth() {
-        use Pattern::{Random, Sequential};
-        let points = vec![
-            point("uring", Random, 4096, 1, 100.0),
-            point("uring", Random, 4096, 16, 400.0),
-            point("uring", Sequential, 1 << 20, 16, 1000.0),
-            point("pread", Random, 4096, 16, 200.0),
-        ];
-        let p = DeviceProfile::new(Machine::default(), FileFacts::default(), points);
-        near(p.read_ns(4096, 1, Random).unwrap(), 40_960.0);
-        near(p.read_ns(4096, 64, Random).unwrap(), 10_240.0);
-        // Half-way in the logarithm: 200 MB/s.
-        near(p.read_ns(4096, 4, Random).unwrap(), 20_480.0);
-        near(p.read_ns(2 << 20, 16, Sequential).unwrap(), 2_097_152.0);
-        let pread = p.read_cost(Some("pread"), 16, 0).unwrap();
-        near(pread.read_ns(4096, Random), 20_480.0);
-        let other = p.read_cost(Some("sim"), 16, 0).unwrap();
-        near(other.read_ns(4096, Random), 10_240.0);
-        let empty = DeviceProfile::new(Machine::default(), FileFacts::default(), Vec::new());
-        assert_eq!(empty.read_ns(4096, 1, Random), None);
-    }
-
-    #[test]
-    fn a_saved_profile_is_used_on_its_own_device_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let (saved, model) = (dir.path().join("device.json"), dir.path().join("model"));
-        std::fs::write(&model, "x").unwrap();
-        assert_eq!(DeviceProfile::for_file_at(&model, &saved), None);
-        let facts = FileFacts::of(&model).unwrap();
-        let points = vec![point("uring", Pattern::Random, 4096, 1, 100.0)];
-        let mut profile = DeviceProfile::new(Machine::default(), facts, points);
-        profile.save(&saved).unwrap();
-        assert_eq!(
-            DeviceProfile::for_file_at(&model, &saved),
-            Some(profile.clone())
-        );
-        profile.file.device = "/dev/other".into();
-        profile.save(&saved).unwrap();
-        assert_eq!(DeviceProfile::for_file_at(&model, &saved), None);
-    }
-
     #[test]
     fn every_file_gets_a_cost_model() {
         let sim = SimOptions::new(Profile::Emmc, 0);
-        let nowhere = Path::new("/no/such/file");
-        let cost = ReadCost::for_file(nowhere, EngineChoice::Sim(sim), 32);
+        let (file, nowhere) = (File::open("Cargo.toml").unwrap(), Path::new("a label"));
+        let cost = ReadCost::for_file(&file, nowhere, EngineChoice::Sim(sim), 32);
         assert_eq!(cost.origin().to_string(), "simulated emmc");
-        let cost = ReadCost::for_file(nowhere, EngineChoice::Auto, 32);
+        let cost = ReadCost::assumed(kind_of(None), 32, u64::MAX);
         assert!(matches!(cost.origin(), Origin::Assumed(_)), "{cost:?}");
+        assert!(cost.latency_ns(4096) >= cost.read_ns(4096, Pattern::Random));
+        assert!(cost.cpu_ns(4096) > 0.0);
         let on = |device: &str| {
             kind_of(Some(&FileFacts {
                 device: device.into(),

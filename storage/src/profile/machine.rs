@@ -1,5 +1,7 @@
 //! The machine and the file system under a file, as far as the kernel tells.
 
+use std::fs::{File, Metadata};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -68,11 +70,26 @@ impl FileFacts {
     /// [`ProfileError::File`] when there is no such file.
     pub fn of(path: &Path) -> Result<Self, ProfileError> {
         let meta = std::fs::metadata(path).map_err(ProfileError::file(path))?;
+        Ok(Self::with(path, &meta))
+    }
+
+    /// Facts of an open file, whose `path` may be a mere label.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`] when the system tells nothing of it.
+    pub fn of_open(file: &File, path: &Path) -> Result<Self, ProfileError> {
+        let meta = file.metadata().map_err(ProfileError::file(path))?;
+        let open = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let place = std::fs::read_link(open).unwrap_or_else(|_| path.to_owned());
+        Ok(Self::with(&place, &meta))
+    }
+
+    fn with(path: &Path, meta: &Metadata) -> Self {
         let (major, minor) = numbers(meta.dev());
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (fs, device) = mount_of(&mounts, major, minor, &full).unwrap_or_default();
-        Ok(Self {
+        Self {
             path: path.to_owned(),
             len: meta.len(),
             fs,
@@ -80,7 +97,7 @@ impl FileFacts {
             read_ahead_kb: read_ahead(Path::new("/"), major, minor),
             sector: None,
             memory_align: None,
-        })
+        }
     }
 }
 
@@ -180,5 +197,9 @@ broken line\n";
         assert!(machine.cores >= 1 && !machine.kernel.is_empty());
         let facts = FileFacts::of(Path::new(".")).unwrap();
         assert!(!facts.fs.is_empty(), "{facts:?}");
+        let open = File::open("Cargo.toml").unwrap();
+        let of_open = FileFacts::of_open(&open, Path::new("a mere label")).unwrap();
+        assert_eq!((of_open.fs, of_open.device), (facts.fs, facts.device));
+        assert!(of_open.path.ends_with("Cargo.toml") && of_open.len > 0);
     }
 }

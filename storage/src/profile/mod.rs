@@ -5,12 +5,14 @@
 //! [`ReadCost`] is what such a curve means for a decision, also where nothing was measured.
 
 mod cost;
+mod curves;
 mod machine;
 mod measure;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use cost::{Fetch, Origin, ReadCost, Reads};
@@ -52,12 +54,14 @@ pub enum ProfileError {
         needed: u64,
     },
     /// A saved profile that is none.
-    #[error("{} is no device profile: {reason}; measure again with `emberflow bench io`", path.display())]
+    #[error("{} is no profile: {reason}; measure again with `{how}`", path.display())]
     Format {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+        /// The command that makes another one.
+        how: &'static str,
     },
 }
 
@@ -210,19 +214,7 @@ impl DeviceProfile {
     /// [`ProfileError::File`] when it cannot be read, [`ProfileError::Format`] when it is not a
     /// profile or one of another version.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read(path).map_err(ProfileError::file(path))?;
-        let bad = |reason: String| ProfileError::Format {
-            path: path.to_owned(),
-            reason,
-        };
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-        match value.get("version").and_then(serde_json::Value::as_u64) {
-            Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => return Err(bad(format!("version {v}, expected {VERSION}"))),
-            None => return Err(bad("it has no version".into())),
-        }
-        serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+        load_json(path, VERSION, "emberflow bench io")
     }
 
     /// Writes the profile so that a reader finds the old one or the new one, never a part. Folders
@@ -231,24 +223,58 @@ impl DeviceProfile {
     /// # Errors
     /// [`ProfileError::File`] with the path that could not be written.
     pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
-        if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
-            std::fs::create_dir_all(dir).map_err(ProfileError::file(dir))?;
-        }
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(format!(".{}.partial", std::process::id()));
-        let partial = PathBuf::from(partial);
-        let write = || -> std::io::Result<()> {
-            let mut file = std::fs::File::create(&partial)?;
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            std::fs::rename(&partial, path)
-        };
-        write().map_err(|e| {
-            let _ = std::fs::remove_file(&partial);
-            ProfileError::file(path)(e)
-        })
+        save_json(path, self)
     }
+}
+
+/// Reads a profile of any kind: JSON with a field `version`. `how` is the command that makes one.
+///
+/// # Errors
+/// [`ProfileError::File`] when it cannot be read, [`ProfileError::Format`] when it is not of this
+/// version or has other fields.
+pub fn load_json<T: DeserializeOwned>(
+    path: &Path,
+    version: u32,
+    how: &'static str,
+) -> Result<T, ProfileError> {
+    let text = std::fs::read(path).map_err(ProfileError::file(path))?;
+    let bad = |reason: String| ProfileError::Format {
+        path: path.to_owned(),
+        reason,
+        how,
+    };
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    match value.get("version").and_then(serde_json::Value::as_u64) {
+        Some(v) if v == u64::from(version) => {}
+        Some(v) => return Err(bad(format!("version {v}, expected {version}"))),
+        None => return Err(bad("it has no version".into())),
+    }
+    serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+}
+
+/// Writes a profile of any kind so that a reader finds the old one or the new one, never a part.
+/// Folders on the way are made.
+///
+/// # Errors
+/// [`ProfileError::File`] with the path that could not be written.
+pub fn save_json(path: &Path, profile: &impl Serialize) -> Result<(), ProfileError> {
+    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+        std::fs::create_dir_all(dir).map_err(ProfileError::file(dir))?;
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(format!(".{}.partial", std::process::id()));
+    let partial = PathBuf::from(partial);
+    let write = || -> std::io::Result<()> {
+        let mut file = std::fs::File::create(&partial)?;
+        serde_json::to_writer_pretty(&mut file, profile)?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        std::fs::rename(&partial, path)
+    };
+    write().map_err(|e| {
+        let _ = std::fs::remove_file(&partial);
+        ProfileError::file(path)(e)
+    })
 }
 
 fn peak(points: &[Point], mut wanted: impl FnMut(&Point) -> bool) -> Option<f64> {
@@ -371,7 +397,7 @@ mod tests {
         for (text, said) in [
             ("{\"version\": 99}", "version 99, expected 1"),
             ("{}", "no version"),
-            ("nonsense", "no device profile"),
+            ("nonsense", "is no profile"),
             ("{\"version\": 1}", "missing field"),
         ] {
             std::fs::write(&path, text).unwrap();

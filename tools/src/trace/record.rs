@@ -47,7 +47,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let (layers, neurons) = (c.layers as usize, c.ffn as usize);
     let header = header(&model, layers, neurons)?;
     let bos = model.text().start_token();
-    let chunk = usize::from(args.engine.chunk);
+    let chunk = usize::from(args.engine.chunk.unwrap_or(16));
     let reserve = 4 * (chunk * layers * neurons) as u64;
     let mut engine = open_observed(model, &args.engine, window as usize, reserve)?;
 

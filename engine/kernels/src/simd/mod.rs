@@ -75,6 +75,21 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn widen_two_bit(bytes: &[u8], n: usize, out: &mut [u8]) {
+            $crate::two_bit::widen_two_bit(bytes, n, out);
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn sign_bits(x: &[f32], bits: &mut [u8]) {
+            $crate::signs::sign_bits(x, bits);
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn sign_differences(bytes: &[u8], stride: usize, x: &[u8], y: &mut [u32]) {
+            $crate::signs::sign_differences(bytes, stride, x, y);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn argmax(x: &[f32]) -> Option<usize> {
             $crate::select::argmax(x)
         }
@@ -133,8 +148,11 @@ pub(crate) use axpy::{LINE, prefetch};
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},
+    dtype::DType,
     matrix::Matrix,
     row::Row,
+    signs::sign_bytes,
+    two_bit::two_bit_row_bytes,
 };
 
 /// Calls the kernel of the token's instruction set, which is in the modules here or in
@@ -276,6 +294,42 @@ pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {
 
 pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
     dispatch!(cpu, sum_bytes(bytes))
+}
+
+pub(crate) fn widen_two_bit(cpu: Cpu, bytes: &[u8], n: usize, out: &mut [u8]) {
+    let rows = bytes.len().checked_div(two_bit_row_bytes(n)).unwrap_or(0);
+    check_len("bytes", bytes.len(), rows * two_bit_row_bytes(n));
+    check_len(
+        "out",
+        out.len(),
+        rows.saturating_mul(DType::Q4.row_bytes(n)),
+    );
+    dispatch!(cpu, widen_two_bit(bytes, n, out))
+}
+
+pub(crate) fn sign_bits(cpu: Cpu, x: &[f32], bits: &mut [u8]) {
+    check_len("bits", bits.len(), sign_bytes(x.len()));
+    dispatch!(cpu, sign_bits(x, bits))
+}
+
+pub(crate) fn sign_differences(cpu: Cpu, bytes: &[u8], stride: usize, x: &[u8], y: &mut [u32]) {
+    assert!(
+        x.len().is_multiple_of(8),
+        "signs take whole words, got {} bytes",
+        x.len()
+    );
+    let needed = match y.len().checked_sub(1) {
+        Some(last) => last.saturating_mul(stride).saturating_add(x.len()),
+        None => 0,
+    };
+    assert!(
+        stride >= x.len() && needed <= bytes.len(),
+        "{} rows of {} bytes every {stride} do not fit in {}",
+        y.len(),
+        x.len(),
+        bytes.len()
+    );
+    dispatch!(cpu, sign_differences(bytes, stride, x, y))
 }
 
 pub(crate) fn argmax(cpu: Cpu, x: &[f32]) -> Option<usize> {

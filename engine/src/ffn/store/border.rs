@@ -26,7 +26,7 @@ impl NeuronStore {
     /// Moves the border to where the plan wants it. Nothing is pinned between layers, so both
     /// regions can comply. New hot clusters come when they are first used.
     pub(super) fn set_border(&mut self, plan: &MemoryPlan) {
-        self.scans = self.banks.dense || !self.gates_resident();
+        self.scans = self.banks.dense || !(self.gates_resident() || self.banks.predicts);
         let prefix = self.prefixes(plan.hot_clusters);
         self.resize(plan.hot_clusters, plan.slots, &prefix);
     }

@@ -12,7 +12,13 @@ use crate::policy::Keep;
 impl NeuronStore {
     /// Whether the gates of cluster `c` are computed before its sums.
     pub fn gates_known(&self, c: u32) -> bool {
-        self.gates_resident() || matches!(self.layer.clusters[c as usize].source, Source::Cold)
+        let cold = || matches!(self.layer.clusters[c as usize].source, Source::Cold);
+        self.gates_resident() || self.reads_gates_first() && cold()
+    }
+
+    /// Whether the Gate parts of single neurons are read before their Up and Down.
+    pub(super) fn reads_gates_first(&self) -> bool {
+        self.part.has_gate && self.gates_first
     }
 
     /// The bytes of the needed neuron at `place`, which is `neuron`, of a cluster

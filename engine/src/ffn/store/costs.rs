@@ -9,6 +9,8 @@ pub(crate) struct ReadCosts {
     pub gate: f64,
     /// The Up and Down part of one neuron.
     pub rest: f64,
+    /// A whole neuron.
+    pub bundle: f64,
     /// Expected share of neurons that fire.
     pub fire_share: f64,
 }
@@ -19,6 +21,18 @@ impl ReadCosts {
     /// read the cluster at once.
     pub fn two_phases(&self, neurons: usize) -> bool {
         neurons as f64 * (self.gate + self.fire_share * self.rest) < self.cluster
+    }
+
+    /// Whether it is cheaper to read the Gate part of a neuron first, which a predictor
+    /// wants and which fires in a `precision` share of cases, than the whole bundle.
+    pub fn gate_first(&self, precision: f64) -> bool {
+        self.gate + precision * self.rest < self.bundle
+    }
+
+    /// Whether it is cheaper to read a whole cluster than `missing` of its neurons one by
+    /// one.
+    pub fn cluster_over_bundles(&self, missing: usize) -> bool {
+        missing as f64 * self.bundle > self.cluster
     }
 
     /// Whether it is cheaper to read a whole cluster than Up and Down of `missing`

@@ -174,9 +174,13 @@ impl NeuronStore {
                 }
                 self.counters.hits += (n - missing) as u64;
                 self.counters.misses += missing as u64;
-                if self.part.has_gate {
+                let whole = match self.part.has_gate {
+                    true => self.costs.cluster_over_bundles(missing),
+                    false => self.costs.whole_cluster(missing),
+                };
+                if self.reads_gates_first() {
                     step = Step::Gates;
-                } else if self.policy.bundles() && self.costs.whole_cluster(missing) {
+                } else if self.policy.bundles() && whole {
                     self.unpin_places(places.clone());
                     source = Source::Stream(None);
                 }

@@ -70,6 +70,8 @@ pub(crate) struct NeuronStore {
     part: Part,
     residency: Residency,
     costs: ReadCosts,
+    /// Where Gate rows are not resident, they are read before Up and Down.
+    gates_first: bool,
     /// Every token looks at every neuron: all are needed, or their gates are in
     /// the bundles.
     scans: bool,
@@ -115,7 +117,7 @@ impl NeuronStore {
         source: FileSource,
         plan: &MemoryPlan,
         (hot_wanted, rates): (Vec<u32>, Vec<Vec<f32>>),
-        costs: ReadCosts,
+        (costs, gates_first): (ReadCosts, bool),
         options: &Options,
         tracer: Tracer,
     ) -> Result<Self, Error> {
@@ -160,6 +162,7 @@ impl NeuronStore {
             part,
             residency: plan.residency,
             costs,
+            gates_first,
             scans: false,
             hot_wanted,
             gates: Vec::new(),

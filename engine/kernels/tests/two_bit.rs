@@ -1,0 +1,54 @@
+//! Two-bit rows against their definition, on every instruction set of this machine.
+
+use emberflow_kernels::{
+    Activations, Cpu, DType, Row, TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes,
+};
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn widened_rows_hold_the_values_that_were_stored(
+        n in 1usize..700,
+        rows in 1usize..4,
+        seed in any::<u64>(),
+    ) {
+        let mut state = seed | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let groups = n.div_ceil(TWO_BIT_GROUP);
+        let mut bytes = vec![0; rows * two_bit_row_bytes(n)];
+        let mut expected = Vec::new();
+        for row in bytes.chunks_exact_mut(two_bit_row_bytes(n)) {
+            let quants: Vec<u8> = (0..n).map(|_| (next() % 4) as u8).collect();
+            let scales: Vec<f32> = (0..groups).map(|g| 0.25 * (g + 1) as f32).collect();
+            let stored: Vec<u16> = scales.iter().map(|&s| half::f16::from_f32(s).to_bits()).collect();
+            store_two_bit_row(&quants, &stored, row);
+            expected.extend(quants.iter().enumerate().map(|(i, &q)| {
+                (2.0 * f32::from(q) - 3.0) * scales[i / TWO_BIT_GROUP]
+            }));
+        }
+        let x: Vec<f32> = (0..n).map(|_| next() as i32 as f32).collect();
+        let mut products: Vec<Vec<u32>> = Vec::new();
+        for cpu in Cpu::all() {
+            let mut wide = vec![0; rows * DType::Q4.row_bytes(n)];
+            cpu.widen_two_bit(&bytes, n, &mut wide);
+            let mut quantized = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut quantized);
+            let mut y = Vec::new();
+            let wide = wide.chunks_exact(DType::Q4.row_bytes(n));
+            for (row, expected) in wide.zip(expected.chunks_exact(n)) {
+                let row = Row::inline(DType::Q4, n, row);
+                let mut values = vec![0.0; n];
+                cpu.dequantize(row, &mut values);
+                prop_assert_eq!(&values[..], expected, "{}", cpu.name());
+                y.push(cpu.dot_q(row, quantized.all()).to_bits());
+            }
+            products.push(y);
+        }
+        prop_assert!(products.windows(2).all(|p| p[0] == p[1]));
+    }
+}

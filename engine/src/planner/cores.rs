@@ -1,0 +1,103 @@
+//! Which core the I/O thread should run on.
+//!
+//! On processors with cores of several kinds the device is fed much slower from a small one
+//! (PowerInfer-2 §2.3.2), and a thread that sleeps most of the time is put there by the system. With
+//! equal cores the system places the thread better than a fixed choice: pinned to a core that
+//! computes, it waits for its turn.
+
+use std::path::Path;
+
+/// The core for the I/O thread when `threads` others compute. `None` where cores are alike or
+/// nothing is known of them.
+pub fn io_core(threads: usize) -> Option<usize> {
+    choose(&capacities(Path::new("/sys/devices/system/cpu")), threads)
+}
+
+/// How strong each core is, by its number: the kernel's own measure, else its highest clock.
+fn capacities(root: &Path) -> Vec<(usize, u64)> {
+    let number =
+        |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
+    let Ok(entries) = std::fs::read_dir(root) else {
+        return Vec::new();
+    };
+    let mut cores: Vec<(usize, u64)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let core = entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("cpu")?
+                .parse()
+                .ok()?;
+            let dir = entry.path();
+            let strength = number(&dir.join("cpu_capacity"))
+                .or_else(|| number(&dir.join("cpufreq/cpuinfo_max_freq")))?;
+            Some((core, strength))
+        })
+        .collect();
+    cores.sort_unstable();
+    cores
+}
+
+/// Of the strongest kind with more than one core, or with fewer computing threads than cores, the
+/// last core: low numbers serve interrupts.
+fn choose(cores: &[(usize, u64)], threads: usize) -> Option<usize> {
+    let least = cores.iter().map(|c| c.1).min()?;
+    let most = cores.iter().map(|c| c.1).max()?;
+    // Turbo steps of equal cores differ by a few percent.
+    if least * 10 >= most * 8 {
+        return None;
+    }
+    let of = |strength: u64| cores.iter().filter(move |c| c.1 == strength);
+    if of(most).count() > 1 || threads < cores.len() {
+        return of(most).next_back().map(|c| c.0);
+    }
+    let next = cores.iter().map(|c| c.1).filter(|&s| s < most).max()?;
+    of(next).next_back().map(|c| c.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strong_core_where_cores_differ() {
+        // One prime, three big and four little cores, as in phones.
+        let phone = [
+            (0, 300),
+            (1, 300),
+            (2, 300),
+            (3, 300),
+            (4, 780),
+            (5, 780),
+            (6, 780),
+            (7, 1024),
+        ];
+        assert_eq!(choose(&phone, 4), Some(7));
+        assert_eq!(choose(&phone, 8), Some(6));
+        assert_eq!(choose(&[(0, 400), (1, 1024), (2, 1024)], 3), Some(2));
+    }
+
+    #[test]
+    fn the_system_chooses_among_equals() {
+        assert_eq!(choose(&[(0, 1024), (1, 1024)], 2), None);
+        assert_eq!(choose(&[(0, 4_700_000), (1, 4_900_000)], 1), None);
+        assert_eq!(choose(&[], 2), None);
+    }
+
+    #[test]
+    fn strengths_are_read_from_the_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |at: &str, text: &str| {
+            let path = dir.path().join(at);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("cpu0/cpu_capacity", "446\n");
+        put("cpu1/cpufreq/cpuinfo_max_freq", "1024\n");
+        put("cpu2/online", "1\n");
+        put("cpufreq/policy0", "x");
+        assert_eq!(capacities(dir.path()), [(0, 446), (1, 1024)]);
+        assert_eq!(capacities(&dir.path().join("none")), []);
+    }
+}

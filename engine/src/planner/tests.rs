@@ -1,0 +1,288 @@
+use emberflow_kernels::DType;
+use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+use emberflow_storage::container::{BundleGeometry, Prefer};
+use emberflow_storage::io::{Profile, SimOptions};
+use proptest::prelude::*;
+
+use super::*;
+use crate::kv_cache::KvCache;
+use crate::scratch::Scratch;
+
+/// A 7B model of Bamboo's shape in q4 with 4096-byte sectors.
+const D: usize = 4096;
+const NEURONS: usize = 14336;
+const LAYERS: usize = 32;
+
+fn planner(profile: Profile, firing: Firing) -> Planner {
+    let q4 = DType::Q4;
+    let (row, quants) = (q4.row_bytes(D) as u64, (D + 2 * 1024) as f64);
+    let total = (LAYERS * NEURONS) as u64;
+    let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
+    Planner {
+        needs: Needs {
+            process: 20 << 20,
+            process_peak: 25 << 20,
+            fixed: 1 << 30,
+            scales: 0,
+            predictor: 0,
+            kv: 128 << 20,
+            scratch: 16 << 20,
+            gates: total * row,
+            gate_len: row,
+            rest_len: 2 * row,
+            whole_slot: 8192,
+            rest_slot: 8192,
+            neurons: total,
+            cluster: CLUSTER as u64,
+            clusters,
+            banks: LAYERS as u64,
+            hot_clusters: 28 * LAYERS as u64,
+            two_phases: false,
+            min_slots: 256,
+            gates_help: true,
+            predicts: false,
+        },
+        scratch: [(16, 16), (128, 40), (512, 120)]
+            .map(|(chunk, mib)| Scratched {
+                chunk,
+                bytes: mib << 20,
+                predictor: 0,
+            })
+            .to_vec(),
+        shape: Shape {
+            layers: LAYERS,
+            d: D,
+            vocab: 32000,
+            neurons: NEURONS,
+            ffn: q4,
+            attention: q4,
+            head: DType::Q8,
+            attention_rows: quants + D as f64,
+            attention_bytes: (quants + D as f64) * row as f64,
+            kv_bytes: 4096.0,
+            gate_len: row as f64,
+            rest_len: 2.0 * row as f64,
+            gate_read: 4096,
+            rest_read: 8192,
+            cluster_read: 1 << 20,
+            dense: false,
+        },
+        firing,
+        rates: Rates::assumed(4),
+        device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
+        stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
+        threads: 4,
+        threads_fixed: false,
+        context: 1024,
+        hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
+        batch: 1,
+        policy: Policy::Full,
+        predictor: PredictorNeeds::default(),
+        io_core: None,
+    }
+}
+
+fn sparse() -> Firing {
+    let rates: Vec<f32> = (0..NEURONS)
+        .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
+        .collect();
+    Firing::from_rates((0..LAYERS).map(|_| rates.as_slice()), Some(0.8))
+}
+
+#[test]
+fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
+    let p = planner(Profile::Ufs4, sparse());
+    let (least, full) = (p.smallest_budget(), p.full_budget());
+    let speed = |budget| p.plan(budget).unwrap().decode;
+    assert!(speed(full).tokens_per_s > 3.0 * speed(least).tokens_per_s);
+    let slow = planner(Profile::Emmc, sparse()).plan(least).unwrap();
+    assert_eq!(slow.decode.limit, cost::Limit::SequentialReads);
+    assert!(matches!(
+        speed(full).limit,
+        cost::Limit::Memory | cost::Limit::Compute
+    ));
+    assert_eq!((speed(full).reads, speed(full).wait_ms), (0.0, 0.0));
+    let middle = planner(Profile::Emmc, sparse())
+        .plan(least + (full - least) / 2)
+        .unwrap();
+    let d = middle.decode;
+    assert!(
+        middle.gates_resident && d.limit == cost::Limit::RandomReads,
+        "{middle:?}"
+    );
+    assert!(middle.decode.cold_hit_rate > 0.1 && middle.decode.cold_hit_rate < 1.0);
+}
+
+#[test]
+fn a_faster_device_and_a_faster_machine_give_more() {
+    let budget = 3 << 30;
+    let speed = |p: &Planner| p.plan(budget).unwrap().decode.tokens_per_s;
+    let [emmc, nvme] = [Profile::Emmc, Profile::Nvme].map(|d| planner(d, sparse()));
+    assert!(speed(&nvme) > 2.0 * speed(&emmc));
+    let mut slow = nvme.clone();
+    slow.rates = Rates::assumed(1);
+    slow.threads = 1;
+    assert!(speed(&nvme) > speed(&slow));
+}
+
+#[test]
+fn long_chunks_come_where_they_cost_little() {
+    let p = planner(Profile::Nvme, sparse());
+    let chunk = |budget| p.plan(budget).unwrap().chunk;
+    assert_eq!(chunk(p.smallest_budget()), 16);
+    // 24 MiB are a thirty-second part of 768 MiB, 104 MiB of 3.3 GiB.
+    let beside = |cache: u64| p.needs.smallest_budget() + cache;
+    assert_eq!(chunk(beside(1200 << 20)), 128);
+    assert_eq!(chunk(p.full_budget()), 512);
+    assert_eq!(chunks(0, 40), [16, 32, 64]);
+    assert_eq!(chunks(0, 4096), CHUNKS);
+    assert_eq!(chunks(7, 4096), [7]);
+}
+
+#[test]
+fn a_dense_model_is_read_in_order() {
+    let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
+    p.shape.dense = true;
+    p.needs.gates_help = false;
+    let plan = p.plan(p.smallest_budget() + (1 << 30)).unwrap();
+    assert!(!plan.gates_resident && plan.prefetch_clusters > 0);
+    assert_eq!(plan.reads_per_bundle, 1);
+    let all = (NEURONS / CLUSTER * LAYERS) as f64;
+    let read = plan.decode.reads + plan.memory.hot_clusters as f64;
+    assert!((read / all - 1.0).abs() < 0.02, "{read} of {all}");
+}
+
+#[test]
+fn hot_cuts_grow_with_the_batch() {
+    let plan = planner(Profile::Nvme, sparse()).plan(3 << 30).unwrap();
+    let shares: Vec<f64> = plan.hot_cut.iter().map(|c| c.share).collect();
+    assert!(
+        shares.windows(2).all(|w| w[0] <= w[1]) && shares[3] > shares[0],
+        "{shares:?}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn every_budget_that_works_has_a_sound_plan(extra in 0u64..8 << 30, emmc: bool) {
+        let p = planner(if emmc { Profile::Emmc } else { Profile::Ufs4 }, sparse());
+        let plan = p.plan(p.smallest_budget() + extra).unwrap();
+        prop_assert!(plan.memory.ledger.used() <= plan.memory.budget());
+        let d = plan.decode;
+        prop_assert!(d.tokens_per_s.is_finite() && d.tokens_per_s > 0.0);
+        prop_assert!(d.ms + 1e-9 >= d.compute_ms && d.wait_ms >= 0.0);
+        prop_assert!((0.0..=1.0).contains(&d.cold_hit_rate));
+        prop_assert!(plan.compute_threads >= 1 && plan.compute_threads <= 4);
+        prop_assert!(p.plan(p.smallest_budget() - 1).is_err());
+    }
+}
+
+/// PowerInfer-2 §7.2.3: TurboSparse-Mixtral-47B in 7 GB holds 1 GB of other layers with the KV
+/// cache, 2.6 GB of predictors, 2.7 GB of scales, 0.3 GB at run time, and the rest is cache, 1.8 %
+/// of the FFN's weights.
+#[test]
+fn the_published_split_of_a_47b_model() {
+    const GB: f64 = 1e9;
+    let c = mixtral();
+    let (d, ffn, q4) = (D, c.ffn as usize, DType::Q4);
+    let banks = u64::from(c.layers * c.experts);
+    let neurons = banks * u64::from(c.ffn);
+    let [quants, scales] = [q4.quants_bytes(d), q4.scales_bytes(d)].map(|n| n as u32);
+    let g = BundleGeometry::choose(
+        quants,
+        scales,
+        2 * quants,
+        2 * scales,
+        4096,
+        Prefer::Resident,
+    )
+    .unwrap();
+    let row = |n: usize| q4.row_bytes(n) as u64;
+    let kv_rows = u64::from(c.kv_heads * c.head_dim);
+    let attention = (2 * d as u64 + 2 * kv_rows) * row(d);
+    let router = u64::from(c.experts) * 4 * d as u64;
+    let embeddings = 2 * u64::from(c.vocab) * row(d);
+    let fixed = u64::from(c.layers) * (attention + router) + embeddings;
+    // Two matrices for each expert, of the rank that makes the published size.
+    let rank = 1024;
+    let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
+    let kv = KvCache::bytes_for(DType::F16, &c, 1024);
+    let runtime = 300 << 20;
+    let needs = Needs {
+        process: runtime - Scratch::bytes_for(&c, 128, 1, 4),
+        process_peak: 0,
+        fixed,
+        scales: neurons * u64::from(g.scales_per_neuron),
+        predictor,
+        kv,
+        scratch: Scratch::bytes_for(&c, 128, 1, 4),
+        gates: neurons * u64::from(g.gate_len),
+        gate_len: g.gate_len.into(),
+        rest_len: g.rest_len.into(),
+        whole_slot: g.stride.into(),
+        rest_slot: (g.stride - g.rest_read()).into(),
+        neurons,
+        banks,
+        cluster: CLUSTER as u64,
+        clusters: banks * (ffn / CLUSTER) as u64,
+        hot_clusters: 0,
+        two_phases: true,
+        min_slots: 2 * CLUSTER as u64,
+        gates_help: true,
+        predicts: true,
+    };
+    let plan = needs.plan(7 << 30).unwrap();
+    let held = |what: &str| plan.ledger.held(what) as f64;
+    let near = |what: &str, found: f64, published: f64, within: f64| {
+        assert!(
+            (found / published - 1.0).abs() < within,
+            "{what}: {found:.3e}"
+        );
+    };
+    near("other layers", held("fixed") + held("kv"), 1.0 * GB, 0.15);
+    near("predictors", held("predictor"), 2.6 * GB, 0.1);
+    near("scales", held("scales"), 2.7 * GB, 0.05);
+    near("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
+    // All gates are 7.5 GB: they come from flash, and what is left is a cache of neurons.
+    assert_eq!(plan.residency, Residency::Bundles);
+    let cache = held("cold") + held("hot");
+    assert!((0.3 * GB..0.8 * GB).contains(&cache), "{cache:.3e}");
+    let share = plan.ffn_resident_share(&needs);
+    assert!((0.01..0.035).contains(&share), "{share}");
+}
+
+fn mixtral() -> ModelConfig {
+    ModelConfig {
+        family: "mixtral".into(),
+        name: "TurboSparse-Mixtral-47B".into(),
+        vocab: 32064,
+        d_model: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn: 14336,
+        experts: 8,
+        ffn_kind: FfnKind {
+            activation: Activation::Relu,
+            relu_on_up: true,
+        },
+        rms_eps: 1e-5,
+        rope: Rope {
+            theta: 1e6,
+            dims: 128,
+            scaling: RopeScaling::None,
+        },
+        window: vec![0; 32],
+        qkv_bias: false,
+        o_bias: false,
+        qk_norm: false,
+        tied_head: false,
+        max_context: 32768,
+        bos: None,
+        add_bos: false,
+        eos: Vec::new(),
+        predictor_threshold: None,
+    }
+}

@@ -1,0 +1,81 @@
+//! A copy of the gate rows in two bits: too coarse to compute with, good enough to tell
+//! which gates will be positive.
+//!
+//! The quants are chosen so that the *products* with the inputs of a text change least
+//! (`train/coarse.rs`), and each neuron has a threshold of its own.
+
+use std::cell::RefCell;
+
+use emberflow_kernels::{Cpu, DType, Workers, two_bit_row_bytes};
+
+use crate::bytes::SharedBytes;
+use crate::predict::{Features, Predictor, Shared, SharedShape};
+use crate::thresholds::Thresholds;
+
+/// Rows that are widened together: they stay in the first-level cache while the tokens
+/// pass.
+const ROWS: usize = 8;
+
+thread_local! {
+    static WIDE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The predictor of one layer.
+pub struct CoarseGate {
+    d: usize,
+    rows: SharedBytes,
+    thresholds: Thresholds,
+}
+
+impl CoarseGate {
+    /// `rows` holds two-bit rows of `d` elements.
+    pub fn new(rows: SharedBytes, d: usize, thresholds: Thresholds) -> Self {
+        Self {
+            d,
+            rows,
+            thresholds,
+        }
+    }
+}
+
+impl Predictor for CoarseGate {
+    fn shape(&self) -> SharedShape {
+        SharedShape::default()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.rows.len() as u64 + self.thresholds.bytes()
+    }
+
+    fn prepare(&self, _: Cpu, _: &Workers, _: Features<'_>, _: &mut Shared) {}
+
+    fn scores(&self, cpu: Cpu, input: Features<'_>, _: &Shared, first: usize, scores: &mut [f32]) {
+        let (tokens, d) = (input.tokens(), self.d);
+        let (narrow, wide) = (two_bit_row_bytes(d), DType::Q4.row_bytes(d));
+        let end = first + scores.len() / tokens;
+        let rows = &self.rows.as_slice()[first * narrow..end * narrow];
+        WIDE.with_borrow_mut(|memory| {
+            memory.resize(memory.len().max(ROWS * wide), 0);
+            let mut block = [0.0; ROWS];
+            for (rows, scores) in rows
+                .chunks(ROWS * narrow)
+                .zip(scores.chunks_mut(ROWS * tokens))
+            {
+                let count = rows.len() / narrow;
+                let (memory, block) = (&mut memory[..count * wide], &mut block[..count]);
+                cpu.widen_two_bit(rows, d, memory);
+                for t in 0..tokens {
+                    let x = input.quantized.range(t, 1);
+                    cpu.matvec_q(DType::Q4, memory, wide, x, block);
+                    for (i, &score) in block.iter().enumerate() {
+                        scores[i * tokens + t] = score;
+                    }
+                }
+            }
+        });
+    }
+
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
+        self.thresholds.get(cpu, first, thresholds);
+    }
+}

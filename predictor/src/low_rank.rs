@@ -1,0 +1,174 @@
+//! A gate matrix in two thin factors: `score = fc2 · f(fc1 · x)`, wanted where the score
+//! is not below the neuron's threshold (PowerInfer; Deja Vu).
+
+use emberflow_kernels::{Cpu, DType, GROUP, Workers};
+
+use crate::bytes::SharedBytes;
+use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+use crate::thresholds::Thresholds;
+
+/// Sizes and meaning of a low-rank predictor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LowRankSpec {
+    /// Elements of the input.
+    pub d: usize,
+    /// Neurons of the layer.
+    pub neurons: usize,
+    /// Width of the hidden layer.
+    pub rank: usize,
+    /// Format of the first matrix, `[rank × d]`.
+    pub fc1: DType,
+    /// Format of the second matrix, `[neurons × rank]`.
+    pub fc2: DType,
+    /// What it reads.
+    pub reads: Reads,
+    /// Whether the hidden layer passes through a ReLU.
+    pub relu: bool,
+}
+
+impl LowRankSpec {
+    /// Bytes of the first matrix; saturates.
+    pub fn fc1_bytes(&self) -> usize {
+        self.rank.saturating_mul(self.fc1.row_bytes(self.d))
+    }
+
+    /// Bytes of the second matrix; saturates.
+    pub fn fc2_bytes(&self) -> usize {
+        self.neurons.saturating_mul(self.fc2.row_bytes(self.rank))
+    }
+
+    fn stride(&self) -> usize {
+        self.rank.next_multiple_of(GROUP)
+    }
+
+    /// What it keeps per token.
+    pub fn shared_shape(&self) -> SharedShape {
+        let residual = self.reads == Reads::Residual && self.fc1.is_grouped();
+        SharedShape {
+            hidden: self.stride(),
+            quantized: if residual { self.d } else { 0 },
+            ..SharedShape::default()
+        }
+    }
+}
+
+/// The predictor of one layer.
+pub struct LowRank {
+    spec: LowRankSpec,
+    fc1: SharedBytes,
+    fc2: SharedBytes,
+    thresholds: Thresholds,
+}
+
+impl LowRank {
+    /// From its matrices and thresholds.
+    ///
+    /// # Panics
+    /// If a length does not fit `spec`. Sizes from files have to be checked before.
+    pub fn new(
+        spec: LowRankSpec,
+        fc1: SharedBytes,
+        fc2: SharedBytes,
+        thresholds: Thresholds,
+    ) -> Self {
+        assert_eq!(fc1.len(), spec.fc1_bytes(), "bytes of fc1");
+        assert_eq!(fc2.len(), spec.fc2_bytes(), "bytes of fc2");
+        Self {
+            spec,
+            fc1,
+            fc2,
+            thresholds,
+        }
+    }
+
+    /// Its sizes.
+    pub fn spec(&self) -> LowRankSpec {
+        self.spec
+    }
+}
+
+impl Predictor for LowRank {
+    fn shape(&self) -> SharedShape {
+        self.spec.shared_shape()
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.fc1.len() + self.fc2.len()) as u64 + self.thresholds.bytes()
+    }
+
+    fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared) {
+        let s = &self.spec;
+        let (tokens, stride) = (input.tokens(), s.stride());
+        let quantized = match s.reads {
+            Reads::Normed => input.quantized,
+            Reads::Residual if s.fc1.is_grouped() => {
+                cpu.quantize_activations(
+                    &input.residual[..tokens * s.d],
+                    tokens,
+                    &mut shared.input_q,
+                );
+                shared.input_q.all()
+            }
+            Reads::Residual => input.quantized,
+        };
+        let hidden = &mut shared.hidden[..tokens * stride];
+        let row = s.fc1.row_bytes(s.d);
+        let fc1 = self.fc1.as_slice();
+        let pieces = stride / GROUP;
+        workers.for_each_chunk_mut(hidden, GROUP, &|_, piece, out| {
+            let (t, first) = (piece / pieces, piece % pieces * GROUP);
+            let (out, padding) = out.split_at_mut(GROUP.min(s.rank - first));
+            padding.fill(0.0);
+            let rows = &fc1[first * row..(first + out.len()) * row];
+            if s.fc1.is_grouped() {
+                cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
+            } else {
+                cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
+            }
+            if s.relu {
+                out.iter_mut().for_each(|h| *h = h.max(0.0));
+            }
+        });
+        if s.fc2.is_grouped() {
+            shared.hidden_q.reshape(s.rank, tokens);
+            let chunks = shared.hidden_q.chunks_per_token();
+            for (h, q) in hidden
+                .chunks_exact(stride)
+                .zip(shared.hidden_q.chunks_mut().chunks_exact_mut(chunks))
+            {
+                cpu.quantize_token(&h[..s.rank], q);
+            }
+        }
+    }
+
+    fn scores(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        scores: &mut [f32],
+    ) {
+        let (s, tokens) = (&self.spec, input.tokens());
+        let neurons = scores.len() / tokens;
+        let row = s.fc2.row_bytes(s.rank);
+        let rows = &self.fc2.as_slice()[first * row..(first + neurons) * row];
+        let mut token = [0.0; RANGE];
+        let token = &mut token[..neurons];
+        for t in 0..tokens {
+            if s.fc2.is_grouped() {
+                cpu.matvec_q(s.fc2, rows, row, shared.hidden_q.token(t), token);
+            } else {
+                let hidden = &shared.hidden[t * s.stride()..][..s.rank];
+                cpu.matvec(s.fc2, rows, row, s.rank, hidden, token);
+            }
+            for (i, &score) in token.iter().enumerate() {
+                scores[i * tokens + t] = score;
+            }
+        }
+    }
+
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
+        self.thresholds.get(cpu, first, thresholds);
+    }
+}

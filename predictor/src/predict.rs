@@ -1,0 +1,150 @@
+//! What a predictor is: it names, for every token, the neurons of one layer that are
+//! worth computing.
+//!
+//! A prediction depends on its input and on the predictor's weights alone, token by
+//! token: not on the other tokens of a chunk, on how a layer is divided among threads,
+//! or on what is in memory. Which neurons are computed, and so the model's output, is
+//! therefore the same under every budget.
+
+use emberflow_kernels::{Activations, ActivationsRef, Cpu, Workers};
+
+/// Which vector a predictor reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// The FFN's input after its norm, as Gate and Up read it.
+    Normed,
+    /// The residual stream before the FFN's norm, as PowerInfer's predictors do.
+    Residual,
+}
+
+/// Some tokens' input of a layer.
+#[derive(Clone, Copy)]
+pub struct Features<'a> {
+    /// The FFN's input after its norm, `[tokens × d_model]`.
+    pub normed: &'a [f32],
+    /// The same, quantised.
+    pub quantized: ActivationsRef<'a>,
+    /// The residual stream before the norm, `[tokens × d_model]`.
+    pub residual: &'a [f32],
+}
+
+impl<'a> Features<'a> {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.quantized.tokens()
+    }
+
+    /// The vector of token `t` that a predictor reads.
+    pub fn token(&self, reads: Reads, t: usize) -> &'a [f32] {
+        let d = self.quantized.n();
+        let all = match reads {
+            Reads::Normed => self.normed,
+            Reads::Residual => self.residual,
+        };
+        &all[t * d..(t + 1) * d]
+    }
+}
+
+/// Names the neurons of one layer that are worth computing.
+pub trait Predictor: Send + Sync {
+    /// Bytes it holds in memory.
+    fn bytes(&self) -> u64;
+
+    /// What it needs of [`Shared`] for a token.
+    fn shape(&self) -> SharedShape;
+
+    /// Computes into `shared` what all neurons have in common.
+    fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared);
+
+    /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]`
+    /// of neuron `first + i` for token `t`. At most [`RANGE`] neurons. Called by several
+    /// threads for different ranges.
+    fn scores(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        scores: &mut [f32],
+    );
+
+    /// The scores from which on the neurons from `first` on are wanted.
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
+
+    /// As [`scores`](Predictor::scores), with 1 where a neuron is worth computing for a
+    /// token and 0 where not.
+    fn predict(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        wanted: &mut [f32],
+    ) {
+        let tokens = input.tokens();
+        self.scores(cpu, input, shared, first, wanted);
+        let mut thresholds = [0.0; RANGE];
+        let thresholds = &mut thresholds[..wanted.len() / tokens];
+        self.thresholds(cpu, first, thresholds);
+        for (scores, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
+            for score in scores {
+                *score = f32::from(u8::from(*score >= *threshold));
+            }
+        }
+    }
+}
+
+/// Most neurons that [`Predictor::scores`] is asked for at once.
+pub const RANGE: usize = 128;
+
+/// Per token: what a predictor keeps between its two steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SharedShape {
+    /// Floats of the hidden layer.
+    pub hidden: usize,
+    /// Bytes of the signs of the input.
+    pub signs: usize,
+    /// Elements of an input that has to be quantised first.
+    pub quantized: usize,
+}
+
+impl SharedShape {
+    /// What serves both.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            hidden: self.hidden.max(other.hidden),
+            signs: self.signs.max(other.signs),
+            quantized: self.quantized.max(other.quantized),
+        }
+    }
+}
+
+/// Memory between a predictor's two steps, allocated once for all layers.
+#[derive(Debug, Default)]
+pub struct Shared {
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) hidden_q: Activations,
+    pub(crate) input_q: Activations,
+    pub(crate) signs: Vec<u8>,
+}
+
+impl Shared {
+    /// Memory for up to `chunk` tokens.
+    pub fn new(shape: SharedShape, chunk: usize) -> Self {
+        Self {
+            hidden: vec![0.0; shape.hidden * chunk],
+            hidden_q: Activations::with_capacity(shape.hidden, chunk),
+            input_q: Activations::with_capacity(shape.quantized, chunk),
+            signs: vec![0; shape.signs * chunk],
+        }
+    }
+
+    /// Bytes that [`Shared::new`] allocates.
+    pub fn bytes_for(shape: SharedShape, chunk: usize) -> u64 {
+        let floats = shape.hidden.saturating_mul(chunk).saturating_mul(4);
+        let quantized = Activations::bytes(shape.hidden, chunk)
+            .saturating_add(Activations::bytes(shape.quantized, chunk));
+        let signs = shape.signs.saturating_mul(chunk);
+        (floats.saturating_add(quantized).saturating_add(signs)) as u64
+    }
+}

@@ -1,0 +1,124 @@
+//! Thresholds: the score from which on a neuron is wanted.
+//!
+//! A score is compared with what the gate did on a text. Per neuron a logistic curve
+//! turns the score into the chance that the gate fires; one chance per layer then decides
+//! for all of its neurons. Where a score is poor the margin grows by itself, and a neuron
+//! that rarely fires needs a higher score.
+
+use emberflow_kernels::math;
+
+/// Newton steps. Four give three digits; separable data would go on for ever.
+const STEPS: usize = 12;
+
+/// A neuron's curve: `logit(score) = slope × (score − mean) / deviation + offset`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Curve {
+    mean: f32,
+    deviation: f32,
+    slope: f32,
+    offset: f32,
+}
+
+impl Curve {
+    /// Fits a neuron's scores to what `fires`.
+    pub fn fit(scores: &[f32], fires: impl Fn(usize) -> bool) -> Self {
+        let n = scores.len().max(1) as f64;
+        let mean = scores.iter().map(|&s| f64::from(s)).sum::<f64>() / n;
+        let square = |s: &f32| (f64::from(*s) - mean).powi(2);
+        let deviation = (scores.iter().map(square).sum::<f64>() / n)
+            .sqrt()
+            .max(1e-20);
+        let (mean, deviation) = (mean as f32, deviation as f32);
+        let (mut slope, mut offset) = (1.0f32, 0.0f32);
+        for _ in 0..STEPS {
+            let mut g = [0.0f64; 2];
+            let mut h = [0.0f64; 3];
+            for (i, &score) in scores.iter().enumerate() {
+                let s = (score - mean) / deviation;
+                let p = 1.0 / (1.0 + math::exp(-(slope * s + offset)));
+                let error = p - f32::from(u8::from(fires(i)));
+                let weight = (p * (1.0 - p)).max(1e-9);
+                g[0] += f64::from(error * s);
+                g[1] += f64::from(error);
+                h[0] += f64::from(weight * s * s);
+                h[1] += f64::from(weight * s);
+                h[2] += f64::from(weight);
+            }
+            // a weak pull to slope 1 keeps neurons that never fire finite
+            let pull = 1e-4 * n;
+            g[0] += pull * f64::from(slope - 1.0);
+            h[0] += pull;
+            h[2] += 1e-6 * n;
+            let det = h[0] * h[2] - h[1] * h[1];
+            if det <= 0.0 {
+                break;
+            }
+            let step = [
+                (h[2] * g[0] - h[1] * g[1]) / det,
+                (h[0] * g[1] - h[1] * g[0]) / det,
+            ];
+            slope = (slope - step[0].clamp(-1.0, 1.0) as f32).max(0.05);
+            offset -= step[1].clamp(-2.0, 2.0) as f32;
+            if step[0].abs() + step[1].abs() < 1e-3 {
+                break;
+            }
+        }
+        Self {
+            mean,
+            deviation,
+            slope,
+            offset,
+        }
+    }
+
+    /// The logit of the chance that the neuron fires.
+    pub fn logit(&self, score: f32) -> f32 {
+        self.slope * (score - self.mean) / self.deviation + self.offset
+    }
+
+    /// The score whose logit is `logit`.
+    pub fn score(&self, logit: f32) -> f32 {
+        self.mean + self.deviation * (logit - self.offset) / self.slope
+    }
+}
+
+/// The largest value that at least a `recall` share of `values` is not below; −∞ of none.
+pub(crate) fn cut_for(values: &mut [f32], recall: f64) -> f32 {
+    let lost = ((1.0 - recall) * values.len() as f64).floor() as usize;
+    let at = lost.min(values.len().saturating_sub(1));
+    match values.get(at) {
+        None => f32::NEG_INFINITY,
+        Some(_) => *values.select_nth_unstable_by(at, f32::total_cmp).1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_keeps_the_recall_that_is_asked_for() {
+        let mut values: Vec<f32> = (0..100).map(|v| v as f32).collect();
+        assert_eq!(cut_for(&mut values, 0.98), 2.0);
+        assert_eq!(cut_for(&mut values, 1.0), 0.0);
+        assert_eq!(cut_for(&mut [3.0], 0.5), 3.0);
+        assert_eq!(cut_for(&mut [], 0.98), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn a_curve_finds_where_a_neuron_begins_to_fire() {
+        // fires above 5, with scores that are off by up to 1
+        let truth: Vec<f32> = (0..1000).map(|i| (i % 100) as f32 / 10.0).collect();
+        let noise = |i: usize| ((i * 7919) % 1000) as f32 / 500.0 - 1.0;
+        let scores: Vec<f32> = truth
+            .iter()
+            .enumerate()
+            .map(|(i, t)| t + noise(i))
+            .collect();
+        let curve = Curve::fit(&scores, |i| truth[i] > 5.0);
+        assert!((curve.score(0.0) - 5.0).abs() < 0.2, "{curve:?}");
+        assert!((curve.logit(curve.score(1.5)) - 1.5).abs() < 1e-3);
+        let never = Curve::fit(&scores, |_| false);
+        assert!(never.score(0.0).is_finite() && never.score(0.0) > 9.0);
+    }
+}

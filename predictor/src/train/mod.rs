@@ -1,0 +1,310 @@
+//! Making the predictor of a layer from its gate rows and the inputs that a text gave it.
+//!
+//! No gradients: each design has a closed form. The gate is known, so there is nothing
+//! to discover about it; what is left is to keep as much of it as the bytes allow, where
+//! the inputs of real text lie. Sign bits need nothing, a low-rank pair is a reduced-rank
+//! regression (`low_rank.rs`), a coarse gate is rounded against the inputs' covariance
+//! (`coarse.rs`). Thresholds come from held-out text (`calibrate.rs`).
+
+mod calibrate;
+mod coarse;
+mod gemm;
+mod low_rank;
+mod score;
+
+use std::sync::{Mutex, PoisonError};
+
+use emberflow_kernels::{Cpu, DType, Workers, sign_bytes, two_bit_row_bytes};
+use half::f16;
+
+use crate::low_rank::LowRankSpec;
+use crate::predict::{Predictor, Reads};
+use crate::quality::Quality;
+use crate::section::{Kind, NewLayer};
+use crate::thresholds::Thresholds;
+use calibrate::{Curve, cut_for};
+use gemm::{Gemm, transpose};
+use score::{assemble, lock};
+
+/// Tokens that a neuron's curve, two numbers, is fitted to.
+const CURVE_TOKENS: usize = 16384;
+
+/// How a predictor is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Design {
+    /// Signs of gate rows and inputs; one limit per layer.
+    Sign,
+    /// Two thin factors.
+    LowRank {
+        /// Width between them.
+        rank: usize,
+        /// Format of both.
+        dtype: DType,
+    },
+    /// Gate rows in two bits.
+    Coarse,
+}
+
+impl Design {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sign => "sign",
+            Self::LowRank { .. } => "low-rank",
+            Self::Coarse => "coarse",
+        }
+    }
+
+    /// Bytes of its weights for `neurons` gates of `d` elements; saturates.
+    pub fn bytes(self, d: usize, neurons: usize) -> usize {
+        match self {
+            Self::Sign => neurons.saturating_mul(sign_bytes(d)),
+            Self::LowRank { rank, dtype } => {
+                let fc1 = rank.saturating_mul(dtype.row_bytes(d));
+                let fc2 = dtype.row_bytes(rank).saturating_add(2);
+                fc1.saturating_add(neurons.saturating_mul(fc2))
+            }
+            Self::Coarse => neurons.saturating_mul(two_bit_row_bytes(d).saturating_add(2)),
+        }
+    }
+
+    /// The widest low-rank pair that takes at most `bytes`; `None` where not even one of
+    /// 32 does.
+    pub fn low_rank_within(bytes: usize, d: usize, neurons: usize, dtype: DType) -> Option<Self> {
+        let widest = (1..=d / 32).rev().map(|r| 32 * r);
+        widest
+            .map(|rank| Self::LowRank { rank, dtype })
+            .find(|design| design.bytes(d, neurons) <= bytes)
+    }
+}
+
+/// Inputs of one layer over a text, after the norm, `[tokens × d]`.
+#[derive(Clone, Copy)]
+pub struct Texts<'a> {
+    /// To make the predictor from.
+    pub train: &'a [f32],
+    /// To set the thresholds by.
+    pub calibrate: &'a [f32],
+    /// To measure it on.
+    pub measure: &'a [f32],
+}
+
+/// One layer.
+#[derive(Clone, Copy)]
+pub struct Layer<'a> {
+    /// Elements of an input.
+    pub d: usize,
+    /// Gate rows, `[neurons × d]`, in packed order.
+    pub gate: &'a [f32],
+    /// A gate fires above this.
+    pub fires_above: f32,
+    /// What the layer reads.
+    pub texts: Texts<'a>,
+    /// Recall to calibrate to, 0 to 1.
+    pub recall: f64,
+}
+
+/// A predictor that was made, to be stored.
+pub struct Made {
+    /// Its record and weights.
+    pub layer: NewLayer,
+    /// Nanoseconds that it took per token, all neurons of the layer, on this machine.
+    pub ns_per_token: f64,
+}
+
+/// Makes predictors for the layers of a model.
+pub struct Trainer<'a> {
+    cpu: Cpu,
+    workers: &'a Workers,
+}
+
+impl<'a> Trainer<'a> {
+    /// A trainer on the threads of `workers`.
+    pub fn new(cpu: Cpu, workers: &'a Workers) -> Self {
+        Self { cpu, workers }
+    }
+
+    /// Covariance of the inputs about zero, `[d × d]`.
+    pub fn covariance(&self, d: usize, inputs: &[f32]) -> Vec<f32> {
+        const BLOCK: usize = 4096;
+        let mut sum = vec![0.0; d * d];
+        let mut part = vec![0.0; d * d];
+        let mut turned = Vec::new();
+        let mut gemm = Gemm::new(self.cpu, self.workers);
+        for block in inputs.chunks(BLOCK * d) {
+            turned.clear();
+            transpose(block, d, &mut turned);
+            gemm.product(block.len() / d, &turned, &turned, &mut part);
+            sum.iter_mut().zip(&part).for_each(|(s, p)| *s += p);
+        }
+        let tokens = (inputs.len() / d).max(1) as f32;
+        sum.iter_mut().for_each(|s| *s /= tokens);
+        sum
+    }
+
+    /// Makes the predictor of a layer; `covariance` is that of its training inputs.
+    /// `None` where its weights are not finite.
+    pub fn make(&self, design: Design, layer: &Layer<'_>, covariance: &[f32]) -> Option<Made> {
+        let Layer { d, gate, .. } = *layer;
+        let neurons = gate.len() / d;
+        let mut parts = match design {
+            Design::Sign => {
+                let row = sign_bytes(d);
+                let mut signs = vec![0; neurons * row];
+                for (gate, signs) in gate.chunks_exact(d).zip(signs.chunks_exact_mut(row)) {
+                    self.cpu.sign_bits(gate, signs);
+                }
+                vec![signs]
+            }
+            Design::LowRank { rank, dtype } => {
+                let mut gemm = Gemm::new(self.cpu, self.workers);
+                let [fc1, fc2] = low_rank::factors(&mut gemm, d, gate, covariance, rank);
+                let store = |cols, rows: &[f32]| low_rank::store(dtype, cols, rows);
+                vec![store(d, &fc1)?, store(rank, &fc2)?]
+            }
+            Design::Coarse => vec![coarse::round(self.cpu, self.workers, d, gate, covariance)],
+        };
+        let mut kind = match design {
+            Design::Sign => Kind::Sign { limit: 0 },
+            Design::LowRank { rank, dtype } => Kind::LowRank(LowRankSpec {
+                d,
+                neurons,
+                rank,
+                fc1: dtype,
+                fc2: dtype,
+                reads: Reads::Normed,
+                relu: false,
+            }),
+            Design::Coarse => Kind::Coarse,
+        };
+        let scorer = assemble(&kind, d, &parts, Thresholds::One(0.0))?;
+        let fitted = !matches!(design, Design::Sign);
+        let thresholds = self.calibrate(scorer.as_ref(), fitted, layer);
+        let predictor = match kind {
+            Kind::Sign { .. } => {
+                let limit = -thresholds.first().copied().unwrap_or(0.0);
+                kind = Kind::Sign {
+                    limit: limit.clamp(0.0, d as f32) as u32,
+                };
+                assemble(&kind, d, &parts, Thresholds::One(0.0))?
+            }
+            _ => {
+                let stored = thresholds.iter().flat_map(|&t| {
+                    let t = f16::from_f32(t.clamp(-65504.0, 65504.0));
+                    t.to_bits().to_le_bytes()
+                });
+                let stored: Vec<u8> = stored.collect();
+                parts.push(stored.clone());
+                assemble(&kind, d, &parts, Thresholds::Each(stored.into()))?
+            }
+        };
+        let quality = self.measure(predictor.as_ref(), layer);
+        let ns_per_token = self.time(predictor.as_ref(), layer);
+        Some(Made {
+            layer: NewLayer {
+                kind,
+                quality,
+                parts,
+            },
+            ns_per_token,
+        })
+    }
+
+    /// The smallest magnitude of an activated gate that leaves a `share` of the (neuron,
+    /// token) pairs of the calibration text, and how many it leaves of the measured one.
+    pub fn magnitude(
+        &self,
+        layer: &Layer<'_>,
+        share: f64,
+        activate: &(dyn Fn(&mut [f32]) + Sync),
+    ) -> (f32, Quality) {
+        // a few neurons of every block are sample enough
+        let found = Mutex::new(Vec::new());
+        self.for_each_block(layer, layer.texts.calibrate, &|_, gates| {
+            let mut gates = gates.to_vec();
+            activate(&mut gates);
+            let mut some: Vec<f32> = gates.iter().step_by(7).map(|g| g.abs()).collect();
+            lock(&found).append(&mut some);
+        });
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let threshold = cut_for(&mut found, share);
+        let quality = Mutex::new(Quality::default());
+        self.for_each_block(layer, layer.texts.measure, &|_, gates| {
+            let mut gates = gates.to_vec();
+            activate(&mut gates);
+            let mut q = Quality::default();
+            gates
+                .iter()
+                .for_each(|g| q.count(g.abs() >= threshold, true));
+            *lock(&quality) += q;
+        });
+        let quality = quality.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (threshold, quality)
+    }
+
+    /// Thresholds by neuron.
+    fn calibrate(&self, scorer: &dyn Predictor, fitted: bool, layer: &Layer<'_>) -> Vec<f32> {
+        let neurons = layer.gate.len() / layer.d;
+        // Curves from the training text, the cut from text that nothing was fitted to.
+        let curves = Mutex::new(vec![None; neurons]);
+        let d = layer.d;
+        let step = (layer.texts.train.len() / d).div_ceil(CURVE_TOKENS).max(1);
+        let some = layer.texts.train.chunks_exact(d).step_by(step);
+        let some: Vec<f32> = some.flatten().copied().collect();
+        if fitted {
+            self.score(scorer, layer, &some, &|first, gates, scores| {
+                let tokens = some.len() / d;
+                let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
+                for (i, (gates, scores)) in rows.enumerate() {
+                    let curve = Curve::fit(scores, |t| gates[t] > layer.fires_above);
+                    lock(&curves)[first + i] = Some(curve);
+                }
+            });
+        }
+        let curves = curves.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let logit = |n: usize, score: f32| curves[n].map_or(score, |c: Curve| c.logit(score));
+        let logits = Mutex::new(Vec::new());
+        self.score(
+            scorer,
+            layer,
+            layer.texts.calibrate,
+            &|first, gates, scores| {
+                let tokens = layer.texts.calibrate.len() / layer.d;
+                let pairs = gates.iter().zip(scores).enumerate();
+                let mut firing: Vec<f32> = pairs
+                    .filter(|(_, (gate, _))| **gate > layer.fires_above)
+                    .map(|(i, (_, &score))| logit(first + i / tokens, score))
+                    .collect();
+                lock(&logits).append(&mut firing);
+            },
+        );
+        let mut logits = logits.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let cut = cut_for(&mut logits, layer.recall);
+        let score = |curve: &Option<Curve>| curve.map_or(cut, |c| c.score(cut));
+        curves.iter().map(score).collect()
+    }
+
+    /// Counts on the text to measure on.
+    fn measure(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> Quality {
+        let quality = Mutex::new(Quality::default());
+        let tokens = layer.texts.measure.len() / layer.d;
+        self.score(
+            predictor,
+            layer,
+            layer.texts.measure,
+            &|first, gates, scores| {
+                let mut thresholds = vec![0.0; scores.len() / tokens.max(1)];
+                predictor.thresholds(self.cpu, first, &mut thresholds);
+                let mut q = Quality::default();
+                let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
+                for ((gates, scores), threshold) in rows.zip(&thresholds) {
+                    for (gate, score) in gates.iter().zip(scores) {
+                        q.count(*gate > layer.fires_above, score >= threshold);
+                    }
+                }
+                *lock(&quality) += q;
+            },
+        );
+        quality.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}

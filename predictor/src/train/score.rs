@@ -1,0 +1,134 @@
+//! What gates do and what a predictor says of them, over a text, block by block.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use emberflow_kernels::{Activations, DType, matmul_scratch};
+
+use super::{Layer, Trainer};
+use crate::bytes::SharedBytes;
+use crate::coarse::CoarseGate;
+use crate::low_rank::LowRank;
+use crate::predict::{Features, Predictor, RANGE, Shared};
+use crate::section::Kind;
+use crate::sign::SignBit;
+use crate::thresholds::Thresholds;
+
+/// Takes the first neuron of a block and its gates, `[neurons × tokens]`.
+type GatesFn<'f> = dyn Fn(usize, &[f32]) + Sync + 'f;
+
+/// Takes besides the scores, `[neurons × tokens]`.
+type ScoresFn<'f> = dyn Fn(usize, &[f32], &[f32]) + Sync + 'f;
+
+/// Tokens that a predictor is timed on.
+const TIMED: usize = 64;
+
+impl Trainer<'_> {
+    /// Computes the gates of a layer for `inputs` in blocks of neurons, each on one
+    /// thread.
+    pub(super) fn for_each_block(&self, layer: &Layer<'_>, inputs: &[f32], f: &GatesFn<'_>) {
+        let (cpu, d) = (self.cpu, layer.d);
+        let (neurons, tokens) = (layer.gate.len() / d, inputs.len() / d);
+        if tokens == 0 {
+            return;
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(inputs);
+        self.workers
+            .for_each_chunk(neurons.div_ceil(RANGE), &|_, block| {
+                let first = block * RANGE;
+                let end = (first + RANGE).min(neurons);
+                let mut gates = vec![0.0; (end - first) * tokens];
+                let mut scratch = vec![0.0; matmul_scratch(d)];
+                // The inputs are the matrix and the gate rows its "tokens", so that the
+                // products of a neuron lie side by side.
+                cpu.matmul(
+                    DType::F32,
+                    bytes,
+                    4 * d,
+                    d,
+                    &layer.gate[first * d..end * d],
+                    end - first,
+                    &mut gates,
+                    tokens,
+                    &mut scratch,
+                );
+                f(first, &gates);
+            });
+    }
+
+    /// As [`for_each_block`](Self::for_each_block), with a predictor's scores.
+    pub(super) fn score(
+        &self,
+        predictor: &dyn Predictor,
+        layer: &Layer<'_>,
+        inputs: &[f32],
+        f: &ScoresFn<'_>,
+    ) {
+        let (cpu, tokens) = (self.cpu, inputs.len() / layer.d);
+        if tokens == 0 {
+            return;
+        }
+        let mut quantized = Activations::default();
+        cpu.quantize_activations(inputs, tokens, &mut quantized);
+        let features = Features {
+            normed: inputs,
+            quantized: quantized.all(),
+            residual: &[],
+        };
+        let mut shared = Shared::new(predictor.shape(), tokens);
+        predictor.prepare(cpu, self.workers, features, &mut shared);
+        let shared = &shared;
+        self.for_each_block(layer, inputs, &|first, gates| {
+            let mut scores = vec![0.0; gates.len()];
+            predictor.scores(cpu, features, shared, first, &mut scores);
+            f(first, gates, &scores);
+        });
+    }
+
+    /// Nanoseconds of one token's prediction, the least of several.
+    pub(super) fn time(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> f64 {
+        let (cpu, d) = (self.cpu, layer.d);
+        let neurons = layer.gate.len() / d;
+        let mut shared = Shared::new(predictor.shape(), 1);
+        let mut wanted = vec![0.0; neurons];
+        let mut quantized = Activations::default();
+        let mut best = f64::INFINITY;
+        for x in layer.texts.train.chunks_exact(d).take(TIMED) {
+            cpu.quantize_activations(x, 1, &mut quantized);
+            let features = Features {
+                normed: x,
+                quantized: quantized.all(),
+                residual: &[],
+            };
+            let start = Instant::now();
+            predictor.prepare(cpu, self.workers, features, &mut shared);
+            let shared = &shared;
+            self.workers
+                .for_each_chunk_mut(&mut wanted, RANGE, &|_, block, wanted| {
+                    predictor.predict(cpu, features, shared, block * RANGE, wanted);
+                });
+            best = best.min(start.elapsed().as_nanos() as f64);
+        }
+        best
+    }
+}
+
+/// A predictor of `kind` over its stored parts, with other thresholds.
+pub(super) fn assemble(
+    kind: &Kind,
+    d: usize,
+    parts: &[Vec<u8>],
+    thresholds: Thresholds,
+) -> Option<Box<dyn Predictor>> {
+    let part = |i: usize| Some(SharedBytes::from(parts.get(i)?.clone()));
+    Some(match *kind {
+        Kind::None | Kind::Magnitude { .. } => return None,
+        Kind::Sign { limit } => Box::new(SignBit::new(part(0)?, d, limit)),
+        Kind::LowRank(spec) => Box::new(LowRank::new(spec, part(0)?, part(1)?, thresholds)),
+        Kind::Coarse => Box::new(CoarseGate::new(part(0)?, d, thresholds)),
+    })
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

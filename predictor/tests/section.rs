@@ -1,0 +1,179 @@
+//! The PREDICTOR section: round trips, and every way in which it can lie.
+
+use std::sync::Arc;
+
+use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
+use emberflow_predictor::section::{Directory, Kind, NewLayer, SectionError, encode};
+use emberflow_predictor::{LowRankSpec, Quality, Reads};
+use proptest::prelude::*;
+
+const D: usize = 70;
+const NEURONS: usize = 5;
+const LAYERS: usize = 5;
+
+fn quality() -> Quality {
+    Quality {
+        pairs: 100 * NEURONS as u64,
+        active: 50,
+        predicted: 70,
+        hit: 49,
+    }
+}
+
+fn spec() -> LowRankSpec {
+    LowRankSpec {
+        d: D,
+        neurons: NEURONS,
+        rank: 3,
+        fc1: DType::Q8,
+        fc2: DType::F16,
+        reads: Reads::Residual,
+        relu: true,
+    }
+}
+
+fn layers() -> Vec<NewLayer> {
+    let filled = |len: usize| vec![0x21; len];
+    let layer = |kind, parts| NewLayer {
+        kind,
+        quality: quality(),
+        parts,
+    };
+    vec![
+        layer(Kind::None, vec![]),
+        layer(
+            Kind::Sign { limit: 33 },
+            vec![filled(NEURONS * sign_bytes(D))],
+        ),
+        layer(
+            Kind::LowRank(spec()),
+            vec![
+                filled(spec().fc1_bytes()),
+                filled(spec().fc2_bytes()),
+                filled(2 * NEURONS),
+            ],
+        ),
+        layer(Kind::Magnitude { threshold: 0.25 }, vec![]),
+        layer(
+            Kind::Coarse,
+            vec![filled(NEURONS * two_bit_row_bytes(D)), filled(2 * NEURONS)],
+        ),
+    ]
+}
+
+fn section() -> Vec<u8> {
+    encode(D, NEURONS, (1000, 100, 0.98), &layers())
+}
+
+fn parse(bytes: &[u8]) -> Result<Directory, SectionError> {
+    let directory = Directory::parse(bytes, bytes.len() as u64, LAYERS, D, NEURONS)?;
+    directory.check(bytes)?;
+    Ok(directory)
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let bytes = section();
+    let directory = parse(&bytes).expect("a section");
+    assert_eq!(directory.len(), bytes.len());
+    assert_eq!((directory.trained_on, directory.measured_on), (1000, 100));
+    assert_eq!(directory.target, 0.98);
+    let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.clone());
+    for (i, layer) in layers().iter().enumerate() {
+        let entry = &directory.layers[i];
+        assert_eq!((entry.kind, entry.quality), (layer.kind, layer.quality));
+        let again = directory.layer(i, &bytes).expect("a layer");
+        assert_eq!(again.parts, layer.parts);
+        let predictor = directory.predictor(i, &block);
+        assert_eq!(predictor.is_some(), layer.kind.predicts());
+        let weights: usize = layer.parts.iter().map(Vec::len).sum();
+        if let Some(predictor) = predictor {
+            assert_eq!(predictor.bytes(), weights as u64);
+        }
+    }
+    assert_eq!(directory.quality().active, 50 * LAYERS as u64);
+}
+
+#[test]
+fn lies_are_refused() {
+    let good = section();
+    let record = |layer: usize| 64 + 64 * layer;
+    // where, what, and a word of the message
+    let lies: &[(usize, &[u8], &str)] = &[
+        (0, b"X", "magic"),
+        (8, &[2], "version"),
+        (12, &[4], "layers"),
+        (16, &[71], "d_model"),
+        (20, &[6], "neurons"),
+        (32, &[0xff; 8], "pairs"),
+        (40, &[1], "header"),
+        (48, &2.0f32.to_le_bytes(), "recall"),
+        (48, &f32::NAN.to_le_bytes(), "recall"),
+        (60, &[1], "reserved"),
+        (record(0), &[5], "kind"),
+        (record(0) + 8, &[1], "zeros"),
+        (record(0) + 20, &[1], "threshold"),
+        (record(1) + 20, &[71], "threshold"),
+        (record(1) + 24, &[0], "lie at"),
+        (record(2) + 4, &[4], "flags"),
+        (record(2) + 8, &[0], "rank"),
+        (record(2) + 8, &[0xff; 4], "rank"),
+        (record(2) + 8, &[40], "lie at"),
+        (record(2) + 12, &[9], "block format"),
+        (record(2) + 16, &[9], "block format"),
+        (record(2) + 32, &[0], "lie at"),
+        (record(3) + 20, &f32::NAN.to_le_bytes(), "threshold"),
+        (record(3) + 20, &(-1.0f32).to_le_bytes(), "threshold"),
+        (record(4) + 40, &[0xff; 8], "fire"),
+        (record(4) + 56, &[71], "both"),
+    ];
+    for (at, what, word) in lies {
+        let mut bad = good.clone();
+        bad[*at..*at + what.len()].copy_from_slice(what);
+        let error = parse(&bad).expect_err(word).to_string();
+        assert!(
+            error.contains(word),
+            "{at}: {error:?} does not say {word:?}"
+        );
+    }
+    let directory = parse(&good).expect("a section");
+    let thresholds = good.len() - 64;
+    let mut bad = good.clone();
+    bad[thresholds..thresholds + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    assert!(
+        directory.check(&bad).is_err(),
+        "a threshold that is not a number"
+    );
+    let mut bad = good.clone();
+    bad[thresholds..thresholds + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    assert!(
+        directory.check(&bad).is_ok(),
+        "an infinite threshold means never"
+    );
+    let mut bad = good.clone();
+    *bad.last_mut().expect("bytes") = 1;
+    assert!(directory.check(&bad).is_err(), "padding");
+    for len in [0, 8, 63, 64, 300, good.len() - 1] {
+        assert!(parse(&good[..len]).is_err(), "{len} bytes");
+    }
+    let mut long = good.clone();
+    long.extend([0; 64]);
+    assert!(parse(&long).is_err());
+}
+
+proptest! {
+    #[test]
+    fn no_change_makes_it_panic(changes in prop::collection::vec((0usize..384, any::<u8>()), 1..8)) {
+        let mut bytes = section();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        if let Ok(directory) = parse(&bytes) {
+            let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.clone());
+            for layer in 0..LAYERS {
+                let _ = directory.predictor(layer, &block);
+                prop_assert!(directory.layer(layer, &bytes).is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Training on problems whose answer is known.
+
+use std::sync::Arc;
+
+use emberflow_kernels::{Activations, Cpu, DType, Workers};
+use emberflow_predictor::section::{Directory, Kind, encode};
+use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
+use emberflow_predictor::{Features, Shared};
+
+const D: usize = 96;
+const NEURONS: usize = 200;
+const TOKENS: usize = 1200;
+
+/// splitmix64, as numbers that are nearly normal
+struct Random(u64);
+
+impl Random {
+    fn uniform(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32
+    }
+
+    fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+    }
+}
+
+struct Problem {
+    gate: Vec<f32>,
+    texts: [Vec<f32>; 3],
+}
+
+impl Problem {
+    /// Gates whose rank on the inputs is `rank`, and which fire in a sixth of the cases.
+    fn planted(rank: usize, noise: f32) -> Self {
+        let mut random = Random(7);
+        let a: Vec<f32> = (0..rank * D).map(|_| random.normal()).collect();
+        let mut gate = Vec::new();
+        for _ in 0..NEURONS {
+            let b: Vec<f32> = (0..rank).map(|_| random.normal()).collect();
+            let row = (0..D).map(|i| (0..rank).map(|k| b[k] * a[k * D + i]).sum::<f32>());
+            let row: Vec<f32> = row.map(|x| x + noise * random.normal()).collect();
+            // the first element of an input is always 1
+            let size = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+            gate.push(-size);
+            gate.extend(&row[1..]);
+        }
+        let mut text = |tokens: usize| {
+            let mut x: Vec<f32> = (0..tokens * D).map(|_| random.normal()).collect();
+            x.iter_mut().step_by(D).for_each(|x| *x = 1.0);
+            x
+        };
+        Self {
+            texts: [text(TOKENS), text(400), text(400)],
+            gate,
+        }
+    }
+
+    fn layer(&self) -> Layer<'_> {
+        let [train, calibrate, measure] = &self.texts;
+        Layer {
+            d: D,
+            gate: &self.gate,
+            fires_above: 0.0,
+            texts: Texts {
+                train,
+                calibrate,
+                measure,
+            },
+            recall: 0.98,
+        }
+    }
+
+    fn solve(&self, design: Design) -> Made {
+        let workers = Workers::new(2, None);
+        let trainer = Trainer::new(Cpu::detect(), &workers);
+        let covariance = trainer.covariance(D, &self.texts[0]);
+        trainer
+            .make(design, &self.layer(), &covariance)
+            .expect("finite weights")
+    }
+}
+
+fn low_rank(rank: usize) -> Design {
+    Design::LowRank {
+        rank,
+        dtype: DType::Q8,
+    }
+}
+
+#[test]
+fn a_planted_low_rank_problem_is_solved() {
+    // the always-one element adds a rank
+    let problem = Problem::planted(31, 0.0);
+    let made = problem.solve(low_rank(32));
+    let q = made.layer.quality;
+    assert!(q.active_share() > 0.1 && q.active_share() < 0.25, "{q:?}");
+    assert!(q.recall() > 0.97 && q.overhead() < 1.05, "{q:?}");
+    // a rank too small cannot, and says so
+    let poor = problem.solve(low_rank(8)).layer.quality;
+    assert!(poor.recall() > 0.95 && poor.overhead() > 1.5, "{poor:?}");
+}
+
+#[test]
+fn designs_stand_in_the_order_of_what_they_know() {
+    let problem = Problem::planted(90, 1.0);
+    let [sign, coarse] = [Design::Sign, Design::Coarse].map(|d| problem.solve(d).layer.quality);
+    for q in [sign, coarse] {
+        assert!(q.recall() > 0.95, "{q:?}");
+    }
+    // the element that is always 1 costs one group of each coarse row its scale
+    assert!(sign.overhead() < 6.2, "{sign:?}");
+    assert!(
+        coarse.overhead() < 0.75 * sign.overhead(),
+        "{coarse:?} {sign:?}"
+    );
+}
+
+#[test]
+fn a_prediction_depends_on_its_token_alone_and_is_what_was_measured() {
+    let cpu = Cpu::detect();
+    let problem = Problem::planted(40, 1.0);
+    let x = &problem.texts[2];
+    let tokens = x.len() / D;
+    for design in [Design::Sign, Design::Coarse, low_rank(64)] {
+        let made = problem.solve(design);
+        let measured = made.layer.quality;
+        assert_ne!(made.layer.kind, Kind::None);
+        let section = encode(D, NEURONS, (0, tokens as u64, 0.98), &[made.layer]);
+        let directory =
+            Directory::parse(&section, section.len() as u64, 1, D, NEURONS).expect("a section");
+        directory.check(&section).expect("a section");
+        let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(section);
+        let predictor = directory.predictor(0, &block).expect("a predictor");
+        let mut runs: Vec<Vec<f32>> = Vec::new();
+        for (chunk, range, threads) in [(1, 128, 1), (7, 128, 3), (64, 32, 2)] {
+            let workers = Workers::new(threads, None);
+            let mut shared = Shared::new(predictor.shape(), chunk);
+            let mut all = vec![0.0; tokens * NEURONS];
+            for (c, x) in x.chunks(chunk * D).enumerate() {
+                let here = x.len() / D;
+                let mut quantized = Activations::default();
+                cpu.quantize_activations(x, here, &mut quantized);
+                let input = Features {
+                    normed: x,
+                    quantized: quantized.all(),
+                    residual: x,
+                };
+                predictor.prepare(cpu, &workers, input, &mut shared);
+                for first in (0..NEURONS).step_by(range) {
+                    let mut wanted = vec![9.0; range.min(NEURONS - first) * here];
+                    predictor.predict(cpu, input, &shared, first, &mut wanted);
+                    for (i, w) in wanted.iter().enumerate() {
+                        let (n, t) = (first + i / here, c * chunk + i % here);
+                        all[t * NEURONS + n] = *w;
+                    }
+                }
+            }
+            runs.push(all);
+        }
+        assert!(runs.windows(2).all(|r| r[0] == r[1]), "{design:?}");
+        let wanted = runs[0].iter().filter(|&&w| w == 1.0).count();
+        let unwanted = runs[0].iter().filter(|&&w| w == 0.0).count();
+        assert_eq!(wanted as u64, measured.predicted, "{design:?}");
+        assert_eq!(wanted + unwanted, tokens * NEURONS);
+    }
+}

@@ -1,0 +1,245 @@
+//! Predicted mode: whatever the budget, the threads, the chunks and the way the bytes
+//! come, what is computed is what the predictors name, token by token.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use emberflow::cli::{Cli, Command, ModelArg};
+use emberflow::model::{open_container, open_model};
+use emberflow::packed::Packed;
+use emberflow::train_predictor;
+use emberflow_engine::memory::Residency;
+use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options, Phases, Sparsity};
+use emberflow_kernels::DType;
+use emberflow_storage::container::Container;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
+
+fn predicted(context: usize) -> Options {
+    Options {
+        sparsity: Sparsity::Predicted,
+        ..roomy(context)
+    }
+}
+
+fn train(arguments: &[&str], output: &Path) {
+    let heldout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/heldout.txt");
+    let mut line = vec!["emberflow", "train-predictor", "--json", "-f"];
+    line.extend([heldout.to_str().unwrap(), "-o", output.to_str().unwrap()]);
+    line.extend(arguments);
+    let Command::TrainPredictor(args) = Cli::parse_from(line).command else {
+        unreachable!("that is the command");
+    };
+    train_predictor::command(&args).unwrap();
+}
+
+/// The same tokens under many budgets, chunk lengths, thread counts and ways to read.
+fn check_one_answer(path: &Path, tokens: &[u32]) {
+    let expected = bits(&all_logits(
+        &mut open(path, predicted(tokens.len())),
+        tokens,
+        5,
+    ));
+    let mut residencies = Vec::new();
+    for (threads, chunk, phases, share) in [
+        (1, 1, Phases::Auto, 1.0),
+        (2, 7, Phases::One, 0.05),
+        (1, 16, Phases::Two, 0.2),
+        (3, 3, Phases::One, 0.45),
+        (2, 1, Phases::Two, 0.7),
+    ] {
+        let mut engine = open(
+            path,
+            Options {
+                threads,
+                phases,
+                ..predicted(tokens.len())
+            },
+        );
+        squeeze(&mut engine, share);
+        residencies.push(engine.memory().residency);
+        let found = bits(&all_logits(&mut engine, tokens, chunk));
+        assert!(
+            found == expected,
+            "{threads} threads, chunks of {chunk}, {phases:?}, {share} of the FFN"
+        );
+        let counters = engine.counters();
+        assert!(counters.fired <= counters.looked_at && counters.looked_at < counters.possible);
+    }
+    assert!(residencies.contains(&Residency::Bundles));
+    assert!(residencies.contains(&Residency::GatesResident));
+}
+
+#[test]
+fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundled = ModelArg { model: None };
+    let model = open_model(&bundled).unwrap();
+    let tokens = model.text().encode("A reference to a vector that").unwrap();
+    let container = open_container(&bundled).unwrap();
+    for kind in ["coarse", "low-rank", "sign"] {
+        let output = dir.path().join(format!("{kind}.ember"));
+        train(
+            &["--kind", kind, "--tokens", "5120", "--floor", "0.9"],
+            &output,
+        );
+        assert!(!dir.path().join(format!("{kind}.ember.layers")).exists());
+        let other = Container::open(&output).unwrap();
+        assert_eq!(other.meta(), container.meta());
+        assert_eq!(other.read_stats().unwrap(), container.read_stats().unwrap());
+        let names = |c: &Container| -> Vec<(String, u64)> {
+            let tensors = c.tensors().iter();
+            tensors.map(|t| (t.name.clone(), t.xxh3)).collect()
+        };
+        assert_eq!(names(&other), names(&container));
+        let exact = |sparsity| Options {
+            sparsity,
+            ..roomy(tokens.len())
+        };
+        let dense = bits(&all_logits(
+            &mut open(&output, exact(Sparsity::Dense)),
+            &tokens,
+            4,
+        ));
+        let same = bits(&all_logits(
+            &mut open(&output, exact(Sparsity::Exact)),
+            &tokens,
+            4,
+        ));
+        assert!(dense == same, "predictors must not touch exact mode");
+        check_one_answer(&output, &tokens);
+    }
+}
+
+/// Adds tensors to a checkpoint's one safetensors file.
+fn add_tensors(folder: &Path, added: &[(String, [usize; 2], Vec<f32>)]) {
+    let path = folder.join("model.safetensors");
+    let file = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&file[8..8 + len]).unwrap();
+    let mut data = file[8 + len..].to_vec();
+    for (name, shape, values) in added {
+        let start = data.len();
+        data.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        header[name] = serde_json::json!({
+            "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()],
+        });
+    }
+    let mut text = serde_json::to_vec(&header).unwrap();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text);
+    out.extend(data);
+    std::fs::write(&path, out).unwrap();
+}
+
+fn copy_of(case: &Path, to: &Path) -> PathBuf {
+    let folder = to.join("checkpoint");
+    std::fs::create_dir(&folder).unwrap();
+    for entry in std::fs::read_dir(case).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
+/// Layer, residual, normed input and gates of every chunk.
+type Seen = Vec<(usize, Vec<f32>, Vec<f32>, Vec<f32>)>;
+
+fn watch(engine: &mut Engine, tokens: &[u32]) -> Seen {
+    let mut all = Vec::new();
+    let mut keep = |s: &FfnSeen<'_>| {
+        let [residual, x, gates] = [s.residual, s.x, s.gates].map(<[f32]>::to_vec);
+        all.push((s.layer, residual, x, gates));
+    };
+    let mut sequence = engine.new_sequence();
+    for token in tokens {
+        engine
+            .forward_observed(&mut sequence, &[*token], Logits::Last, &mut keep)
+            .unwrap();
+    }
+    all
+}
+
+/// PowerInfer's meaning: a neuron is computed where `fc2 · relu(fc1 · residual)` is not
+/// below the threshold, and the residual is the one before the norm.
+#[test]
+fn imported_predictors_name_neurons_from_the_residual() {
+    const RANK: usize = 5;
+    let dir = tempfile::tempdir().unwrap();
+    let case = fixtures().join("models").join("relu");
+    let tokens = Golden::load(&case, "golden.json").tokens;
+    let folder = copy_of(&case, dir.path());
+    let config = emberflow_models::open(&folder).unwrap().config().clone();
+    let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+    let mut state = 1u64;
+    let mut random = |n: usize| -> Vec<f32> {
+        let mut next = || {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            // eighths are the same in f16
+            ((state >> 60) as f32 - 7.5) / 8.0
+        };
+        (0..n).map(|_| next()).collect()
+    };
+    let mut added = Vec::new();
+    for l in 0..config.layers {
+        let name = |part| format!("model.layers.{l}.mlp.predictor.{part}.weight");
+        added.push((name("fc1"), [RANK, d], random(RANK * d)));
+        added.push((name("fc2"), [ffn, RANK], random(ffn * RANK)));
+    }
+    add_tensors(&folder, &added);
+    let path = packed(&folder, dir.path(), DType::F32);
+    let options = Options {
+        observe: true,
+        ..predicted(tokens.len())
+    };
+    let seen = watch(&mut open(&path, options), &tokens);
+    let container = Container::open(&path).unwrap();
+    let packed = Packed::new(&container).unwrap();
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    let (mut named, mut left_out) = (0, 0);
+    for (l, residual, x, gates) in &seen {
+        let (fc1, fc2) = (&added[2 * l].2, &added[2 * l + 1].2);
+        let hidden: Vec<f32> = fc1
+            .chunks(d)
+            .map(|row| dot(row, residual).max(0.0) as f32)
+            .collect();
+        packed
+            .neurons(*l, &mut |n, neuron| {
+                let score = dot(&fc2[n * RANK..(n + 1) * RANK], &hidden);
+                let gate = dot(&neuron.gate, x);
+                if score.abs() < 1e-4 || gate.abs() < 1e-4 {
+                    return Ok(());
+                }
+                let wanted = score > 0.0;
+                named += usize::from(wanted);
+                left_out += usize::from(!wanted && gate > 0.0);
+                assert_eq!(gates[n] > 0.0, wanted && gate > 0.0, "layer {l} neuron {n}");
+                Ok(())
+            })
+            .unwrap();
+    }
+    assert!(named > 20 && left_out > 20, "{named} {left_out}");
+    check_one_answer(&path, &tokens);
+}
+
+#[test]
+fn a_container_without_predictors_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = packed(
+        &fixtures().join("models").join("relu"),
+        dir.path(),
+        DType::Q8,
+    );
+    let model = Model::open(Container::open(&path).unwrap()).unwrap();
+    match Engine::open(model, predicted(8)) {
+        Err(e) => assert!(e.to_string().contains("train-predictor"), "{e}"),
+        Ok(_) => panic!("opened"),
+    }
+}

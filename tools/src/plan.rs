@@ -1,0 +1,179 @@
+//! `emberflow plan`: how a model would be run under a budget, and how fast.
+
+use emberflow_engine::Options;
+use emberflow_engine::planner::{Plan, Planner};
+use serde::Serialize;
+
+use crate::cli::PlanArgs;
+use crate::model::open_model;
+use crate::{Failure, bench_device, print_json, size, svg};
+
+/// Budgets of a plan that names none.
+const STEPS: u64 = 8;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    smallest_bytes: u64,
+    full_bytes: u64,
+    plans: Vec<Plan>,
+}
+
+/// Runs the command.
+pub fn command(args: &PlanArgs) -> Result<(), Failure> {
+    bench_device::saved_or_measured()?;
+    let model = open_model(&args.model)?;
+    let name = model.text().config().name.clone();
+    let context = (args.context as usize).min(model.text().config().max_context as usize);
+    let options = Options {
+        threads: args.threads.unwrap_or(0).into(),
+        sparsity: args.sparsity.into(),
+        io: args.io.parse().map_err(Failure::usage)?,
+        context,
+        chunk: args.chunk.unwrap_or(0).into(),
+        ..Options::default()
+    };
+    let planner = Planner::open(model, options)?;
+    let (smallest, full) = (planner.smallest_budget(), planner.full_budget());
+    let budgets: Vec<u64> = if args.memory.is_empty() {
+        let step = |i| smallest + (full - smallest) / (STEPS - 1) * i;
+        (0..STEPS - 1).map(step).chain([full]).collect()
+    } else {
+        args.memory.iter().map(|&b| planner.budget(b)).collect()
+    };
+    let plans = budgets
+        .iter()
+        .map(|&budget| planner.plan(budget))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, chart(&name, &plans)).map_err(Failure::file(path))?;
+    }
+    if args.json {
+        return print_json(&Report {
+            model: name,
+            smallest_bytes: smallest,
+            full_bytes: full,
+            plans,
+        });
+    }
+    println!(
+        "{name}: {} at least, {} for all of it\n",
+        size::show(smallest),
+        size::show(full)
+    );
+    print!("{}", table(&plans));
+    if let [plan] = plans.as_slice() {
+        print!("\n{}", details(plan));
+    }
+    if let Some(plan) = plans.first() {
+        print!("\n{}", basis(plan));
+    }
+    Ok(())
+}
+
+fn table(plans: &[Plan]) -> String {
+    let mut out = String::from(
+        "    budget  FFN held  gates     hot      cold      hits   tok/s  prompt  limit\n",
+    );
+    for p in plans {
+        let held = |what: &str| size::show(p.memory.ledger.held(what));
+        out += &format!(
+            "{:>10} {:>8.0}%  {:<5} {:>9} {:>9} {:>7.1}% {:>7.2} {:>7.1}  {}\n",
+            size::show(p.memory.budget()),
+            100.0 * p.ffn_resident_share,
+            if p.gates_resident { "held" } else { "read" },
+            held("hot"),
+            held("cold"),
+            100.0 * p.decode.cold_hit_rate,
+            p.decode.tokens_per_s,
+            p.prefill.tokens_per_s,
+            p.decode.limit
+        );
+    }
+    out
+}
+
+fn details(p: &Plan) -> String {
+    let mut out = String::from("memory\n");
+    for &(what, bytes) in p.memory.ledger.entries() {
+        out += &format!("  {what:<10} {:>10}\n", size::show(bytes));
+    }
+    let d = &p.decode;
+    out += &format!(
+        "a token     {:.2} ms: {:.2} computing, {:.2} waiting for reads ({:.2} of the device)\n\
+         reads       {:.0} per token, {} in all; {} each or {} in one piece, {} per neuron\n",
+        d.ms,
+        d.compute_ms,
+        d.wait_ms,
+        d.io_ms,
+        d.reads,
+        size::show(d.bytes_read as u64),
+        size::show(p.random_read_bytes),
+        size::show(p.sequential_read_bytes),
+        p.reads_per_bundle
+    );
+    out += &format!(
+        "threads     {} compute; I/O {}\n\
+         prompts     {} tokens at once\n\
+         attention   {}\n\
+         hot cut    ",
+        p.compute_threads,
+        p.io_core
+            .map_or("where the system puts it".into(), |c| format!(
+                "on core {c}"
+            )),
+        p.chunk,
+        match p.prefetch_clusters {
+            0 => "nothing is read beside it".into(),
+            n => format!("the first {n} missing clusters of the next layer are read beside it"),
+        }
+    );
+    for cut in &p.hot_cut {
+        out += &format!(
+            " batch {}: {:.0} % ({} clusters, {} held)",
+            cut.batch,
+            100.0 * cut.share,
+            cut.clusters,
+            cut.resident
+        );
+    }
+    out + "\n"
+}
+
+fn basis(p: &Plan) -> String {
+    let b = &p.basis;
+    let mut out = String::new();
+    if !b.machine_measured {
+        out += "the machine was not measured: emberflow bench device\n";
+    }
+    if !b.device_measured {
+        out += &format!(
+            "the storage device was not measured ({}): emberflow bench io MODEL --save\n",
+            b.device
+        );
+    }
+    if !b.statistics {
+        out +=
+            "the model has no activation statistics, so hits are a guess: pack it with --stats\n";
+    }
+    out
+}
+
+fn chart(name: &str, plans: &[Plan]) -> String {
+    let gib = |p: &Plan| p.memory.budget() as f64 / f64::from(1 << 30);
+    let curve = |what: &str, f: &dyn Fn(&Plan) -> f64| {
+        (
+            what.to_owned(),
+            plans.iter().map(|p| (gib(p), f(p))).collect(),
+        )
+    };
+    let panel = svg::Panel {
+        title: name.to_owned(),
+        curves: vec![
+            curve("decode", &|p| p.decode.tokens_per_s),
+            curve("prompt", &|p| p.prefill.tokens_per_s),
+        ],
+    };
+    svg::log_panels("expected speed", "budget, GiB", "tokens/s", &[panel])
+}

@@ -1,0 +1,124 @@
+//! The text in windows, and what FFNs read of it.
+
+use emberflow_engine::{Engine, FfnSeen, Logits, Text};
+use half::f16;
+
+use super::TrainPredictorArgs;
+use crate::{Failure, progress};
+
+/// Tokens of a window.
+const WINDOW: usize = 512;
+
+/// Bytes of text that surely hold a window's tokens.
+const BYTES_PER_TOKEN: usize = 16;
+
+/// Of ten windows, one is calibrated on and one is measured on.
+const PARTS: usize = 10;
+
+/// Windows of a text, evenly spread over it.
+pub struct Windows {
+    tokens: Vec<Vec<u32>>,
+}
+
+impl Windows {
+    /// About as many tokens as the arguments want, or all of a shorter text.
+    pub fn choose(text: &Text, bytes: &[u8], args: &TrainPredictorArgs) -> Result<Self, Failure> {
+        let max = text.config().max_context as usize;
+        let window = WINDOW.min(max);
+        let count = (args.tokens as usize).div_ceil(window).max(PARTS);
+        let start = text.start_token();
+        let body = window - usize::from(start.is_some());
+        let length = (body * BYTES_PER_TOKEN).min(bytes.len().div_ceil(count));
+        let mut tokens = Vec::new();
+        for i in 0..count {
+            let at = i * (bytes.len() / count);
+            // a cut character becomes a replacement character, which is cut off
+            let piece = String::from_utf8_lossy(&bytes[at..(at + length).min(bytes.len())]);
+            let piece = piece.trim_matches(char::REPLACEMENT_CHARACTER);
+            let mut ids: Vec<u32> = start.into_iter().collect();
+            ids.extend(text.tokens(piece)?.into_iter().take(body));
+            if ids.len() > 1 {
+                tokens.push(ids);
+            }
+        }
+        if tokens.len() < PARTS {
+            return Err(Failure::usage(format!(
+                "the text gives {} windows of tokens, at least {PARTS} are needed; give more text",
+                tokens.len()
+            )));
+        }
+        Ok(Self { tokens })
+    }
+
+    /// Tokens of all windows.
+    pub fn total(&self) -> usize {
+        self.tokens.iter().map(Vec::len).sum()
+    }
+
+    /// Tokens of the longest window.
+    pub fn longest(&self) -> usize {
+        self.tokens.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Tokens to train, to calibrate and to measure on.
+    pub fn tokens(&self) -> [usize; 3] {
+        let mut parts = [0; 3];
+        for (i, window) in self.tokens.iter().enumerate() {
+            parts[part(i)] += window.len();
+        }
+        parts
+    }
+}
+
+/// What a window is for: training, calibration, measuring.
+fn part(window: usize) -> usize {
+    match window % PARTS {
+        4 => 1,
+        9 => 2,
+        _ => 0,
+    }
+}
+
+/// What some layers read, in 16 bits.
+pub struct Inputs {
+    /// For each layer and part.
+    layers: Vec<[Vec<f16>; 3]>,
+}
+
+impl Inputs {
+    /// Runs `engine` over the windows and keeps what `layers` read.
+    pub fn collect(
+        engine: &mut Engine,
+        windows: &Windows,
+        layers: &[usize],
+    ) -> Result<Self, Failure> {
+        let d = engine.config().d_model as usize;
+        let room = windows.tokens().map(|tokens| tokens * d);
+        let mut kept: Vec<[Vec<f16>; 3]> = layers
+            .iter()
+            .map(|_| room.map(Vec::with_capacity))
+            .collect();
+        let bar = progress::steps("reading the text", windows.total() as u64);
+        let mut sequence = engine.new_sequence();
+        for (i, window) in windows.tokens.iter().enumerate() {
+            sequence.clear();
+            let mut observe = |seen: &FfnSeen<'_>| {
+                if let Some(k) = layers.iter().position(|&l| l == seen.layer) {
+                    kept[k][part(i)].extend(seen.x.iter().map(|&x| f16::from_f32(x)));
+                }
+            };
+            for chunk in window.chunks(engine.chunk()) {
+                engine.forward_observed(&mut sequence, chunk, Logits::Last, &mut observe)?;
+            }
+            bar.inc(window.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(Self { layers: kept })
+    }
+
+    /// The parts of the `i`-th layer that was asked for.
+    pub fn layer(&self, i: usize) -> [Vec<f32>; 3] {
+        let wide = |part: &Vec<f16>| part.iter().map(|x| x.to_f32()).collect();
+        self.layers[i].each_ref().map(wide)
+    }
+}

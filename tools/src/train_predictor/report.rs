@@ -1,0 +1,264 @@
+//! What came out, layer by layer, and finished layers on disk.
+
+use std::io::Write;
+use std::path::Path;
+
+use emberflow_models::config::ModelConfig;
+use emberflow_predictor::Quality;
+use emberflow_predictor::section::{Kind, NewLayer, encode};
+use emberflow_predictor::train::Made;
+use emberflow_storage::container::Container;
+use serde::{Deserialize, Serialize};
+
+use super::TrainPredictorArgs;
+use super::take_apart;
+use crate::{Failure, print_json, size};
+
+/// One predictor of one layer. Keys are a contract.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Candidate {
+    /// `sign`, `low-rank`, `coarse` or `magnitude`.
+    pub kind: String,
+    /// Width between the factors of a low-rank predictor.
+    pub rank: Option<usize>,
+    /// Bytes of its weights.
+    pub bytes: u64,
+    /// Share of the pairs that fire which it names.
+    pub recall: f64,
+    /// Share of the pairs it names that fire.
+    pub precision: f64,
+    /// Pairs it names per pair that fires.
+    pub overhead: f64,
+    /// Microseconds per token on this machine.
+    pub us_per_token: f64,
+}
+
+/// A layer's choice. Keys are a contract.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// Its number.
+    pub layer: usize,
+    /// The predictor's kind, or `exact` where none reaches the floor.
+    pub kind: String,
+    /// Share of neurons that fire.
+    pub active_share: f64,
+    /// Share of neurons whose gates are looked at.
+    pub looked_at_share: f64,
+    /// Smallest activated gate that counts, of a magnitude cut.
+    pub cut: Option<f32>,
+    /// What was tried, best last.
+    pub candidates: Vec<Candidate>,
+}
+
+/// The result. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct Trained {
+    /// The container that was written.
+    pub output: String,
+    /// Bytes of all predictors.
+    pub bytes: u64,
+    /// As a share of the model without them.
+    pub share: f64,
+    /// Tokens that they were made from.
+    pub trained_on: u64,
+    /// Tokens that they were measured on.
+    pub measured_on: u64,
+    /// Recall that was asked for.
+    pub target: f64,
+    /// Recall over all layers.
+    pub recall: f64,
+    /// Precision over all layers.
+    pub precision: f64,
+    /// Pairs looked at per pair that fires, layers without a predictor included.
+    pub overhead: f64,
+    /// Microseconds per token of all predictors.
+    pub us_per_token: f64,
+    /// By layer.
+    pub layers: Vec<LayerReport>,
+}
+
+/// Takes the best candidate of layer `layer`, or none where it misses the floor.
+pub fn judged(
+    layer: usize,
+    mut made: Vec<(&'static str, Made)>,
+    floor: f64,
+) -> (NewLayer, LayerReport) {
+    let candidates = made
+        .iter()
+        .map(|(kind, made)| {
+            let q = made.layer.quality;
+            Candidate {
+                kind: (*kind).into(),
+                rank: match made.layer.kind {
+                    Kind::LowRank(spec) => Some(spec.rank),
+                    _ => None,
+                },
+                bytes: made.layer.parts.iter().map(|p| p.len() as u64).sum(),
+                recall: q.recall(),
+                precision: q.precision(),
+                overhead: q.overhead(),
+                us_per_token: made.ns_per_token / 1e3,
+            }
+        })
+        .collect();
+    let (name, best) = match made.pop() {
+        Some((name, made)) => (name, made.layer),
+        None => (
+            "exact",
+            NewLayer {
+                kind: Kind::None,
+                quality: Quality::default(),
+                parts: Vec::new(),
+            },
+        ),
+    };
+    let good = best.quality.recall() >= floor;
+    let looks = if good && best.kind.predicts() {
+        best.quality.predicted_share()
+    } else {
+        1.0
+    };
+    let report = LayerReport {
+        layer,
+        kind: if good { name } else { "exact" }.into(),
+        active_share: best.quality.active_share(),
+        looked_at_share: looks,
+        cut: match best.kind {
+            Kind::Magnitude { threshold } => Some(threshold),
+            _ => None,
+        },
+        candidates,
+    };
+    let kept = if good {
+        best
+    } else {
+        NewLayer {
+            kind: Kind::None,
+            parts: Vec::new(),
+            ..best
+        }
+    };
+    (kept, report)
+}
+
+/// Keeps a finished layer for a run that is stopped: the report as a line of JSON, then a
+/// section of one layer.
+pub fn save(
+    path: &Path,
+    c: &ModelConfig,
+    layer: &NewLayer,
+    report: &LayerReport,
+    measured_on: usize,
+) -> Result<(), Failure> {
+    let mut bytes = serde_json::to_vec(report).map_err(std::io::Error::from)?;
+    bytes.push(b'\n');
+    let one = NewLayer {
+        kind: layer.kind,
+        quality: layer.quality,
+        parts: layer.parts.clone(),
+    };
+    let (d, neurons) = (c.d_model as usize, c.ffn as usize);
+    bytes.extend(encode(d, neurons, (0, measured_on as u64, 0.0), &[one]));
+    let partial = path.with_extension("partial");
+    std::fs::write(&partial, bytes).map_err(Failure::file(&partial))?;
+    std::fs::rename(&partial, path).map_err(Failure::file(path))
+}
+
+/// A layer that an earlier run finished, if it is whole.
+pub fn load(path: &Path, c: &ModelConfig) -> Option<(NewLayer, LayerReport)> {
+    let bytes = std::fs::read(path).ok()?;
+    let end = bytes.iter().position(|&b| b == b'\n')?;
+    let report = serde_json::from_slice(&bytes[..end]).ok()?;
+    Some((take_apart(&bytes[end + 1..], c)?, report))
+}
+
+impl Trained {
+    /// Sums the layers up.
+    pub fn new(
+        args: &TrainPredictorArgs,
+        container: &Container,
+        bytes: usize,
+        (trained_on, measured_on): (u64, u64),
+        qualities: &[Quality],
+        layers: Vec<LayerReport>,
+    ) -> Self {
+        let mut all = Quality::default();
+        let mut looked_at = 0.0;
+        for (quality, layer) in qualities.iter().zip(&layers) {
+            let mut quality = *quality;
+            if layer.kind == "exact" {
+                (quality.predicted, quality.hit) = (quality.pairs, quality.active);
+            }
+            looked_at += layer.looked_at_share * quality.pairs as f64;
+            all += quality;
+        }
+        Self {
+            output: args.output.display().to_string(),
+            bytes: bytes as u64,
+            share: bytes as f64 / container.file_len() as f64,
+            trained_on,
+            measured_on,
+            target: args.recall,
+            recall: all.recall(),
+            precision: all.precision(),
+            overhead: looked_at / (all.active as f64).max(1.0),
+            us_per_token: layers
+                .iter()
+                .filter(|l| l.kind != "exact")
+                .filter_map(|l| l.candidates.last())
+                .map(|c| c.us_per_token)
+                .sum(),
+            layers,
+        }
+    }
+
+    /// Prints a table, or JSON.
+    pub fn print(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return print_json(self);
+        }
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "layer  kind        rank      bytes   active  looked at  recall  precision  per active  us/token"
+        )?;
+        for layer in &self.layers {
+            for (i, c) in layer.candidates.iter().enumerate().rev() {
+                let chosen = i + 1 == layer.candidates.len();
+                let first = |text: String| if chosen { text } else { String::new() };
+                let rank = c.rank.map_or(String::new(), |r| r.to_string());
+                writeln!(
+                    out,
+                    "{:>5}  {:<10} {rank:>5} {:>10} {:>8} {:>10} {:>7.4} {:>10.3} {:>11.2} {:>9.1}{}",
+                    first(layer.layer.to_string()),
+                    c.kind,
+                    c.bytes,
+                    first(format!("{:.1} %", 100.0 * layer.active_share)),
+                    first(format!("{:.1} %", 100.0 * layer.looked_at_share)),
+                    c.recall,
+                    c.precision,
+                    c.overhead,
+                    c.us_per_token,
+                    if chosen && layer.kind == "exact" {
+                        "  below the floor: exact"
+                    } else {
+                        ""
+                    },
+                )?;
+            }
+        }
+        writeln!(
+            out,
+            "{}: {} of predictors ({:.2} % of the model), recall {:.2} %, {:.2} neurons looked at \
+             per neuron that fires, {:.0} us per token; measured on {} tokens",
+            self.output,
+            size::show(self.bytes),
+            100.0 * self.share,
+            100.0 * self.recall,
+            self.overhead,
+            self.us_per_token,
+            self.measured_on,
+        )?;
+        Ok(())
+    }
+}
