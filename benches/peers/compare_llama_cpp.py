@@ -2,7 +2,7 @@
 """Emberflow against llama.cpp on the same weights, in memory, in turns.
 
 usage: compare_llama_cpp.py MODEL.gguf MODEL.ember [--emberflow PROGRAM] [--rounds 5]
-           [--threads 2] [--decode 32] [--prefill 512] [--csv FILE]
+           [--threads 2] [--decode 32] [--prefill 512] [--oracle] [--csv FILE]
 
 MODEL.ember is `emberflow pack MODEL.gguf -o MODEL.ember --quant q4
 --embedding-quant q4` of a Q4_0 file. llama.cpp comes from the package
@@ -41,6 +41,14 @@ def emberflow(options, sparsity, prompt):
     return report["decode_tokens_per_s"], report["prefill_tokens_per_s"], report
 
 
+def oracle(options):
+    """Decode rate with the active neurons known in advance."""
+    command = [options.emberflow, "bench", "decode", options.ember, "--oracle", "--json"]
+    command += ["--threads", str(options.threads), "-n", str(options.decode)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output)["contexts"][0]["tokens_per_s"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gguf")
@@ -51,6 +59,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=32)
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=128)
+    parser.add_argument("--oracle", action="store_true", help="also with the active set known")
     parser.add_argument("--csv")
     options = parser.parse_args()
 
@@ -60,7 +69,7 @@ def main() -> None:
         "w", suffix=".txt"
     ) as short:
         # one character is one token for the random checkpoints of `emberflow synth`
-        long.write("a" * (options.prefill - 1))
+        long.write("a" * max(options.prefill - 1, 1))
         long.flush()
         short.write("abc")
         short.flush()
@@ -69,8 +78,10 @@ def main() -> None:
             rates.setdefault("llama.cpp", []).append((decode, prefill))
             for sparsity in ["dense", "exact"]:
                 try:
-                    decode, _, _ = emberflow(options, sparsity, short.name)
-                    _, prefill, report = emberflow(options, sparsity, long.name)
+                    decode, _, report = emberflow(options, sparsity, short.name)
+                    prefill = 0.0
+                    if options.prefill:
+                        _, prefill, report = emberflow(options, sparsity, long.name)
                 except subprocess.CalledProcessError as error:
                     print(f"{sparsity}: {error.stderr.strip()}", file=sys.stderr)
                     continue
@@ -79,6 +90,8 @@ def main() -> None:
                 share = report["sparsity"]["active_share"]
                 print(f"{name}: {decode:.2f} {prefill:.1f} tok/s, {share:.1%} active, "
                       f"{report['prompt_tokens']} tokens of prompt", file=sys.stderr)
+            if options.oracle:
+                rates.setdefault("emberflow oracle", []).append((oracle(options), 0.0))
     print(f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
           f"llama-cpp-python {version}; {options.threads} threads; {options.rounds} rounds in turns")
     base = [statistics.median(column) for column in zip(*rates["llama.cpp"])]
@@ -87,6 +100,8 @@ def main() -> None:
         cells = []
         for column, reference in zip(zip(*values), base):
             middle = statistics.median(column)
+            if reference == 0.0:
+                continue
             cells += [middle, min(column), max(column)]
             print(f"{name:18} {middle:8.2f} tok/s ({min(column):.2f} to {max(column):.2f}), "
                   f"{middle / reference:.2f} of llama.cpp")
