@@ -160,7 +160,6 @@ fn scratch_bytes(
     parts.into_iter().fold(0, u64::saturating_add)
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a part of the sum")]
 fn needs(
     banks: &Banks,
     c: &ModelConfig,

@@ -103,7 +103,7 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
     ));
     assert_eq!((speed(full).reads, speed(full).wait_ms), (0.0, 0.0));
     let middle = planner(Profile::Emmc, sparse())
-        .plan(least + (full - least) / 2)
+        .plan(least + (full - least) / 4 * 3)
         .unwrap();
     let d = middle.decode;
     assert!(
