@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use emberflow_kernels::{Cpu, DType, GROUP};
 use emberflow_models::config::ModelConfig;
+use emberflow_storage::io::prefer_huge_pages;
 
 /// Positions whose attention is one piece of work; a multiple of [`GROUP`]. Cutting by
 /// position alone makes the sums independent of threads and chunks.
@@ -140,7 +141,12 @@ impl KvCache {
     pub(crate) fn with_shape(shape: Shape, layers: usize) -> Self {
         let layer = || {
             let head = shape.head();
-            head.map(|elements| vec![0u8; shape.bytes(elements) * shape.kv_heads])
+            head.map(|elements| {
+                let mut part = vec![0u8; shape.bytes(elements) * shape.kv_heads];
+                // Long contexts are read as fast as weights only from huge pages.
+                prefer_huge_pages(&mut part);
+                part
+            })
         };
         Self {
             data: (0..layers).map(|_| layer()).collect(),

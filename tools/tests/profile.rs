@@ -186,15 +186,12 @@ fn the_order_changes_and_the_answer_does_not() {
     });
     let [(a, temperature), (b, coactivation)] = results;
     assert!((a / b - 1.0).abs() < 1e-4, "{a} {b}");
-    // the optimum does not depend on the order; only the merging of reads does
-    assert_eq!(
-        temperature["misses_per_token"],
-        coactivation["misses_per_token"]
-    );
-    assert_ne!(
-        temperature["reads_per_token"],
-        coactivation["reads_per_token"]
-    );
+    // What is needed does not depend on the order, but for rounding; the merging of reads does.
+    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
+    let [a, b] = [&temperature, &coactivation].map(|row| of(row, "misses_per_token"));
+    assert!((a / b - 1.0).abs() < 0.01, "{a} {b}");
+    let [a, b] = [&temperature, &coactivation].map(|row| of(row, "reads_per_token"));
+    assert!(b < 0.99 * a, "{a} {b}");
 }
 
 #[test]

@@ -25,6 +25,20 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(n).ok().filter(|&n| n > 0).unwrap_or(4096)
 }
 
+/// Asks for huge pages under the part of `bytes` that fills whole ones. Nothing else
+/// changes, and no byte outside of it becomes resident. Best effort.
+pub fn prefer_huge_pages(bytes: &mut [u8]) {
+    let start = bytes.as_ptr().addr();
+    let first = start.next_multiple_of(HUGE_PAGE);
+    let end = (start + bytes.len()) / HUGE_PAGE * HUGE_PAGE;
+    if first < end {
+        let at = bytes.as_mut_ptr().wrapping_add(first - start);
+        // SAFETY: the range lies inside of `bytes`, which is borrowed mutably, and the advice
+        // does not change its contents.
+        unsafe { libc::madvise(at.cast(), end - first, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// An anonymous mapping of whole pages, zero at first.
 pub(crate) struct Pages {
     base: NonNull<u8>,
