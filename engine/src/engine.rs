@@ -21,6 +21,7 @@ use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::planner::cores::compute_cores;
 use crate::planner::{Plan, Planner};
 use crate::policy::Policy;
 use crate::rope::RopeTable;
@@ -77,7 +78,8 @@ impl Engine {
 
         let weights = Weights::load(&banks.container, &c)?;
         let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
-        let workers = Workers::new(options.threads, None);
+        let cores = compute_cores(options.threads, options.io_core);
+        let workers = Workers::new(options.threads, cores.as_deref());
         if let Some(trace) = tracer.trace().cloned() {
             workers.observe(move |thread, part| trace.around(thread, part));
         }

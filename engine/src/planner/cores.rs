@@ -1,4 +1,4 @@
-//! Which core the I/O thread should run on.
+//! Which cores the I/O thread and the computing threads should run on.
 //!
 //! On processors with cores of several kinds the device is fed much slower from a small one
 //! (PowerInfer-2 §2.3.2), and a thread that sleeps most of the time is put there by the system. With
@@ -11,6 +11,26 @@ use std::path::Path;
 /// nothing is known of them.
 pub fn io_core(threads: usize) -> Option<usize> {
     choose(&capacities(Path::new("/sys/devices/system/cpu")), threads)
+}
+
+/// Cores for `threads` computing threads beside the I/O thread's, the strongest first: a small
+/// core among large ones would be waited for. `None` where cores are alike, nothing is known of
+/// them, or there are too few.
+pub fn compute_cores(threads: usize, io_core: Option<usize>) -> Option<Vec<usize>> {
+    let cores = capacities(Path::new("/sys/devices/system/cpu"));
+    strongest(cores, threads, io_core)
+}
+
+fn strongest(
+    mut cores: Vec<(usize, u64)>,
+    threads: usize,
+    io_core: Option<usize>,
+) -> Option<Vec<usize>> {
+    choose(&cores, threads)?;
+    cores.retain(|core| Some(core.0) != io_core);
+    cores.sort_by_key(|core| (std::cmp::Reverse(core.1), core.0));
+    let chosen: Vec<usize> = cores.into_iter().take(threads).map(|c| c.0).collect();
+    (chosen.len() == threads).then_some(chosen)
 }
 
 /// How strong each core is, by its number: the kernel's own measure, else its highest clock.
@@ -76,6 +96,13 @@ mod tests {
         assert_eq!(choose(&phone, 4), Some(7));
         assert_eq!(choose(&phone, 8), Some(6));
         assert_eq!(choose(&[(0, 400), (1, 1024), (2, 1024)], 3), Some(2));
+        assert_eq!(
+            strongest(phone.to_vec(), 4, Some(7)),
+            Some(vec![4, 5, 6, 0])
+        );
+        assert_eq!(strongest(phone.to_vec(), 2, None), Some(vec![7, 4]));
+        assert_eq!(strongest(phone.to_vec(), 8, Some(7)), None);
+        assert_eq!(strongest(vec![(0, 1024), (1, 1024)], 2, None), None);
     }
 
     #[test]
