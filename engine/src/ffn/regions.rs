@@ -8,7 +8,7 @@ use super::CLUSTER;
 /// miss costs one sequential read instead of many.
 const HOT: f64 = 0.5;
 
-/// Leading clusters whose neurons fire on average for at least [`HOT`] of the passes, given in how
+/// Leading clusters whose neurons fire on average for at least half of the passes, given in how
 /// many of `passes` they fired that were `times` as small. The tokens of a pass are of different
 /// sequences, which know nothing of each other.
 pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {

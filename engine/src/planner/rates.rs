@@ -1,7 +1,7 @@
 //! How fast this machine computes: what the planner knows of it, and the file that keeps it.
 //!
 //! The storage device has a profile of its own
-//! ([`DeviceProfile`](emberflow_storage::profile::DeviceProfile)): disks change without the
+//! ([`DeviceProfile`]): disks change without the
 //! processor and the other way round.
 
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Activation statistics: how often each neuron fires over a text.
 //!
 //! Two file formats are read. `emberflow-stats-v1` is JSON with one count per
-//! neuron. `emberflow-stats-v2` ([`codec`]) is binary and holds a [`Profile`]
+//! neuron. `emberflow-stats-v2` (`codec.rs`) is binary and holds a [`Profile`]
 //! besides: activity by batch size, persistence, magnitudes, and a sample of
 //! whole tokens that tells which neurons fire together. Both are in the
 //! checkpoint's original neuron order. The packer orders neurons by them and
