@@ -1,0 +1,112 @@
+//! The ablation's policies, as a user runs them: other speed, same answers.
+
+mod common;
+
+use common::json;
+use serde_json::Value;
+
+const POLICIES: [&str; 8] = [
+    "full",
+    "no-pipeline",
+    "no-cache",
+    "no-bundle",
+    "baseline",
+    "bundle-only",
+    "llmflash",
+    "mmap",
+];
+
+fn run(policy: &str, share: &str, io: &str) -> Value {
+    let report = json(&[
+        "run",
+        "-p",
+        "A vector is",
+        "-n",
+        "12",
+        "--ignore-eos",
+        "--json",
+        "--threads",
+        "2",
+        "--policy",
+        policy,
+        "--ffn-resident",
+        share,
+        "--io",
+        io,
+    ]);
+    assert_eq!(report["policy"], policy);
+    report
+}
+
+#[test]
+fn no_policy_changes_a_bit() {
+    let first = run("full", "1.0", "auto");
+    for policy in POLICIES {
+        for (share, io) in [("0.45", "auto"), ("0.7", "pread"), ("0.7", "sim:ufs4")] {
+            let report = run(policy, share, io);
+            assert_eq!(
+                report["logits_hash"], first["logits_hash"],
+                "{policy} {share} {io}"
+            );
+            assert_eq!(report["tokens"], first["tokens"]);
+        }
+    }
+}
+
+#[test]
+fn each_does_without_what_it_is_named_for() {
+    let of = |policy: &str| {
+        let report = run(policy, "0.7", "auto");
+        let number = |a: &str, b: &str| report[a][b].as_f64().unwrap();
+        (
+            number("cache", "cold_hit_rate"),
+            number("io", "reads"),
+            number("io", "wait_ms"),
+            number("io", "bytes_read"),
+        )
+    };
+    let (full, llmflash, nothing) = (of("full"), of("llmflash"), of("no-cache"));
+    assert!(
+        full.0 > llmflash.0 && llmflash.0 > 0.0,
+        "{full:?} {llmflash:?}"
+    );
+    assert_eq!(nothing.0, 0.0);
+    assert!(nothing.3 > 1.5 * full.3, "{nothing:?} {full:?}");
+    // two reads where bundles need one
+    assert!(of("baseline").1 > 1.5 * of("bundle-only").1);
+    // nothing is read in the end but what the start fills
+    assert_eq!(of("mmap").2, 0.0);
+}
+
+#[test]
+fn decoding_is_measured_beside_its_bounds() {
+    let args = [
+        "bench",
+        "decode",
+        "-n",
+        "4",
+        "--contexts",
+        "0,64",
+        "--threads",
+        "2",
+        "--json",
+    ];
+    let report = json(&args);
+    assert!(report["memory_gb_per_s"].as_f64() > Some(0.0));
+    let contexts = report["contexts"].as_array().unwrap();
+    assert_eq!(contexts.len(), 2);
+    for c in contexts {
+        let part = |name: &str| c[name].as_f64().unwrap();
+        let parts = part("attention_ms") + part("ffn_ms") + part("head_ms");
+        assert!(parts > 0.0 && part("roofline") > 0.0 && part("ffn_roofline") > 0.0);
+    }
+    // keys and values of 64 positions more
+    let bytes = |i: usize| contexts[i]["bytes_per_token"].as_u64().unwrap();
+    assert!(bytes(1) > bytes(0));
+    let oracle = json(&[&args[..], &["--oracle"]].concat());
+    assert_eq!(oracle["sparsity"], "oracle");
+    let active = |r: &Value| r["contexts"][0]["active_share"].as_f64().unwrap();
+    assert_eq!(active(&oracle), active(&report));
+    let needed = |r: &Value| r["contexts"][0]["bytes_per_token"].as_u64().unwrap();
+    assert!(needed(&oracle) < needed(&report));
+}
