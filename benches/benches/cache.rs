@@ -144,7 +144,9 @@ fn steps(c: &mut Criterion) {
     });
 
     // Asking for everything in turn with room for half of it misses each time.
+    let mut ran = false;
     group.bench_function("evict_admit", |b| {
+        ran = true;
         b.iter(|| {
             from = (from + BATCH) % neurons;
             for i in from..from + BATCH {
@@ -155,7 +157,8 @@ fn steps(c: &mut Criterion) {
             }
         });
     });
-    assert!(cache.stats().evictions > 0, "nothing was evicted");
+    // A filter may leave it out.
+    assert!(!ran || cache.stats().evictions > 0, "nothing was evicted");
     cache.check_invariants();
     group.finish();
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Counters, Engine, Logits};
+use emberflow_engine::{Counters, Engine, Logits, Sparsity};
 use serde::Serialize;
 
 use crate::cli::BenchDecodeArgs;
@@ -63,27 +63,36 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
+    let tokens = args.tokens as usize;
     let longest = args.contexts.iter().copied().max().unwrap_or(0);
     let most = model.text().config().max_context as usize;
-    let room = longest + WARM_UP + args.tokens;
+    let room = longest + WARM_UP + tokens;
     if room > most {
         return Err(Failure::usage(format!(
             "--contexts {longest} and {} tokens are more than the {most} positions of this model",
-            args.tokens
+            tokens
         )));
     }
     let mut engine = open_engine(model, &args.engine, room)?;
+    // Elsewhere there is no active set to take for granted before bytes are read.
+    let known = engine.sparsity() == Sparsity::Exact && engine.plan().gates_resident;
+    if args.oracle && !known {
+        return Err(Failure::usage(
+            "--oracle needs --sparsity exact and resident Gate rows: use a model with a ReLU-family \
+             activation and a larger --memory",
+        ));
+    }
     let mut bandwidth = engine.read_bandwidth(Duration::from_millis(300));
-    let bar = progress::steps("decoding", (args.contexts.len() * args.tokens) as u64);
+    let bar = progress::steps("decoding", (args.contexts.len() * tokens) as u64);
     let mut contexts: Vec<Rates> = Vec::new();
     for &context in &args.contexts {
         if args.oracle {
             // The same tokens once before, to learn what they need.
             engine.record_active();
-            measure(&mut engine, context, args.tokens, &|| {})?;
+            measure(&mut engine, context, tokens, &|| {})?;
             engine.replay_active();
         }
-        let mut rates = measure(&mut engine, context, args.tokens, &|| bar.inc(1))?;
+        let mut rates = measure(&mut engine, context, tokens, &|| bar.inc(1))?;
         // The best that was seen in the run: a slow moment is no bound.
         bandwidth = bandwidth.max(engine.read_bandwidth(Duration::from_millis(300)));
         if let Some(first) = contexts.first() {

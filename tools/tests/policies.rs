@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::json;
+use common::{call, json};
 use serde_json::Value;
 
 const POLICIES: [&str; 8] = [
@@ -107,6 +107,8 @@ fn decoding_is_measured_beside_its_bounds() {
     assert_eq!(oracle["sparsity"], "oracle");
     let active = |r: &Value| r["contexts"][0]["active_share"].as_f64().unwrap();
     assert_eq!(active(&oracle), active(&report));
+    let dense = call(&[&args[..], &["--oracle", "--sparsity", "dense"]].concat());
+    assert_eq!(dense.status.code(), Some(2));
     let needed = |r: &Value| r["contexts"][0]["bytes_per_token"].as_u64().unwrap();
     assert!(needed(&oracle) < needed(&report));
 }

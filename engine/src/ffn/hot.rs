@@ -7,8 +7,8 @@
 //! neuron. In memory the vectors of a kind follow each other, first all Gate rows (where
 //! they are not resident anyway), then all Up rows, then all Down columns:
 //! computing all rows of a kind is then one forward stream, which is what processors
-//! fetch ahead. (With bundles one after the other, the same kernels reached 65 % of the
-//! speed of memory.)
+//! fetch ahead. (Kernels alone, two threads: rows one after the other 20 to 25 GB/s, rows
+//! with two others between them 16 to 17. A whole dense layer does not show it.)
 
 use std::ops::Range;
 

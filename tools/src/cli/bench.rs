@@ -31,8 +31,8 @@ pub struct BenchDecodeArgs {
     #[expect(missing_docs)]
     pub model: ModelArg,
     /// Tokens to decode at each context length.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
-    pub tokens: usize,
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
     /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
     /// perfect predictor without costs would give. Needs resident Gate rows.
     #[arg(long)]
