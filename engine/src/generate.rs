@@ -53,6 +53,10 @@ pub struct Generation {
     pub stop: Stop,
     /// What was done for it.
     pub counters: Counters,
+    /// What of that was done for the second half of the tokens that were asked for, when caches
+    /// hold what this text needs, and the number of further tokens before. `None` when the
+    /// generation ended earlier.
+    pub settled: Option<(usize, Counters)>,
 }
 
 impl Engine {
@@ -79,6 +83,7 @@ impl Engine {
         let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
         let mut first_token = prefill;
+        let mut half = None;
         let mut last = Instant::now();
         let stop = loop {
             if interrupted {
@@ -100,6 +105,9 @@ impl Engine {
             } else {
                 latencies.push(last.elapsed());
             }
+            if tokens.len() == request.max_tokens / 2 {
+                half = Some((latencies.len(), self.counters()));
+            }
             last = Instant::now();
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
@@ -115,7 +123,9 @@ impl Engine {
             }
             self.forward(sequence, &[token], Logits::Last)?;
         };
+        let counters = self.counters();
         Ok(Generation {
+            settled: half.map(|(before, counted)| (before, counters.since(counted))),
             tokens,
             prompt_tokens: prompt.len(),
             prefill,
@@ -123,7 +133,7 @@ impl Engine {
             latencies,
             logits_hash: hash.digest(),
             stop,
-            counters: self.counters().since(before),
+            counters: counters.since(before),
         })
     }
 

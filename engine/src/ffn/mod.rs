@@ -43,7 +43,7 @@ use predict::Predictors;
 use record::Record;
 use store::Step;
 
-pub(crate) use banks::Banks;
+pub(crate) use banks::{Banks, COLD};
 pub(crate) use job::thread_floats;
 pub(crate) use predict::Stored as StoredPredictors;
 pub use record::FfnSeen;
