@@ -39,13 +39,12 @@ use foresight::Foresight;
 pub(crate) use foresight::Norm;
 use job::Job;
 pub(crate) use oracle::Oracle;
-use predict::Predictors;
 use record::Record;
 use store::Step;
 
 pub(crate) use banks::Banks;
 pub(crate) use job::thread_floats;
-pub(crate) use predict::Stored as StoredPredictors;
+pub(crate) use predict::{Predictors, Stored as StoredPredictors};
 pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
 pub(crate) use temperature::Temperature;
