@@ -90,7 +90,7 @@ def main():
                      "--depths", "1,2,4,64", "--ranges", "0", "--millis", "60", "--save")
             others, out = undisturbed(
                 args.retries, program, "run", *model, "-p", PROMPT, "-n", str(args.tokens), "--ignore-eos",
-                "--temp", "1", "--seed", "3", "--memory", str(budget), "--io", args.io, "--json")
+                "--temp", "1", "--top-k", "40", "--seed", "3", "--memory", str(budget), "--io", args.io, "--json")
             runs.append(json.loads(out))
             disturbed.append(others)
 

@@ -195,7 +195,9 @@ impl Pass<'_> {
             let reads = match () {
                 () if all_hot => Reads::default(),
                 () if streams => self.scan(first),
-                () if scan => self.gates_first(plan, first, self.firing.fires(layer, first, tokens)),
+                () if scan => {
+                    self.gates_first(plan, first, self.firing.fires(layer, first, tokens))
+                }
                 () => self.on_demand(layer, first, tokens, absent, bundles),
             };
             asked += reads.asked;
@@ -371,7 +373,13 @@ impl Pass<'_> {
             Some(kernel) => kernel.neuron.ns(2.0 * fires, bytes, set),
             None => bytes / rates.read.at(set),
         };
-        let all = one.max(Self::products(rates, s.ffn, (2.0 * fires, bytes), tokens, set));
+        let all = one.max(Self::products(
+            rates,
+            s.ffn,
+            (2.0 * fires, bytes),
+            tokens,
+            set,
+        ));
         let clusters = (s.neurons.div_ceil(CLUSTER) as f64).min(fires);
         let all = all + Self::end(rates, all, clusters);
         let partials = clusters * tokens * 4.0 * s.d as f64;

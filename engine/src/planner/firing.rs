@@ -57,7 +57,12 @@ impl Firing {
                 bank.chunks(GROUP).map(mean).collect()
             })
             .collect();
-        Self::new(banks, neurons, persistence.unwrap_or(UNKNOWN_PERSISTENCE), true)
+        Self::new(
+            banks,
+            neurons,
+            persistence.unwrap_or(UNKNOWN_PERSISTENCE),
+            true,
+        )
     }
 
     /// `persistence` is the chance that a neuron that fires for a token fires for the next one too.
@@ -90,7 +95,12 @@ impl Firing {
 
     /// Every neuron fires for every token.
     pub fn always(banks: usize, neurons: usize) -> Self {
-        Self::new(vec![vec![1.0; neurons.div_ceil(GROUP)]; banks], neurons, 1.0, true)
+        Self::new(
+            vec![vec![1.0; neurons.div_ceil(GROUP)]; banks],
+            neurons,
+            1.0,
+            true,
+        )
     }
 
     fn group_len(&self, group: usize) -> usize {
@@ -355,7 +365,10 @@ mod tests {
                     let of = |n: usize| (last[n].max(token - 2), worth[n]);
                     of(a).partial_cmp(&of(b)).unwrap()
                 });
-                leave.iter().take(missing).for_each(|&n| resident[n] = false);
+                leave
+                    .iter()
+                    .take(missing)
+                    .for_each(|&n| resident[n] = false);
             }
         }
         misses as f64 / tokens as f64
@@ -378,7 +391,9 @@ mod tests {
 
     #[test]
     fn a_sample_stands_for_a_large_model() {
-        let rates: Vec<f32> = (0..8192).map(|i| 0.5 * (8192 - i) as f32 / 8192.0).collect();
+        let rates: Vec<f32> = (0..8192)
+            .map(|i| 0.5 * (8192 - i) as f32 / 8192.0)
+            .collect();
         let large = Firing::from_rates((0..4).map(|_| rates.as_slice()), Some(0.6));
         let part: Vec<f32> = rates.iter().step_by(16).copied().collect();
         let small = Firing::from_rates((0..4).map(|_| part.as_slice()), Some(0.6));

@@ -328,8 +328,8 @@ const NEURONS: u32 = 1 << 16;
 
 /// A full cold region.
 fn cold() -> Result<Option<ColdCache>, Error> {
-    let arena =
-        Arena::new(SLOTS, 64, 1, ArenaOptions::default()).map_err(emberflow_storage::Error::from)?;
+    let arena = Arena::new(SLOTS, 64, 1, ArenaOptions::default())
+        .map_err(emberflow_storage::Error::from)?;
     let cold = ColdCache::with_policy(arena, &[NEURONS], COLD);
     Ok(cold.map(|mut cold| {
         (0..SLOTS).for_each(|neuron| admit(&mut cold, neuron));
