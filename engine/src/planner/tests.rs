@@ -164,6 +164,47 @@ fn hot_cuts_grow_with_the_batch() {
     );
 }
 
+#[test]
+fn a_forecast_on_guesses_says_what_to_measure() {
+    let p = planner(Profile::Nvme, sparse());
+    let [least, full] =
+        [p.smallest_budget(), p.full_budget()].map(|budget| p.plan(budget).unwrap().decode);
+    let basis = |machine_measured, device_measured, statistics| Basis {
+        machine_measured,
+        device_measured,
+        device: String::new(),
+        statistics,
+    };
+    let says = |basis: Basis, forecast, what: Option<&str>| {
+        let doubt = basis.doubt(forecast);
+        assert_eq!(doubt.is_some(), what.is_some(), "{doubt:?}");
+        assert!(doubt.unwrap_or_default().contains(what.unwrap_or_default()));
+    };
+    says(basis(true, true, true), &least, None);
+    says(basis(false, false, false), &full, Some("machine"));
+    says(basis(true, false, true), &least, Some("disk"));
+    says(basis(true, false, true), &full, None);
+    says(basis(true, true, false), &least, Some("statistics"));
+}
+
+/// A region that holds half of the cold neurons, small reads: the device is asked for what misses,
+/// in fewer commands than neurons, and no more than a scan.
+#[test]
+fn joined_reads_cost_less_than_single_ones() {
+    let mut p = planner(Profile::Nvme, sparse());
+    let budget = p.smallest_budget() + (2 << 30);
+    let apart = p.plan(budget).unwrap().decode;
+    // Bundles so short that the gap between two reads spans several of them.
+    (p.shape.stride, p.shape.rest_read, p.shape.cluster_read) = (1024, 1024, 128 << 10);
+    let joined = p.plan(budget).unwrap().decode;
+    assert!(
+        apart.reads > 0.0 && joined.io_ms < apart.io_ms,
+        "{apart:?} {joined:?}"
+    );
+    let all = (LAYERS * NEURONS * 1024) as f64;
+    assert!(joined.bytes_read < all, "{joined:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
