@@ -57,6 +57,15 @@ def undisturbed(retries, *args):
     return best
 
 
+def append(path, row):
+    new = not os.path.exists(path)
+    with open(path, "a", newline="") as f:
+        writer = csv.DictWriter(f, row.keys(), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("emberflow")
@@ -77,12 +86,12 @@ def main():
     plan = json.loads(call(program, "plan", *model, "--io", args.io, "--context", context,
                            "--chunk", "16", "--json"))
     low, high = plan["smallest_bytes"], plan["full_bytes"]
-    rows, within = [], 0
+    within = 0
     print("  budget MiB   FFN  expected  achieved  ratio   others   "
           "compute, wait ms: expected, wait achieved   MiB/token   hits: expected, achieved")
     for i in range(args.budgets):
         # The process of `run` is a little larger than that of `plan`.
-        budget = low + (high - low) * i // (args.budgets - 1) + (1 << 20)
+        budget = low + (high - low) * i // (args.budgets - 1) + (2 << 20)
         runs, disturbed = [], []
         for _ in range(args.runs):
             if args.io == "auto":
@@ -117,20 +126,14 @@ def main():
             "hits": round(median(lambda r: r["settled"]["cold_hit_rate"]), 3),
             "limit": runs[0]["plan"]["limit"],
         }
-        rows.append(row)
+        if args.csv:
+            append(args.csv, row)
         within += 1 / 1.2 <= row["ratio"] <= 1.2
         print(f"{row['budget_mib']:12.1f} {row['ffn_resident']:5.2f} {row['expected']:9.2f} {row['achieved']:9.2f}"
               f" {row['ratio']:6.2f} {row['others']:8.2f} {row['compute_ms_expected']:12.2f}"
               f" {row['wait_ms_expected']:9.2f} {row['wait_ms']:9.2f} {row['mib_expected']:12.3f} {row['mib']:9.3f}"
               f" {row['hits_expected']:12.3f} {row['hits']:7.3f}  {row['limit']}", flush=True)
     print(f"{within} of {args.budgets} within 20 %")
-    if args.csv:
-        new = not os.path.exists(args.csv)
-        with open(args.csv, "a", newline="") as f:
-            writer = csv.DictWriter(f, rows[0].keys(), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
 
 
 if __name__ == "__main__":

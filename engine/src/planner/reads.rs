@@ -22,8 +22,8 @@ pub(super) struct Reads {
     /// Bytes from the device, and those of them that are checked.
     pub bytes: f64,
     pub checked: f64,
-    /// Nanoseconds of processor time.
-    pub cpu_ns: f64,
+    /// Nanoseconds in which the I/O thread keeps its core from others.
+    pub busy_ns: f64,
     /// Nanoseconds until the first one is there.
     pub latency_ns: f64,
     /// Neurons that are needed outside the hot region, and those of them that miss.
@@ -37,7 +37,7 @@ impl Reads {
         self.ns += other.ns;
         self.bytes += other.bytes;
         self.checked += other.checked;
-        self.cpu_ns += other.cpu_ns;
+        self.busy_ns += other.busy_ns;
         self.latency_ns = self.latency_ns.max(other.latency_ns);
         self.asked += other.asked;
         self.missed += other.missed;
@@ -110,15 +110,23 @@ impl Pass<'_> {
         }
         let bytes = wanted * len as f64 + joined * gap;
         let each = (bytes / commands) as u64;
+        let ns = self.device.read_ns(each, Pattern::Random);
         Reads {
             count: wanted,
-            ns: commands * self.device.read_ns(each, Pattern::Random),
+            ns: commands * ns,
             bytes,
             checked: wanted * len as f64,
-            cpu_ns: commands * self.device.cpu_ns(each),
+            busy_ns: commands * self.busy(each, ns),
             latency_ns: self.device.latency_ns(each),
             ..Reads::default()
         }
+    }
+
+    /// Nanoseconds in which a command of `len` bytes, which come every `ns`, keeps the I/O thread's
+    /// core from others: its processor time, or all of it where the next one is there before a
+    /// thread that sleeps is awake again.
+    fn busy(&self, len: u64, ns: f64) -> f64 {
+        self.device.cpu_ns(len).max(ns.min(self.machine.wake_ns))
     }
 
     /// `count` clusters as a whole, in the order in which they lie.
@@ -128,12 +136,13 @@ impl Pass<'_> {
         }
         let len = self.shape.cluster_read;
         let bytes = count * len as f64;
+        let ns = self.stream.read_ns(len, Pattern::Sequential);
         Reads {
             count,
-            ns: count * self.stream.read_ns(len, Pattern::Sequential),
+            ns: count * ns,
             bytes,
             checked: bytes,
-            cpu_ns: count * self.device.cpu_ns(len),
+            busy_ns: count * self.busy(len, ns),
             latency_ns: 0.0,
             ..Reads::default()
         }
