@@ -100,7 +100,7 @@ impl Job {
     ) -> Result<Self, Failure> {
         let (d, neurons) = (c.d_model as usize, c.ffn as usize);
         let share = args.bytes / 100.0 / f64::from(c.layers);
-        let most = (container.file_len() as f64 * share) as usize;
+        let most = ((container.file_len() - container.predictor_len()) as f64 * share) as usize;
         let low_rank = Design::low_rank_within(most, d, neurons, DType::Q4);
         let wants = |kind| args.kind == kind || args.kind == PredictorArg::Auto;
         let mut designs = Vec::new();

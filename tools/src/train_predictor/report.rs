@@ -195,7 +195,7 @@ impl Trained {
         Self {
             output: args.output.display().to_string(),
             bytes: bytes as u64,
-            share: bytes as f64 / container.file_len() as f64,
+            share: bytes as f64 / (container.file_len() - container.predictor_len()).max(1) as f64,
             trained_on,
             measured_on,
             target: args.recall,
