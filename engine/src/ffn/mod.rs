@@ -280,10 +280,9 @@ impl Ffn {
         };
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
         let (shape, rows) = (&self.shape, self.store.gate_rows(bank));
-        let (mut last, mut requested) = (0, Ok(()));
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
-            let (before, after) = self.gates.split_at_mut(low * tokens);
+            let (_, after) = self.gates.split_at_mut(low * tokens);
             let name = |c: usize, gates: &mut [f32]| {
                 let first = low + c * CLUSTER;
                 if let Some(set) = oracle {
@@ -308,28 +307,17 @@ impl Ffn {
                     job::wanted_gates(cpu, shape, rows, first, input, part);
                 }
             };
-            // What the piece before needs is looked up beside.
+            let gates = &mut after[..(high - low) * tokens];
+            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, gates| {
+                part(first, gates)
+            });
             let mut request = Request {
                 store: &mut self.store,
                 ids: &mut self.ids,
                 fired: known.then_some(&mut self.fired),
             };
-            let gates = &mut after[..(high - low) * tokens];
-            workers.for_each_part_mut_beside(
-                gates,
-                CLUSTER * tokens,
-                &|_, first, gates| part(first, gates),
-                || requested = request.piece(last, tokens, &before[last * tokens..]),
-            );
-            std::mem::replace(&mut requested, Ok(()))?;
-            last = low;
+            request.piece(low, tokens, gates)?;
         }
-        let mut request = Request {
-            store: &mut self.store,
-            ids: &mut self.ids,
-            fired: known.then_some(&mut self.fired),
-        };
-        request.piece(last, tokens, &self.gates[last * tokens..neurons * tokens])?;
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
         self.oracle.keep(&self.ids, neurons);
@@ -411,7 +399,10 @@ impl Ffn {
             };
             let partials = &mut self.partials[..group.len() * width];
             if self.ready.iter().any(|r| r.1 == Step::Sums) {
-                workers.for_each_part_mut(partials, width, &|_, at, partials| {
+                // Several at a time make long lists of rows, few enough for all threads.
+                let some = (self.ready.len() / (8 * workers.threads())).clamp(1, 8);
+                workers.for_each_chunk_mut(partials, some * width, &|_, at, partials| {
+                    let at = at * some;
                     let (first, count) = (group.start + at, partials.len() / width);
                     let ready = (first..first + count).filter(|&c| now[c] == Some(Step::Sums));
                     let ready = ready.map(|c| c as u32);
