@@ -77,7 +77,6 @@ impl Device {
         let mut plan = Plan::quick(vec![*engine]);
         plan.depths = DEPTHS.to_vec();
         if *quick {
-            plan.random.truncate(2);
             plan.depths.truncate(1);
             plan.time = Duration::from_millis(20);
         }

@@ -149,11 +149,11 @@ impl Agreement {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     /// A run with these hashes after each token but the first.
-    fn run(hashes: &[&str]) -> Run {
+    pub fn run(hashes: &[&str]) -> Run {
         let n = hashes.len();
         let value = serde_json::json!({
             "model": "m", "prompt_tokens": 1, "generated_tokens": n + 1,
@@ -171,7 +171,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn series(name: &str, runs: Vec<Run>) -> Series {
+    pub fn series(name: &str, runs: Vec<Run>) -> Series {
         Series {
             name: name.into(),
             runs,

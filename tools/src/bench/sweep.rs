@@ -469,6 +469,33 @@ mod tests {
         assert!(parse_beside(bad).is_err_and(|e| e.contains("line 2")));
     }
 
+    #[test]
+    fn a_share_below_the_smallest_budget_is_refused() {
+        use crate::bench::rounds::tests::{run, series};
+        use crate::cli::ModelArg;
+        let device = Device::open(&ModelArg { model: None }, "sim:ufs4", true).unwrap();
+        let points = [
+            (0.1, Policy::Full),
+            (0.1, Policy::LlmFlash),
+            (1.0, Policy::Full),
+        ];
+        // All of them hold everything.
+        let all: Vec<Series> = ["a", "b", "c"].map(|n| series(n, vec![run(&["h"])])).into();
+        let rows = rows(&points, &all, &device);
+        for row in &rows[..2] {
+            let note = row.note.as_deref();
+            assert_eq!(note, Some("refused: the smallest budget holds 100.0 %"));
+        }
+        assert_eq!(rows[2].note, None);
+        let killed = Series {
+            refused: Some("killed for memory".into()),
+            runs: Vec::new(),
+            ..all[0].clone()
+        };
+        let table = table(&super::rows(&points[..1], &[killed], &device));
+        assert_eq!(table.rows[0][2], "killed for memory");
+    }
+
     fn row(share: f64, speed: f64, within: bool) -> Row {
         Row {
             share,
