@@ -291,7 +291,7 @@ mod tests {
             name: "c&d".into(),
             points: vec![(0.1, at(0.0)), (1.0, at(10.0))],
         };
-        let svg = super::curves(&labels(), &[(0.1, "10 %".into())], &[curve]);
+        let svg = curves(&labels(), &[(0.1, "10 %".into())], &[curve]);
         let path = "M64.0 358.0L624.0 58.0";
         for part in ["a&lt;b", "here &amp; now", "c&amp;d", ">10 %<", path] {
             assert!(svg.contains(part), "{part}: {svg}");
@@ -301,8 +301,8 @@ mod tests {
             name: "e".into(),
             points: vec![(0.5, at(1.0))],
         };
-        assert!(!super::curves(&labels(), &[], &[one]).contains("NaN"));
-        assert!(!super::curves(&labels(), &[], &[]).contains("NaN"));
+        assert!(!curves(&labels(), &[], &[one]).contains("NaN"));
+        assert!(!curves(&labels(), &[], &[]).contains("NaN"));
     }
 
     #[test]

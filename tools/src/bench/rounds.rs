@@ -31,8 +31,11 @@ impl Series {
     }
 }
 
+/// Runs a variant by its number, knowing what was measured so far.
+type RunOne<'a> = dyn FnMut(usize, &[Series]) -> Result<Outcome, Failure> + 'a;
+
 /// Runs every variant once per round, in order, and tells on standard error how it goes. `before`
-/// is called at the start of each round, `run` for a variant with what was measured so far. A
+/// is called at the start of each round. A
 /// variant that was refused is not tried again.
 ///
 /// # Errors
@@ -41,7 +44,7 @@ pub fn in_turns(
     names: &[String],
     rounds: u32,
     before: &mut dyn FnMut() -> Result<(), Failure>,
-    run: &mut dyn FnMut(usize, &[Series]) -> Result<Outcome, Failure>,
+    run: &mut RunOne<'_>,
 ) -> Result<Vec<Series>, Failure> {
     let mut all: Vec<Series> = names
         .iter()
