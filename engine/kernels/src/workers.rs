@@ -156,7 +156,7 @@ impl Workers {
     /// finished; the pool stays usable. Also if called from inside a run of the same pool
     /// (through a second pool in between it would wait for itself instead).
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
-        self.observed(f, &|f| self.run_with(self.handles.len(), f));
+        self.observed(f, &|f| self.run_with(self.handles.len(), &|| {}, f));
     }
 
     /// Calls `run` with `f`, or with `f` in the hands of the observer.
@@ -168,12 +168,15 @@ impl Workers {
     }
 
     /// [`run`](Workers::run) for the caller and those workers that come before it is done,
-    /// at least `wanted` of them.
-    fn run_with(&self, wanted: usize, f: &Job<'_>) {
+    /// at least `wanted` of them. The caller does `own` before its part.
+    fn run_with(&self, wanted: usize, own: &dyn Fn(), f: &Job<'_>) {
         let outer = self.enter();
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.start(f);
-        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        let own = catch_unwind(AssertUnwindSafe(|| {
+            own();
+            f(0);
+        }));
         self.finish(wanted);
         INSIDE.set(outer);
         let theirs = self
@@ -246,10 +249,22 @@ impl Workers {
     /// Runs `f`, which takes items until there are none, on the calling thread and on those
     /// workers that come in time to help with `items` items.
     fn share(&self, items: usize, f: &Job<'_>) {
+        self.share_beside(items, || {}, f);
+    }
+
+    /// As [`share`](Workers::share), while the calling thread does `own` first.
+    fn share_beside(&self, items: usize, own: impl FnOnce(), f: &Job<'_>) {
+        let own = Cell::new(Some(own));
+        let first = || {
+            if let Some(own) = own.take() {
+                own();
+            }
+        };
         self.observed(f, &|f| {
             if items > 1 {
-                self.run_with(0, f);
+                self.run_with(0, &first, f);
             } else {
+                first();
                 self.run_alone(f);
             }
         });
@@ -314,6 +329,21 @@ impl Workers {
         unit: usize,
         f: &(dyn Fn(usize, usize, &mut [T]) + Sync),
     ) {
+        self.for_each_part_mut_beside(data, unit, f, || {});
+    }
+
+    /// As [`for_each_part_mut`](Workers::for_each_part_mut), while the calling thread does
+    /// `own` first, and then helps.
+    ///
+    /// # Panics
+    /// As `for_each_part_mut`, and if `own` does.
+    pub fn for_each_part_mut_beside<T: Send>(
+        &self,
+        data: &mut [T],
+        unit: usize,
+        f: &(dyn Fn(usize, usize, &mut [T]) + Sync),
+        own: impl FnOnce(),
+    ) {
         assert!(unit > 0, "a slice cannot be cut into parts of no elements");
         let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
         let (units, pieces) = (len.div_ceil(unit), 2 * self.threads());
@@ -322,7 +352,7 @@ impl Workers {
             let part = ((units - first.min(units)) / pieces).max(1);
             (first < units).then_some(first + part)
         };
-        self.share(units, &|thread| {
+        self.share_beside(units, own, &|thread| {
             while let Ok(first) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
                 let end = take(first).unwrap_or(units).min(units) * unit;
                 let start = first * unit;

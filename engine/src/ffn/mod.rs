@@ -279,10 +279,11 @@ impl Ffn {
             clusters
         };
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
+        let (shape, rows) = (&self.shape, self.store.gate_rows(bank));
+        let (mut last, mut requested) = (0, Ok(()));
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
-            let gates = &mut self.gates[low * tokens..high * tokens];
-            let (shape, store) = (&self.shape, &self.store);
+            let (before, after) = self.gates.split_at_mut(low * tokens);
             let name = |c: usize, gates: &mut [f32]| {
                 let first = low + c * CLUSTER;
                 if let Some(set) = oracle {
@@ -294,34 +295,41 @@ impl Ffn {
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
-                if known && !named {
-                    job::resident_gates(cpu, shape, store, bank, first, input, gates);
+                if let (Some(rows), false) = (&rows, named) {
+                    job::resident_gates(cpu, shape, rows, first, input, gates);
                 }
             };
-            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
+            let part = |first: usize, part: &mut [f32]| {
                 for (c, gates) in (first..).zip(part.chunks_mut(CLUSTER * tokens)) {
                     name(c, gates);
                 }
-                if known && named {
+                if let (Some(rows), true) = (&rows, named) {
                     let first = low + first * CLUSTER;
-                    job::wanted_gates(cpu, shape, store, bank, first, input, part);
+                    job::wanted_gates(cpu, shape, rows, first, input, part);
                 }
-            });
-            for first in (low..high).step_by(CLUSTER) {
-                let start = self.ids.len();
-                for n in first..(first + CLUSTER).min(high) {
-                    let gates = &self.gates[n * tokens..(n + 1) * tokens];
-                    let pairs = gates.iter().filter(|&&g| g != 0.0).count();
-                    if pairs > 0 {
-                        self.ids.push(n as u32);
-                        self.fired += if known { pairs as u64 } else { 0 };
-                    }
-                }
-                self.store.need(&self.ids, start..self.ids.len());
-            }
-            self.store.poll(&self.ids)?;
-            self.store.advance(&self.ids)?;
+            };
+            // What the piece before needs is looked up beside.
+            let mut request = Request {
+                store: &mut self.store,
+                ids: &mut self.ids,
+                fired: known.then_some(&mut self.fired),
+            };
+            let gates = &mut after[..(high - low) * tokens];
+            workers.for_each_part_mut_beside(
+                gates,
+                CLUSTER * tokens,
+                &|_, first, gates| part(first, gates),
+                || requested = request.piece(last, tokens, &before[last * tokens..]),
+            );
+            std::mem::replace(&mut requested, Ok(()))?;
+            last = low;
         }
+        let mut request = Request {
+            store: &mut self.store,
+            ids: &mut self.ids,
+            fired: known.then_some(&mut self.fired),
+        };
+        request.piece(last, tokens, &self.gates[last * tokens..neurons * tokens])?;
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
         self.oracle.keep(&self.ids, neurons);
@@ -444,6 +452,38 @@ impl Ffn {
             }
         }
         Ok(())
+    }
+}
+
+/// The search for the neurons that a piece of a layer's gates needs.
+struct Request<'a> {
+    store: &'a mut NeuronStore,
+    /// The needed neurons so far.
+    ids: &'a mut Vec<u32>,
+    /// Pairs that fire, where gates are known.
+    fired: Option<&'a mut u64>,
+}
+
+impl Request<'_> {
+    /// Names the clusters of the neurons from `first` on by their `gates [neurons × tokens]`,
+    /// and requests what is missing.
+    fn piece(&mut self, first: usize, tokens: usize, gates: &[f32]) -> Result<(), Error> {
+        for (c, gates) in gates.chunks(CLUSTER * tokens).enumerate() {
+            let start = self.ids.len();
+            let neurons = (first + c * CLUSTER) as u32..;
+            for (n, gates) in neurons.zip(gates.chunks_exact(tokens)) {
+                let pairs = gates.iter().filter(|&&g| g != 0.0).count();
+                if pairs > 0 {
+                    self.ids.push(n);
+                    if let Some(fired) = &mut self.fired {
+                        **fired += pairs as u64;
+                    }
+                }
+            }
+            self.store.need(self.ids, start..self.ids.len());
+        }
+        self.store.poll(self.ids)?;
+        self.store.advance(self.ids)
     }
 }
 
