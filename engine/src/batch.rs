@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::forward::Span;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
-use crate::{Engine, Error, Logits, Request, Stop};
+use crate::{Engine, Error, Logits, Request, Step, Stop};
 
 /// One continuation.
 #[derive(Debug, Clone)]
@@ -49,6 +49,8 @@ pub struct Batch {
     pub latencies: Vec<Duration>,
     /// What was done for it.
     pub counters: Counters,
+    /// What each further pass did, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
 }
 
 impl Batch {
@@ -124,6 +126,7 @@ impl Engine {
             last = Instant::now();
         }
         let mut done = Vec::with_capacity(samples);
+        let (mut steps, mut counted) = (Vec::new(), self.counters());
         loop {
             interrupted |= self.interrupted();
             let mut i = 0;
@@ -142,6 +145,14 @@ impl Engine {
                 one.take(self.row_logits(row))?;
             }
             latencies.push(last.elapsed());
+            if self.keeps_steps() {
+                let counters = self.counters();
+                steps.push(Step {
+                    counters: counters.since(counted),
+                    logits_hash: 0,
+                });
+                counted = counters;
+            }
             last = Instant::now();
         }
         done.sort_by_key(|(index, _)| *index);
@@ -152,6 +163,7 @@ impl Engine {
             first_token,
             latencies,
             counters: self.counters().since(before),
+            steps,
         })
     }
 
@@ -269,6 +281,7 @@ mod tests {
             first_token: Duration::ZERO,
             latencies: Vec::new(),
             counters: Counters::default(),
+            steps: Vec::new(),
         };
         assert_eq!((batch.best(), batch.tokens()), (1, 7));
     }

@@ -44,6 +44,7 @@ pub struct Engine {
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
     stop: Arc<AtomicBool>,
+    keeps_steps: bool,
 }
 
 impl Engine {
@@ -129,6 +130,7 @@ impl Engine {
             choice,
             recall,
             stop: Arc::new(AtomicBool::new(false)),
+            keeps_steps: false,
         })
     }
 
@@ -362,6 +364,16 @@ impl Engine {
         }
     }
 
+    /// From the next generation on keeps what each of its passes did. Their memory, some 150
+    /// bytes each, is not part of the budget.
+    pub fn keep_steps(&mut self) {
+        self.keeps_steps = true;
+    }
+
+    pub(crate) fn keeps_steps(&self) -> bool {
+        self.keeps_steps
+    }
+
     /// From the next pass on keeps which neurons each layer needs, for
     /// [`Engine::replay_active`].
     pub fn record_active(&mut self) {
@@ -389,6 +401,12 @@ impl Engine {
     /// norms and head.
     pub fn dense_bytes(&self) -> u64 {
         self.decoder.weights.bytes_per_token()
+    }
+
+    /// Bytes of keys and values of one position.
+    pub fn position_bytes(&self) -> u64 {
+        let (kv, context) = (self.options.kv, self.options.context.max(1));
+        KvCache::bytes_for(kv, self.config(), context) / context as u64
     }
 
     /// Which mechanisms are at work.

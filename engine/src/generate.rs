@@ -34,6 +34,16 @@ pub enum Stop {
     Caller,
 }
 
+/// What the pass that gave one token did.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Its counters.
+    pub counters: Counters,
+    /// Hash over the logits of every token up to this one, so that runs of different lengths
+    /// can be compared; 0 where sequences run together.
+    pub logits_hash: u64,
+}
+
 /// The outcome and its timings.
 #[derive(Debug, Clone)]
 pub struct Generation {
@@ -53,6 +63,8 @@ pub struct Generation {
     pub stop: Stop,
     /// What was done for it.
     pub counters: Counters,
+    /// What was done for each further token, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
 }
 
 impl Engine {
@@ -75,6 +87,8 @@ impl Engine {
         let most = request.max_tokens.min(sequence.room() - prompt.len() + 1);
         let mut latencies = Vec::with_capacity(most);
         let mut tokens = Vec::with_capacity(most);
+        let mut steps = Vec::new();
+        let mut done = before;
 
         let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
@@ -100,6 +114,16 @@ impl Engine {
             } else {
                 latencies.push(last.elapsed());
             }
+            if self.keeps_steps() {
+                let counters = self.counters();
+                if tokens.len() > 1 {
+                    steps.push(Step {
+                        counters: counters.since(done),
+                        logits_hash: hash.digest(),
+                    });
+                }
+                done = counters;
+            }
             last = Instant::now();
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
@@ -124,6 +148,7 @@ impl Engine {
             logits_hash: hash.digest(),
             stop,
             counters: self.counters().since(before),
+            steps,
         })
     }
 

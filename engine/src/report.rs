@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Batch, Engine, Generation, Stop};
+use crate::{Batch, Details, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -52,6 +52,9 @@ pub struct Report {
     /// All texts that were drawn together; the rest of the report is about the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<BestOf>,
+    /// Each token by itself, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
 }
 
 /// Texts that were drawn together.
@@ -291,6 +294,7 @@ impl Report {
             policy: engine.policy().name(),
             stop: name(generation.stop),
             best_of: None,
+            details: None,
         }
     }
 
@@ -308,6 +312,7 @@ impl Report {
             logits_hash: winner.logits_hash,
             stop: winner.stop,
             counters: batch.counters,
+            steps: Vec::new(),
         };
         texts.resize(batch.samples.len(), String::new());
         let mut report = Self::new(engine, &generation, texts[best].clone());

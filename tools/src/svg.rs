@@ -317,7 +317,8 @@ fn powers(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (low.floor(), high.ceil().max(low.floor() + 1.0))
 }
 
-fn escape(text: &str) -> String {
+/// Text as it may stand in SVG.
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

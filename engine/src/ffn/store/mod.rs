@@ -300,6 +300,7 @@ impl NeuronStore {
         Counters {
             evictions: self.past_evictions + self.cold.stats().evictions + self.hot.evictions(),
             reads: io.reads,
+            commands: io.commands,
             bytes_read: io.bytes + io.gap_bytes,
             wait_ns: u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX),
             busy_ns: io.busy_ns,
