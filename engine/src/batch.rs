@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::counters::Counters;
 use crate::forward::Span;
+use crate::generate::Energy;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
 use crate::{Engine, Error, Logits, Request, Stop};
@@ -49,6 +50,8 @@ pub struct Batch {
     pub latencies: Vec<Duration>,
     /// What was done for it.
     pub counters: Counters,
+    /// What the machine used for it, as in [`crate::Generation::energy`].
+    pub energy: Option<Energy>,
 }
 
 impl Batch {
@@ -104,6 +107,7 @@ impl Engine {
             )));
         }
         let before = self.counters();
+        let mut joules = [self.joules(), None, None];
         let start = Instant::now();
         self.set_batch(samples)?;
         let mut interrupted = !self.prefill(&mut sequence, prompt)?;
@@ -121,6 +125,7 @@ impl Engine {
                 one.take(self.logits())?;
             }
             first_token = start.elapsed();
+            joules[1] = self.joules();
             last = Instant::now();
         }
         let mut done = Vec::with_capacity(samples);
@@ -142,8 +147,10 @@ impl Engine {
                 one.take(self.row_logits(row))?;
             }
             latencies.push(last.elapsed());
+            self.watch_energy();
             last = Instant::now();
         }
+        joules[2] = self.joules();
         done.sort_by_key(|(index, _)| *index);
         Ok(Batch {
             samples: done.into_iter().map(|(_, sample)| sample).collect(),
@@ -152,6 +159,7 @@ impl Engine {
             first_token,
             latencies,
             counters: self.counters().since(before),
+            energy: Energy::between(joules),
         })
     }
 
@@ -269,6 +277,7 @@ mod tests {
             first_token: Duration::ZERO,
             latencies: Vec::new(),
             counters: Counters::default(),
+            energy: None,
         };
         assert_eq!((batch.best(), batch.tokens()), (1, 7));
     }

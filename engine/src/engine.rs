@@ -13,6 +13,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
 use crate::counters::Counters;
+use crate::energy::Meter;
 use crate::ffn::{
     Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
 };
@@ -43,6 +44,7 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
+    meter: Option<Meter>,
     stop: Arc<AtomicBool>,
 }
 
@@ -122,6 +124,7 @@ impl Engine {
             },
             text,
             needs: planner.needs_with(options.chunk),
+            meter: Meter::find(&options.sysfs),
             options,
             planner,
             plan,
@@ -359,6 +362,24 @@ impl Engine {
             ffn_ns: ns(times.ffn),
             head_ns: ns(times.head),
             ..self.decoder.ffn.counters()
+        }
+    }
+
+    /// Joules that the machine has used since the engine was opened (see [`crate::energy`]);
+    /// `None` where nothing tells.
+    pub fn joules(&mut self) -> Option<f64> {
+        self.meter.as_mut()?.joules()
+    }
+
+    /// What tells the energy: `rapl` or `battery`, and which.
+    pub fn energy_source(&self) -> Option<&str> {
+        Some(self.meter.as_ref()?.name())
+    }
+
+    /// Follows the meter through a long generation: its counters start over now and then.
+    pub(crate) fn watch_energy(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.look();
         }
     }
 

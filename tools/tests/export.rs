@@ -37,7 +37,7 @@ fn every_fixture_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let container = packed(&folder, &dir.path().join("m.ember"));
         let out = dir.path().join("out");
-        export(&container, &out).unwrap();
+        export(&container, &out, &mut |_, _| {}).unwrap();
         let [a, b] = [&folder, &out].map(|f| emberflow_models::open(f).unwrap());
         let name = a.config().name.clone();
         let found = ModelConfig {
@@ -79,7 +79,7 @@ fn a_damaged_container_leaves_no_folder() {
     bytes[place] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let container = Container::open(&path).unwrap();
-    let message = export(&container, &dir.path().join("out"))
+    let message = export(&container, &dir.path().join("out"), &mut |_, _| {})
         .unwrap_err()
         .to_string();
     assert!(message.contains("layer 0"), "{message}");

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{EngineArgs, ModelArg, parse_read_size};
+use super::values::{io_names, parse_read_size};
+use super::{EngineArgs, ModelArg};
 use crate::size;
 
 /// `bench`
@@ -95,8 +96,8 @@ pub struct BenchIoArgs {
     /// Fewer points and less time for each: a few seconds in all.
     #[arg(long)]
     pub quick: bool,
-    /// Which engine: auto (all that work here), uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// Which engine: auto takes all that work here, sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
     /// Only these read sizes, multiples of 4KiB; `seq` stands for sequential reads of 1MiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_read_size)]
@@ -134,6 +135,10 @@ pub enum ReadSize {
 
 /// `bench device`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench device
+  emberflow bench device --json --save machine.json")]
 pub struct BenchDeviceArgs {
     /// Print one JSON object.
     #[arg(long)]

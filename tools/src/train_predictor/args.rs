@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::{EngineArgs, ModelArg, parse_share};
+use crate::cli::values::parse_share;
+use crate::cli::{EngineArgs, ModelArg};
 
 /// `train-predictor`
 #[derive(Debug, Args)]
