@@ -15,6 +15,10 @@ pub struct Counters {
     pub hits: u64,
     /// Needed neurons that had to be read.
     pub misses: u64,
+    /// Neurons that were read before their layer began.
+    pub foreseen: u64,
+    /// Of these, those that it then needed; they count as misses.
+    pub foreseen_needed: u64,
     /// Neurons that left the cold region for others.
     pub evictions: u64,
     /// Reads that were asked for.
@@ -29,6 +33,8 @@ pub struct Counters {
     pub ffn_bytes: u64,
     /// Time in the FFNs, waiting included.
     pub ffn_ns: u64,
+    /// Of this, time in which predictors named neurons, of this layer and ahead of the next.
+    pub predict_ns: u64,
     /// Time in attention, its projections included.
     pub attention_ns: u64,
     /// Time in the head: last norm and logits.
@@ -45,6 +51,8 @@ impl Counters {
             hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
             misses: self.misses.saturating_sub(before.misses),
+            foreseen: self.foreseen.saturating_sub(before.foreseen),
+            foreseen_needed: self.foreseen_needed.saturating_sub(before.foreseen_needed),
             evictions: self.evictions.saturating_sub(before.evictions),
             reads: self.reads.saturating_sub(before.reads),
             bytes_read: self.bytes_read.saturating_sub(before.bytes_read),
@@ -52,6 +60,7 @@ impl Counters {
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
             ffn_bytes: self.ffn_bytes.saturating_sub(before.ffn_bytes),
             ffn_ns: self.ffn_ns.saturating_sub(before.ffn_ns),
+            predict_ns: self.predict_ns.saturating_sub(before.predict_ns),
             attention_ns: self.attention_ns.saturating_sub(before.attention_ns),
             head_ns: self.head_ns.saturating_sub(before.head_ns),
         }

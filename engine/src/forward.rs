@@ -8,7 +8,7 @@ use emberflow_models::config::ModelConfig;
 
 use crate::Error;
 use crate::attention::attention;
-use crate::ffn::{Ffn, FfnSeen};
+use crate::ffn::{Ffn, FfnSeen, Norm};
 use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
@@ -112,7 +112,12 @@ impl Decoder {
 
             rmsnorm_rows(cpu, &s.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
             let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
-            ffn.layer(cpu, workers, l as u32, input, &s.x[..n * d], &mut s.out)?;
+            let next = weights.layers.get(l + 1).map(|next| Norm {
+                weight: &next.ffn_norm,
+                eps: c.rms_eps,
+            });
+            let (bank, residual) = (l as u32, &s.x[..n * d]);
+            ffn.layer(cpu, workers, bank, input, residual, next, &mut s.out)?;
             if let Some(observer) = &mut observer {
                 let (gates, hidden) = ffn.recorded(n);
                 observer(&FfnSeen {

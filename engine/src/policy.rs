@@ -98,6 +98,11 @@ impl Policy {
         }
     }
 
+    /// Whether neurons are read for the next layer by a guess.
+    pub(crate) fn foresees(self) -> bool {
+        self == Self::Full
+    }
+
     /// Whether the vectors of a neuron come in one read.
     pub(crate) fn bundles(self) -> bool {
         !matches!(self, Self::NoBundle | Self::Baseline)

@@ -149,6 +149,10 @@ pub struct Cache {
     pub hot_hit_rate: f64,
     /// Share of the other needed neurons that were in the cold region.
     pub cold_hit_rate: f64,
+    /// Neurons read ahead by a predictor's guess; they count as misses.
+    pub foreseen: u64,
+    /// Share of these that were needed.
+    pub foreseen_needed: f64,
     /// Neurons evicted.
     pub evictions: u64,
 }
@@ -273,6 +277,8 @@ impl Report {
                 ),
                 hot_hit_rate: ratio(done.hot_hits as f64, needed as f64),
                 cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
+                foreseen: done.foreseen,
+                foreseen_needed: ratio(done.foreseen_needed as f64, done.foreseen as f64),
                 evictions: done.evictions,
             },
             sparsity: SparsityReport {

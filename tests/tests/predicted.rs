@@ -33,13 +33,14 @@ fn train(arguments: &[&str], output: &Path) {
 }
 
 /// The same tokens under many budgets, chunk lengths, thread counts and ways to read.
-fn check_one_answer(path: &Path, tokens: &[u32]) {
+/// Gives how many neurons were read ahead of their layer.
+fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
     let expected = bits(&all_logits(
         &mut open(path, predicted(tokens.len())),
         tokens,
         5,
     ));
-    let mut residencies = Vec::new();
+    let (mut residencies, mut foreseen) = (Vec::new(), 0);
     for (threads, chunk, phases, share) in [
         (1, 1, Phases::Auto, 1.0),
         (2, 7, Phases::One, 0.05),
@@ -64,9 +65,12 @@ fn check_one_answer(path: &Path, tokens: &[u32]) {
         );
         let counters = engine.counters();
         assert!(counters.fired <= counters.looked_at && counters.looked_at < counters.possible);
+        assert!(counters.foreseen_needed <= counters.foreseen.min(counters.misses));
+        foreseen += counters.foreseen;
     }
     assert!(residencies.contains(&Residency::Bundles));
     assert!(residencies.contains(&Residency::GatesResident));
+    foreseen
 }
 
 #[test]
@@ -106,7 +110,8 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
             4,
         ));
         assert!(dense == same, "predictors must not touch exact mode");
-        check_one_answer(&output, &tokens);
+        let foreseen = check_one_answer(&output, &tokens);
+        assert!(foreseen > 0, "nothing was read ahead of its layer");
     }
 }
 

@@ -129,6 +129,10 @@ pub struct SynthArgs {
     /// Chance that a neuron that fires for a token fires for the next one too.
     #[arg(long, value_name = "P", default_value_t = 0.83, value_parser = parse_share)]
     pub persistence: f64,
+    /// Rank of what the gates read, but for a small rest: a low-rank predictor of about this rank
+    /// can name the neurons that fire; default: three quarters of the shape's width.
+    #[arg(long, value_name = "N")]
+    pub gate_rank: Option<u32>,
     /// Gate non-linearity; default: that of the shape's model.
     #[arg(long, value_enum)]
     pub act: Option<shape::ActArg>,

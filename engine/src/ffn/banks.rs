@@ -9,6 +9,7 @@ use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapp
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
+use super::store::Foreseen;
 use super::{CLUSTER, FfnShape, ReadCosts};
 use crate::Error;
 use crate::bundle::NeuronFormat;
@@ -183,9 +184,10 @@ impl Banks {
 
     /// Bytes of queues, tables and stream buffers for chunks of up to `chunk` tokens.
     pub fn io_bytes(&self, chunk: usize) -> u64 {
-        let per_layer = self.neurons * (size_of::<Read>() + size_of::<Completion>() + 40);
+        let per_layer = self.neurons * (size_of::<Read>() + 2 * size_of::<Completion>() + 40);
         let units = u32::try_from(self.total_clusters()).unwrap_or(u32::MAX);
         per_layer as u64
+            + Foreseen::bytes_for(self.count, self.neurons)
             + ColdCache::overhead(COLD, 0, self.total())
             + ColdCache::overhead(Policy::Lru, units, self.total_clusters())
             + IoThread::overhead(Limits::PRODUCTION)

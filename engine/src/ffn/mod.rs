@@ -13,6 +13,7 @@
 
 mod activation;
 mod banks;
+mod foresight;
 mod hot;
 mod job;
 mod oracle;
@@ -23,6 +24,7 @@ mod store;
 mod temperature;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::FfnKind;
@@ -33,6 +35,8 @@ use crate::counters::Counters;
 use crate::input::Input;
 use crate::policy::Overlap;
 use crate::trace;
+use foresight::Foresight;
+pub(crate) use foresight::Norm;
 use job::Job;
 pub(crate) use oracle::Oracle;
 use predict::Predictors;
@@ -94,6 +98,7 @@ pub(crate) struct Ffn {
     gates: Vec<f32>,
     named: bool,
     predictors: Option<Predictors>,
+    foresight: Option<Foresight>,
     /// Active sets that are known in advance, for measurements.
     pub oracle: Oracle,
     partials: Vec<f32>,
@@ -106,6 +111,8 @@ pub(crate) struct Ffn {
     possible: u64,
     /// Bytes of weights computed with.
     bytes: u64,
+    /// Nanoseconds that the predictors took.
+    predict_ns: u64,
     overlap: Overlap,
     /// For observers; absent unless asked for.
     record: Option<Record>,
@@ -126,6 +133,8 @@ impl Ffn {
             ids: Vec::with_capacity(shape.neurons),
             gates: vec![0.0; gates],
             named: false,
+            foresight: (predictors.as_ref())
+                .map(|_| Foresight::new(shape.format.d, shape.neurons, chunk.min(FEW))),
             predictors,
             oracle: Oracle::default(),
             partials: vec![0.0; partials],
@@ -138,6 +147,7 @@ impl Ffn {
             looked_at: 0,
             possible: 0,
             bytes: 0,
+            predict_ns: 0,
             record: observe.then(|| Record::new(gates)),
         }
     }
@@ -165,12 +175,14 @@ impl Ffn {
             looked_at: self.looked_at,
             possible: self.possible,
             ffn_bytes: self.bytes,
+            predict_ns: self.predict_ns,
             ..self.store.counters()
         }
     }
 
     /// `out[t] = FFN(input[t])` for every token of the input, which is `residual` after
-    /// the norm.
+    /// the norm. `next` is the norm before the FFN that comes after this one.
+    #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,
         cpu: Cpu,
@@ -178,6 +190,7 @@ impl Ffn {
         bank: u32,
         input: Input<'_>,
         residual: &[f32],
+        next: Option<Norm<'_>>,
         out: &mut [f32],
     ) -> Result<(), Error> {
         let d = self.shape.format.d;
@@ -191,6 +204,16 @@ impl Ffn {
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
+        if let Some(norm) = next
+            && let (Some(foresight), Some(predictors)) = (&mut self.foresight, &mut self.predictors)
+            && tokens <= FEW
+            && self.store.foresees(bank + 1)
+        {
+            let start = Instant::now();
+            let ids = foresight.name((cpu, workers), predictors, bank + 1, residual, norm);
+            self.predict_ns += nanoseconds(start.elapsed());
+            self.store.foresee(bank + 1, ids)?;
+        }
         let gates = if self.named {
             self.ids.len()
         } else {
@@ -227,6 +250,7 @@ impl Ffn {
         self.ids.clear();
         self.store.begin(bank, tokens)?;
         let features = input.features(residual);
+        let start = Instant::now();
         let predictor = match &mut self.predictors {
             Some(p) => {
                 self.shape.cut = p.cut(bank);
@@ -234,6 +258,7 @@ impl Ffn {
             }
             None => None,
         };
+        self.predict_ns += nanoseconds(start.elapsed());
         let known = self.store.gates_resident();
         let oracle = self.oracle.next();
         self.named = predictor.is_some() || oracle.is_some();
@@ -254,7 +279,7 @@ impl Ffn {
         } else {
             clusters
         };
-        let (wanted, named) = (AtomicU64::new(0), self.named);
+        let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
             let gates = &mut self.gates[low * tokens..high * tokens];
@@ -264,7 +289,9 @@ impl Ffn {
                 if let Some(set) = oracle {
                     oracle::name(set, first, gates);
                 } else if let Some(predictor) = predictor {
+                    let start = Instant::now();
                     predictor.predict(cpu, bank, features, first, gates);
+                    spent.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
@@ -289,6 +316,7 @@ impl Ffn {
             self.store.poll(&self.ids)?;
             self.store.advance(&self.ids)?;
         }
+        self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
         self.oracle.keep(&self.ids, neurons);
         Ok(())
@@ -411,6 +439,11 @@ impl Ffn {
         }
         Ok(())
     }
+}
+
+/// As counters hold them.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn buffer_lens(shape: &FfnShape, chunk: usize, threads: usize) -> (usize, usize) {

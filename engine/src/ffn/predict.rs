@@ -17,7 +17,8 @@ use emberflow_predictor::{
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::Container;
 
-use super::CLUSTER;
+use super::foresight::Foresight;
+use super::{CLUSTER, FEW};
 use crate::Error;
 use crate::weights::region;
 
@@ -41,6 +42,8 @@ pub(crate) struct Stored {
     /// Bytes of weights.
     pub bytes: u64,
     shape: SharedShape,
+    /// Elements of an input, neurons of a layer.
+    size: [usize; 2],
     /// Measured on held-out text; `None` where nobody has.
     pub quality: Option<Quality>,
 }
@@ -77,6 +80,7 @@ impl Stored {
             predicts: kinds.map(|kind| kind.predicts()).collect(),
             bytes: Arena::charge(1, directory.len()),
             shape: shape.fold(SharedShape::default(), SharedShape::max),
+            size: [d, neurons],
             quality: Some(directory.quality()),
             origin: Origin::Section(directory),
         })
@@ -143,6 +147,7 @@ impl Stored {
                 .map(|s| Arena::charge(1, s.fc1_bytes()) + Arena::charge(1, s.fc2_bytes()))
                 .sum(),
             shape: shapes.fold(SharedShape::default(), SharedShape::max),
+            size: [d, neurons],
             quality: None,
             origin: Origin::Imported(specs),
         }))
@@ -175,9 +180,12 @@ impl Stored {
         (share + layers - predicting) / layers
     }
 
-    /// Bytes of everything that [`Stored::load`] allocates.
+    /// Bytes of everything that [`Stored::load`] allocates, and of looking a layer ahead.
     pub fn memory(&self, chunk: usize) -> u64 {
-        self.bytes + Shared::bytes_for(self.shape, chunk)
+        let [d, neurons] = self.size;
+        self.bytes
+            + Shared::bytes_for(self.shape, chunk)
+            + Foresight::bytes_for(d, neurons, chunk.min(FEW))
     }
 
     /// Reads and checks the weights.

@@ -6,11 +6,13 @@
 
 use emberflow_kernels::{DType, quantize_row};
 
-use super::gemm::{Gemm, orthonormalise, transpose};
+use super::gemm::{Gemm, transpose};
 
-/// Rounds of subspace iteration: the spectrum falls slowly, and what is mixed up near the
-/// cut matters little.
+/// Most rounds of subspace iteration: the spectrum falls slowly, and what is mixed up near
+/// the cut matters little.
 const ROUNDS: usize = 6;
+/// A round that adds less than this share to the energy of the gates kept is the last.
+const GAIN: f64 = 1e-3;
 
 /// The two factors, `fc1 [rank × d]` and `fc2 [neurons × rank]`.
 pub(crate) fn factors(
@@ -25,14 +27,25 @@ pub(crate) fn factors(
     transpose(gate, d, &mut gate_t);
     // `basis [rank × neurons]`, rows orthonormal
     let mut basis = start(rank, neurons);
-    orthonormalise(&mut basis, neurons);
+    gemm.orthonormalise(&mut basis, neurons);
     let mut narrow = vec![0.0; rank * d];
     let mut spread = vec![0.0; rank * d];
+    let mut kept = 0.0;
     for _ in 0..ROUNDS {
         gemm.product(neurons, &basis, &gate_t, &mut narrow);
         gemm.product(d, &narrow, covariance, &mut spread);
+        // trace of U Uᵀ G C Gᵀ
+        let energy: f64 = narrow
+            .iter()
+            .zip(&spread)
+            .map(|(a, b)| f64::from(a * b))
+            .sum();
+        if energy < kept * (1.0 + GAIN) {
+            break;
+        }
+        kept = energy;
         gemm.product(d, &spread, gate, &mut basis);
-        orthonormalise(&mut basis, neurons);
+        gemm.orthonormalise(&mut basis, neurons);
     }
     gemm.product(neurons, &basis, &gate_t, &mut narrow);
     let mut fc2 = Vec::new();

@@ -232,6 +232,18 @@ impl ColdCache {
         SlotId(index)
     }
 
+    /// Makes a unit resident that was loaded ahead of its need: neither pinned nor counted as
+    /// used, and the last to be evicted.
+    ///
+    /// # Panics
+    /// As [`admit`](Self::admit).
+    pub fn admit_ahead(&mut self, key: Key, slot: Slot) {
+        let index = self.loading_slot(key, &slot);
+        self.loading -= 1;
+        self.state[index as usize] = State::Resident(slot.share());
+        self.order.push_last_victim(index);
+    }
+
     /// Takes a slot back whose load failed or was not needed.
     ///
     /// # Panics

@@ -114,7 +114,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let config = args.shape.config(act);
     let target = targets(args, &config);
     let firing = Firing::solve(&target, config.ffn_kind.relu_on_up)?;
-    let recipe = Recipe::new(&config, firing, args.seed);
+    let recipe = Recipe::new(&config, firing, args.gate_rank, args.seed)?;
     let room = config
         .max_context
         .saturating_sub(recipe.window.warm_up as u32);

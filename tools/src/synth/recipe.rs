@@ -16,7 +16,9 @@
 //! ```
 //!
 //! Weights outside these roles are [`LEAK`] times as strong, not zero, so that
-//! every weight counts a little. Groups are whole blocks of 32, where a constant
+//! every weight counts a little. The narrower the context, the lower the rank of what
+//! gates read and the smaller a low-rank predictor may be; the token group takes the
+//! rest. Groups are whole blocks of 32, where a constant
 //! is exact in every format. The norms' weights undo the growth of the residual
 //! stream, which is known in advance because all increments are scaled here.
 
@@ -28,6 +30,7 @@ use super::normal::expect;
 use super::random::{mix, stream};
 use super::vocab::{BOS, SPECIAL, predecessor};
 use super::window::Window;
+use crate::Failure;
 
 /// Weights in a block; groups and segments are whole blocks.
 pub const BLOCK: usize = 32;
@@ -96,20 +99,38 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Plans `config` with the statistics that `firing` stands for.
-    pub fn new(config: &ModelConfig, firing: Firing, seed: u64) -> Self {
+    /// Plans `config` with the statistics that `firing` stands for and a context of
+    /// `gate_rank` coordinates, rounded down to whole blocks.
+    ///
+    /// # Errors
+    /// Where that leaves no context or no token group.
+    pub fn new(
+        config: &ModelConfig,
+        firing: Firing,
+        gate_rank: Option<u32>,
+        seed: u64,
+    ) -> Result<Self, Failure> {
         let c = config;
         let all = c.d_model as usize / BLOCK;
-        let (bias, token) = ((all / 64).max(1), all / 4);
+        let bias = (all / 64).max(1);
+        let most = all - bias - all / 4;
+        let context = gate_rank.map_or(most, |rank| rank as usize / BLOCK);
+        if !(1..=most).contains(&context) {
+            return Err(Failure::usage(format!(
+                "--gate-rank {}: expected {BLOCK} to {}",
+                gate_rank.unwrap_or_default(),
+                most * BLOCK
+            )));
+        }
         let (mean, deviation) = firing.gate();
         let act = |g: f64| activation(c.ffn_kind.activation, g);
         let up_power = match c.ffn_kind.relu_on_up {
             true => expect(firing.up_bias, 1.0, |u| u.max(0.0).powi(2)),
             false => 1.0,
         };
-        Self {
+        Ok(Self {
             window: Window::new(c.rope.theta.into(), c.head_dim as usize, firing.correlation),
-            blocks: [bias, token, all - bias - token],
+            blocks: [bias, all - bias - context, context],
             biases: firing
                 .biases(c.ffn as usize)
                 .into_iter()
@@ -119,7 +140,7 @@ impl Recipe {
             config: config.clone(),
             firing,
             seed,
-        }
+        })
     }
 
     /// The matrix row `row`, as presented; of Down, the row of neuron `row`.

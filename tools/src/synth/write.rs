@@ -181,7 +181,7 @@ mod tests {
             hot_share: 0.5,
             persistence: 0.8,
         };
-        let recipe = Recipe::new(&config, Firing::solve(&target, false).unwrap(), 3);
+        let recipe = Recipe::new(&config, Firing::solve(&target, false).unwrap(), None, 3).unwrap();
         let about = SynthReport::new("", "tiny", "relu", 3, target);
         let dir = tempfile::tempdir().unwrap();
         let [one, three] = [1, 3].map(|threads| {

@@ -58,7 +58,7 @@ impl NeuronStore {
                 let slot = match &self.layer.held[place] {
                     Held::Pinned(slot) => self.cold.bytes(*slot),
                     Held::Gate(slot) => slot.as_slice(),
-                    Held::Nothing => return None,
+                    Held::Nothing | Held::Coming => return None,
                 };
                 let bank = self.layer.bank as usize;
                 let (_, _, shift) = self.banks.cover(bank, neuron, part.start, part.len);
@@ -155,6 +155,9 @@ impl NeuronStore {
             let key = Key { bank, neuron };
             if let Some(slot) = self.cold.get_pin(key) {
                 self.cold.unpin(slot);
+                continue;
+            }
+            if self.cold.is_loading(key) {
                 continue;
             }
             let Some(mut slot) = self.cold.reserve(key) else {

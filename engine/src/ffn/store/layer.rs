@@ -32,6 +32,8 @@ pub(super) enum Held {
     Pinned(SlotId),
     /// Its Gate part is there.
     Gate(Slot),
+    /// On its way since before the bank began.
+    Coming,
 }
 
 /// Where a cluster's bytes are or will be.
@@ -63,7 +65,7 @@ pub(super) struct Cluster {
     pub source: Source,
     step: Step,
     /// Reads under way.
-    waiting: usize,
+    pub(super) waiting: usize,
     /// Places before this one are held or requested.
     issued: usize,
 }
@@ -113,6 +115,9 @@ const STREAMED: u64 = 1 << 63;
 /// With a place: the first of two reads.
 const HALF: u64 = 1 << 62;
 
+/// A neuron of a bank, asked for before the bank began.
+pub(super) const FORESEEN: u64 = 1 << 61;
+
 impl NeuronStore {
     /// Starts a bank, for `tokens` tokens.
     pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
@@ -120,6 +125,7 @@ impl NeuronStore {
         if bank == 0 {
             self.cold.tick();
         }
+        self.foreseen.begin(bank);
         let layer = &mut self.layer;
         layer.bank = bank;
         layer.many = tokens >= PREFILL;
@@ -162,21 +168,29 @@ impl NeuronStore {
                 source = Source::Stream(None);
             } else {
                 source = Source::Cold;
-                let mut missing = 0;
+                // Not in memory: foreseen, or to be read still.
+                let (mut coming, mut absent) = (0, 0);
                 for (&neuron, held) in ids[places.clone()]
                     .iter()
                     .zip(&mut self.layer.held[places.clone()])
                 {
-                    match self.cold.get_pin(Key { bank, neuron }) {
+                    let key = Key { bank, neuron };
+                    let foreseen = self.foreseen.has(key);
+                    coming += usize::from(foreseen);
+                    match self.cold.get_pin(key) {
                         Some(slot) => *held = Held::Pinned(slot),
-                        None => missing += 1,
+                        None if foreseen => {}
+                        None => absent += 1,
                     }
                 }
+                let missing = coming + absent;
+                self.foreseen.count(bank, missing, coming);
+                self.counters.foreseen_needed += coming as u64;
                 self.counters.hits += (n - missing) as u64;
                 self.counters.misses += missing as u64;
                 let whole = match self.part.has_gate {
-                    true => self.costs.cluster_over_bundles(missing),
-                    false => self.costs.whole_cluster(missing),
+                    true => self.costs.cluster_over_bundles(absent),
+                    false => self.costs.whole_cluster(absent),
                 };
                 if self.reads_gates_first() {
                     step = Step::Gates;
@@ -255,6 +269,11 @@ impl NeuronStore {
                 self.layer.held[place] = Held::Pinned(slot);
                 continue;
             }
+            if self.cold.is_loading(key) {
+                self.layer.held[place] = Held::Coming;
+                self.layer.clusters[c].waiting += 1;
+                continue;
+            }
             let Some(slot) = self.cold.reserve(key) else {
                 return Ok(false);
             };
@@ -309,7 +328,7 @@ impl NeuronStore {
     }
 
     /// Adds a read to the batch; its buffer never grows.
-    fn request(&mut self, read: Read) -> Result<(), Error> {
+    pub(super) fn request(&mut self, read: Read) -> Result<(), Error> {
         if self.reads.len() == BATCH {
             self.submit()?;
         }
@@ -317,7 +336,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    fn submit(&mut self) -> Result<(), Error> {
+    pub(super) fn submit(&mut self) -> Result<(), Error> {
         if self.reads.is_empty() {
             return Ok(());
         }
@@ -426,6 +445,10 @@ impl NeuronStore {
             let (bank, c) = ((done.tag >> 32) as u32 & 0x7fff_ffff, done.tag as u32);
             return self.take_cluster(bank, c, done.slot, result);
         }
+        if done.tag & FORESEEN != 0 {
+            let (bank, neuron) = ((done.tag >> 32) as u32 & 0x1fff_ffff, done.tag as u32);
+            return self.take_foreseen(ids, Key { bank, neuron }, done.slot, result);
+        }
         let place = (done.tag & !HALF) as usize;
         if done.tag & HALF != 0 && result.is_ok() {
             return self.request_second_half(ids, place, done.slot);
@@ -475,7 +498,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    fn ready_if_complete(&mut self, c: usize) {
+    pub(super) fn ready_if_complete(&mut self, c: usize) {
         let cluster = &self.layer.clusters[c];
         let requested = match cluster.source {
             Source::Unused => false,

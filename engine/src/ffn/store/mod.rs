@@ -11,6 +11,7 @@ mod border;
 mod bytes;
 mod costs;
 mod fill;
+mod foresee;
 mod layer;
 mod window;
 
@@ -32,6 +33,7 @@ use crate::policy::{Overlap, Policy};
 use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
+pub(crate) use foresee::Foreseen;
 use layer::Layer;
 pub(crate) use layer::Step;
 use window::Window;
@@ -92,6 +94,7 @@ pub(crate) struct NeuronStore {
     reads: Vec<Read>,
     completions: Vec<Completion>,
     layer: Layer,
+    foreseen: Foreseen,
     counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,
@@ -169,8 +172,9 @@ impl NeuronStore {
             scales,
             io,
             reads: Vec::with_capacity(BATCH),
-            completions: Vec::with_capacity(banks.neurons),
+            completions: Vec::with_capacity(2 * banks.neurons),
             layer: Layer::new(banks.neurons, banks.clusters()),
+            foreseen: Foreseen::new(banks.count, banks.neurons),
             counters: Counters::default(),
             past_evictions: 0,
             waited: Duration::ZERO,
