@@ -5,7 +5,7 @@ mod containers;
 mod engine;
 mod run;
 mod trace;
-pub(crate) mod values;
+mod values;
 
 use std::path::PathBuf;
 
@@ -17,7 +17,10 @@ pub use self::containers::*;
 pub use self::engine::*;
 pub use self::run::*;
 pub use self::trace::*;
-use self::values::{io_names, parse_budget, parse_share};
+pub(crate) use self::values::{
+    io_names, parse_budget, parse_read_size, parse_sector, parse_share, parse_share_percent,
+    policy_names,
+};
 use crate::synth::{firing, shape};
 use crate::train_predictor::TrainPredictorArgs;
 

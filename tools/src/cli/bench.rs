@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::values::{io_names, parse_read_size};
-use super::{EngineArgs, ModelArg};
+use super::{EngineArgs, ModelArg, io_names, parse_read_size};
 use crate::size;
 
 /// `bench`

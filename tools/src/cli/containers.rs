@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::ModelArg;
-use super::values::parse_sector;
+use super::{ModelArg, parse_sector};
 
 /// Block formats of weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]

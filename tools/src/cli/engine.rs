@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use emberflow_engine::{Budget, Policy, Sparsity};
 
-use super::values::{io_names, parse_budget, parse_share, policy_names};
+use super::{io_names, parse_budget, parse_share, policy_names};
 
 /// How to run it.
 #[derive(Debug, Clone, Args)]

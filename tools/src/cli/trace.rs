@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::values::parse_share_percent;
-use super::{EngineArgs, ModelArg};
+use super::{EngineArgs, ModelArg, parse_share_percent};
 
 /// `profile`
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use emberflow_storage::mem::Mem;
 
-use super::{Check, Status};
+use super::Check;
 use crate::size;
 
 /// Value in bytes of a line of /proc/meminfo.
@@ -146,6 +146,7 @@ pub(super) fn huge_pages(enabled: &str, defrag: &str) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Status;
     use super::*;
 
     #[test]

@@ -7,8 +7,7 @@ use emberflow_storage::io::UringFacts;
 use emberflow_storage::profile::{DeviceProfile, FileFacts, Machine, ProfileError, Target};
 use serde_json::Value;
 
-use super::{Check, Status};
-use crate::size;
+use super::Check;
 
 /// Facts of the file, or of a folder by a file made there for a moment.
 pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
@@ -168,6 +167,7 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
 
 #[cfg(test)]
 mod tests {
+    use super::super::Status;
     use super::*;
 
     #[test]

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::values::parse_share;
-use crate::cli::{EngineArgs, ModelArg};
+use crate::cli::{EngineArgs, ModelArg, parse_share};
 
 /// `train-predictor`
 #[derive(Debug, Args)]
