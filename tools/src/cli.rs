@@ -74,7 +74,7 @@ Examples:
     Trace(TraceCommand),
     /// Copy a container and add predictors of which neurons fire, made from a text.
     TrainPredictor(TrainPredictorArgs),
-    /// Write a container's weights as an ordinary Hugging Face folder.
+    /// Write a container's weights as an ordinary Hugging Face folder or GGUF file.
     Export(ExportArgs),
     /// Write a random checkpoint of a real model's shape with given activation statistics.
     Synth(SynthArgs),

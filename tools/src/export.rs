@@ -1,4 +1,6 @@
-//! `emberflow export`: a container's weights as a Hugging Face folder.
+//! `emberflow export`: a container's weights as a Hugging Face folder, or as a GGUF file.
+
+mod gguf;
 
 use std::io::Write;
 use std::path::Path;
@@ -19,10 +21,14 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let container = open_container(&args.model)?;
     let bar = progress::bytes("exporting", 0);
-    let bytes = export(&container, &args.output, &mut |done, total| {
+    let mut tell = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    });
+    };
+    let bytes = match args.output.extension() {
+        Some(e) if e == "gguf" => gguf::export(&container, &args.output, &mut tell),
+        _ => export(&container, &args.output, &mut tell),
+    };
     bar.finish_and_clear();
     let done = Exported {
         output: args.output.display().to_string(),
@@ -45,7 +51,7 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
 /// What was written. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Exported {
-    /// The folder.
+    /// The folder or file.
     output: String,
     /// Bytes of the weights.
     bytes: u64,

@@ -58,31 +58,39 @@ pub fn near_file(path: &Path) -> String {
     }
 }
 
-/// Adds to an error of the argument parser what it could not suggest.
+/// Adds to an error of the argument parser what it could not suggest: a command that was meant, be
+/// it that the word was taken for a model (`profile shw`), and what to do with a model.
 pub fn enrich(mut error: clap::Error) -> clap::Error {
-    let unknown = match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(word)) if error.kind() == ErrorKind::InvalidSubcommand => {
-            word.clone()
-        }
-        _ => return error,
-    };
-    if error.get(ContextKind::SuggestedSubcommand).is_some() {
-        return error;
-    }
-    if Path::new(&unknown).exists() {
-        let tip = format!("a model is run by 'emberflow run {unknown}'");
-        let tip = ContextValue::StyledStrs(vec![tip.into()]);
-        error.insert(ContextKind::Suggested, tip);
+    let usage = [
+        ErrorKind::InvalidSubcommand,
+        ErrorKind::ArgumentConflict,
+        ErrorKind::MissingRequiredArgument,
+        ErrorKind::UnknownArgument,
+    ];
+    let known = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
+    if !usage.contains(&error.kind()) || known.iter().any(|&k| error.get(k).is_some()) {
         return error;
     }
     let mut command = &Cli::command();
-    for word in std::env::args().skip(1) {
-        command = command.find_subcommand(word).unwrap_or(command);
-    }
+    let mut words = std::env::args().skip(1).filter(|w| !w.starts_with('-'));
+    let unknown = words.find(|word| match command.find_subcommand(word) {
+        Some(sub) => {
+            command = sub;
+            false
+        }
+        None => true,
+    });
+    let Some(unknown) = unknown else {
+        return error;
+    };
     let names = command.get_subcommands().map(|c| c.get_name().to_owned());
     if let Some(name) = nearest(&unknown, names) {
         let tip = ContextValue::Strings(vec![name]);
         error.insert(ContextKind::SuggestedSubcommand, tip);
+    } else if error.kind() == ErrorKind::InvalidSubcommand && Path::new(&unknown).exists() {
+        let tip = format!("a model is run by 'emberflow run {unknown}'");
+        let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
     }
     error
 }

@@ -87,6 +87,8 @@ fn slips_are_understood() {
         ("bench decod", "'decode'"),
         ("bench oi", "'io'"),
         ("trace simulat x", "'simulate'"),
+        ("profile shw x.stats", "'show'"),
+        ("profile mrege a b -o c", "'merge'"),
         ("run --memroy 1GiB", "'--memory'"),
         ("run --ffn-residnet 1", "'--ffn-resident'"),
         ("run -p a --policy no-cahce", "'no-cache'"),

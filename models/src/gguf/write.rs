@@ -477,6 +477,10 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
             token(key, U32(id));
         }
     }
+    let further = c.eos.iter().filter(|&&id| Some(id) != v.eos);
+    for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
+        token(key, U32(id));
+    }
     for (key, flag) in [
         ("add_bos_token", v.add_bos),
         ("add_eos_token", v.add_eos),

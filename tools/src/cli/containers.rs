@@ -129,14 +129,18 @@ pub struct VerifyArgs {
 /// `export`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
-  emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4")]
+Examples:
+  emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4
+  emberflow export -o demo.gguf && emberflow pack demo.gguf -o demo-q8.ember --quant q8
+
+Weights are written in f32. llama.cpp loads the GGUF files too, and computes SiLU where another
+activation is asked for (see synth --help). Only byte-level tokenizers go into GGUF.")]
 pub struct ExportArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Folder to create.
-    #[arg(short, long, value_name = "DIR")]
+    /// File that ends in .gguf, or folder to create.
+    #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,
     /// Print one JSON object.
     #[arg(long)]
