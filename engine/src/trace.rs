@@ -26,15 +26,21 @@ pub static HEAD: Kind = Kind {
     keys: ["", ""],
 };
 
-/// The gates of a cluster.
+/// The gates of a cluster, or of some, named after the first.
 pub static GATE: Kind = Kind {
     name: "gate",
     keys: ["layer", "cluster"],
 };
 
-/// Up and Down of a cluster, and its gates where they come with it.
-pub static UP_DOWN: Kind = Kind {
-    name: "up/down",
+/// Ups of some clusters, named after the first.
+pub static UP: Kind = Kind {
+    name: "up",
+    keys: ["layer", "cluster"],
+};
+
+/// Downs of a cluster.
+pub static DOWN: Kind = Kind {
+    name: "down",
     keys: ["layer", "cluster"],
 };
 

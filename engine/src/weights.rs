@@ -66,8 +66,8 @@ impl Matrix {
         let (x, tokens, y) = (input.x, input.tokens(), &mut y[..input.tokens() * rows]);
         let quantized = self.dtype.is_grouped();
         if tokens == 1 {
-            workers.for_each_chunk_mut(y, ROWS_PER_CHUNK, &|_, chunk, out| {
-                let first = chunk * ROWS_PER_CHUNK;
+            workers.for_each_part_mut(y, ROWS_PER_CHUNK, &|_, unit, out| {
+                let first = unit * ROWS_PER_CHUNK;
                 let part = &self.bytes.as_slice()[first * stride..(first + out.len()) * stride];
                 if quantized {
                     cpu.matvec_q(self.dtype, part, stride, input.quantized, out);

@@ -2,7 +2,7 @@
 
 f32 master weights live in the optimiser; this module computes with bf16 copies,
 fuses what can be fused, and writes its own backward passes where autograd's cost
-most (attention, ReGLU, the cross-entropy over the vocabulary).
+most (attention, the gated unit, the cross-entropy over the vocabulary).
 """
 
 import json
@@ -12,7 +12,7 @@ import pathlib
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,6 +35,15 @@ CONFIG = {
     "eos_token_id": 0,
     "initializer_range": 0.02,
     "torch_dtype": "float32",
+}
+# What the second and later activations change in it. dReLU (Bamboo, TurboSparse) is
+# `relu(gate) * relu(up)`, FATReLU (ProSparse) is ReLU with a threshold above zero.
+FATRELU_THRESHOLD = 0.05
+ACTIVATIONS = {
+    "relu": {},
+    "drelu": {"architectures": ["BambooForCausalLM"], "model_type": "bamboo"},
+    "fatrelu": {"hidden_act": "fatrelu", "hidden_act_param": FATRELU_THRESHOLD},
+    "silu": {"hidden_act": "silu"},
 }
 D, FF, L, V = 320, 960, 8, 4096
 HEADS, KV, HD = 10, 2, 32
@@ -61,31 +70,34 @@ class RmsNorm(torch.autograd.Function):
         return dn.sub_(n.mul_((dn * n).mean(-1, keepdim=True))).mul_(r), dw
 
 
-class ReGlu(torch.autograd.Function):
-    """relu(gate) * up, with an L1 pull on relu(gate) added in the backward pass.
+class SparseGlu(torch.autograd.Function):
+    """act(gate) * up, or act(gate) * relu(up), with an L1 pull on act(gate) in the backward pass.
 
-    `pull` is the L1 term's gradient per active gate element.
+    act(x) is x above `threshold` and 0 elsewhere. `pull` is the L1 term's gradient per
+    active gate element.
     """
 
     @staticmethod
-    def forward(ctx, gate_up, pull):
+    def forward(ctx, gate_up, pull, threshold, relu_on_up):
         gate, up = gate_up[:, :FF], gate_up[:, FF:]
         ctx.save_for_backward(gate_up)
-        ctx.pull = pull
-        return torch.relu(gate) * up
+        ctx.pull, ctx.threshold, ctx.relu_on_up = pull, threshold, relu_on_up
+        return F.threshold(gate, threshold, 0.0) * (torch.relu(up) if relu_on_up else up)
 
     @staticmethod
     def backward(ctx, dh):
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up[:, :FF], gate_up[:, FF:]
         out = torch.empty_like(gate_up)
-        positive = torch.relu(gate)
+        positive = F.threshold(gate, ctx.threshold, 0.0)
+        if ctx.relu_on_up:
+            dh = torch.ops.aten.threshold_backward(dh, up, 0)
         torch.mul(dh, positive, out=out[:, FF:])
         dg = (dh * up)
         if ctx.pull:
             dg.add_(ctx.pull)
         out[:, :FF] = torch.ops.aten.threshold_backward(dg, positive, 0)
-        return out, None
+        return out, None, None, None
 
 
 class Attention(torch.autograd.Function):
@@ -193,7 +205,9 @@ def initial_weights(seed):
 class Model:
     """Forward pass over bf16 leaf tensors that carry the gradients."""
 
-    def __init__(self, master):
+    def __init__(self, master, activation="relu"):
+        self.activation = activation
+        self.threshold = FATRELU_THRESHOLD if activation == "fatrelu" else 0.0
         self.w = {}
         for name, value in master.items():
             dtype = torch.float32 if "norm" in name else torch.bfloat16
@@ -218,8 +232,16 @@ class Model:
             self.tables[T] = ((cos * scale).bfloat16(), (sin * scale * sign).bfloat16(), mask.bfloat16())
         return self.tables[T]
 
-    def hidden(self, tokens, pull=0.0, activity=None):
-        """Final normalised states [B*T, D] in bf16; per-layer activity is appended to `activity`."""
+    def glu(self, gate_up, pull):
+        if self.activation == "silu":
+            return F.silu(gate_up[:, :FF]) * gate_up[:, FF:]
+        return SparseGlu.apply(gate_up, pull, self.threshold, self.activation == "drelu")
+
+    def hidden(self, tokens, pull=0.0, activity=None, observe=None):
+        """Final normalised states [B*T, D] in bf16; per-layer activity is appended to `activity`.
+
+        `observe(layer, gate, up)` sees the products before the activation.
+        """
         w = self.w
         B, T = tokens.shape
         cos, sin, mask = self.table(T)
@@ -240,12 +262,34 @@ class Model:
             h = RmsNorm.apply(x, w[f"{i}.norm2"])
             gate_up = F.linear(h, w[f"{i}.gate_up"])
             if activity is not None:
-                activity.append((gate_up.detach()[:, :FF] > 0).float().mean().item())
-            x = x + ReGlu.apply(gate_up, pull) @ w[f"{i}.down"]
+                activity.append((gate_up.detach()[:, :FF] > self.threshold).float().mean().item())
+            if observe is not None:
+                observe(i, gate_up[:, :FF], gate_up[:, FF:])
+            x = x + self.glu(gate_up, pull) @ w[f"{i}.down"]
         return RmsNorm.apply(x, w["norm"])
 
     def loss(self, tokens, targets, pull=0.0, activity=None):
         return CrossEntropy.apply(self.hidden(tokens, pull, activity), self.w["embed"], targets.reshape(-1))
+
+
+def aligned_for_drelu(master, tokens):
+    """Turns the sign of Up and Down of the neurons whose products are mostly negative.
+
+    Under ReGLU the turn changes nothing; under dReLU it decides which half of a
+    neuron's contributions is lost.
+    """
+    balance = torch.zeros(L, FF)
+
+    def observe(layer, gate, up):
+        product = torch.relu(gate.float()) * up.float()
+        balance[layer] += (product * product.abs()).sum(0)
+
+    with torch.no_grad():
+        Model(master).hidden(tokens, observe=observe)
+    for i in range(L):
+        sign = torch.where(balance[i] < 0, -1.0, 1.0)[:, None]
+        master[f"{i}.gate_up"][FF:] *= sign
+        master[f"{i}.down"] *= sign
 
 
 def to_hugging_face(master):
@@ -272,11 +316,26 @@ def to_hugging_face(master):
     return {name: value.float().contiguous().clone() for name, value in out.items()}
 
 
-def export(master, tokenizer_dir, out):
+def from_hugging_face(folder):
+    """The master weights of a folder that `export` or `emberflow export` wrote."""
+    t = load_file(pathlib.Path(folder) / "model.safetensors")
+    master = {"embed": t["model.embed_tokens.weight"], "norm": t["model.norm.weight"]}
+    for i in range(L):
+        p = f"model.layers.{i}."
+        master[f"{i}.norm1"] = t[p + "input_layernorm.weight"]
+        master[f"{i}.norm2"] = t[p + "post_attention_layernorm.weight"]
+        master[f"{i}.qkv"] = torch.cat([t[p + f"self_attn.{x}_proj.weight"] for x in "qkv"])
+        master[f"{i}.o"] = t[p + "self_attn.o_proj.weight"]
+        master[f"{i}.gate_up"] = torch.cat([t[p + "mlp.gate_proj.weight"], t[p + "mlp.up_proj.weight"]])
+        master[f"{i}.down"] = t[p + "mlp.down_proj.weight"].t()
+    return {name: value.float().contiguous() for name, value in master.items()}
+
+
+def export(master, tokenizer_dir, out, activation="relu"):
     """Writes an ordinary Hugging Face folder; model.safetensors appears last, by rename."""
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps({**CONFIG, **ACTIVATIONS[activation]}, indent=2) + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": [0, 3], "do_sample": True,
                   "temperature": 0.7, "top_p": 0.9}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

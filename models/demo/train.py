@@ -3,10 +3,13 @@
 
   train.py tokenizer --corpus DIR --out DIR     byte-level BPE, encoded corpus
   train.py run --data DIR --out DIR --minutes M the training run; resumes if stopped
+  train.py run ... --from FOLDER --activation drelu --steps N
+                                                goes on from a trained model with another activation
   train.py export --run DIR --out DIR           a Hugging Face folder of the last checkpoint
 
 The learning rate, the sequence length and the activity target are functions of the
-elapsed share of the budget, so a run ends its schedule on time on any machine.
+elapsed share of the budget, so a run ends its schedule on time on any machine. A budget
+in steps gives the same run on a machine whose speed varies.
 """
 
 import argparse
@@ -50,6 +53,7 @@ CHAT_TEMPLATE = (
 BATCH_TOKENS = 4096
 # (share of the budget at which the stage starts, sequence length)
 STAGES = [(0.0, 256), (0.6, 512), (0.85, 1024)]
+STAGES_FROM = [(0.0, 1024)]
 MUON_LR, ADAM_LR = 0.012, 0.003
 WEIGHT_DECAY = 0.1
 WARMUP, DECAY_FROM = 0.01, 0.3
@@ -241,8 +245,13 @@ def run(args):
     held = np.load(args.data / "heldout.npy")
     checkpoint = args.out / "checkpoint.pt"
     state = {"step": 0, "elapsed": 0.0, "tokens": 0, "l1": 0.03, "l1_now": 0.03, "start_activity": None,
-             "windows": {"epoch": 0, "at": 0, "T": 0}}
-    master = demo.initial_weights(SEED)
+             "windows": {"epoch": 0, "at": 0, "T": 0}, "activation": args.activation}
+    if args.start:
+        master = demo.from_hugging_face(args.start)
+        # The weight at which the pull had come to rest when these weights were trained.
+        state.update(l1=0.4, l1_now=0.4)
+    else:
+        master = demo.initial_weights(SEED)
     optimiser = Optimiser(master)
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -251,7 +260,13 @@ def run(args):
         optimiser.m, optimiser.v = saved["m"], saved["v"]
         state = {**state, **saved["state"]}
         optimiser.steps = state["step"]
-    net = demo.Model(master)
+        if state["activation"] != args.activation:
+            raise SystemExit(f"{checkpoint} was trained with {state['activation']}")
+    elif args.activation == "drelu":
+        at = np.linspace(0, len(tokens) - 1025, 16).astype(int)
+        rows = torch.from_numpy(np.stack([tokens[a:a + 1024] for a in at]).astype(np.int64))
+        demo.aligned_for_drelu(master, rows)
+    net = demo.Model(master, args.activation)
     windows = Windows(tokens, state["windows"])
     log = open(args.out / "log.csv", "a", buffering=1)
     if state["step"] == 0:
@@ -259,18 +274,19 @@ def run(args):
     exports = sorted((float(m), p) for m, p in (e.split(":", 1) for e in args.export_at))
     exports = [(m, p) for m, p in exports if m * 60 > state["elapsed"]]
     budget = args.minutes * 60
+    stages = STAGES_FROM if args.start else STAGES
     before, began, last_save = state["elapsed"], time.monotonic(), time.monotonic()
     running = None
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
     while not stop:
         state["elapsed"] = before + time.monotonic() - began
-        share = state["elapsed"] / budget
+        share = state["step"] / args.steps if args.steps else state["elapsed"] / budget
         if share >= 1 or (args.max_steps and state["step"] >= args.max_steps):
             break
-        T = [length for start, length in STAGES if share >= start][-1]
+        T = [length for start, length in stages if share >= start][-1]
         x, y = windows.batch(T)
-        pull = state["l1_now"] / (BATCH_TOKENS * demo.L * demo.FF) if share > 0.05 else 0.0
+        pull = state["l1_now"] / (BATCH_TOKENS * demo.L * demo.FF) if share > 0.05 or args.start else 0.0
         activity = [] if state["step"] % 10 == 0 else None
         loss = net.loss(x, y, pull, activity)
         loss.backward()
@@ -281,7 +297,7 @@ def run(args):
         if norm > 1.0:
             for g in grads.values():
                 g.mul_(1.0 / norm)
-        optimiser.step(grads, rate(share))
+        optimiser.step(grads, args.rate * rate(share))
         for value in net.w.values():
             value.grad = None
         net.load(master)
@@ -302,10 +318,10 @@ def run(args):
                 if state["step"] % args.eval_every == 1:
                     held_loss = f"{heldout_loss(net, held)[0]:.4f}"
                 log.write(f"{state['step']},{state['elapsed'] / 60:.2f},{state['tokens']},{T},"
-                          f"{rate(share):.4f},{running:.4f},{held_loss},{mean:.4f},"
+                          f"{args.rate * rate(share):.4f},{running:.4f},{held_loss},{mean:.4f},"
                           f"{state['l1_now']:.5f},{norm:.4f}\n")
         while exports and state["elapsed"] >= exports[0][0] * 60:
-            demo.export(master, args.data, exports.pop(0)[1])
+            demo.export(master, args.data, exports.pop(0)[1], args.activation)
         if time.monotonic() - last_save > args.save_every * 60:
             save(checkpoint, {"master": master, "m": optimiser.m, "v": optimiser.v, "state": state})
             last_save = time.monotonic()
@@ -316,7 +332,7 @@ def run(args):
     print(json.dumps({"steps": state["step"], "tokens": state["tokens"], "heldout_loss": final,
                       "heldout_activity": activity, "minutes": state["elapsed"] / 60}))
     for _, path in exports:
-        demo.export(master, args.data, path)
+        demo.export(master, args.data, path, args.activation)
 
 
 def main():
@@ -328,7 +344,13 @@ def main():
     sub = commands.add_parser("run")
     sub.add_argument("--data", type=pathlib.Path, required=True)
     sub.add_argument("--out", type=pathlib.Path, required=True)
-    sub.add_argument("--minutes", type=float, required=True)
+    budget = sub.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float, default=0.0)
+    budget.add_argument("--steps", type=int, default=0)
+    sub.add_argument("--from", dest="start", type=pathlib.Path, metavar="FOLDER",
+                     help="Hugging Face folder of a trained demo model to go on from")
+    sub.add_argument("--activation", choices=demo.ACTIVATIONS, default="relu")
+    sub.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     sub.add_argument("--threads", type=int, default=2)
     sub.add_argument("--max-steps", type=int, default=0)
     sub.add_argument("--log-every", type=int, default=20)
@@ -345,7 +367,8 @@ def main():
     elif args.command == "run":
         run(args)
     else:
-        demo.export(torch.load(args.run / "checkpoint.pt")["master"], args.data, args.out)
+        saved = torch.load(args.run / "checkpoint.pt")
+        demo.export(saved["master"], args.data, args.out, saved["state"].get("activation", "relu"))
 
 
 if __name__ == "__main__":

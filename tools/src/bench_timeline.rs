@@ -218,13 +218,14 @@ fn times(lanes: &[Lane]) -> Vec<KindTime> {
 }
 
 /// Colours, and which spans lie behind others.
-const FILLS: [(&str, &str); 11] = [
+const FILLS: [(&str, &str); 12] = [
     ("attention", "#74b774"),
     ("ffn", "#e6e6e6"),
     ("head", "#b59ad6"),
     ("reduce", "#c9a66b"),
     ("gate", "#6fa8dc"),
-    ("up/down", "#f6a04d"),
+    ("up", "#f6a04d"),
+    ("down", "#e8c547"),
     ("wait", "#e06666"),
     ("read", "#4a6fa5"),
     ("queue", "#999999"),
@@ -378,7 +379,8 @@ mod tests {
             &kinds::HEAD,
             &kinds::REDUCE,
             &kinds::GATE,
-            &kinds::UP_DOWN,
+            &kinds::UP,
+            &kinds::DOWN,
             &kinds::WAIT,
             &READ,
         ];

@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use emberflow_engine::{Engine, Logits};
+use emberflow_engine::{Engine, FfnObserver, FfnSeen, Judge, Logits, Model};
+use emberflow_predictor::Quality;
 use emberflow_storage::mem;
 use serde::Serialize;
 
-use crate::cli::PerplexityArgs;
-use crate::model::{open_engine, open_model};
-use crate::{Failure, print_json, progress};
+use crate::cli::{PerplexityArgs, SparsityArg};
+use crate::model::{open_engine, open_model, open_observed};
+use crate::{Failure, print_json, progress, size};
 
 /// The result. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -31,10 +32,58 @@ pub struct Perplexity {
     pub peak_rss_bytes: Option<u64>,
     /// The budget.
     pub budget_bytes: u64,
+    /// What the predictors are worth on this text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predictors: Option<Judged>,
+}
+
+/// The container's predictors on a text. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct Judged {
+    /// Perplexity with them.
+    pub perplexity: f64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// As a share of the container.
+    pub share: f64,
+    /// Over all layers.
+    pub all: Named,
+    /// By layer.
+    pub layers: Vec<Named>,
+}
+
+/// Pairs of a neuron and a token, those that were named and those that fire.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Named {
+    /// Share of the pairs that fire.
+    pub active_share: f64,
+    /// Share of the pairs that were named.
+    pub looked_at_share: f64,
+    /// Share of those that fire that were named.
+    pub recall: f64,
+    /// Share of those named that fire.
+    pub precision: f64,
+    /// Pairs named per pair that fires.
+    pub overhead: f64,
+}
+
+impl From<Quality> for Named {
+    fn from(q: Quality) -> Self {
+        Self {
+            active_share: q.active_share(),
+            looked_at_share: q.predicted_share(),
+            recall: q.recall(),
+            precision: q.precision(),
+            overhead: q.overhead(),
+        }
+    }
 }
 
 /// Tokens per window when none is given.
 const WINDOW: u32 = 512;
+
+/// Tokens computed at once while predictors are judged.
+const JUDGED_CHUNK: u16 = 128;
 
 /// Runs the command.
 pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
@@ -59,13 +108,18 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     if let Some(limit) = args.limit {
         ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     }
-    let mut engine = open_engine(model, &args.engine, window as usize)?;
-    let result = measure(&mut engine, &ids, window as usize, true)?;
+    let result = if args.judge {
+        judged(args, model, &ids, window as usize)?
+    } else {
+        let mut engine = open_engine(model, &args.engine, window as usize)?;
+        measure(&mut engine, &ids, window as usize, true)?
+    };
     if args.json {
         return print_json(&result);
     }
+    let mut out = std::io::stdout().lock();
     writeln!(
-        std::io::stdout().lock(),
+        out,
         "perplexity {:.4} ({:.4} bits/byte) over {} tokens in windows of {}; \
          {:.1} % of neurons fired",
         result.perplexity,
@@ -74,7 +128,84 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
         result.window,
         100.0 * result.active_share
     )?;
+    if let Some(p) = &result.predictors {
+        p.print(&mut out, result.perplexity)?;
+    }
     Ok(())
+}
+
+/// Runs the text without the predictors, holding them against it, then with them.
+fn judged(
+    args: &PerplexityArgs,
+    model: Model,
+    ids: &[u32],
+    window: usize,
+) -> Result<Perplexity, Failure> {
+    let sparse = model.text().config().ffn_kind.activation.is_sparse();
+    let mut engine_args = args.engine.clone();
+    engine_args.sparsity = match sparse {
+        true => SparsityArg::Exact,
+        false => SparsityArg::Dense,
+    };
+    let threads = args.engine.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| n.get()),
+        usize::from,
+    );
+    let chunk = usize::from(args.engine.chunk.unwrap_or(JUDGED_CHUNK));
+    engine_args.chunk = Some(chunk as u16);
+    let Some(mut judge) = Judge::open(&model, chunk, threads)? else {
+        return Err(Failure::usage(
+            "this container has no predictors to judge; add some with emberflow train-predictor",
+        ));
+    };
+    let file_len = model.container().file_len();
+    let mut engine = open_observed(model, &engine_args, window, 0)?;
+    let mut see = |seen: &FfnSeen<'_>| judge.see(seen);
+    let mut result = measure_observed(&mut engine, ids, window, true, Some(&mut see))?;
+    drop(engine);
+    engine_args.sparsity = SparsityArg::Predicted;
+    let mut engine = open_engine(open_model(&args.model)?, &engine_args, window)?;
+    let with = measure(&mut engine, ids, window, true)?;
+    let mut all = Quality::default();
+    judge.layers().iter().for_each(|q| all += *q);
+    result.predictors = Some(Judged {
+        perplexity: with.perplexity,
+        bytes: judge.bytes(),
+        share: judge.bytes() as f64 / file_len.max(1) as f64,
+        all: all.into(),
+        layers: judge.layers().iter().map(|&q| q.into()).collect(),
+    });
+    Ok(result)
+}
+
+impl Judged {
+    fn print(&self, out: &mut impl Write, without: f64) -> std::io::Result<()> {
+        writeln!(
+            out,
+            "layer   active  looked at   recall  precision  per active"
+        )?;
+        let layers = self.layers.iter().enumerate();
+        let rows = layers.map(|(l, named)| (l.to_string(), named));
+        for (name, n) in rows.chain([("all".into(), &self.all)]) {
+            writeln!(
+                out,
+                "{name:>5} {:>6.1} % {:>8.1} % {:>6.2} % {:>10.3} {:>11.2}",
+                100.0 * n.active_share,
+                100.0 * n.looked_at_share,
+                100.0 * n.recall,
+                n.precision,
+                n.overhead
+            )?;
+        }
+        writeln!(
+            out,
+            "perplexity with predictors {:.4} ({:+.2} %); they take {} ({:.2} % of the container)",
+            self.perplexity,
+            100.0 * (self.perplexity / without - 1.0),
+            size::show(self.bytes),
+            100.0 * self.share
+        )
+    }
 }
 
 /// Scores `ids` in windows; every window but its first token (which has no
@@ -84,6 +215,16 @@ pub fn measure(
     ids: &[u32],
     window: usize,
     show_progress: bool,
+) -> Result<Perplexity, Failure> {
+    measure_observed(engine, ids, window, show_progress, None)
+}
+
+fn measure_observed(
+    engine: &mut Engine,
+    ids: &[u32],
+    window: usize,
+    show_progress: bool,
+    mut see: Option<&mut FfnObserver<'_>>,
 ) -> Result<Perplexity, Failure> {
     if ids.len() < 2 {
         return Err(Failure::usage("the text has fewer than two tokens"));
@@ -108,7 +249,11 @@ pub fn measure(
                     scored += 1;
                 }
             };
-            engine.forward(&mut sequence, piece, Logits::Each(&mut sink))?;
+            let wanted = Logits::Each(&mut sink);
+            match &mut see {
+                Some(see) => engine.forward_observed(&mut sequence, piece, wanted, see)?,
+                None => engine.forward(&mut sequence, piece, wanted)?,
+            }
         }
         bytes += engine.text().tokenizer().decode(&tokens[1..], true)?.len() as u64;
         if let Some(bar) = &bar {
@@ -128,6 +273,7 @@ pub fn measure(
         active_share: engine.counters().active_share(),
         peak_rss_bytes: mem::peak_rss(),
         budget_bytes: engine.memory().budget(),
+        predictors: None,
     })
 }
 

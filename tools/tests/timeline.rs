@@ -36,17 +36,17 @@ fn a_trace_has_a_lane_for_every_thread_and_the_device() {
         let events = of(tid, "X");
         events.iter().map(|e| e["cat"].as_str().unwrap()).collect()
     };
-    for kind in ["attention", "ffn", "reduce", "head", "gate", "up/down"] {
+    for kind in ["attention", "ffn", "reduce", "head", "gate", "up", "down"] {
         assert!(kinds(0).contains(kind), "{kind}: {:?}", kinds(0));
     }
     for kind in ["queue", "start", "deliver"] {
         assert!(kinds(2).contains(kind), "{kind}: {:?}", kinds(2));
     }
     let cluster = (of(0, "X").into_iter())
-        .find(|e| e["cat"] == "up/down")
+        .find(|e| e["cat"] == "down")
         .unwrap();
     let (layer, number) = (&cluster["args"]["layer"], &cluster["args"]["cluster"]);
-    assert_eq!(cluster["name"], format!("up/down L{layer} C{number}"));
+    assert_eq!(cluster["name"], format!("down L{layer} C{number}"));
     // Spans of a thread lie inside of each other or apart.
     for tid in [0, 1] {
         let time = |e: &Value| {
@@ -90,10 +90,10 @@ fn a_timeline_shows_where_a_token_went() {
     // How much depends on the device and on what else the machine does.
     assert!(lanes[0]["busy"].as_f64().unwrap() > 0.0, "{report}");
     let kinds = report["kinds"].as_array().unwrap();
-    for kind in ["attention", "up/down", "gate", "head"] {
+    for kind in ["attention", "up", "down", "gate", "head"] {
         assert!(kinds.iter().any(|k| k["name"] == kind), "{kind}");
     }
     assert!(report["token_ms"].as_f64().unwrap() > 0.0);
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    assert!(svg.contains("<title>up/down L0 C0,"), "no cluster is named");
+    assert!(svg.contains("<title>down L0 C0,"), "no cluster is named");
 }

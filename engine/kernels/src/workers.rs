@@ -301,6 +301,41 @@ impl Workers {
         });
     }
 
+    /// Calls `f(thread, first, part)` for parts of `data` that follow each other, `first` being
+    /// the number of a part's first unit of `unit` elements. Parts are long at first, so that
+    /// a thread works along a stretch of memory, and one unit at the end, so that all threads
+    /// are done together.
+    ///
+    /// # Panics
+    /// As [`for_each_chunk`](Workers::for_each_chunk), and if `unit` is 0.
+    pub fn for_each_part_mut<T: Send>(
+        &self,
+        data: &mut [T],
+        unit: usize,
+        f: &(dyn Fn(usize, usize, &mut [T]) + Sync),
+    ) {
+        assert!(unit > 0, "a slice cannot be cut into parts of no elements");
+        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
+        let (units, pieces) = (len.div_ceil(unit), 2 * self.threads());
+        let next = AtomicUsize::new(0);
+        let take = |first: usize| {
+            let part = ((units - first.min(units)) / pieces).max(1);
+            (first < units).then_some(first + part)
+        };
+        self.share(units, &|thread| {
+            while let Ok(first) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+                let end = take(first).unwrap_or(units).min(units) * unit;
+                let start = first * unit;
+                // SAFETY: `next` moved from `first` to the end of this part at once, so no two
+                // parts overlap, and `start < len`. `data` is borrowed until the run is over.
+                let part = unsafe {
+                    std::slice::from_raw_parts_mut(base.get().add(start), end.min(len) - start)
+                };
+                f(thread, first, part);
+            }
+        });
+    }
+
     /// Calls `f(state, item)` once for every item in `0..items`, with `states[i]` going to
     /// thread `i`: scratch memory or a partial sum of its own for every thread.
     ///

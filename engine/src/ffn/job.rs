@@ -1,11 +1,13 @@
 //! The arithmetic of one cluster: what a compute thread does with its bytes.
 
-use emberflow_kernels::{Columns, Cpu, DType, Row, prefetch};
-
+use std::ops::Range;
 use std::sync::Mutex;
 
+use arrayvec::ArrayVec;
+use emberflow_kernels::{Columns, Cpu, Row};
+
 use super::record::{ClusterRecord, keep};
-use super::store::NeuronStore;
+use super::store::{NeuronBytes, NeuronStore};
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
 use crate::scratch::with_thread_buffer;
@@ -55,8 +57,8 @@ pub(super) fn resident_gates(
     activation::apply(cpu, shape, gates);
 }
 
-/// As [`resident_gates`] of a whole cluster, where `gates` holds 1 for the (neuron, token) pairs that are
-/// wanted and 0 for the others, whose gates become zero.
+/// As [`resident_gates`] of any number of neurons, where `gates` holds 1 for the (neuron,
+/// token) pairs that are wanted and 0 for the others, whose gates become zero.
 pub(super) fn wanted_gates(
     cpu: Cpu,
     shape: &FfnShape,
@@ -66,24 +68,32 @@ pub(super) fn wanted_gates(
     input: Input<'_>,
     gates: &mut [f32],
 ) {
+    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
-    let mut rows = Rows::new();
-    for (i, wanted) in gates.chunks_exact(tokens).enumerate() {
-        if wanted.contains(&1.0) {
-            let id = (first + i) as u32;
-            rows.push(id, store.resident_gate(bank, id));
-        }
-    }
     let values_len = CLUSTER * tokens;
+    let mut wanted = (0..gates.len() / tokens).peekable();
     with_thread_buffer(values_len + products_floats(input.n(), tokens), |memory| {
         let (values, memory) = memory.split_at_mut(values_len);
-        let values = &mut values[..rows.len * tokens];
-        products(cpu, rows.list(), input, values, memory);
-        activation::apply(cpu, shape, values);
-        for (id, values) in rows.ids().zip(values.chunks_exact_mut(tokens)) {
-            let wanted = &mut gates[id * tokens..][..tokens];
-            keep_wanted(values, wanted);
-            wanted.copy_from_slice(values);
+        while wanted.peek().is_some() {
+            let mut rows = ArrayVec::<Row<'_>, CLUSTER>::new_const();
+            let mut at = ArrayVec::<usize, CLUSTER>::new_const();
+            for i in wanted.by_ref() {
+                if gates[i * tokens..(i + 1) * tokens].contains(&1.0) {
+                    rows.push(store.resident_gate(bank, (first + i) as u32));
+                    at.push(i);
+                    if rows.is_full() {
+                        break;
+                    }
+                }
+            }
+            let values = &mut values[..rows.len() * tokens];
+            products(cpu, &rows, input, values, memory);
+            activation::apply(cpu, shape, values);
+            for (i, values) in at.into_iter().zip(values.chunks_exact_mut(tokens)) {
+                let wanted = &mut gates[i * tokens..][..tokens];
+                keep_wanted(values, wanted);
+                wanted.copy_from_slice(values);
+            }
         }
     });
 }
@@ -133,7 +143,8 @@ pub(super) fn gates_from_bundles(
     });
 }
 
-/// What was done for a cluster.
+/// What was done.
+#[derive(Default)]
 pub(super) struct Done {
     /// (neuron, token) pairs that fired, where that was not known before.
     pub fired: u64,
@@ -141,7 +152,7 @@ pub(super) struct Done {
     pub neurons: u64,
 }
 
-/// One parallel section: everything a cluster reads.
+/// One parallel section: everything that clusters read.
 pub(super) struct Job<'a> {
     pub shape: &'a FfnShape,
     pub store: &'a NeuronStore,
@@ -154,87 +165,156 @@ pub(super) struct Job<'a> {
     pub input: Input<'a>,
 }
 
+/// The rows of some clusters, at most as many as one cluster can have: memory is kept busy
+/// by long lists, and few neurons of a cluster may be needed.
+struct Batch<'r> {
+    ups: Rows<'r>,
+    downs: Rows<'r>,
+    /// Numbers of the clusters, and where the rows of each end.
+    clusters: ArrayVec<(u32, usize), CLUSTER>,
+}
+
+impl Batch<'_> {
+    fn new() -> Self {
+        Self {
+            ups: Rows::new(),
+            downs: Rows::new(),
+            clusters: ArrayVec::new_const(),
+        }
+    }
+}
+
 impl Job<'_> {
-    /// Sums the needed neurons of cluster `c` into `partial`, `[tokens × d]`.
-    /// Gates and hidden values go to `record`, if there is one.
-    pub fn cluster(
+    /// Sums the needed neurons of each of `clusters` into its part of `partials`,
+    /// `[clusters from first on × tokens × d]`. Gates and hidden values go to `records`, if
+    /// there are some.
+    pub fn clusters(
         &self,
         cpu: Cpu,
-        c: u32,
-        partial: &mut [f32],
-        record: Option<&Mutex<ClusterRecord<'_>>>,
+        first: u32,
+        clusters: impl Iterator<Item = u32>,
+        partials: &mut [f32],
+        records: &[Mutex<ClusterRecord<'_>>],
     ) -> Done {
-        let _span = self.store.trace_cluster(&trace::UP_DOWN, c as usize);
-        partial.fill(0.0);
+        let mut done = Done::default();
+        let mut clusters = clusters.peekable();
         let (n, tokens) = (self.input.n(), self.input.tokens());
         with_thread_buffer(thread_floats(n, tokens), |memory| {
             let (gates, memory) = memory.split_at_mut(CLUSTER * tokens);
             let (hidden, memory) = memory.split_at_mut(CLUSTER * tokens);
-            let mut ups = Rows::new();
-            let mut downs = Rows::new();
-            let fired = if self.store.gates_known(c) {
-                self.known_gates(c, gates, &mut ups, &mut downs);
-                0
+            while let Some(&start) = clusters.peek() {
+                let mut batch = Batch::new();
+                let known = self.store.gates_known(start);
+                let mut rows = 0;
+                let fits = |&c: &u32| {
+                    rows += self.store.places(c).len();
+                    rows <= CLUSTER && self.store.gates_known(c) == known
+                };
+                let these: ArrayVec<u32, CLUSTER> = std::iter::from_fn({
+                    let mut fits = fits;
+                    let clusters = &mut clusters;
+                    move || clusters.next_if(|c| fits(c))
+                })
+                .take(CLUSTER)
+                .collect();
+                if known {
+                    self.known_gates(&these, gates, &mut batch);
+                } else {
+                    done.fired += self.own_gates(cpu, &these, gates, &mut batch, memory);
+                }
+                done.neurons += batch.ups.len() as u64;
+                let hidden = &mut hidden[..batch.ups.len() * tokens];
+                self.hidden(cpu, start, &batch, gates, hidden, memory);
+                let mut from = 0;
+                for &(c, end) in &batch.clusters {
+                    let at = (c - first) as usize;
+                    let partial = &mut partials[at * tokens * n..(at + 1) * tokens * n];
+                    let values = from * tokens..end * tokens;
+                    if let Some(record) = records.get(at) {
+                        let ids = batch.ups.ids(from..end);
+                        let gates = &gates[values.clone()];
+                        keep(record, ids, tokens, gates, &hidden[values.clone()]);
+                    }
+                    let rows = from..end;
+                    self.sum(cpu, c, &mut batch.downs, rows, &mut hidden[values], partial);
+                    from = end;
+                }
+            }
+        });
+        done
+    }
+
+    /// Hidden values of a batch: gates times Ups.
+    fn hidden(
+        &self,
+        cpu: Cpu,
+        start: u32,
+        batch: &Batch<'_>,
+        gates: &[f32],
+        hidden: &mut [f32],
+        memory: &mut [f32],
+    ) {
+        let _span = self.store.trace_cluster(&trace::UP, start as usize);
+        products(cpu, batch.ups.list(), self.input, hidden, memory);
+        for (h, g) in hidden.iter_mut().zip(gates) {
+            let up = if self.shape.kind.relu_on_up {
+                h.max(0.0)
             } else {
-                self.own_gates(cpu, c, gates, &mut ups, &mut downs, memory)
+                *h
             };
-            let neurons = ups.len as u64;
-            let hidden = &mut hidden[..ups.len * tokens];
-            products(cpu, ups.list(), self.input, hidden, memory);
-            for (h, g) in hidden.iter_mut().zip(&*gates) {
-                let up = if self.shape.kind.relu_on_up {
-                    h.max(0.0)
-                } else {
-                    *h
-                };
-                *h = g * up;
-            }
-            if let Some(record) = record {
-                keep(record, ups.ids(), tokens, gates, hidden);
-            }
-            if tokens == 1 {
-                // With a ReLU on Up too, some gates fire for nothing.
-                let kept = if self.shape.dense {
-                    hidden.len()
-                } else {
-                    downs.keep_if_not_zero(hidden)
-                };
-                cpu.axpy_rows(&hidden[..kept], &downs.list()[..kept], partial);
-            } else {
-                cpu.axpy_rows_tokens(hidden, downs.list(), tokens, partial);
-            }
-            Done { fired, neurons }
-        })
+            *h = g * up;
+        }
+    }
+
+    /// Sums the Downs of cluster `c`, which are `rows` of `downs`, into `partial`.
+    fn sum(
+        &self,
+        cpu: Cpu,
+        c: u32,
+        downs: &mut Rows<'_>,
+        rows: Range<usize>,
+        hidden: &mut [f32],
+        partial: &mut [f32],
+    ) {
+        let _span = self.store.trace_cluster(&trace::DOWN, c as usize);
+        partial.fill(0.0);
+        let tokens = self.input.tokens();
+        if tokens > 1 {
+            cpu.axpy_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
+            return;
+        }
+        // With a ReLU on Up too, some gates fire for nothing.
+        let kept = if self.shape.dense {
+            hidden.len()
+        } else {
+            downs.keep_if_not_zero(rows.start, hidden)
+        };
+        let downs = &downs.list()[rows][..kept];
+        cpu.axpy_rows(&hidden[..kept], downs, partial);
     }
 
     /// Collects the rows of the neurons that are there, and their gates.
-    fn known_gates<'r>(
-        &'r self,
-        c: u32,
-        gates: &mut [f32],
-        ups: &mut Rows<'r>,
-        downs: &mut Rows<'r>,
-    ) {
+    fn known_gates<'r>(&'r self, clusters: &[u32], gates: &mut [f32], batch: &mut Batch<'r>) {
         let (format, tokens) = (self.shape.format, self.input.tokens());
         let mut to = gates.chunks_exact_mut(tokens);
-        for place in self.store.places(c) {
-            let id = self.ids[place];
-            let Some(bytes) = self.store.bytes(place, id) else {
-                continue;
-            };
-            let gate = &self.gates[id as usize * tokens..][..tokens];
-            // Neurons that were read because others of their kind fire.
-            if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
-                continue;
+        for &c in clusters {
+            for place in self.store.places(c) {
+                let id = self.ids[place];
+                let Some(bytes) = self.store.bytes(place, id) else {
+                    continue;
+                };
+                let gate = &self.gates[id as usize * tokens..][..tokens];
+                // Neurons that were read because others of their kind fire.
+                if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
+                    continue;
+                }
+                batch.ups.push(id, format.up(bytes.up, bytes.scales));
+                batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                if let Some(to) = to.next() {
+                    to.copy_from_slice(gate);
+                }
             }
-            if ups.len < FIRST {
-                prefetch(bytes.up);
-            }
-            ups.push(id, format.up(bytes.up, bytes.scales));
-            downs.push(id, format.down(bytes.down, bytes.scales));
-            if let Some(to) = to.next() {
-                to.copy_from_slice(gate);
-            }
+            batch.clusters.push((c, batch.ups.len()));
         }
     }
 
@@ -242,87 +322,92 @@ impl Job<'_> {
     fn own_gates<'r>(
         &'r self,
         cpu: Cpu,
-        c: u32,
+        clusters: &[u32],
         gates: &mut [f32],
-        ups: &mut Rows<'r>,
-        downs: &mut Rows<'r>,
+        batch: &mut Batch<'r>,
         memory: &mut [f32],
     ) -> u64 {
         let (format, tokens) = (self.shape.format, self.input.tokens());
         let mut rows = Rows::new();
-        for place in self.store.places(c) {
-            let id = self.ids[place];
-            if let Some(bytes) = self.store.bytes(place, id) {
-                rows.push(id, format.gate(bytes.gate, bytes.scales));
+        let mut rest: ArrayVec<NeuronBytes<'r>, CLUSTER> = ArrayVec::new_const();
+        let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
+        for &c in clusters {
+            for place in self.store.places(c) {
+                let id = self.ids[place];
+                if let Some(bytes) = self.store.bytes(place, id) {
+                    rows.push(id, format.gate(bytes.gate, bytes.scales));
+                    rest.push(bytes);
+                }
             }
+            ends.push(rows.len());
         }
-        let gates = &mut gates[..rows.len * tokens];
+        let gates = &mut gates[..rows.len() * tokens];
+        let first = clusters.first().map_or(0, |&c| c as usize);
+        let span = self.store.trace_cluster(&trace::GATE, first);
         products(cpu, rows.list(), self.input, gates, memory);
         activation::apply(cpu, self.shape, gates);
+        drop(span);
         let (mut fired, mut row) = (0, 0);
-        for place in self.store.places(c) {
-            let id = self.ids[place];
-            let Some(bytes) = self.store.bytes(place, id) else {
-                continue;
-            };
-            let gate = &mut gates[row * tokens..(row + 1) * tokens];
-            if self.named {
-                keep_wanted(gate, &self.gates[id as usize * tokens..][..tokens]);
+        for (&c, end) in clusters.iter().zip(ends) {
+            for bytes in &rest[row..end] {
+                let id = c * CLUSTER as u32 + u32::from(rows.ids[row]);
+                let gate = &mut gates[row * tokens..(row + 1) * tokens];
+                if self.named {
+                    keep_wanted(gate, &self.gates[id as usize * tokens..][..tokens]);
+                }
+                let firing = gate.iter().filter(|&&g| g != 0.0).count();
+                fired += firing as u64;
+                if firing > 0 || self.shape.dense {
+                    // `ups` has at most `row` rows: the gates move down.
+                    let to = batch.ups.len() * tokens;
+                    gates.copy_within(row * tokens..(row + 1) * tokens, to);
+                    batch.ups.push(id, format.up(bytes.up, bytes.scales));
+                    batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                }
+                row += 1;
             }
-            let firing = gate.iter().filter(|&&g| g != 0.0).count();
-            fired += firing as u64;
-            if firing > 0 || self.shape.dense {
-                // `ups.len` is at most `row`: the gates move down.
-                let to = ups.len * tokens;
-                gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                ups.push(id, format.up(bytes.up, bytes.scales));
-                downs.push(id, format.down(bytes.down, bytes.scales));
-            }
-            row += 1;
+            batch.clusters.push((c, batch.ups.len()));
         }
         fired
     }
 }
 
-/// Rows that are asked from memory before the first product; the products ask for the
-/// others.
-const FIRST: usize = 4;
-
-/// Rows of a cluster, on the stack.
+/// Rows of as many neurons as a cluster can have, on the stack.
 struct Rows<'a> {
-    rows: [Row<'a>; CLUSTER],
-    /// Numbers of their neurons inside the cluster.
-    ids: [u8; CLUSTER],
-    len: usize,
+    rows: ArrayVec<Row<'a>, CLUSTER>,
+    /// Numbers of their neurons inside their clusters.
+    ids: ArrayVec<u8, CLUSTER>,
 }
 
 impl<'a> Rows<'a> {
     fn new() -> Self {
         Self {
-            rows: [Row::split(DType::F32, 0, &[], &[]); CLUSTER],
-            ids: [0; CLUSTER],
-            len: 0,
+            rows: ArrayVec::new_const(),
+            ids: ArrayVec::new_const(),
         }
     }
 
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     fn push(&mut self, neuron: u32, row: Row<'a>) {
-        self.rows[self.len] = row;
-        self.ids[self.len] = (neuron as usize % CLUSTER) as u8;
-        self.len += 1;
+        self.rows.push(row);
+        self.ids.push((neuron as usize % CLUSTER) as u8);
     }
 
-    fn ids(&self) -> impl Iterator<Item = usize> {
-        self.ids[..self.len].iter().map(|&id| usize::from(id))
+    fn ids(&self, rows: Range<usize>) -> impl Iterator<Item = usize> {
+        self.ids[rows].iter().map(|&id| usize::from(id))
     }
 
-    /// Moves the rows with a factor that is not zero to the front, and the factors with
-    /// them; returns how many there are.
-    fn keep_if_not_zero(&mut self, factors: &mut [f32]) -> usize {
+    /// Of the rows from `first` on that `factors` belong to, moves those with a factor that
+    /// is not zero to the front, and the factors with them; returns how many there are.
+    fn keep_if_not_zero(&mut self, first: usize, factors: &mut [f32]) -> usize {
         let mut kept = 0;
-        for i in 0..self.len {
+        for i in 0..factors.len() {
             if factors[i] != 0.0 {
                 factors[kept] = factors[i];
-                self.rows[kept] = self.rows[i];
+                self.rows[first + kept] = self.rows[first + i];
                 kept += 1;
             }
         }
@@ -330,7 +415,7 @@ impl<'a> Rows<'a> {
     }
 
     fn list(&self) -> &[Row<'a>] {
-        &self.rows[..self.len]
+        &self.rows
     }
 }
 

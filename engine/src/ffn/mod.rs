@@ -39,13 +39,12 @@ use foresight::Foresight;
 pub(crate) use foresight::Norm;
 use job::Job;
 pub(crate) use oracle::Oracle;
-use predict::Predictors;
 use record::Record;
 use store::Step;
 
 pub(crate) use banks::Banks;
 pub(crate) use job::thread_floats;
-pub(crate) use predict::Stored as StoredPredictors;
+pub(crate) use predict::{Predictors, Stored as StoredPredictors};
 pub use record::FfnSeen;
 pub(crate) use store::{NeuronStore, ReadCosts};
 pub(crate) use temperature::Temperature;
@@ -284,7 +283,7 @@ impl Ffn {
             let high = (low + piece * CLUSTER).min(neurons);
             let gates = &mut self.gates[low * tokens..high * tokens];
             let (shape, store) = (&self.shape, &self.store);
-            workers.for_each_chunk_mut(gates, CLUSTER * tokens, &|_, c, gates| {
+            let name = |c: usize, gates: &mut [f32]| {
                 let first = low + c * CLUSTER;
                 if let Some(set) = oracle {
                     oracle::name(set, first, gates);
@@ -295,10 +294,17 @@ impl Ffn {
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
-                if known && named {
-                    job::wanted_gates(cpu, shape, store, bank, first, input, gates);
-                } else if known {
+                if known && !named {
                     job::resident_gates(cpu, shape, store, bank, first, input, gates);
+                }
+            };
+            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
+                for (c, gates) in (first..).zip(part.chunks_mut(CLUSTER * tokens)) {
+                    name(c, gates);
+                }
+                if known && named {
+                    let first = low + first * CLUSTER;
+                    job::wanted_gates(cpu, shape, store, bank, first, input, part);
                 }
             });
             for first in (low..high).step_by(CLUSTER) {
@@ -383,7 +389,7 @@ impl Ffn {
             let (fused, computed) = (AtomicU64::new(0), AtomicU64::new(0));
             let values =
                 group.start * CLUSTER * tokens..(group.end * CLUSTER).min(neurons) * tokens;
-            let record = match &mut self.record {
+            let records = match &mut self.record {
                 Some(record) => record.clusters(values, tokens),
                 None => Vec::new(),
             };
@@ -397,14 +403,14 @@ impl Ffn {
             };
             let partials = &mut self.partials[..group.len() * width];
             if self.ready.iter().any(|r| r.1 == Step::Sums) {
-                workers.for_each_chunk_mut(partials, width, &|_, c, partial| {
-                    let c = group.start + c;
-                    if now[c] == Some(Step::Sums) {
-                        let record = record.get(c - group.start);
-                        let done = job.cluster(cpu, c as u32, partial, record);
-                        fused.fetch_add(done.fired, Ordering::Relaxed);
-                        computed.fetch_add(done.neurons, Ordering::Relaxed);
-                    }
+                workers.for_each_part_mut(partials, width, &|_, at, partials| {
+                    let (first, count) = (group.start + at, partials.len() / width);
+                    let ready = (first..first + count).filter(|&c| now[c] == Some(Step::Sums));
+                    let ready = ready.map(|c| c as u32);
+                    let records = records.get(at..).unwrap_or(&[]);
+                    let done = job.clusters(cpu, first as u32, ready, partials, records);
+                    fused.fetch_add(done.fired, Ordering::Relaxed);
+                    computed.fetch_add(done.neurons, Ordering::Relaxed);
                 });
             }
             self.fired += fused.into_inner();

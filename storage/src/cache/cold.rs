@@ -1,6 +1,7 @@
 //! A fixed number of slots for units of one size, and who leaves them for others.
 
-use super::policy::{Order, Policy, resize};
+use super::policy::{Order, Policy};
+use super::rings::resize;
 use super::table::{Key, Table};
 use crate::arena::{Arena, SharedSlot, Slot};
 
@@ -98,16 +99,15 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 4 for each neuron, 4 more where uses are counted, 49 for
+    /// [`Arena::charge`], for the budget: 4 for each neuron, 5 more where uses are counted, 49 for
     /// each slot. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
         // State, key, pins, two links, and what the arena itself keeps.
         let per_slot = size_of::<State>() as u64 + 4 * 4 + Arena::overhead_per_slot();
-        let counted = neurons.saturating_mul(policy.bytes_per_unit());
         Table::bytes_for(neurons)
-            .saturating_add(counted)
-            .saturating_add(u64::from(slots) * per_slot + policy.fixed_bytes())
+            .saturating_add(policy.bytes(neurons))
+            .saturating_add(u64::from(slots) * per_slot)
     }
 
     /// Makes or drops entries, so that there are those of the first `n` slots.
@@ -119,7 +119,7 @@ impl ColdCache {
         self.state.shrink_to_fit();
         resize(&mut self.key, len, 0);
         resize(&mut self.pins, len, 0);
-        self.order.rings.resize(n);
+        self.order.resize(n);
     }
 
     /// Time passes: what was used so far counts a little less. For every token, or chunk.
@@ -274,7 +274,7 @@ impl ColdCache {
     /// When the unit is not pinned.
     pub fn unpin(&mut self, id: SlotId) {
         if self.drop_pin(id) {
-            self.order.push(id.0);
+            self.order.push(id.0, self.key[id.index()]);
         }
     }
 
@@ -306,7 +306,7 @@ impl ColdCache {
         while let Some(slot) = self.order.first_pinned() {
             self.pins[slot as usize] = 0;
             self.order.unpin(slot);
-            self.order.push(slot);
+            self.order.push(slot, self.key[slot as usize]);
         }
     }
 

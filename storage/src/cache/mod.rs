@@ -3,10 +3,15 @@
 //! The cache never does I/O. A miss hands out a slot, the caller moves it into a read, and the
 //! completion is admitted. One direction, no callbacks.
 
+mod ages;
 mod cold;
+mod duel;
 mod policy;
+mod rings;
 mod table;
+mod worth;
 
 pub use cold::{CacheStats, ColdCache, SlotId};
-pub use policy::{Policy, Rings};
+pub use policy::Policy;
+pub use rings::Rings;
 pub use table::{Key, Table};

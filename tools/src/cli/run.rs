@@ -96,6 +96,10 @@ pub struct PerplexityArgs {
     /// Stop after this many tokens.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub limit: Option<u64>,
+    /// Hold the container's predictors against what the gates of this text do, by layer, and give
+    /// the perplexity with them too.
+    #[arg(long, conflicts_with = "sparsity")]
+    pub judge: bool,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,

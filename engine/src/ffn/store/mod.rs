@@ -54,7 +54,7 @@ fn region_memory(lock: bool) -> ArenaOptions {
 }
 
 /// The bytes of one neuron.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct NeuronBytes<'a> {
     /// Gate part; empty when Gate rows are resident.
     pub gate: &'a [u8],

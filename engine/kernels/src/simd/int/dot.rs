@@ -97,6 +97,16 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
     let bytes = rows.at(0).quants().len().max(1);
     let distance = AHEAD.div_ceil(bytes);
     let last = rows.count() - 1;
+    // Nobody asked for the first rows. The very first one is needed at once.
+    for r in 1..distance.min(rows.count()) {
+        let row = rows.at(r);
+        for part in [row.quants(), row.scales()] {
+            for line in (0..part.len()).step_by(CACHE_LINE) {
+                // SAFETY: any address is allowed.
+                unsafe { U::prefetch(part.as_ptr().wrapping_add(line)) }
+            }
+        }
+    }
     for (r, y) in y.iter_mut().enumerate() {
         let ahead = rows.at((r + distance).min(last));
         // SAFETY: passed on from the caller.
