@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::counters::Counters;
 use crate::forward::Span;
+use crate::generate::Energy;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
 use crate::{Engine, Error, Logits, Request, Step, Stop};
@@ -51,6 +52,8 @@ pub struct Batch {
     pub counters: Counters,
     /// What each further pass did, where [`Engine::keep_steps`] asked for it.
     pub steps: Vec<Step>,
+    /// What the machine used for it, as in [`crate::Generation::energy`].
+    pub energy: Option<Energy>,
 }
 
 impl Batch {
@@ -106,6 +109,7 @@ impl Engine {
             )));
         }
         let before = self.counters();
+        let mut joules = [self.joules(), None, None];
         let start = Instant::now();
         self.set_batch(samples)?;
         let mut interrupted = !self.prefill(&mut sequence, prompt)?;
@@ -123,6 +127,7 @@ impl Engine {
                 one.take(self.logits())?;
             }
             first_token = start.elapsed();
+            joules[1] = self.joules();
             last = Instant::now();
         }
         let mut done = Vec::with_capacity(samples);
@@ -153,8 +158,10 @@ impl Engine {
                 });
                 counted = counters;
             }
+            self.watch_energy();
             last = Instant::now();
         }
+        joules[2] = self.joules();
         done.sort_by_key(|(index, _)| *index);
         Ok(Batch {
             samples: done.into_iter().map(|(_, sample)| sample).collect(),
@@ -164,6 +171,7 @@ impl Engine {
             latencies,
             counters: self.counters().since(before),
             steps,
+            energy: Energy::between(joules),
         })
     }
 
@@ -282,6 +290,7 @@ mod tests {
             latencies: Vec::new(),
             counters: Counters::default(),
             steps: Vec::new(),
+            energy: None,
         };
         assert_eq!((batch.best(), batch.tokens()), (1, 7));
     }

@@ -13,6 +13,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
 use crate::counters::Counters;
+use crate::energy::Meter;
 use crate::ffn::{
     Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
 };
@@ -43,6 +44,7 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
+    meter: Option<Meter>,
     stop: Arc<AtomicBool>,
     keeps_steps: bool,
 }
@@ -123,6 +125,7 @@ impl Engine {
             },
             text,
             needs: planner.needs_with(options.chunk),
+            meter: Meter::find(&options.sysfs),
             options,
             planner,
             plan,
@@ -372,6 +375,24 @@ impl Engine {
 
     pub(crate) fn keeps_steps(&self) -> bool {
         self.keeps_steps
+    }
+
+    /// Joules that the machine has used since the engine was opened (see [`crate::energy`]);
+    /// `None` where nothing tells.
+    pub fn joules(&mut self) -> Option<f64> {
+        self.meter.as_mut()?.joules()
+    }
+
+    /// What tells the energy: `rapl` or `battery`, and which.
+    pub fn energy_source(&self) -> Option<&str> {
+        Some(self.meter.as_ref()?.name())
+    }
+
+    /// Follows the meter through a long generation: its counters start over now and then.
+    pub(crate) fn watch_energy(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.look();
+        }
     }
 
     /// From the next pass on keeps which neurons each layer needs, for

@@ -65,6 +65,38 @@ pub struct Generation {
     pub counters: Counters,
     /// What was done for each further token, where [`Engine::keep_steps`] asked for it.
     pub steps: Vec<Step>,
+    /// What the machine used for it; `None` where nothing tells (see [`crate::energy`]).
+    pub energy: Option<Energy>,
+}
+
+/// Joules that the machine used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Energy {
+    /// From the start to the first generated token.
+    pub prefill_joules: f64,
+    /// From then to the last one.
+    pub decode_joules: f64,
+}
+
+impl Energy {
+    /// From readings at the start, at the first token and at the end.
+    pub(crate) fn between([start, first, end]: [Option<f64>; 3]) -> Option<Self> {
+        Some(Self {
+            prefill_joules: first? - start?,
+            decode_joules: end? - first?,
+        })
+    }
+}
+
+impl Default for Request {
+    /// Up to 128 tokens, the likeliest ones.
+    fn default() -> Self {
+        Self {
+            max_tokens: 128,
+            sampling: Sampling::default(),
+            ignore_eos: false,
+        }
+    }
 }
 
 impl Engine {
@@ -81,6 +113,7 @@ impl Engine {
         request.sampling.validate().map_err(Error::Option)?;
         self.check_prompt(sequence, prompt)?;
         let before = self.counters();
+        let mut joules = [self.joules(), None, None];
         let start = Instant::now();
         let mut sampler = Sampler::new(request.sampling, self.config().vocab as usize);
         let mut hash = Xxh3::new();
@@ -111,6 +144,7 @@ impl Engine {
             tokens.push(token);
             if tokens.len() == 1 {
                 first_token = start.elapsed();
+                joules[1] = self.joules();
             } else {
                 latencies.push(last.elapsed());
             }
@@ -128,7 +162,7 @@ impl Engine {
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
             }
-            if on_token(token).is_break() {
+            if on_token(token).is_break() || self.interrupted() {
                 break Stop::Caller;
             }
             if tokens.len() == request.max_tokens {
@@ -138,7 +172,9 @@ impl Engine {
                 break Stop::Context;
             }
             self.forward(sequence, &[token], Logits::Last)?;
+            self.watch_energy();
         };
+        joules[2] = self.joules();
         Ok(Generation {
             tokens,
             prompt_tokens: prompt.len(),
@@ -149,7 +185,30 @@ impl Engine {
             stop,
             counters: self.counters().since(before),
             steps,
+            energy: Energy::between(joules),
         })
+    }
+
+    /// As [`Engine::generate`]; `on_text` gets the text as it grows, in whole characters.
+    pub fn generate_text(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        request: &Request,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, Error> {
+        let tokenizer = self.text().tokenizer().clone();
+        let mut stream = tokenizer.stream_after_prompt();
+        let mut on_token = |token| match stream.push(token) {
+            Some(piece) => on_text(&piece),
+            None => ControlFlow::Continue(()),
+        };
+        let generation = self.generate(sequence, prompt, request, &mut on_token)?;
+        // nothing is left to stop
+        if let Some(rest) = stream.finish() {
+            let _ = on_text(&rest);
+        }
+        Ok(generation)
     }
 
     pub(crate) fn check_prompt(&self, sequence: &Sequence, prompt: &[u32]) -> Result<(), Error> {
@@ -169,6 +228,7 @@ impl Engine {
     ) -> Result<bool, Error> {
         for chunk in prompt.chunks(self.chunk()) {
             self.forward(sequence, chunk, Logits::Last)?;
+            self.watch_energy();
             if self.interrupted() {
                 return Ok(false);
             }

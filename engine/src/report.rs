@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Batch, Details, Engine, Generation, Stop};
+use crate::{Batch, Details, Energy, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -39,6 +39,9 @@ pub struct Report {
     pub sparsity: SparsityReport,
     /// What the plan expected.
     pub plan: Expected,
+    /// What the machine used, everything else that ran on it included; absent where nothing tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
     /// Hash over the logits of every generated token.
     pub logits_hash: String,
     /// Compute threads.
@@ -172,6 +175,17 @@ pub struct SparsityReport {
     pub predictor_recall: Option<f64>,
 }
 
+/// Energy of the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct EnergyReport {
+    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    pub source: String,
+    /// From the start to the last token.
+    pub joules: f64,
+    /// Per generated token, the first one not counted; `null` where there is only that one.
+    pub joules_per_token: Option<f64>,
+}
+
 /// What the plan expected of the run.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Expected {
@@ -288,6 +302,7 @@ impl Report {
                 chunk: planned.chunk,
                 measured: planned.basis.all_measured(),
             },
+            energy: energy(engine, generation.energy, ms.len()),
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
@@ -313,12 +328,14 @@ impl Report {
             stop: winner.stop,
             counters: batch.counters,
             steps: Vec::new(),
+            energy: batch.energy,
         };
         texts.resize(batch.samples.len(), String::new());
         let mut report = Self::new(engine, &generation, texts[best].clone());
         let seconds: f64 = batch.latencies.iter().map(|l| l.as_secs_f64()).sum();
         let further = batch.tokens().saturating_sub(batch.samples.len());
         report.decode_tokens_per_s = ratio(further as f64, seconds);
+        report.energy = energy(engine, batch.energy, further);
         let samples = batch.samples.iter().zip(texts);
         report.best_of = Some(BestOf {
             best,
@@ -351,11 +368,19 @@ impl Report {
         } else {
             "token"
         };
+        let energy = match &self.energy {
+            Some(EnergyReport {
+                source,
+                joules_per_token: Some(joules),
+                ..
+            }) => format!(" | {joules:.3} J/token ({source})"),
+            _ => String::new(),
+        };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
             "{best_of}{:.1} tok/s (expected {}{:.1}, limit: {}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
-             FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
+             FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
             self.decode_tokens_per_s,
             if self.plan.measured {
                 ""
@@ -382,6 +407,16 @@ impl Report {
             self.logits_hash,
         )
     }
+}
+
+/// Energy, where it was told; `further` tokens were generated after the first.
+fn energy(engine: &Engine, energy: Option<Energy>, further: usize) -> Option<EnergyReport> {
+    let energy = energy?;
+    Some(EnergyReport {
+        source: engine.energy_source()?.to_owned(),
+        joules: energy.prefill_joules + energy.decode_joules,
+        joules_per_token: (further > 0).then(|| energy.decode_joules / further as f64),
+    })
 }
 
 fn hash(hash: u64) -> String {

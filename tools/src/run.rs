@@ -3,8 +3,7 @@
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use emberflow_engine::{
     Details, Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text,
@@ -13,7 +12,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{open_engine, open_model, open_traced};
-use crate::{Failure, chrome, print_json};
+use crate::{Failure, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -56,7 +55,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if args.details {
         engine.keep_steps();
     }
-    let stop = on_interrupt(&engine);
+    let stop = engine.stop_flag();
+    interrupt::sets(&stop);
     let mut sequence = engine.new_sequence();
     if !args.json {
         say(&text)?;
@@ -180,7 +180,6 @@ fn generate(
 ) -> Result<(Generation, String), Failure> {
     let request = request(engine, args);
     let tokenizer = engine.text().tokenizer().clone();
-    let stop = engine.stop_flag();
     let mut stream = if args.chat {
         tokenizer.stream()
     } else {
@@ -199,11 +198,7 @@ fn generate(
             return ControlFlow::Break(());
         }
         text.push_str(&piece);
-        if stop.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        ControlFlow::Continue(())
     })?;
     if let Some(f) = failure {
         return Err(f);
@@ -240,21 +235,6 @@ fn finish(
     }
 }
 
-/// Ctrl-C ends the generation at the next token; a second one ends the program.
-fn on_interrupt(engine: &Engine) -> Arc<AtomicBool> {
-    let flag = engine.stop_flag();
-    let handler = flag.clone();
-    let set = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    if let Err(e) = set {
-        tracing::warn!("Ctrl-C will end the program at once: {e}");
-    }
-    flag
-}
-
 fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
@@ -265,7 +245,8 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         ));
     };
     let mut engine = open_engine(model, &args.engine, context)?;
-    let stop = on_interrupt(&engine);
+    let stop = engine.stop_flag();
+    interrupt::sets(&stop);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
     let mut sequence = engine.new_sequence();

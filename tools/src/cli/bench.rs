@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use emberflow_engine::Policy;
 
-use super::{EngineArgs, ModelArg, SparsityArg, parse_read_size, parse_share_percent};
+use super::{EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent};
 use crate::size;
 
 /// `bench`
@@ -290,8 +290,8 @@ pub struct BenchIoArgs {
     /// Fewer points and less time for each: a few seconds in all.
     #[arg(long)]
     pub quick: bool,
-    /// Which engine: auto (all that work here), uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// Which engine: auto takes all that work here, sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
     /// Only these read sizes, multiples of 4KiB; `seq` stands for sequential reads of 1MiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_read_size)]
@@ -329,6 +329,10 @@ pub enum ReadSize {
 
 /// `bench device`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench device
+  emberflow bench device --json --save machine.json")]
 pub struct BenchDeviceArgs {
     /// Print one JSON object.
     #[arg(long)]
