@@ -23,6 +23,7 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
 use crate::planner::cores::compute_cores;
+use crate::planner::rates::Rates;
 use crate::planner::{Plan, Planner};
 use crate::policy::Policy;
 use crate::rope::RopeTable;
@@ -322,6 +323,16 @@ impl Engine {
     /// The plan in use: the memory, the ways to read, and how fast that should be.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Milliseconds that a machine with these rates would compute a token, and the layers of it.
+    pub(crate) fn expected_with(&self, rates: &Rates) -> Result<(f64, usize), Error> {
+        let planner = Planner {
+            rates: rates.clone(),
+            ..self.planner.clone()
+        };
+        let plan = planner.plan(self.plan.memory.budget())?;
+        Ok((plan.decode.compute_ms, self.config().layers as usize))
     }
 
     /// What the plan was made from.

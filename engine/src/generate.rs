@@ -67,6 +67,10 @@ pub struct Generation {
     pub steps: Vec<Step>,
     /// What the machine used for it; `None` where nothing tells (see [`crate::energy`]).
     pub energy: Option<Energy>,
+    /// What of that was done for the second half of the tokens that were asked for, when caches
+    /// hold what this text needs, and the number of further tokens before. `None` when the
+    /// generation ended earlier.
+    pub settled: Option<(usize, Counters)>,
 }
 
 /// Joules that the machine used.
@@ -126,6 +130,7 @@ impl Engine {
         let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
         let mut first_token = prefill;
+        let mut half = None;
         let mut last = Instant::now();
         let stop = loop {
             if interrupted {
@@ -158,6 +163,9 @@ impl Engine {
                 }
                 done = counters;
             }
+            if tokens.len() == request.max_tokens / 2 {
+                half = Some((latencies.len(), self.counters()));
+            }
             last = Instant::now();
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
@@ -175,7 +183,9 @@ impl Engine {
             self.watch_energy();
         };
         joules[2] = self.joules();
+        let counters = self.counters();
         Ok(Generation {
+            settled: half.map(|(before, counted)| (before, counters.since(counted))),
             tokens,
             prompt_tokens: prompt.len(),
             prefill,
@@ -183,7 +193,7 @@ impl Engine {
             latencies,
             logits_hash: hash.digest(),
             stop,
-            counters: self.counters().since(before),
+            counters: counters.since(before),
             steps,
             energy: Energy::between(joules),
         })

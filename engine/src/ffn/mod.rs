@@ -42,7 +42,7 @@ pub(crate) use oracle::Oracle;
 use record::Record;
 use store::Step;
 
-pub(crate) use banks::Banks;
+pub(crate) use banks::{Banks, COLD};
 pub(crate) use job::thread_floats;
 pub(crate) use predict::{Predictors, Stored as StoredPredictors};
 pub use record::FfnSeen;
