@@ -10,7 +10,7 @@ use crate::forward::Span;
 use crate::generate::Energy;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
-use crate::{Engine, Error, Logits, Request, Stop};
+use crate::{Engine, Error, Logits, Request, Step, Stop};
 
 /// One continuation.
 #[derive(Debug, Clone)]
@@ -50,6 +50,8 @@ pub struct Batch {
     pub latencies: Vec<Duration>,
     /// What was done for it.
     pub counters: Counters,
+    /// What each further pass did, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
     /// What the machine used for it, as in [`crate::Generation::energy`].
     pub energy: Option<Energy>,
 }
@@ -129,6 +131,7 @@ impl Engine {
             last = Instant::now();
         }
         let mut done = Vec::with_capacity(samples);
+        let (mut steps, mut counted) = (Vec::new(), self.counters());
         loop {
             interrupted |= self.interrupted();
             let mut i = 0;
@@ -147,6 +150,14 @@ impl Engine {
                 one.take(self.row_logits(row))?;
             }
             latencies.push(last.elapsed());
+            if self.keeps_steps() {
+                let counters = self.counters();
+                steps.push(Step {
+                    counters: counters.since(counted),
+                    logits_hash: 0,
+                });
+                counted = counters;
+            }
             self.watch_energy();
             last = Instant::now();
         }
@@ -159,6 +170,7 @@ impl Engine {
             first_token,
             latencies,
             counters: self.counters().since(before),
+            steps,
             energy: Energy::between(joules),
         })
     }
@@ -277,6 +289,7 @@ mod tests {
             first_token: Duration::ZERO,
             latencies: Vec::new(),
             counters: Counters::default(),
+            steps: Vec::new(),
             energy: None,
         };
         assert_eq!((batch.best(), batch.tokens()), (1, 7));

@@ -23,6 +23,7 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Phases, Sparsity};
 use crate::planner::cores::compute_cores;
+use crate::planner::rates::Rates;
 use crate::planner::{Plan, Planner};
 use crate::policy::Policy;
 use crate::rope::RopeTable;
@@ -46,6 +47,7 @@ pub struct Engine {
     recall: Option<f64>,
     meter: Option<Meter>,
     stop: Arc<AtomicBool>,
+    keeps_steps: bool,
 }
 
 impl Engine {
@@ -132,6 +134,7 @@ impl Engine {
             choice,
             recall,
             stop: Arc::new(AtomicBool::new(false)),
+            keeps_steps: false,
         })
     }
 
@@ -322,6 +325,16 @@ impl Engine {
         &self.plan
     }
 
+    /// Milliseconds that a machine with these rates would compute a token, and the layers of it.
+    pub(crate) fn expected_with(&self, rates: &Rates) -> Result<(f64, usize), Error> {
+        let planner = Planner {
+            rates: rates.clone(),
+            ..self.planner.clone()
+        };
+        let plan = planner.plan(self.plan.memory.budget())?;
+        Ok((plan.decode.compute_ms, self.config().layers as usize))
+    }
+
     /// What the plan was made from.
     pub fn needs(&self) -> &Needs {
         &self.needs
@@ -363,6 +376,16 @@ impl Engine {
             head_ns: ns(times.head),
             ..self.decoder.ffn.counters()
         }
+    }
+
+    /// From the next generation on keeps what each of its passes did. Their memory, some 150
+    /// bytes each, is not part of the budget.
+    pub fn keep_steps(&mut self) {
+        self.keeps_steps = true;
+    }
+
+    pub(crate) fn keeps_steps(&self) -> bool {
+        self.keeps_steps
     }
 
     /// Joules that the machine has used since the engine was opened (see [`crate::energy`]);
@@ -410,6 +433,12 @@ impl Engine {
     /// norms and head.
     pub fn dense_bytes(&self) -> u64 {
         self.decoder.weights.bytes_per_token()
+    }
+
+    /// Bytes of keys and values of one position.
+    pub fn position_bytes(&self) -> u64 {
+        let (kv, context) = (self.options.kv, self.options.context.max(1));
+        KvCache::bytes_for(kv, self.config(), context) / context as u64
     }
 
     /// Which mechanisms are at work.

@@ -34,6 +34,16 @@ pub enum Stop {
     Caller,
 }
 
+/// What the pass that gave one token did.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Its counters.
+    pub counters: Counters,
+    /// Hash over the logits of every token up to this one, so that runs of different lengths
+    /// can be compared; 0 where sequences run together.
+    pub logits_hash: u64,
+}
+
 /// The outcome and its timings.
 #[derive(Debug, Clone)]
 pub struct Generation {
@@ -53,8 +63,14 @@ pub struct Generation {
     pub stop: Stop,
     /// What was done for it.
     pub counters: Counters,
+    /// What was done for each further token, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
     /// What the machine used for it; `None` where nothing tells (see [`crate::energy`]).
     pub energy: Option<Energy>,
+    /// What of that was done for the second half of the tokens that were asked for, when caches
+    /// hold what this text needs, and the number of further tokens before. `None` when the
+    /// generation ended earlier.
+    pub settled: Option<(usize, Counters)>,
 }
 
 /// Joules that the machine used.
@@ -108,10 +124,13 @@ impl Engine {
         let most = request.max_tokens.min(sequence.room() - prompt.len() + 1);
         let mut latencies = Vec::with_capacity(most);
         let mut tokens = Vec::with_capacity(most);
+        let mut steps = Vec::new();
+        let mut done = before;
 
         let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
         let mut first_token = prefill;
+        let mut half = None;
         let mut last = Instant::now();
         let stop = loop {
             if interrupted {
@@ -134,6 +153,19 @@ impl Engine {
             } else {
                 latencies.push(last.elapsed());
             }
+            if self.keeps_steps() {
+                let counters = self.counters();
+                if tokens.len() > 1 {
+                    steps.push(Step {
+                        counters: counters.since(done),
+                        logits_hash: hash.digest(),
+                    });
+                }
+                done = counters;
+            }
+            if tokens.len() == request.max_tokens / 2 {
+                half = Some((latencies.len(), self.counters()));
+            }
             last = Instant::now();
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
@@ -151,7 +183,9 @@ impl Engine {
             self.watch_energy();
         };
         joules[2] = self.joules();
+        let counters = self.counters();
         Ok(Generation {
+            settled: half.map(|(before, counted)| (before, counters.since(counted))),
             tokens,
             prompt_tokens: prompt.len(),
             prefill,
@@ -159,7 +193,8 @@ impl Engine {
             latencies,
             logits_hash: hash.digest(),
             stop,
-            counters: self.counters().since(before),
+            counters: counters.since(before),
+            steps,
             energy: Energy::between(joules),
         })
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Batch, Energy, Engine, Generation, Stop};
+use crate::{Batch, Details, Energy, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -37,6 +37,9 @@ pub struct Report {
     pub cache: Cache,
     /// Which neurons were computed.
     pub sparsity: SparsityReport,
+    /// The second half of the generated tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settled: Option<Settled>,
     /// What the plan expected.
     pub plan: Expected,
     /// What the machine used, everything else that ran on it included; absent where nothing tells.
@@ -55,6 +58,9 @@ pub struct Report {
     /// All texts that were drawn together; the rest of the report is about the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<BestOf>,
+    /// Each token by itself, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
 }
 
 /// Texts that were drawn together.
@@ -81,6 +87,22 @@ pub struct SampleReport {
     pub logits_hash: String,
     /// Why it ended.
     pub stop: &'static str,
+}
+
+/// The second half of the generated tokens, for which caches hold what the text needs: what a plan
+/// expects is this.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Settled {
+    /// Tokens of it.
+    pub tokens: usize,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// Milliseconds per token in which the computation waited for reads.
+    pub wait_ms: f64,
+    /// Bytes read per token.
+    pub bytes_per_token: f64,
+    /// Share of the needed neurons outside the hot region that the cold one held.
+    pub cold_hit_rate: f64,
 }
 
 /// Milliseconds per token.
@@ -205,6 +227,9 @@ pub struct Expected {
     /// Whether machine and device were measured and the model has statistics; else the numbers
     /// above rest on assumptions.
     pub measured: bool,
+    /// What was not measured and would change the numbers above much; `null` when they can be
+    /// relied on.
+    pub doubt: Option<&'static str>,
 }
 
 impl Report {
@@ -288,6 +313,7 @@ impl Report {
                 looked_at_share: done.looked_at_share(),
                 predictor_recall: engine.predictor_recall(),
             },
+            settled: settled(generation),
             plan: Expected {
                 expected_tokens_per_s: planned.decode.tokens_per_s,
                 expected_prefill_tokens_per_s: planned.prefill.tokens_per_s,
@@ -298,6 +324,7 @@ impl Report {
                 limit: planned.decode.limit,
                 chunk: planned.chunk,
                 measured: planned.basis.all_measured(),
+                doubt: planned.basis.doubt(&planned.decode),
             },
             energy: energy(engine, generation.energy, ms.len()),
             logits_hash: hash(generation.logits_hash),
@@ -306,6 +333,7 @@ impl Report {
             policy: engine.policy().name(),
             stop: name(generation.stop),
             best_of: None,
+            details: None,
         }
     }
 
@@ -323,7 +351,9 @@ impl Report {
             logits_hash: winner.logits_hash,
             stop: winner.stop,
             counters: batch.counters,
+            steps: Vec::new(),
             energy: batch.energy,
+            settled: None,
         };
         texts.resize(batch.samples.len(), String::new());
         let mut report = Self::new(engine, &generation, texts[best].clone());
@@ -373,17 +403,11 @@ impl Report {
         };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
-            "{best_of}{:.1} tok/s (expected {}{:.1}, limit: {}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
+            "{best_of}{:.1} tok/s ({}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
             self.decode_tokens_per_s,
-            if self.plan.measured {
-                ""
-            } else {
-                "unmeasured "
-            },
-            self.plan.expected_tokens_per_s,
-            self.plan.limit,
+            self.plan.summary(),
             self.latency_ms.mean,
             self.prefill_tokens_per_s,
             self.io.bytes_read as f64 / 1024.0 / tokens,
@@ -411,6 +435,35 @@ fn energy(engine: &Engine, energy: Option<Energy>, further: usize) -> Option<Ene
         source: engine.energy_source()?.to_owned(),
         joules: energy.prefill_joules + energy.decode_joules,
         joules_per_token: (further > 0).then(|| energy.decode_joules / further as f64),
+    })
+}
+
+impl Expected {
+    /// The speed and what limits it, or why neither is known: a guess that is off by ten times
+    /// would be worse than none.
+    fn summary(&self) -> String {
+        match self.doubt {
+            None => format!(
+                "expected {:.1}, limit: {}",
+                self.expected_tokens_per_s, self.limit
+            ),
+            Some(doubt) => format!("expected: unknown, {doubt}"),
+        }
+    }
+}
+
+/// The second half of a generation.
+fn settled(generation: &Generation) -> Option<Settled> {
+    let (before, done) = generation.settled?;
+    let times = generation.latencies.get(before..)?;
+    let tokens = times.len();
+    let seconds: f64 = times.iter().map(std::time::Duration::as_secs_f64).sum();
+    (tokens > 0).then(|| Settled {
+        tokens,
+        tokens_per_s: ratio(tokens as f64, seconds),
+        wait_ms: done.wait_ns as f64 / 1e6 / tokens as f64,
+        bytes_per_token: done.bytes_read as f64 / tokens as f64,
+        cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
     })
 }
 

@@ -6,10 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
-pub mod bench_decode;
-pub mod bench_device;
-pub mod bench_io;
-pub mod bench_timeline;
+pub mod bench;
 pub mod chrome;
 pub mod cli;
 pub mod completions;
@@ -74,6 +71,9 @@ pub enum Failure {
     /// Arguments that do not make sense together.
     #[error("{0}")]
     Usage(String),
+    /// A run of this program that a benchmark started.
+    #[error("{0}")]
+    Child(String),
     /// Stopped by Ctrl-C.
     #[error("stopped")]
     Interrupted,
@@ -133,11 +133,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
+        cli::Command::Bench(command) => bench::command(&command),
         cli::Command::Doctor(args) => doctor::command(&args),
         cli::Command::Completions(args) => completions::command(&args),
         cli::Command::Man(args) => man::command(&args),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, bench_device, print_json, size, svg};
+use crate::{Failure, bench, print_json, size, svg};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -26,7 +26,7 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     measure_apart();
-    bench_device::saved_or_measured()?;
+    bench::device::saved_or_measured()?;
     let model = open_model(&args.model)?;
     let name = model.text().config().name.clone();
     let context = (args.context as usize).min(model.text().config().max_context as usize);

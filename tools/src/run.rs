@@ -5,7 +5,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text};
+use emberflow_engine::{
+    Details, Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text,
+};
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
@@ -50,6 +52,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
     let mut engine = open_traced(model, &args.engine, context, batch, spans)?;
+    if args.details {
+        engine.keep_steps();
+    }
     let stop = engine.stop_flag();
     interrupt::sets(&stop);
     let mut sequence = engine.new_sequence();
@@ -66,7 +71,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         };
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
-    finish(&engine, &generation, text, args)?;
+    finish(&mut engine, &generation, text, args)?;
     write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
@@ -153,7 +158,10 @@ fn best_of(
         text.extend(stream.finish());
         text
     });
-    let report = Report::of_batch(engine, &batch, texts.collect());
+    let mut report = Report::of_batch(engine, &batch, texts.collect());
+    if args.details {
+        report.details = Some(Details::new(engine, &batch.steps, &batch.latencies));
+    }
     if args.json {
         return print_json(&report);
     }
@@ -205,12 +213,16 @@ fn generate(
 }
 
 fn finish(
-    engine: &Engine,
+    engine: &mut Engine,
     generation: &Generation,
     text: String,
     args: &RunArgs,
 ) -> Result<(), Failure> {
-    let report = Report::new(engine, generation, text);
+    let mut report = Report::new(engine, generation, text);
+    if args.details {
+        let (steps, latencies) = (&generation.steps, &generation.latencies);
+        report.details = Some(Details::new(engine, steps, latencies));
+    }
     if args.json {
         print_json(&report)
     } else {
@@ -276,7 +288,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args)?;
         messages.push(message("assistant", text.trim()));
-        finish(&engine, &generation, text, args)?;
+        finish(&mut engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {
             if !interactive {
                 return Err(Failure::Interrupted);

@@ -311,7 +311,7 @@ fn headline(out: &mut String, x: f64, title: &str) {
     );
 }
 
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

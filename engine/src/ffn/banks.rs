@@ -28,7 +28,7 @@ const STREAM_PREFILL: u32 = 12;
 pub(super) const PREFILL: usize = 32;
 
 /// Who leaves the cold region.
-pub(super) const COLD: Policy = Policy::Lrfu;
+pub(crate) const COLD: Policy = Policy::Lrfu;
 
 /// A checked container and the alignment of direct I/O on it.
 pub(crate) struct Banks {

@@ -8,21 +8,20 @@
 //! ```
 //!
 //! What overlaps takes the longer of both times; the first piece of the gates, the latency of the
-//! first read and the sums of the last cluster do not overlap.
+//! first read, the ways to the I/O thread and back, and the sums of the last cluster do not overlap.
+//! What is read is counted in `reads.rs`.
 
 use emberflow_kernels::DType;
-use emberflow_storage::profile::{Pattern, ReadCost};
+use emberflow_storage::profile::ReadCost;
 use serde::Serialize;
 
 use super::PredictorNeeds;
-use super::firing::Firing;
-use super::rates::ThreadRates;
+use super::firing::{Absent, Firing};
+use super::rates::{Rates, ThreadRates};
+use super::reads::Reads;
 use crate::ffn::{CLUSTER, GATE_PIECES};
 use crate::memory::{MemoryPlan, Residency};
 use crate::weights::ROWS_PER_CHUNK;
-
-/// Nanoseconds to look at a neuron's gates and, if it fires, to note it: a loop of one thread.
-const NAME_NS: f64 = 2.0;
 
 /// What of a model decides how long a pass takes.
 #[derive(Debug, Clone)]
@@ -57,6 +56,8 @@ pub struct Shape {
     pub rest_read: u64,
     /// See `gate_read`.
     pub cluster_read: u64,
+    /// Bytes from one neuron to the next.
+    pub stride: u64,
     /// Every neuron is computed, firing or not.
     pub dense: bool,
 }
@@ -120,16 +121,12 @@ pub struct Pass<'a> {
     pub shape: &'a Shape,
     /// Which neurons fire.
     pub firing: &'a Firing,
-    /// The machine, with the threads that compute.
+    /// The machine.
+    pub machine: &'a Rates,
+    /// The machine with the threads that compute, and with one.
     pub rates: &'a ThreadRates,
-    /// 10^9 bytes per second of checksums.
-    pub check_gb_per_s: f64,
-    /// Nanoseconds to find and release a neuron of the cold region.
-    pub lookup_ns: f64,
-    /// Nanoseconds of a number that is normalised, quantised and added.
-    pub element_ns: f64,
-    /// Cores of the machine.
-    pub cores: f64,
+    /// See `rates`.
+    pub alone: &'a ThreadRates,
     /// The device with many reads under way.
     pub device: &'a ReadCost,
     /// The device with few.
@@ -142,31 +139,28 @@ pub struct Pass<'a> {
     pub two_phases: bool,
 }
 
-/// What is read of one layer.
-#[derive(Default, Clone, Copy)]
-struct Reads {
-    /// Reads, and nanoseconds of the device.
-    count: f64,
-    ns: f64,
-    bytes: f64,
-    /// Nanoseconds of processor time.
-    cpu_ns: f64,
-    /// Nanoseconds until the first one is there.
-    latency_ns: f64,
-    /// Neurons that are needed outside the hot region, and those of them that miss.
-    asked: f64,
-    missed: f64,
+/// What an FFN computes, in nanoseconds.
+struct Times {
+    /// Attention before it, beside which is read ahead.
+    attention: f64,
+    /// All of it.
+    work: f64,
+    /// Until the last neurons are named, and until the first are.
+    gates: f64,
+    head: f64,
+    /// From the last arrival on.
+    last: f64,
 }
 
 impl Pass<'_> {
     /// The forecast for passes of `tokens` tokens after `positions` others.
-    /// `hot` is the first neuron of each layer outside the hot region, `missing` the neurons of each
-    /// that a token misses.
+    /// `hot` is the first neuron of each layer outside the hot region, `absent` what of the needed
+    /// neurons behind it is missing in the cold one.
     pub fn forecast(
         &self,
         plan: &MemoryPlan,
         hot: &[usize],
-        missing: &[f64],
+        absent: &Absent,
         tokens: usize,
         positions: usize,
     ) -> Forecast {
@@ -174,7 +168,7 @@ impl Pass<'_> {
         let predicts = self.predictor.bytes > 0 && !s.dense;
         let bundles = plan.residency == Residency::Bundles;
         let scan = s.dense || bundles && !predicts;
-        let on_demand = !s.dense && (!scan || self.two_phases);
+        let streams = scan && (s.dense || !self.two_phases);
         let t = tokens as f64;
         let mut sum = Forecast {
             tokens,
@@ -198,80 +192,27 @@ impl Pass<'_> {
             } else {
                 self.firing.fires(layer, 0, tokens)
             };
-            let outside = if all_hot {
-                0.0
-            } else if s.dense {
-                (s.neurons - first) as f64
-            } else {
-                self.firing.fires(layer, first, tokens)
-            };
             let reads = match () {
                 () if all_hot => Reads::default(),
-                () if !scan => {
-                    let one = missing.get(layer).copied().unwrap_or_default();
-                    let each = self.firing.fires(layer, first, 1).max(1e-9);
-                    self.on_demand(first, outside, one / each * outside, bundles)
+                () if streams => self.scan(first),
+                () if scan => {
+                    self.gates_first(plan, first, self.firing.fires(layer, first, tokens))
                 }
-                () if on_demand => self.gates_first(plan, first, outside),
-                () => self.scan(first),
+                () => self.on_demand(layer, first, tokens, absent, bundles),
             };
             asked += reads.asked;
             missed += reads.missed;
             let attention = self.attention(t, positions as f64, set);
-            let named = match predicts {
-                true => (fires * self.predictor.named).min(s.neurons as f64),
-                false => s.neurons as f64,
+            let times = Times {
+                attention,
+                ..self.ffn(&reads, fires, t, predicts, streams, set)
             };
-            let naming_ahead = self.predictor.bytes as f64 / s.layers as f64;
-            let gates = self.gates(t, named, set) + naming_ahead / self.rates.read.at(set);
-            let names = s.neurons as f64 * NAME_NS;
-            let naming = if scan {
-                names
-            } else {
-                names + (outside - reads.missed).max(0.0) * self.lookup_ns
-            };
-            let sums = self.sums(t, fires, set);
-            let handled = if scan && !on_demand {
-                0.0
-            } else {
-                reads.missed
-            };
-            let arriving = reads.bytes / self.check_gb_per_s + handled * 4.0 * self.lookup_ns;
-            // With a thread on every core the I/O thread takes its time from them.
-            let busy = f64::from(self.rates.threads);
-            let stolen = reads.cpu_ns / self.cores * (busy / self.cores).min(1.0);
-            // Clusters of a scan come one at a time, and one thread computes each.
-            let alone = if scan && !on_demand {
-                let share = reads.missed / s.neurons.max(1) as f64;
-                (gates + sums) * share * (busy - 1.0) + reads.count * self.rates.section_ns
-            } else {
-                0.0
-            };
-            let work = gates + naming + sums + arriving + stolen + alone;
-            let (head, ns) = if scan && !on_demand {
-                let ahead =
-                    reads.ns * (f64::from(self.stream_buffers) / (reads.count.max(1.0))).min(1.0);
-                (0.0, reads.ns - ahead.min(attention))
-            } else {
-                ((gates + naming) / GATE_PIECES as f64, reads.ns)
-            };
-            let cluster = (sums + arriving) / s.neurons.div_ceil(CLUSTER) as f64;
-            let io = if reads.count > 0.0 {
-                ns + reads.latency_ns
-            } else {
-                0.0
-            };
-            let tail = if io > 0.0 {
-                cluster + self.rates.section_ns
-            } else {
-                0.0
-            };
-            let ffn = work.max(head + io + tail);
+            let (work, all) = (times.work, self.overlapped(&times, &reads, streams));
             let ms = 1e-6;
-            sum.ms += (attention + ffn) * ms;
-            sum.compute_ms += (attention + work) * ms;
+            sum.ms += (attention + all) * ms;
+            sum.compute_ms += (attention + work.min(all)) * ms;
             sum.io_ms += reads.ns * ms;
-            sum.wait_ms += (ffn - work) * ms;
+            sum.wait_ms += (all - work).max(0.0) * ms;
             sum.bytes_read += reads.bytes;
             sum.reads += reads.count;
             memory_bytes += s.attention_bytes + s.neurons as f64 * s.gate_len + fires * s.rest_len;
@@ -288,12 +229,87 @@ impl Pass<'_> {
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
         sum.limit = match () {
-            () if sum.wait_ms > 0.25 * sum.ms && scan && !on_demand => Limit::SequentialReads,
+            () if sum.wait_ms > 0.25 * sum.ms && streams => Limit::SequentialReads,
             () if sum.wait_ms > 0.25 * sum.ms => Limit::RandomReads,
             () if reading > 0.5 * sum.compute_ms => Limit::Memory,
             () => Limit::Compute,
         };
         sum
+    }
+
+    /// What an FFN computes, `fires` neurons of it, beside `reads`.
+    fn ffn(
+        &self,
+        reads: &Reads,
+        fires: f64,
+        tokens: f64,
+        predicts: bool,
+        streams: bool,
+        set: f64,
+    ) -> Times {
+        let (s, m) = (self.shape, self.machine);
+        let neurons = s.neurons as f64;
+        let named = match predicts {
+            true => (fires * self.predictor.named).min(neurons),
+            false => neurons,
+        };
+        let naming_ahead = self.predictor.bytes as f64 / s.layers as f64;
+        let found = if streams {
+            0.0
+        } else {
+            (reads.asked - reads.missed).max(0.0)
+        };
+        let naming = neurons * m.name_ns + found * m.lookup_ns;
+        let predicting = naming_ahead / self.rates.read.at(set);
+        let gates = self.gates(self.rates, tokens, named, set) + predicting;
+        let sums = self.sums(self.rates, tokens, fires, set);
+        let admitted = if streams { 0.0 } else { reads.missed };
+        let arriving = reads.checked / m.check_gb_per_s + admitted * m.replace_ns;
+        // With a thread on every core the I/O thread takes its time from them.
+        let (busy, cores) = (
+            f64::from(self.rates.threads),
+            f64::from(m.machine.cores.max(1)),
+        );
+        let stolen = reads.cpu_ns / cores * (busy / cores).min(1.0);
+        // Clusters of a scan come one at a time, and one thread computes each.
+        let (mut together, mut alone) = (gates + sums, 0.0);
+        if streams && reads.count > 0.0 {
+            let share = (reads.missed / neurons.max(1.0)).min(1.0);
+            let one = self.gates(self.alone, tokens, named, set)
+                + self.sums(self.alone, tokens, fires, set);
+            together *= 1.0 - share;
+            alone = one * share;
+        }
+        let work = together + alone + naming + arriving + stolen + self.rates.layer_ns;
+        let pieces = GATE_PIECES as f64;
+        let clusters = s.neurons.div_ceil(CLUSTER) as f64;
+        Times {
+            attention: 0.0,
+            work,
+            gates: gates + naming,
+            head: (gates + naming) / pieces,
+            last: (sums + arriving) / clusters + self.rates.section_ns,
+        }
+    }
+
+    /// Nanoseconds of an FFN whose reads run beside its computation.
+    fn overlapped(&self, times: &Times, reads: &Reads, streams: bool) -> f64 {
+        if reads.count <= 0.0 {
+            return times.work;
+        }
+        let wake = self.machine.wake_ns;
+        if streams {
+            let buffers = f64::from(self.stream_buffers);
+            let ahead = reads.ns * (buffers / reads.count.max(1.0)).min(1.0);
+            let reading = reads.ns - ahead.min(times.attention);
+            return times.work.max(reading + wake + times.last);
+        }
+        // There and back: the I/O thread sleeps, and so does this one when it waits.
+        let way = 2.0 * wake + reads.latency_ns;
+        let all = times.head + way + reads.ns + times.last;
+        // A device that is faster than the gates waits for the last piece of them.
+        let rest = times.gates + way + reads.ns / GATE_PIECES as f64 + times.last;
+        times.work.max(all).max(rest)
     }
 
     /// Bytes of memory that a token walks through.
@@ -306,9 +322,15 @@ impl Pass<'_> {
     }
 
     /// Nanoseconds of rows times `tokens` tokens.
-    fn products(&self, dtype: DType, rows: f64, bytes: f64, tokens: f64, set: f64) -> f64 {
-        let Some(kernel) = self.rates.kernel(dtype) else {
-            return bytes / self.rates.read.at(set);
+    fn products(
+        rates: &ThreadRates,
+        dtype: DType,
+        (rows, bytes): (f64, f64),
+        tokens: f64,
+        set: f64,
+    ) -> f64 {
+        let Some(kernel) = rates.kernel(dtype) else {
+            return bytes / rates.read.at(set);
         };
         let one = kernel.dot.ns(rows, bytes, set);
         if tokens <= 1.0 {
@@ -320,123 +342,56 @@ impl Pass<'_> {
 
     /// What a section that takes `ns` for `items` pieces of work waits for the last one: half a piece
     /// of one thread on average, for every thread but that.
-    fn end(&self, ns: f64, items: f64) -> f64 {
-        ns / items.max(1.0) * (f64::from(self.rates.threads) - 1.0) / 2.0
+    fn end(rates: &ThreadRates, ns: f64, items: f64) -> f64 {
+        ns / items.max(1.0) * (f64::from(rates.threads) - 1.0) / 2.0
     }
 
     fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
-        let matrices = self.products(
-            s.attention,
-            s.attention_rows,
-            s.attention_bytes,
-            tokens,
-            set,
-        );
+        let of = (s.attention_rows, s.attention_bytes);
+        let matrices = Self::products(self.rates, s.attention, of, tokens, set);
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
-        let elements = 8.0 * s.d as f64 * tokens * self.element_ns;
+        let elements = 8.0 * s.d as f64 * tokens * self.machine.element_ns;
         let items = (s.attention_rows / ROWS_PER_CHUNK as f64).max(1.0);
-        let ends = 4.0 * self.end(matrices, items);
+        let ends = 4.0 * Self::end(self.rates, matrices, items);
         matrices + ends + kv + elements + 6.0 * self.rates.section_ns
     }
 
-    fn gates(&self, tokens: f64, rows: f64, set: f64) -> f64 {
+    fn gates(&self, rates: &ThreadRates, tokens: f64, rows: f64, set: f64) -> f64 {
         let s = self.shape;
-        let pieces = GATE_PIECES as f64 * self.rates.section_ns;
-        let products = self.products(s.ffn, rows, rows * s.gate_len, tokens, set);
-        products + self.end(products, rows / CLUSTER as f64) + pieces
+        let pieces = GATE_PIECES as f64 * rates.section_ns;
+        let products = Self::products(rates, s.ffn, (rows, rows * s.gate_len), tokens, set);
+        products + Self::end(rates, products, rows / CLUSTER as f64) + pieces
     }
 
     /// Products, sums of `fires` neurons, and of the clusters' sums.
-    fn sums(&self, tokens: f64, fires: f64, set: f64) -> f64 {
+    fn sums(&self, rates: &ThreadRates, tokens: f64, fires: f64, set: f64) -> f64 {
         let s = self.shape;
         let bytes = fires * s.rest_len;
-        let one = match self.rates.kernel(s.ffn) {
+        let one = match rates.kernel(s.ffn) {
             Some(kernel) => kernel.neuron.ns(2.0 * fires, bytes, set),
-            None => bytes / self.rates.read.at(set),
+            None => bytes / rates.read.at(set),
         };
-        let all = one.max(self.products(s.ffn, 2.0 * fires, bytes, tokens, set));
+        let all = one.max(Self::products(
+            rates,
+            s.ffn,
+            (2.0 * fires, bytes),
+            tokens,
+            set,
+        ));
         let clusters = (s.neurons.div_ceil(CLUSTER) as f64).min(fires);
-        let all = all + self.end(all, clusters);
+        let all = all + Self::end(rates, all, clusters);
         let partials = clusters * tokens * 4.0 * s.d as f64;
-        all + partials / self.rates.read.at(partials) + 3.0 * self.rates.section_ns
+        all + partials / rates.read.at(partials) + 3.0 * rates.section_ns
     }
 
     fn head(&self, set: f64) -> f64 {
         let s = self.shape;
         let rows = s.vocab as f64;
         let bytes = rows * s.head.row_bytes(s.d) as f64;
-        self.products(s.head, rows, bytes, 1.0, set)
-            + rows * 2.0 * self.element_ns
+        Self::products(self.rates, s.head, (rows, bytes), 1.0, set)
+            + rows * 2.0 * self.machine.element_ns
             + self.rates.section_ns
-    }
-
-    /// Up and Down of `missed` neurons behind the first `first` ones, or all of what a predictor
-    /// names.
-    fn on_demand(&self, first: usize, asked: f64, missed: f64, bundles: bool) -> Reads {
-        let s = self.shape;
-        let behind = (s.neurons - first) as u64;
-        let (len, named) = match bundles {
-            true => (s.gate_read + s.rest_read, self.predictor.named.max(1.0)),
-            false => (s.rest_read, 1.0),
-        };
-        self.picks(behind, len, missed * named, asked * named)
-    }
-
-    fn picks(&self, units: u64, len: u64, missed: f64, asked: f64) -> Reads {
-        if missed <= 0.0 {
-            return Reads {
-                asked,
-                ..Reads::default()
-            };
-        }
-        Reads {
-            count: missed,
-            ns: self.device.picks_ns(units as f64, len, missed),
-            bytes: missed * len as f64,
-            cpu_ns: missed * self.device.cpu_ns(len),
-            latency_ns: self.device.latency_ns(len),
-            asked,
-            missed,
-        }
-    }
-
-    /// Gate parts of all neurons that are not resident, then Up and Down of those that fire.
-    fn gates_first(&self, plan: &MemoryPlan, first: usize, fires: f64) -> Reads {
-        let s = self.shape;
-        let behind = (s.neurons - first) as f64;
-        let all: f64 = s.neurons as f64 * s.layers as f64;
-        let held = (plan.slots as f64 / all.max(1.0)).min(1.0);
-        let missing = behind * (1.0 - held);
-        let gates = self.picks(behind as u64, s.gate_read, missing, missing);
-        let rest = self.picks(behind as u64, s.rest_read, fires * (1.0 - held), fires);
-        Reads {
-            count: gates.count + rest.count,
-            ns: gates.ns + rest.ns,
-            bytes: gates.bytes + rest.bytes,
-            cpu_ns: gates.cpu_ns + rest.cpu_ns,
-            latency_ns: gates.latency_ns + rest.latency_ns,
-            asked: behind,
-            missed: missing,
-        }
-    }
-
-    /// Every cluster behind the first `first` neurons.
-    fn scan(&self, first: usize) -> Reads {
-        let s = self.shape;
-        let behind = s.neurons - first;
-        let clusters = (behind as f64 / CLUSTER as f64).ceil();
-        let bytes = s.cluster_read as f64 * behind as f64 / CLUSTER as f64;
-        Reads {
-            count: clusters,
-            ns: bytes / s.cluster_read as f64
-                * self.stream.read_ns(s.cluster_read, Pattern::Sequential),
-            bytes,
-            cpu_ns: clusters * self.device.cpu_ns(s.cluster_read),
-            latency_ns: 0.0,
-            asked: behind as f64,
-            missed: behind as f64,
-        }
     }
 }

@@ -130,6 +130,7 @@ fn shape(banks: &Banks, c: &ModelConfig, quant: &Quant, ffn: &FfnShape, o: &Opti
         gate_read: g.gate_read().into(),
         rest_read: (g.stride - g.rest_read()).into(),
         cluster_read: banks.stream_len() as u64,
+        stride: g.stride.into(),
         dense: ffn.dense,
     }
 }

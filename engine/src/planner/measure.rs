@@ -1,4 +1,5 @@
-//! Measuring [`Rates`]: a few seconds of the kernels that decoding uses, on memory of several sizes.
+//! Measuring [`Rates`]: a few seconds of the kernels that decoding uses, on memory of several sizes,
+//! and of the bookkeeping around them.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::{mem, profile::Machine};
 
 use super::rates::{FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts};
-use crate::ffn::CLUSTER;
+use crate::ffn::{CLUSTER, COLD};
 use crate::weights::{Matrix, region};
-use crate::{Error, input::Input};
+use crate::{Budget, Engine, Error, Logits, Model, Options, Sparsity, input::Input};
 
 /// Width of a 7B model's residual stream, and of a small model's. Two lengths tell the cost of a
 /// row from the cost of its bytes.
@@ -77,6 +78,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
         threads.push(ThreadRates {
             threads: workers.threads() as u32,
             section_ns: section,
+            layer_ns: 0.0,
             read: Speed {
                 row_ns: 0.0,
                 gb_per_s: sets.iter().map(|&s| read(s)).collect(),
@@ -118,6 +120,9 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
         measured: true,
         check_gb_per_s: check(memory.as_slice(), effort.time),
         lookup_ns: lookup(effort.time)?,
+        replace_ns: replace(effort.time)?,
+        name_ns: name(effort.time),
+        wake_ns: wake(effort.time),
         element_ns: element(cpu, effort.time),
         threads,
     })
@@ -317,29 +322,148 @@ fn check(bytes: &[u8], time: Duration) -> f64 {
     bytes.len() as f64 / pass
 }
 
-/// Nanoseconds to find and release a neuron of a cold region of a usual size.
-fn lookup(time: Duration) -> Result<f64, Error> {
-    const NEURONS: u32 = 1 << 16;
-    let arena = Arena::new(NEURONS, 64, 1, ArenaOptions::default())
+/// Neurons of a cold region of a usual size, and in all.
+const SLOTS: u32 = 1 << 15;
+const NEURONS: u32 = 1 << 16;
+
+/// A full cold region.
+fn cold() -> Result<Option<ColdCache>, Error> {
+    let arena = Arena::new(SLOTS, 64, 1, ArenaOptions::default())
         .map_err(emberflow_storage::Error::from)?;
-    let Some(mut cold) = ColdCache::new(arena, &[NEURONS]) else {
+    let cold = ColdCache::with_policy(arena, &[NEURONS], COLD);
+    Ok(cold.map(|mut cold| {
+        (0..SLOTS).for_each(|neuron| admit(&mut cold, neuron));
+        cold
+    }))
+}
+
+fn admit(cold: &mut ColdCache, neuron: u32) {
+    let key = Key { bank: 0, neuron };
+    if let Some(slot) = cold.reserve(key) {
+        let id = cold.admit(key, slot);
+        cold.unpin(id);
+    }
+}
+
+/// Nanoseconds to find and release a neuron of a cold region, and its share of a tick.
+fn lookup(time: Duration) -> Result<f64, Error> {
+    let Some(mut cold) = cold()? else {
         return Ok(0.0);
     };
-    for neuron in 0..NEURONS {
-        let key = Key { bank: 0, neuron };
-        if let Some(slot) = cold.reserve(key) {
-            let id = cold.admit(key, slot);
-            cold.unpin(id);
-        }
-    }
-    let mut pinned = Vec::with_capacity(NEURONS as usize / SCATTER + 1);
+    let mut pinned = Vec::with_capacity(SLOTS as usize / SCATTER + 1);
     let pass = best(time, || {
-        for neuron in (0..NEURONS).step_by(SCATTER) {
+        cold.tick();
+        for neuron in (0..SLOTS).step_by(SCATTER) {
             pinned.extend(cold.get_pin(Key { bank: 0, neuron }));
         }
         pinned.drain(..).for_each(|id| cold.unpin(id));
     });
-    Ok(pass / f64::from(NEURONS / SCATTER as u32))
+    Ok(pass / f64::from(SLOTS / SCATTER as u32))
+}
+
+/// Nanoseconds to give a neuron's slot to another one.
+fn replace(time: Duration) -> Result<f64, Error> {
+    let Some(mut cold) = cold()? else {
+        return Ok(0.0);
+    };
+    let mut next = SLOTS;
+    let pass = best(time, || {
+        cold.tick();
+        for _ in 0..SLOTS / SCATTER as u32 {
+            next = (next + 1) % NEURONS;
+            admit(&mut cold, next);
+        }
+    });
+    Ok(pass / f64::from(SLOTS / SCATTER as u32))
+}
+
+/// Nanoseconds to look at a gate, of which one in [`SCATTER`] fires, where nobody can foresee.
+fn name(time: Duration) -> f64 {
+    let mut state = 1u32;
+    let gates: Vec<f32> = (0..NEURONS)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from(u8::from((state >> 16).is_multiple_of(SCATTER as u32)))
+        })
+        .collect();
+    let mut ids = Vec::with_capacity(gates.len());
+    let pass = best(time, || {
+        ids.clear();
+        for (id, gate) in black_box(&gates).chunks_exact(1).enumerate() {
+            if gate.iter().filter(|&&g| g != 0.0).count() > 0 {
+                ids.push(id as u32);
+            }
+        }
+        black_box(&ids);
+    });
+    pass / gates.len() as f64
+}
+
+/// Nanoseconds from a message to a thread that sleeps to its having it: the median, as the I/O
+/// thread meets it, some hundred microseconds after the last one.
+fn wake(time: Duration) -> f64 {
+    const PAUSE: Duration = Duration::from_micros(200);
+    let (send, receive) = std::sync::mpsc::channel::<Instant>();
+    let sleeper = std::thread::spawn(move || {
+        let mut all: Vec<f64> = (receive.iter())
+            .map(|sent| sent.elapsed().as_nanos() as f64)
+            .collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    });
+    let start = Instant::now();
+    while start.elapsed() < time {
+        let pause = Instant::now();
+        while pause.elapsed() < PAUSE {
+            std::hint::spin_loop();
+        }
+        if send.send(Instant::now()).is_err() {
+            break;
+        }
+    }
+    drop(send);
+    sleeper.join().unwrap_or_default()
+}
+
+/// Tokens of [`layers`] that are not counted, and those that are.
+const BEFORE: usize = 16;
+const DECODED: usize = 128;
+
+/// Measures what a layer takes beyond the other `rates`: `open` opens a small model, which decodes
+/// all in memory with each number of threads. Small, so that little else takes time.
+///
+/// # Errors
+/// A model that cannot be opened or run.
+pub fn layers<E: From<Error>>(
+    rates: &mut Rates,
+    open: impl Fn() -> Result<Model, E>,
+) -> Result<(), E> {
+    for i in 0..rates.threads.len() {
+        let options = Options {
+            budget: Budget::FfnShare(1.0),
+            threads: rates.threads[i].threads as usize,
+            sparsity: Sparsity::Exact,
+            context: BEFORE + DECODED,
+            ..Options::default()
+        };
+        let mut engine = Engine::open(open()?, options)?;
+        let (expected, layers) = engine.expected_with(rates)?;
+        let mut sequence = engine.new_sequence();
+        let vocab = engine.config().vocab;
+        let mut times = Vec::with_capacity(DECODED);
+        for position in 0..BEFORE + DECODED {
+            let token = (position as u32 * 97 + 11) % vocab;
+            let start = Instant::now();
+            engine.forward(&mut sequence, &[token], Logits::Last)?;
+            if position >= BEFORE {
+                times.push(start.elapsed().as_nanos() as f64);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let found = times[DECODED / 2];
+        rates.threads[i].layer_ns = ((found - expected * 1e6) / layers.max(1) as f64).max(0.0);
+    }
+    Ok(())
 }
 
 /// Nanoseconds per element of a norm and of what follows it.
@@ -387,6 +511,7 @@ mod tests {
         assert_eq!(ticks, rates.threads.len() * FORMATS.len());
         let good = |x: f64| x.is_finite() && x > 0.0;
         assert!(good(rates.check_gb_per_s) && good(rates.lookup_ns));
+        assert!(good(rates.replace_ns) && good(rates.name_ns) && good(rates.wake_ns));
         for t in &rates.threads {
             assert!(good(t.section_ns) && good(t.read.at(1e6)), "{t:?}");
             assert_eq!(t.kernels.len(), FORMATS.len());

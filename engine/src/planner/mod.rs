@@ -11,6 +11,7 @@ pub mod firing;
 mod inputs;
 pub mod measure;
 pub mod rates;
+mod reads;
 
 use emberflow_storage::profile::{Origin, ReadCost};
 use serde::Serialize;
@@ -155,6 +156,25 @@ impl Basis {
     pub fn all_measured(&self) -> bool {
         self.machine_measured && self.device_measured && self.statistics
     }
+
+    /// What had to be assumed for `forecast` and would change it much, with the command that
+    /// measures it. `None` for a forecast to rely on: without reads it needs no device and no
+    /// statistics of the cache.
+    pub fn doubt(&self, forecast: &Forecast) -> Option<&'static str> {
+        let reads = forecast.reads > 0.0;
+        match () {
+            () if !self.machine_measured => {
+                Some("this machine was not measured, `emberflow plan` does it once")
+            }
+            () if reads && !self.device_measured => {
+                Some("the disk was not measured, `emberflow bench io MODEL --save` does it")
+            }
+            () if !self.statistics => {
+                Some("the model has no activation statistics, pack it with --stats")
+            }
+            () => None,
+        }
+    }
 }
 
 fn ledger<S: serde::Serializer>(plan: &MemoryPlan, s: S) -> Result<S::Ok, S::Error> {
@@ -239,22 +259,16 @@ impl Planner {
         let gates_resident = memory.residency == Residency::GatesResident;
         let scan = self.shape.dense || !gates_resident && !needs.predicts;
         let first = self.first_cold(&memory, scan, self.hot(batch));
-        let missing = if scan {
-            Vec::new()
-        } else {
-            self.firing.misses(memory.slots as f64, &first)
-        };
+        let slots = if scan { 0 } else { memory.slots };
+        let absent = self.firing.absent(slots, &first)?;
         let stream_buffers = Banks::stream_for(chunk);
         let forecast = |threads: usize, tokens| {
-            let rates = self.rates.with_threads(threads)?;
             let pass = Pass {
                 shape: &self.shape,
                 firing: &self.firing,
-                rates,
-                check_gb_per_s: self.rates.check_gb_per_s,
-                lookup_ns: self.rates.lookup_ns,
-                element_ns: self.rates.element_ns,
-                cores: f64::from(self.rates.machine.cores.max(1)),
+                machine: &self.rates,
+                rates: self.rates.with_threads(threads)?,
+                alone: self.rates.with_threads(1)?,
                 device: &self.device,
                 stream: &self.stream,
                 predictor: self.predictor,
@@ -263,7 +277,7 @@ impl Planner {
             };
             let before = if tokens > 1 { 0 } else { self.context / 2 };
             Some((
-                pass.forecast(&memory, &first, &missing, tokens, before),
+                pass.forecast(&memory, &first, &absent, tokens, before),
                 threads,
             ))
         };

@@ -11,7 +11,7 @@ use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json
 use serde::{Deserialize, Serialize};
 
 /// Version of the saved form; others are refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Gigabytes per second out of working sets of some sizes: caches end somewhere.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,6 +79,9 @@ pub struct ThreadRates {
     pub threads: u32,
     /// Nanoseconds of a parallel section that does nothing.
     pub section_ns: f64,
+    /// Nanoseconds that a layer takes of a token beyond what the other rates name: what the bundled
+    /// model was seen to take, all in memory.
+    pub layer_ns: f64,
     /// A plain read of memory.
     pub read: Speed,
     /// By block format.
@@ -107,6 +110,12 @@ pub struct Rates {
     pub check_gb_per_s: f64,
     /// Nanoseconds to find a neuron in the cold region and to release it.
     pub lookup_ns: f64,
+    /// Nanoseconds to evict a neuron for another one and to admit that.
+    pub replace_ns: f64,
+    /// Nanoseconds to look at a neuron's gate and, if it fires, to note it.
+    pub name_ns: f64,
+    /// Nanoseconds from handing something to a thread that sleeps to its having it.
+    pub wake_ns: f64,
     /// Nanoseconds of one thread for an element of the residual stream that is normalised and
     /// quantised.
     pub element_ns: f64,
@@ -174,6 +183,7 @@ impl Rates {
             ThreadRates {
                 threads,
                 section_ns: if threads > 1 { 3000.0 } else { 100.0 },
+                layer_ns: 10_000.0,
                 read: speed(gb, 0.0),
                 kernels: FORMATS.iter().map(kernel).collect(),
             }
@@ -185,6 +195,9 @@ impl Rates {
             measured: false,
             check_gb_per_s: 4.0,
             lookup_ns: 60.0,
+            replace_ns: 250.0,
+            name_ns: 2.0,
+            wake_ns: 20_000.0,
             element_ns: 0.5,
             threads: counts(cores).into_iter().map(threads).collect(),
         }

@@ -12,13 +12,13 @@ use super::worth::{BUCKETS, Worth};
 const HEAD_STARTS: [u32; 3] = [0, 8, BUCKETS];
 
 /// The one to begin with.
-const FIRST: usize = 1;
+const FIRST: usize = 2;
 
 /// Of so many units one is looked at.
 const SAMPLE: u32 = 32;
 
 /// Ticks between decisions, each of which counts half as much as the next one.
-const PERIOD: u32 = 64;
+const PERIOD: u32 = 16;
 
 /// The models and what they saw.
 #[derive(Debug)]

@@ -75,6 +75,10 @@ pub struct RunArgs {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+    /// With --json: also each token's time, waiting, hits and reads, the hash so far, and the speed
+    /// of memory.
+    #[arg(long, requires = "json", conflicts_with = "chat")]
+    pub details: bool,
 }
 
 /// `perplexity`

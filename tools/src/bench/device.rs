@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use emberflow_engine::planner::measure::{Effort, measure};
+use emberflow_engine::Model;
+use emberflow_engine::planner::measure::{Effort, layers, measure};
 use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
 use emberflow_storage::profile::Machine;
 use serde::Serialize;
 
-use crate::cli::BenchDeviceArgs;
+use crate::cli::{BenchDeviceArgs, ModelArg};
+use crate::model::open_model;
 use crate::{Failure, print_json, progress};
 
 /// What `--json` prints: the rates and where they went.
@@ -66,15 +68,24 @@ pub fn saved_or_measured() -> Result<(), Failure> {
 fn measure_here() -> Result<Rates, Failure> {
     let steps = counts(Machine::here().cores).len() * FORMATS.len();
     let bar = progress::steps("measuring", steps as u64);
-    let rates = measure(Effort::default(), || bar.inc(1))?;
+    let mut rates = measure(Effort::default(), || bar.inc(1))?;
+    let bundled = || -> Result<Model, Failure> { open_model(&ModelArg { model: None }) };
+    layers(&mut rates, bundled)?;
     bar.finish_and_clear();
     Ok(rates)
 }
 
 fn table(rates: &Rates) -> String {
     let mut out = format!(
-        "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per neuron looked up\n\n",
-        rates.machine.cpu, rates.isa, rates.machine.cores, rates.check_gb_per_s, rates.lookup_ns
+        "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per neuron looked up, {:.0} replaced, \
+         {:.1} µs to wake a thread\n\n",
+        rates.machine.cpu,
+        rates.isa,
+        rates.machine.cores,
+        rates.check_gb_per_s,
+        rates.lookup_ns,
+        rates.replace_ns,
+        rates.wake_ns / 1e3
     );
     out += "threads  format    GB/s from memory: rows  neurons   plain read    GMAC/s by tokens\n";
     for t in &rates.threads {
