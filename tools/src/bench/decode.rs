@@ -90,13 +90,14 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         ));
     }
     let mut bandwidth = engine.read_bandwidth(Duration::from_millis(300));
-    let bar = progress::steps("decoding", (args.contexts.len() * tokens) as u64);
+    let passes = args.contexts.len() * tokens * if args.oracle { 2 } else { 1 };
+    let bar = progress::steps("decoding", passes as u64);
     let mut contexts: Vec<Rates> = Vec::new();
     for &context in &args.contexts {
         if args.oracle {
             // The same tokens once before, to learn what they need.
             engine.record_active();
-            measure(&mut engine, context, tokens, &|| {})?;
+            measure(&mut engine, context, tokens, &|| bar.inc(1))?;
             engine.replay_active();
         }
         let mut rates = measure(&mut engine, context, tokens, &|| bar.inc(1))?;
