@@ -293,7 +293,7 @@ fn powers(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 /// The beginning of a picture.
-fn canvas(width: f64, height: f64) -> String {
+pub(crate) fn canvas(width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -311,6 +311,7 @@ fn headline(out: &mut String, x: f64, title: &str) {
     );
 }
 
+/// Text as it may stand in SVG.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

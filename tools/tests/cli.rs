@@ -257,7 +257,8 @@ fn everything_long_shows_its_progress() {
             &["reading the text", "predictors", "copying the model"],
         ),
         ("synth --shape tiny -o t.gguf", &["writing", "decoding"]),
-        ("bench decode -n 4", &["decoding"]),
+        ("bench decode -n 4 --oracle --sparsity exact", &["decoding"]),
+        ("bench timeline --warm-up 4", &["decoding"]),
         (
             "bench io --quick --sizes 4KiB --depths 1 --millis 5 --size 8MiB",
             &["measuring"],

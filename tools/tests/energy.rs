@@ -58,6 +58,18 @@ fn a_run_tells_its_joules_and_where_they_come_from() {
         "{each} {joules}"
     );
 
+    let bench = ["bench", "decode", "-n", "64", "--sysfs", &sysfs, "--json"];
+    let (report, counted) = while_counting(&counter, 10_000, 900_000, || json(&bench));
+    assert_eq!(report["energy_source"], "rapl package-0");
+    let each = report["contexts"][0]["joules_per_token"].as_f64().unwrap();
+    assert!(each > 0.0 && each * 64.0 <= counted as f64 / 1e6, "{each}");
+    let (output, _) = while_counting(&counter, 10_000, 900_000, || call(&bench[..6]));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        table.contains("J/token (context), rapl package-0: "),
+        "{table}"
+    );
+
     let (output, _) = while_counting(&counter, 10_000, 900_000, || call(&run[..5]));
     let summary = String::from_utf8_lossy(&output.stderr);
     assert!(summary.contains(" J/token (rapl package-0)"), "{summary}");
@@ -88,4 +100,7 @@ fn a_battery_under_load_tells_and_a_charged_one_does_not() {
 
     fs::write(battery.join("status"), "Full").unwrap();
     assert!(json(&run).get("energy").is_none());
+    let bench = json(&["bench", "decode", "-n", "4", "--sysfs", &sysfs, "--json"]);
+    assert!(bench.get("energy_source").is_none());
+    assert!(bench["contexts"][0].get("joules_per_token").is_none());
 }

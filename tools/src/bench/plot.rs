@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::stats::Range;
-use crate::svg::escape;
+use crate::svg::{canvas, escape};
 
 const LEFT: f64 = 64.0;
 const TOP: f64 = 58.0;
@@ -45,14 +45,10 @@ impl Chart {
     fn new(labels: &Labels<'_>, x: (f64, f64), top: f64) -> Self {
         let step = nice(top / 5.0);
         let top = (top / step).ceil().max(1.0) * step;
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{}</text>\n\
+        let mut out = canvas(LEFT + WIDTH + 230.0, TOP + HEIGHT + 56.0);
+        out += &format!(
+            "<text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{}</text>\n\
              <text x=\"{LEFT}\" y=\"40\" font-size=\"10\" fill=\"#555\">{}</text>\n",
-            LEFT + WIDTH + 230.0,
-            TOP + HEIGHT + 56.0,
             escape(labels.title),
             escape(labels.facts),
         );

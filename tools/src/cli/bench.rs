@@ -6,7 +6,9 @@ use clap::{Args, Subcommand};
 
 use emberflow_engine::Policy;
 
-use super::{EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent};
+use super::{
+    EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent, policy_names,
+};
 use crate::size;
 
 /// `bench`
@@ -105,14 +107,15 @@ pub struct BenchSweepArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "full,llmflash,mmap"
+        default_value = "full,llmflash,mmap",
+        value_parser = policy_names()
     )]
     pub policies: Vec<Policy>,
     /// Tokens of a run with `mmap`, which can be very slow; default: at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub mmap_tokens: Option<u32>,
-    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
     /// Draw another program's speeds beside ours: CSV with the columns share, name, median, low,
     /// high, as benches/peers/offload.py writes it. Its lines about Emberflow are left out.
@@ -135,7 +138,8 @@ pub struct BenchAblationArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "sim:ufs4,sim:ufs31,auto"
+        default_value = "sim:ufs4,sim:ufs31,auto",
+        value_parser = io_names()
     )]
     pub io: Vec<String>,
     /// Share of the FFN in memory, in percent.
@@ -161,11 +165,12 @@ pub struct BenchLatencyArgs {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "full"
+        default_value = "full",
+        value_parser = policy_names()
     )]
     pub policies: Vec<Policy>,
-    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
 
@@ -188,8 +193,8 @@ pub struct BenchPrefillArgs {
     /// Share of the FFN in memory, in percent; measured beside 100.
     #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
     pub share: f64,
-    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
 
@@ -210,8 +215,8 @@ pub struct BenchBatchArgs {
     /// Shares of the FFN in memory, in percent.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50,100", value_parser = parse_share_percent)]
     pub shares: Vec<f64>,
-    /// How to read from flash: auto, uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
 
