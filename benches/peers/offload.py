@@ -2,7 +2,7 @@
 """Decoding with a part of the FFN on disk: Emberflow's policies and llama.cpp, in turns,
 each in a memory cgroup of the same size.
 
-usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,llmflash]
+usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,llmflash] [--sparsity auto]
            [--read-ahead 8192,128,4] [--rounds 5] [--tokens 32] [--csv FILE] [--svg FILE]
 
 For every share of the FFN in memory, `emberflow run --ffn-resident SHARE` names the bytes of
@@ -51,7 +51,7 @@ def capped(command, limit, timeout):
 def emberflow(options, share, policy, limit):
     command = [options.emberflow, "run", options.ember, "-p", "abc", "--ignore-eos", "--json"]
     command += ["-n", str(options.tokens + 1), "--threads", str(options.threads)]
-    command += ["--ffn-resident", str(share), "--policy", policy]
+    command += ["--ffn-resident", str(share), "--policy", policy, "--sparsity", options.sparsity]
     output = capped(command, limit, options.timeout)
     return json.loads(output) if output else None
 
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--emberflow", default="target/release/emberflow")
     parser.add_argument("--shares", default="0.5,0.25")
     parser.add_argument("--policies", default="full,llmflash")
+    parser.add_argument("--sparsity", default="auto")
     parser.add_argument("--read-ahead", default="8192,128,4")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -7,9 +7,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::counters::Counters;
 use crate::forward::Span;
+use crate::generate::Energy;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::Sequence;
-use crate::{Engine, Error, Logits, Request, Stop};
+use crate::{Engine, Error, Logits, Request, Step, Stop};
 
 /// One continuation.
 #[derive(Debug, Clone)]
@@ -49,6 +50,10 @@ pub struct Batch {
     pub latencies: Vec<Duration>,
     /// What was done for it.
     pub counters: Counters,
+    /// What each further pass did, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
+    /// What the machine used for it, as in [`crate::Generation::energy`].
+    pub energy: Option<Energy>,
 }
 
 impl Batch {
@@ -104,6 +109,7 @@ impl Engine {
             )));
         }
         let before = self.counters();
+        let mut joules = [self.joules(), None, None];
         let start = Instant::now();
         self.set_batch(samples)?;
         let mut interrupted = !self.prefill(&mut sequence, prompt)?;
@@ -121,9 +127,11 @@ impl Engine {
                 one.take(self.logits())?;
             }
             first_token = start.elapsed();
+            joules[1] = self.joules();
             last = Instant::now();
         }
         let mut done = Vec::with_capacity(samples);
+        let (mut steps, mut counted) = (Vec::new(), self.counters());
         loop {
             interrupted |= self.interrupted();
             let mut i = 0;
@@ -142,8 +150,18 @@ impl Engine {
                 one.take(self.row_logits(row))?;
             }
             latencies.push(last.elapsed());
+            if self.keeps_steps() {
+                let counters = self.counters();
+                steps.push(Step {
+                    counters: counters.since(counted),
+                    logits_hash: 0,
+                });
+                counted = counters;
+            }
+            self.watch_energy();
             last = Instant::now();
         }
+        joules[2] = self.joules();
         done.sort_by_key(|(index, _)| *index);
         Ok(Batch {
             samples: done.into_iter().map(|(_, sample)| sample).collect(),
@@ -152,6 +170,8 @@ impl Engine {
             first_token,
             latencies,
             counters: self.counters().since(before),
+            steps,
+            energy: Energy::between(joules),
         })
     }
 
@@ -269,6 +289,8 @@ mod tests {
             first_token: Duration::ZERO,
             latencies: Vec::new(),
             counters: Counters::default(),
+            steps: Vec::new(),
+            energy: None,
         };
         assert_eq!((batch.best(), batch.tokens()), (1, 7));
     }

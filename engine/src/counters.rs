@@ -23,6 +23,8 @@ pub struct Counters {
     pub evictions: u64,
     /// Reads that were asked for.
     pub reads: u64,
+    /// Reads that the device was given, neighbours merged.
+    pub commands: u64,
     /// Bytes that came from the device, those between merged reads included.
     pub bytes_read: u64,
     /// Time the computation waited for reads.
@@ -55,6 +57,7 @@ impl Counters {
             foreseen_needed: self.foreseen_needed.saturating_sub(before.foreseen_needed),
             evictions: self.evictions.saturating_sub(before.evictions),
             reads: self.reads.saturating_sub(before.reads),
+            commands: self.commands.saturating_sub(before.commands),
             bytes_read: self.bytes_read.saturating_sub(before.bytes_read),
             wait_ns: self.wait_ns.saturating_sub(before.wait_ns),
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),

@@ -13,6 +13,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
 use crate::counters::Counters;
+use crate::energy::Meter;
 use crate::ffn::{
     Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
 };
@@ -44,7 +45,9 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
+    meter: Option<Meter>,
     stop: Arc<AtomicBool>,
+    keeps_steps: bool,
 }
 
 impl Engine {
@@ -123,6 +126,7 @@ impl Engine {
             },
             text,
             needs: planner.needs_with(options.chunk),
+            meter: Meter::find(&options.sysfs),
             options,
             planner,
             plan,
@@ -130,6 +134,7 @@ impl Engine {
             choice,
             recall,
             stop: Arc::new(AtomicBool::new(false)),
+            keeps_steps: false,
         })
     }
 
@@ -373,6 +378,34 @@ impl Engine {
         }
     }
 
+    /// From the next generation on keeps what each of its passes did. Their memory, some 150
+    /// bytes each, is not part of the budget.
+    pub fn keep_steps(&mut self) {
+        self.keeps_steps = true;
+    }
+
+    pub(crate) fn keeps_steps(&self) -> bool {
+        self.keeps_steps
+    }
+
+    /// Joules that the machine has used since the engine was opened (see [`crate::energy`]);
+    /// `None` where nothing tells.
+    pub fn joules(&mut self) -> Option<f64> {
+        self.meter.as_mut()?.joules()
+    }
+
+    /// What tells the energy: `rapl` or `battery`, and which.
+    pub fn energy_source(&self) -> Option<&str> {
+        Some(self.meter.as_ref()?.name())
+    }
+
+    /// Follows the meter through a long generation: its counters start over now and then.
+    pub(crate) fn watch_energy(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.look();
+        }
+    }
+
     /// From the next pass on keeps which neurons each layer needs, for
     /// [`Engine::replay_active`].
     pub fn record_active(&mut self) {
@@ -400,6 +433,12 @@ impl Engine {
     /// norms and head.
     pub fn dense_bytes(&self) -> u64 {
         self.decoder.weights.bytes_per_token()
+    }
+
+    /// Bytes of keys and values of one position.
+    pub fn position_bytes(&self) -> u64 {
+        let (kv, context) = (self.options.kv, self.options.context.max(1));
+        KvCache::bytes_for(kv, self.config(), context) / context as u64
     }
 
     /// Which mechanisms are at work.

@@ -34,6 +34,16 @@ pub enum Stop {
     Caller,
 }
 
+/// What the pass that gave one token did.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Its counters.
+    pub counters: Counters,
+    /// Hash over the logits of every token up to this one, so that runs of different lengths
+    /// can be compared; 0 where sequences run together.
+    pub logits_hash: u64,
+}
+
 /// The outcome and its timings.
 #[derive(Debug, Clone)]
 pub struct Generation {
@@ -53,10 +63,44 @@ pub struct Generation {
     pub stop: Stop,
     /// What was done for it.
     pub counters: Counters,
+    /// What was done for each further token, where [`Engine::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
+    /// What the machine used for it; `None` where nothing tells (see [`crate::energy`]).
+    pub energy: Option<Energy>,
     /// What of that was done for the second half of the tokens that were asked for, when caches
     /// hold what this text needs, and the number of further tokens before. `None` when the
     /// generation ended earlier.
     pub settled: Option<(usize, Counters)>,
+}
+
+/// Joules that the machine used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Energy {
+    /// From the start to the first generated token.
+    pub prefill_joules: f64,
+    /// From then to the last one.
+    pub decode_joules: f64,
+}
+
+impl Energy {
+    /// From readings at the start, at the first token and at the end.
+    pub(crate) fn between([start, first, end]: [Option<f64>; 3]) -> Option<Self> {
+        Some(Self {
+            prefill_joules: first? - start?,
+            decode_joules: end? - first?,
+        })
+    }
+}
+
+impl Default for Request {
+    /// Up to 128 tokens, the likeliest ones.
+    fn default() -> Self {
+        Self {
+            max_tokens: 128,
+            sampling: Sampling::default(),
+            ignore_eos: false,
+        }
+    }
 }
 
 impl Engine {
@@ -73,12 +117,15 @@ impl Engine {
         request.sampling.validate().map_err(Error::Option)?;
         self.check_prompt(sequence, prompt)?;
         let before = self.counters();
+        let mut joules = [self.joules(), None, None];
         let start = Instant::now();
         let mut sampler = Sampler::new(request.sampling, self.config().vocab as usize);
         let mut hash = Xxh3::new();
         let most = request.max_tokens.min(sequence.room() - prompt.len() + 1);
         let mut latencies = Vec::with_capacity(most);
         let mut tokens = Vec::with_capacity(most);
+        let mut steps = Vec::new();
+        let mut done = before;
 
         let interrupted = !self.prefill(sequence, prompt)?;
         let prefill = start.elapsed();
@@ -102,8 +149,19 @@ impl Engine {
             tokens.push(token);
             if tokens.len() == 1 {
                 first_token = start.elapsed();
+                joules[1] = self.joules();
             } else {
                 latencies.push(last.elapsed());
+            }
+            if self.keeps_steps() {
+                let counters = self.counters();
+                if tokens.len() > 1 {
+                    steps.push(Step {
+                        counters: counters.since(done),
+                        logits_hash: hash.digest(),
+                    });
+                }
+                done = counters;
             }
             if tokens.len() == request.max_tokens / 2 {
                 half = Some((latencies.len(), self.counters()));
@@ -112,7 +170,7 @@ impl Engine {
             if self.config().eos.contains(&token) && !request.ignore_eos {
                 break Stop::Eos;
             }
-            if on_token(token).is_break() {
+            if on_token(token).is_break() || self.interrupted() {
                 break Stop::Caller;
             }
             if tokens.len() == request.max_tokens {
@@ -122,7 +180,9 @@ impl Engine {
                 break Stop::Context;
             }
             self.forward(sequence, &[token], Logits::Last)?;
+            self.watch_energy();
         };
+        joules[2] = self.joules();
         let counters = self.counters();
         Ok(Generation {
             settled: half.map(|(before, counted)| (before, counters.since(counted))),
@@ -134,7 +194,31 @@ impl Engine {
             logits_hash: hash.digest(),
             stop,
             counters: counters.since(before),
+            steps,
+            energy: Energy::between(joules),
         })
+    }
+
+    /// As [`Engine::generate`]; `on_text` gets the text as it grows, in whole characters.
+    pub fn generate_text(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        request: &Request,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, Error> {
+        let tokenizer = self.text().tokenizer().clone();
+        let mut stream = tokenizer.stream_after_prompt();
+        let mut on_token = |token| match stream.push(token) {
+            Some(piece) => on_text(&piece),
+            None => ControlFlow::Continue(()),
+        };
+        let generation = self.generate(sequence, prompt, request, &mut on_token)?;
+        // nothing is left to stop
+        if let Some(rest) = stream.finish() {
+            let _ = on_text(&rest);
+        }
+        Ok(generation)
     }
 
     pub(crate) fn check_prompt(&self, sequence: &Sequence, prompt: &[u32]) -> Result<(), Error> {
@@ -154,6 +238,7 @@ impl Engine {
     ) -> Result<bool, Error> {
         for chunk in prompt.chunks(self.chunk()) {
             self.forward(sequence, chunk, Logits::Last)?;
+            self.watch_energy();
             if self.interrupted() {
                 return Ok(false);
             }

@@ -10,6 +10,10 @@
 //! and fills the cold region; [`Engine::forward`] runs a chunk of tokens;
 //! [`Engine::generate`] adds the sampler and the clock; [`Report`] is what a run
 //! says about itself.
+//!
+//! ```
+#![doc = include_str!("../examples/generate.rs")]
+//! ```
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -17,6 +21,8 @@ mod batch;
 pub mod bundle;
 mod choice;
 mod counters;
+mod details;
+pub mod energy;
 mod engine;
 mod error;
 mod ffn;
@@ -41,14 +47,15 @@ mod weights;
 
 pub use batch::{Batch, Sample};
 pub use counters::Counters;
+pub use details::Details;
 pub use engine::{Engine, MAX_BATCH};
 pub use error::Error;
 pub use ffn::{CLUSTER, FfnSeen, GATE_PIECES, MAX_CHUNK, regions};
 pub use forward::{FfnObserver, Logits, Span};
-pub use generate::{Generation, Request, Stop};
+pub use generate::{Energy, Generation, Request, Step, Stop};
 pub use judge::Judge;
 pub use kv_cache::KvCache;
-pub use model::{Model, Text};
+pub use model::{Model, Text, demo_container};
 pub use options::{Budget, Options, Phases, Sparsity};
 pub use policy::Policy;
 pub use report::Report;

@@ -1,10 +1,12 @@
 //! A container whose metadata and tokenizer are open, before any memory is
 //! planned: enough to count a prompt's tokens, which the plan depends on.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
+use emberflow_models::demo;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
 
@@ -25,7 +27,39 @@ pub struct Text {
     tokenizer: Arc<Tokenizer>,
 }
 
+/// The container of the bundled demo model. It lies inside the program's own executable and is read
+/// from that file like any other container, so its neurons stay on disk.
+///
+/// # Errors
+/// Where the program cannot find or read its own file.
+pub fn demo_container() -> Result<Container, Error> {
+    let place = demo::locate()?;
+    let name = Path::new("bundled model");
+    Ok(Container::open_at(
+        place.file,
+        name,
+        place.offset,
+        place.len,
+    )?)
+}
+
 impl Model {
+    /// The packed model in the file `path`, as `emberflow pack` writes it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no container, and what [`Model::open`] gives.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open(Container::open(path.as_ref())?)
+    }
+
+    /// The bundled demo model.
+    ///
+    /// # Errors
+    /// As [`demo_container`].
+    pub fn demo() -> Result<Self, Error> {
+        Self::open(demo_container()?)
+    }
+
     /// Reads the metadata and builds the tokenizer.
     ///
     /// # Errors

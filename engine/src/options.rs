@@ -1,5 +1,7 @@
 //! What the caller of [`crate::Engine::open`] chooses.
 
+use std::path::PathBuf;
+
 use emberflow_kernels::DType;
 
 use crate::policy::Policy;
@@ -93,6 +95,18 @@ pub struct Options {
     pub observe: bool,
     /// Bytes that the caller will come to hold besides; the budget pays for them.
     pub reserve: u64,
+    /// Where the system shows its sensors of energy: `/sys`.
+    pub sysfs: PathBuf,
+}
+
+impl Options {
+    /// The defaults under `budget`.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Options {
@@ -113,6 +127,7 @@ impl Default for Options {
             kv: DType::F16,
             observe: false,
             reserve: 0,
+            sysfs: PathBuf::from("/sys"),
         }
     }
 }

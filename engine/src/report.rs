@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::memory::Residency;
 use crate::planner::cost::Limit;
-use crate::{Batch, Engine, Generation, Stop};
+use crate::{Batch, Details, Energy, Engine, Generation, Stop};
 
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -42,6 +42,9 @@ pub struct Report {
     pub settled: Option<Settled>,
     /// What the plan expected.
     pub plan: Expected,
+    /// What the machine used, everything else that ran on it included; absent where nothing tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
     /// Hash over the logits of every generated token.
     pub logits_hash: String,
     /// Compute threads.
@@ -55,6 +58,9 @@ pub struct Report {
     /// All texts that were drawn together; the rest of the report is about the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<BestOf>,
+    /// Each token by itself, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
 }
 
 /// Texts that were drawn together.
@@ -188,6 +194,17 @@ pub struct SparsityReport {
     pub predictor_recall: Option<f64>,
 }
 
+/// Energy of the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct EnergyReport {
+    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    pub source: String,
+    /// From the start to the last token.
+    pub joules: f64,
+    /// Per generated token, the first one not counted; `null` where there is only that one.
+    pub joules_per_token: Option<f64>,
+}
+
 /// What the plan expected of the run.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Expected {
@@ -309,12 +326,14 @@ impl Report {
                 measured: planned.basis.all_measured(),
                 doubt: planned.basis.doubt(&planned.decode),
             },
+            energy: energy(engine, generation.energy, ms.len()),
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
             policy: engine.policy().name(),
             stop: name(generation.stop),
             best_of: None,
+            details: None,
         }
     }
 
@@ -332,6 +351,8 @@ impl Report {
             logits_hash: winner.logits_hash,
             stop: winner.stop,
             counters: batch.counters,
+            steps: Vec::new(),
+            energy: batch.energy,
             settled: None,
         };
         texts.resize(batch.samples.len(), String::new());
@@ -339,6 +360,7 @@ impl Report {
         let seconds: f64 = batch.latencies.iter().map(|l| l.as_secs_f64()).sum();
         let further = batch.tokens().saturating_sub(batch.samples.len());
         report.decode_tokens_per_s = ratio(further as f64, seconds);
+        report.energy = energy(engine, batch.energy, further);
         let samples = batch.samples.iter().zip(texts);
         report.best_of = Some(BestOf {
             best,
@@ -371,11 +393,19 @@ impl Report {
         } else {
             "token"
         };
+        let energy = match &self.energy {
+            Some(EnergyReport {
+                source,
+                joules_per_token: Some(joules),
+                ..
+            }) => format!(" | {joules:.3} J/token ({source})"),
+            _ => String::new(),
+        };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
         format!(
             "{best_of}{:.1} tok/s ({}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
              overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
-             FFN {:.0} % resident | peak {} of {:.1} MiB | {} {} | logits {}",
+             FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
             self.decode_tokens_per_s,
             self.plan.summary(),
             self.latency_ms.mean,
@@ -396,6 +426,16 @@ impl Report {
             self.logits_hash,
         )
     }
+}
+
+/// Energy, where it was told; `further` tokens were generated after the first.
+fn energy(engine: &Engine, energy: Option<Energy>, further: usize) -> Option<EnergyReport> {
+    let energy = energy?;
+    Some(EnergyReport {
+        source: engine.energy_source()?.to_owned(),
+        joules: energy.prefill_joules + energy.decode_joules,
+        joules_per_token: (further > 0).then(|| energy.decode_joules / further as f64),
+    })
 }
 
 impl Expected {

@@ -99,14 +99,7 @@ pub trait Checkpoint: Send {
 /// # Errors
 /// One variant for each way the files can be wrong; see [`Error`].
 pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    let io = |op| {
-        move |source| Error::Io {
-            path: path.to_owned(),
-            op,
-            source,
-        }
-    };
-    let meta = std::fs::metadata(path).map_err(io("open"))?;
+    let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if meta.is_dir() {
         return hf::open_folder(path);
     }
@@ -119,9 +112,9 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let mut magic = [0u8; 4];
     if meta.len() >= 4 {
         File::open(path)
-            .map_err(io("open"))?
+            .map_err(Error::io("open", path))?
             .read_exact_at(&mut magic, 0)
-            .map_err(io("read"))?;
+            .map_err(Error::io("read", path))?;
     }
     if gguf::is_magic(magic) {
         gguf::open_file(path)

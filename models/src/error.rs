@@ -4,7 +4,7 @@
 //! Every message names the file, then the tensor, key or offset, then what was
 //! found and what was expected.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::names::TensorId;
 
@@ -305,4 +305,18 @@ pub enum Error {
         /// The template engine's reason, with a line where known.
         reason: String,
     },
+}
+
+impl Error {
+    /// What the system said when `op` was tried on `path`.
+    pub(crate) fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, op, source }
+    }
+
+    /// Why `path` cannot be written.
+    pub(crate) fn export(path: &Path, reason: String) -> Self {
+        let path = path.to_owned();
+        Self::Export { path, reason }
+    }
 }

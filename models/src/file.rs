@@ -17,15 +17,8 @@ pub(crate) struct DataFile {
 
 impl DataFile {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let io = |op| {
-            move |source| Error::Io {
-                path: path.to_owned(),
-                op,
-                source,
-            }
-        };
-        let file = File::open(path).map_err(io("open"))?;
-        let meta = file.metadata().map_err(io("open"))?;
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        let meta = file.metadata().map_err(Error::io("open", path))?;
         if !meta.is_file() {
             return Err(Error::NotACheckpoint {
                 path: path.to_owned(),
@@ -71,22 +64,15 @@ impl DataFile {
 
 /// Reads a whole text file of at most `limit` bytes; `None` where it does not exist.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
-    let io = |op| {
-        move |source| Error::Io {
-            path: path.to_owned(),
-            op,
-            source,
-        }
-    };
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(io("open")(error)),
+        Err(error) => return Err(Error::io("open", path)(error)),
     };
     let mut bytes = Vec::new();
     file.take(limit.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(io("read"))?;
+        .map_err(Error::io("read", path))?;
     let found = bytes.len() as u64;
     if found > limit {
         return Err(Error::TooLarge {

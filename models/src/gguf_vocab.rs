@@ -6,6 +6,8 @@
 //! has a name ([`GgufVocab::pre`]). Everything downstream then needs one
 //! tokenizer only.
 
+mod from_json;
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};

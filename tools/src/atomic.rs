@@ -5,6 +5,17 @@ use std::path::Path;
 
 use crate::Failure;
 
+/// Refuses a result that exists, unless it may be replaced.
+pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
+    if path.exists() && !force {
+        return Err(Failure::usage(format!(
+            "{} exists; give --force to replace it",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
 /// Writes `bytes` to a sibling, flushes it to disk and gives it the name `path`.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let mut partial = path.as_os_str().to_owned();

@@ -1,32 +1,76 @@
-//! `emberflow export`: a container's weights as a Hugging Face folder.
+//! `emberflow export`: a container's weights as a Hugging Face folder, or as a GGUF file.
+
+mod gguf;
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 
 use emberflow_models::names::{Required, Role, TensorId, required};
 use emberflow_models::{Folder, RowSink, SamplingDefaults, write_folder};
 use emberflow_storage::container::Container;
+use serde::Serialize;
 
-use crate::Failure;
 use crate::cli::ExportArgs;
 use crate::model::open_container;
 use crate::packed::Packed;
+use crate::{Failure, print_json, progress, size};
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<(), Failure> {
+    let start = Instant::now();
     let container = open_container(&args.model)?;
-    export(&container, &args.output)?;
-    writeln!(std::io::stdout().lock(), "wrote {}", args.output.display())?;
+    let bar = progress::bytes("exporting", 0);
+    let mut tell = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let bytes = match args.output.extension() {
+        Some(e) if e == "gguf" => gguf::export(&container, &args.output, &mut tell),
+        _ => export(&container, &args.output, &mut tell),
+    };
+    bar.finish_and_clear();
+    let done = Exported {
+        output: args.output.display().to_string(),
+        bytes: bytes?,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    if args.json {
+        return print_json(&done);
+    }
+    writeln!(
+        std::io::stdout().lock(),
+        "{}: {} of weights, {:.1} s",
+        done.output,
+        size::show(done.bytes),
+        done.seconds
+    )?;
     Ok(())
+}
+
+/// What was written. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Exported {
+    /// The folder or file.
+    output: String,
+    /// Bytes of the weights.
+    bytes: u64,
+    /// How long it took.
+    seconds: f64,
 }
 
 /// Writes `container`'s weights, as f32, into the new folder `dir`. An imported
 /// predictor goes along, without its threshold, which the format does not have.
+/// `tell` hears of bytes done and in all; the latter come back.
 ///
 /// # Errors
 /// Where the container is damaged, the folder cannot be written, or the format
 /// cannot express the model; nothing is left under `dir` then.
-pub fn export(container: &Container, dir: &Path) -> Result<(), Failure> {
+pub fn export(
+    container: &Container,
+    dir: &Path,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<u64, Failure> {
     let packed = Packed::new(container)?;
     let mut tensors = required(packed.config());
     tensors.extend(predictors(container));
@@ -44,14 +88,23 @@ pub fn export(container: &Container, dir: &Path) -> Result<(), Failure> {
         },
         tensors: &tensors,
     };
+    let total = tensors.iter().map(|t| 4 * (t.rows * t.cols) as u64).sum();
+    let mut done = 0;
     write_folder(dir, &folder, |sink| {
+        let sink: &mut RowSink<'_> = &mut |id, row| {
+            sink(id, row)?;
+            done += 4 * row.len() as u64;
+            tell(done, total);
+            Ok(())
+        };
         for &want in &tensors {
             if !matches!(want.id.role, Role::Gate | Role::Up | Role::Down) {
                 packed.rows(want, &mut |_, _, row| Ok(sink(want.id, row)?))?;
             }
         }
         (0..container.banks().len()).try_for_each(|bank| neurons(&packed, container, bank, sink))
-    })
+    })?;
+    Ok(total)
 }
 
 /// Predictor matrices, with the shapes that the container gives them.

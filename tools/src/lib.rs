@@ -6,16 +6,16 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
-pub mod bench_decode;
-pub mod bench_device;
-pub mod bench_io;
-pub mod bench_timeline;
+pub mod bench;
 pub mod chrome;
 pub mod cli;
+pub mod completions;
 pub mod doctor;
 pub mod export;
 pub mod inspect;
 pub mod inspect_predictors;
+pub mod interrupt;
+pub mod man;
 pub mod model;
 pub mod pack;
 pub mod packed;
@@ -26,12 +26,14 @@ pub mod progress;
 pub mod run;
 pub mod size;
 pub mod stats;
+pub mod suggest;
 pub mod svg;
 pub mod synth;
 pub mod trace;
 pub mod train_predictor;
 pub mod verify;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// How a command can fail.
@@ -56,7 +58,7 @@ pub enum Failure {
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
@@ -69,6 +71,9 @@ pub enum Failure {
     /// Arguments that do not make sense together.
     #[error("{0}")]
     Usage(String),
+    /// A run of this program that a benchmark started.
+    #[error("{0}")]
+    Child(String),
     /// Stopped by Ctrl-C.
     #[error("stopped")]
     Interrupted,
@@ -81,9 +86,27 @@ impl Failure {
     }
 
     /// Wraps an I/O error with the file it belongs to.
-    pub fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::File { path, source }
+    }
+
+    /// The file that was not there, where that is the failure.
+    pub fn missing_file(&self) -> Option<&Path> {
+        use emberflow_engine::Error as Engine;
+        use emberflow_models::Error as Model;
+        use emberflow_storage::Error as Storage;
+        use emberflow_storage::profile::ProfileError as Device;
+        let (path, source) = match self {
+            Self::File { path, source }
+            | Self::Storage(Storage::File { path, source, .. })
+            | Self::Engine(Engine::Storage(Storage::File { path, source, .. }))
+            | Self::Model(Model::Io { path, source, .. })
+            | Self::Engine(Engine::Model(Model::Io { path, source, .. }))
+            | Self::Device(Device::File { path, source }) => (path, source),
+            _ => return None,
+        };
+        (source.kind() == std::io::ErrorKind::NotFound).then_some(path)
     }
 
     /// The process's exit code (listed in `emberflow --help`).
@@ -110,12 +133,11 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Synth(args) => synth::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Io(args)) => bench_io::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Device(args)) => bench_device::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Decode(args)) => bench_decode::command(&args),
-        cli::Command::Bench(cli::BenchCommand::Timeline(args)) => bench_timeline::command(&args),
+        cli::Command::Bench(command) => bench::command(&command),
         cli::Command::Doctor(args) => doctor::command(&args),
+        cli::Command::Completions(args) => completions::command(&args),
+        cli::Command::Man(args) => man::command(&args),
     }
 }
 

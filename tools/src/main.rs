@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use emberflow::{Failure, cli::Cli, dispatch};
+use emberflow::{Failure, cli::Cli, dispatch, suggest};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| suggest::enrich(error).exit());
     let level = match cli.verbose {
         0 => "warn",
         1 => "info",
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
         // the reader of our output has gone away: nobody is left to tell
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("emberflow: {failure}");
+            let hint = failure.missing_file().map(suggest::near_file);
+            eprintln!("emberflow: {failure}{}", hint.unwrap_or_default());
             failure.exit_code()
         }
     }

@@ -3,18 +3,14 @@
 use std::io::Read;
 use std::path::Path;
 
-use emberflow_engine::{Budget, Engine, Model, Options, Phases};
+use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
-use emberflow_models::demo;
 use emberflow_storage::container::Container;
 
 use crate::Failure;
 use crate::cli::{EngineArgs, KvArg, ModelArg};
 
 /// Opens the container that `arg` names, or the bundled one.
-///
-/// The bundled container lies inside the program's own executable; it is read
-/// from that file like any other container, so its neurons stay on disk.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match &arg.model {
         Some(path) => {
@@ -28,15 +24,7 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
             }
             Ok(Container::open(path)?)
         }
-        None => {
-            let place = demo::locate()?;
-            Ok(Container::open_at(
-                place.file,
-                Path::new("bundled model"),
-                place.offset,
-                place.len,
-            )?)
-        }
+        None => Ok(demo_container()?),
     }
 }
 
@@ -115,5 +103,6 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         },
         observe: false,
         reserve: 0,
+        sysfs: args.sysfs.clone(),
     })
 }

@@ -1,12 +1,15 @@
 //! `emberflow plan`: how a model would be run under a budget, and how fast.
 
+use std::process::{Command, Stdio};
+
 use emberflow_engine::Options;
+use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::planner::{Plan, Planner};
 use serde::Serialize;
 
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, bench_device, print_json, size, svg};
+use crate::{Failure, bench, print_json, size, svg};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -22,7 +25,8 @@ struct Report {
 
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
-    bench_device::saved_or_measured()?;
+    measure_apart();
+    bench::device::saved_or_measured()?;
     let model = open_model(&args.model)?;
     let name = model.text().config().name.clone();
     let context = (args.context as usize).min(model.text().config().max_context as usize);
@@ -70,6 +74,23 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         print!("\n{}", basis(plan));
     }
     Ok(())
+}
+
+/// Measures the machine where nobody has, in a process of its own: what measuring takes is no part
+/// of the memory of a run, which the plan begins with. Where that cannot be, it is done here.
+fn measure_apart() {
+    if Rates::saved().is_some() || Rates::default_path().is_none() {
+        return;
+    }
+    eprintln!("emberflow: this machine was not measured yet; that takes a few seconds, once");
+    let measured = std::env::current_exe().and_then(|program| {
+        let mut bench = Command::new(program);
+        bench.args(["bench", "device"]).stdin(Stdio::null());
+        bench.stdout(Stdio::null()).status()
+    });
+    if let Err(e) = measured {
+        tracing::info!("measuring in this process: {e}");
+    }
 }
 
 fn table(plans: &[Plan]) -> String {

@@ -3,15 +3,16 @@
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use emberflow_engine::{Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text};
+use emberflow_engine::{
+    Details, Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text,
+};
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{open_engine, open_model, open_traced};
-use crate::{Failure, chrome, print_json};
+use crate::{Failure, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -51,7 +52,11 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
     let mut engine = open_traced(model, &args.engine, context, batch, spans)?;
-    let stop = on_interrupt(&engine);
+    if args.details {
+        engine.keep_steps();
+    }
+    let stop = engine.stop_flag();
+    interrupt::sets(&stop);
     let mut sequence = engine.new_sequence();
     if !args.json {
         say(&text)?;
@@ -66,7 +71,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         };
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
-    finish(&engine, &generation, text, args)?;
+    finish(&mut engine, &generation, text, args)?;
     write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
@@ -153,7 +158,10 @@ fn best_of(
         text.extend(stream.finish());
         text
     });
-    let report = Report::of_batch(engine, &batch, texts.collect());
+    let mut report = Report::of_batch(engine, &batch, texts.collect());
+    if args.details {
+        report.details = Some(Details::new(engine, &batch.steps, &batch.latencies));
+    }
     if args.json {
         return print_json(&report);
     }
@@ -172,7 +180,6 @@ fn generate(
 ) -> Result<(Generation, String), Failure> {
     let request = request(engine, args);
     let tokenizer = engine.text().tokenizer().clone();
-    let stop = engine.stop_flag();
     let mut stream = if args.chat {
         tokenizer.stream()
     } else {
@@ -191,11 +198,7 @@ fn generate(
             return ControlFlow::Break(());
         }
         text.push_str(&piece);
-        if stop.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        ControlFlow::Continue(())
     })?;
     if let Some(f) = failure {
         return Err(f);
@@ -210,12 +213,16 @@ fn generate(
 }
 
 fn finish(
-    engine: &Engine,
+    engine: &mut Engine,
     generation: &Generation,
     text: String,
     args: &RunArgs,
 ) -> Result<(), Failure> {
-    let report = Report::new(engine, generation, text);
+    let mut report = Report::new(engine, generation, text);
+    if args.details {
+        let (steps, latencies) = (&generation.steps, &generation.latencies);
+        report.details = Some(Details::new(engine, steps, latencies));
+    }
     if args.json {
         print_json(&report)
     } else {
@@ -228,21 +235,6 @@ fn finish(
     }
 }
 
-/// Ctrl-C ends the generation at the next token; a second one ends the program.
-fn on_interrupt(engine: &Engine) -> Arc<AtomicBool> {
-    let flag = engine.stop_flag();
-    let handler = flag.clone();
-    let set = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    if let Err(e) = set {
-        tracing::warn!("Ctrl-C will end the program at once: {e}");
-    }
-    flag
-}
-
 fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
@@ -253,7 +245,8 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         ));
     };
     let mut engine = open_engine(model, &args.engine, context)?;
-    let stop = on_interrupt(&engine);
+    let stop = engine.stop_flag();
+    interrupt::sets(&stop);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
     let mut sequence = engine.new_sequence();
@@ -295,7 +288,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args)?;
         messages.push(message("assistant", text.trim()));
-        finish(&engine, &generation, text, args)?;
+        finish(&mut engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {
             if !interactive {
                 return Err(Failure::Interrupted);

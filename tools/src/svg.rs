@@ -11,11 +11,7 @@ const PLOT_H: f64 = 310.0;
 
 /// A chart of named curves with both axes from 0 to 1.
 pub fn lines(title: &str, x: &str, y: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String {
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-    );
+    let mut out = canvas(WIDTH, HEIGHT);
     line_chart(&mut out, title, x, y, curves);
     out.push_str("</svg>\n");
     out
@@ -37,15 +33,8 @@ pub struct LinePanel {
 pub fn line_panels(title: &str, panels: &[LinePanel]) -> String {
     const COLUMNS: usize = 2;
     let rows = panels.len().div_ceil(COLUMNS);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>\n",
-        WIDTH * COLUMNS as f64,
-        HEIGHT * rows as f64 + 30.0,
-        escape(title)
-    );
+    let mut out = canvas(WIDTH * COLUMNS as f64, HEIGHT * rows as f64 + 30.0);
+    headline(&mut out, LEFT, title);
     for (i, panel) in panels.iter().enumerate() {
         let (column, row) = (i % COLUMNS, i / COLUMNS);
         // writing to a String cannot fail
@@ -147,15 +136,8 @@ pub fn log_panels(title: &str, x: &str, y: &str, panels: &[Panel]) -> String {
     let to_y = |v: f64| TOP + PLOT_H - (v.log10() - y0) / (y1 - y0) * PLOT_H;
     let (bottom, right) = (TOP + PLOT_H, LEFT + PLOT_W);
     let rows = panels.len().div_ceil(COLUMNS);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>\n",
-        WIDTH * COLUMNS as f64,
-        CELL_H * rows as f64 + 40.0,
-        escape(title)
-    );
+    let mut out = canvas(WIDTH * COLUMNS as f64, CELL_H * rows as f64 + 40.0);
+    headline(&mut out, LEFT, title);
     // writing to a String cannot fail
     for (i, panel) in panels.iter().enumerate() {
         let (column, row) = (i % COLUMNS, i / COLUMNS);
@@ -244,15 +226,8 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     const TIME: f64 = 1400.0;
     let to_x = |at: f64| NAMES + at / ms.max(1e-9) * TIME;
     let bottom = TOP + LANE * rows.len() as f64;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"10\" y=\"24\" font-size=\"15\">{}</text>\n",
-        NAMES + TIME + 20.0,
-        bottom + 60.0,
-        escape(title)
-    );
+    let mut out = canvas(NAMES + TIME + 20.0, bottom + 60.0);
+    headline(&mut out, 10.0, title);
     // writing to a String cannot fail
     for i in 0..=10 {
         let at = ms * f64::from(i) / 10.0;
@@ -317,7 +292,27 @@ fn powers(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (low.floor(), high.ceil().max(low.floor() + 1.0))
 }
 
-fn escape(text: &str) -> String {
+/// The beginning of a picture.
+pub(crate) fn canvas(width: f64, height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    )
+}
+
+/// What the whole picture is about.
+fn headline(out: &mut String, x: f64, title: &str) {
+    // writing to a String cannot fail
+    let _ = writeln!(
+        out,
+        "<text x=\"{x}\" y=\"24\" font-size=\"16\">{}</text>",
+        escape(title)
+    );
+}
+
+/// Text as it may stand in SVG.
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

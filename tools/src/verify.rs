@@ -94,7 +94,13 @@ fn check(args: &VerifyArgs, result: &mut VerifyResult) -> Result<(), Failure> {
     let packed = Packed::new(&container)?;
     if let Some(checkpoint) = &args.source {
         let source = emberflow_models::open(checkpoint)?;
-        result.source = Some(compare(&container, &packed, source.as_ref())?);
+        let bar = progress::steps("comparing weights", 0);
+        let outcome = compare(&container, &packed, source.as_ref(), &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        result.source = Some(outcome?);
     }
     Ok(())
 }
@@ -139,7 +145,8 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Compares every weight of the container with the checkpoint `source`.
+/// Compares every weight of the container with the checkpoint `source`. `tell` hears of weights
+/// compared and in all.
 ///
 /// # Errors
 /// A fault naming the tensor, row and values where a weight is further from its
@@ -149,6 +156,7 @@ pub fn compare(
     container: &Container,
     packed: &Packed<'_>,
     source: &dyn Checkpoint,
+    tell: &mut dyn FnMut(u64, u64),
 ) -> Result<SourceResult, Failure> {
     let fingerprint = format!("{:016x}", source.fingerprint());
     let path = container.path().display();
@@ -185,7 +193,7 @@ pub fn compare(
         )));
     }
     let orders = Orders::of(container, packed.config())?;
-    let mut check = Comparison::new(source);
+    let mut check = Comparison::new(source, tell);
     for info in dense() {
         let want = Required {
             id: info.id,
@@ -247,14 +255,20 @@ impl Orders {
 
 struct Comparison<'a> {
     source: &'a dyn Checkpoint,
+    tell: &'a mut dyn FnMut(u64, u64),
+    /// Weights of the source.
+    total: u64,
     buffer: Vec<f32>,
     result: SourceResult,
 }
 
 impl<'a> Comparison<'a> {
-    fn new(source: &'a dyn Checkpoint) -> Self {
+    fn new(source: &'a dyn Checkpoint, tell: &'a mut dyn FnMut(u64, u64)) -> Self {
+        let sizes = source.tensors().iter().map(|t| (t.rows * t.cols) as u64);
         Self {
             source,
+            tell,
+            total: sizes.sum(),
             buffer: Vec::new(),
             result: SourceResult {
                 weights: 0,
@@ -294,6 +308,7 @@ impl<'a> Comparison<'a> {
             }
             self.result.weights += want.len() as u64;
         }
+        (self.tell)(self.result.weights, self.total);
         Ok(())
     }
 }

@@ -183,3 +183,17 @@ fn wrong_use_is_told_apart_from_failure() {
     assert_eq!(missing.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/file"));
 }
+
+/// Measuring takes memory that no run has; it once made the first plan ask for ten times as much
+/// as the second.
+#[test]
+fn the_first_plan_is_that_of_a_measured_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = || {
+        in_dir(dir.path(), &["plan", "--json"])["smallest_bytes"]
+            .as_f64()
+            .unwrap()
+    };
+    let (first, second) = (plan(), plan());
+    assert!((first / second - 1.0).abs() < 0.1, "{first} {second}");
+}

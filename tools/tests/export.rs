@@ -1,5 +1,7 @@
 //! Export is the inverse of an f32 pack, and leaves nothing when it fails.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use emberflow::export::export;
@@ -37,7 +39,7 @@ fn every_fixture_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let container = packed(&folder, &dir.path().join("m.ember"));
         let out = dir.path().join("out");
-        export(&container, &out).unwrap();
+        export(&container, &out, &mut |_, _| {}).unwrap();
         let [a, b] = [&folder, &out].map(|f| emberflow_models::open(f).unwrap());
         let name = a.config().name.clone();
         let found = ModelConfig {
@@ -79,10 +81,72 @@ fn a_damaged_container_leaves_no_folder() {
     bytes[place] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let container = Container::open(&path).unwrap();
-    let message = export(&container, &dir.path().join("out"))
+    let message = export(&container, &dir.path().join("out"), &mut |_, _| {})
         .unwrap_err()
         .to_string();
     assert!(message.contains("layer 0"), "{message}");
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");
+}
+
+/// The way through GGUF and the way through a folder give the same answers, bit for bit.
+#[test]
+fn the_demo_model_is_the_same_as_gguf() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let mut answers = Vec::new();
+    for (checkpoint, container) in [("demo-hf", "a.ember"), ("demo.gguf", "b.ember")] {
+        let (checkpoint, container) = (path(checkpoint), path(container));
+        let exported = common::json(&["export", "-o", &checkpoint, "--json"]);
+        assert!(exported["bytes"].as_u64().unwrap() > 30_000_000);
+        common::json(&[
+            "pack",
+            &checkpoint,
+            "-o",
+            &container,
+            "--quant",
+            "f32",
+            "--json",
+        ]);
+        let run = [
+            "run",
+            &container,
+            "-p",
+            "Let\u{2019}s say:\n\n    x += 12;",
+            "-n",
+            "48",
+        ];
+        let args = [
+            &run[..],
+            &["--temp", "0", "--repeat-penalty", "1", "--json"],
+        ]
+        .concat();
+        let report = common::json(&args);
+        answers.push(
+            [&report["logits_hash"], &report["text"], &report["stop"]].map(ToString::to_string),
+        );
+        let source = ["verify", &container, "--source", &checkpoint, "--json"];
+        assert_eq!(common::json(&source)["source"]["worst_share_of_bound"], 0.0);
+    }
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[test]
+fn a_tokenizer_without_a_gguf_form_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = fixtures().into_iter().find(|f| {
+        let json = std::fs::read_to_string(f.join("tokenizer.json")).unwrap();
+        json.contains("byte_fallback\":true") || json.contains("byte_fallback\": true")
+    });
+    let Some(folder) = folder else {
+        println!("SKIPPED: no fixture has another tokenizer");
+        return;
+    };
+    packed(&folder, &dir.path().join("m.ember"));
+    let [model, output] = ["m.ember", "m.gguf"].map(|n| dir.path().join(n).display().to_string());
+    let refused = common::call(&["export", &model, "-o", &output]);
+    assert_eq!(refused.status.code(), Some(1));
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert!(message.contains("byte-level"), "{message}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }

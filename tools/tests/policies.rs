@@ -2,7 +2,13 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::{call, json};
+use emberflow::cli::ModelArg;
+use emberflow::model::open_model;
+use emberflow_engine::{Budget, Engine, Options, Policy, Request, Sampling};
+use emberflow_storage::io::{EngineChoice, Faults, Profile, SimClock, SimOptions};
 use serde_json::Value;
 
 const POLICIES: [&str; 8] = [
@@ -49,6 +55,53 @@ fn no_policy_changes_a_bit() {
                 "{policy} {share} {io}"
             );
             assert_eq!(report["tokens"], first["tokens"]);
+        }
+    }
+}
+
+/// Tokens and hash of a run on a device that is late now and then and answers out of order.
+fn delayed(policy: Policy, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
+    let mut device = SimOptions::new(Profile::Ufs31, seed);
+    device.faults = faults;
+    device.clock = SimClock::Real;
+    let options = Options {
+        budget: Budget::FfnShare(0.5),
+        policy,
+        io: EngineChoice::Sim(device),
+        threads: 2,
+        context: 32,
+        ..Options::default()
+    };
+    let model = open_model(&ModelArg { model: None }).unwrap();
+    let mut engine = Engine::open(model, options).unwrap();
+    let prompt = engine.text().encode("A vector is").unwrap();
+    let request = Request {
+        max_tokens: 6,
+        sampling: Sampling::default(),
+        ignore_eos: true,
+    };
+    let mut sequence = engine.new_sequence();
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let generation = engine
+        .generate(&mut sequence, &prompt, &request, go_on)
+        .unwrap();
+    let waited = generation.counters.wait_ns as f64 / 1e6;
+    (generation.tokens, generation.logits_hash, waited)
+}
+
+#[test]
+fn delays_of_the_device_change_no_bit() {
+    let prompt = delayed(Policy::Full, Faults::default(), 0);
+    let late = Faults {
+        delay: 300,
+        shuffle: true,
+        ..Faults::default()
+    };
+    for (seed, policy) in Policy::ALL.into_iter().enumerate() {
+        let run = delayed(policy, late, seed as u64);
+        assert_eq!((&run.0, run.1), (&prompt.0, prompt.1), "{}", policy.name());
+        if policy == Policy::Full {
+            assert!(run.2 > prompt.2, "it waited {} and {} ms", run.2, prompt.2);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::call;
 use emberflow::pack::{PackOptions, pack};
 use emberflow_kernels::DType;
-use emberflow_storage::container::{BankSpec, Container, Spec, TensorSpec, Writer};
+use emberflow_storage::container::{Container, Spec, Writer};
 
 fn fixture(name: &str) -> PathBuf {
     let models = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models");
@@ -40,34 +40,7 @@ fn verify(path: &Path, source: Option<&str>) -> (Option<i32>, serde_json::Value)
 fn altered(path: &Path, change: impl FnOnce(&mut Spec)) -> PathBuf {
     let container = Container::open(path).unwrap();
     let g = *container.geometry();
-    let mut spec = Spec {
-        geometry: g,
-        bundle_dtype: container.bundle_dtype(),
-        meta: container.meta().to_vec(),
-        stats: Vec::new(),
-        predictor_len: 0,
-        tensors: container
-            .tensors()
-            .iter()
-            .map(|t| TensorSpec {
-                name: t.name.clone(),
-                dtype: t.dtype,
-                dims: t.dims.clone(),
-                len: t.len,
-            })
-            .collect(),
-        banks: container
-            .banks()
-            .iter()
-            .map(|b| BankSpec {
-                layer: b.layer,
-                expert: b.expert,
-                neurons: b.neurons,
-                flags: 0,
-            })
-            .collect(),
-        source: "altered".into(),
-    };
+    let mut spec = container.spec("altered".into());
     change(&mut spec);
     let output = path.with_extension("altered");
     let mut writer = Writer::create(&output, spec.clone()).unwrap();

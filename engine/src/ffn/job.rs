@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Cpu, Row};
 
 use super::record::{ClusterRecord, keep};
-use super::store::{NeuronBytes, NeuronStore};
+use super::store::{GateRows, NeuronBytes, NeuronStore};
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
 use crate::scratch::with_thread_buffer;
@@ -29,28 +29,24 @@ fn products_floats(d: usize, tokens: usize) -> usize {
 pub(super) fn resident_gates(
     cpu: Cpu,
     shape: &FfnShape,
-    store: &NeuronStore,
-    bank: u32,
+    rows: &GateRows,
     first: usize,
     input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
+    let _span = rows.trace(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
-    match store.resident_gates(bank) {
+    match rows.stream() {
         // One forward stream, a tenth faster than a list of rows.
         Some((bytes, stride)) if tokens == 1 && shape.format.dtype.is_grouped() => {
             let bytes = &bytes[first * stride..(first + gates.len()) * stride];
             cpu.matvec_q(shape.format.dtype, bytes, stride, input.quantized, gates);
         }
         _ => {
-            let mut rows = Rows::new();
-            for i in 0..gates.len() / tokens {
-                let id = (first + i) as u32;
-                rows.push(id, store.resident_gate(bank, id));
-            }
+            let ids = first..first + gates.len() / tokens;
+            let rows: ArrayVec<Row<'_>, CLUSTER> = ids.map(|id| rows.row(id as u32)).collect();
             with_thread_buffer(products_floats(input.n(), tokens), |memory| {
-                products(cpu, rows.list(), input, gates, memory);
+                products(cpu, &rows, input, gates, memory);
             });
         }
     }
@@ -62,13 +58,12 @@ pub(super) fn resident_gates(
 pub(super) fn wanted_gates(
     cpu: Cpu,
     shape: &FfnShape,
-    store: &NeuronStore,
-    bank: u32,
+    resident: &GateRows,
     first: usize,
     input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
+    let _span = resident.trace(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
     let values_len = CLUSTER * tokens;
     let mut wanted = (0..gates.len() / tokens).peekable();
@@ -79,7 +74,7 @@ pub(super) fn wanted_gates(
             let mut at = ArrayVec::<usize, CLUSTER>::new_const();
             for i in wanted.by_ref() {
                 if gates[i * tokens..(i + 1) * tokens].contains(&1.0) {
-                    rows.push(store.resident_gate(bank, (first + i) as u32));
+                    rows.push(resident.row((first + i) as u32));
                     at.push(i);
                     if rows.is_full() {
                         break;

@@ -279,10 +279,10 @@ impl Ffn {
             clusters
         };
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
+        let (shape, rows) = (&self.shape, self.store.gate_rows(bank));
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
-            let gates = &mut self.gates[low * tokens..high * tokens];
-            let (shape, store) = (&self.shape, &self.store);
+            let (_, after) = self.gates.split_at_mut(low * tokens);
             let name = |c: usize, gates: &mut [f32]| {
                 let first = low + c * CLUSTER;
                 if let Some(set) = oracle {
@@ -294,33 +294,29 @@ impl Ffn {
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
-                if known && !named {
-                    job::resident_gates(cpu, shape, store, bank, first, input, gates);
+                if let (Some(rows), false) = (&rows, named) {
+                    job::resident_gates(cpu, shape, rows, first, input, gates);
                 }
             };
-            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
+            let part = |first: usize, part: &mut [f32]| {
                 for (c, gates) in (first..).zip(part.chunks_mut(CLUSTER * tokens)) {
                     name(c, gates);
                 }
-                if known && named {
+                if let (Some(rows), true) = (&rows, named) {
                     let first = low + first * CLUSTER;
-                    job::wanted_gates(cpu, shape, store, bank, first, input, part);
+                    job::wanted_gates(cpu, shape, rows, first, input, part);
                 }
+            };
+            let gates = &mut after[..(high - low) * tokens];
+            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, gates| {
+                part(first, gates)
             });
-            for first in (low..high).step_by(CLUSTER) {
-                let start = self.ids.len();
-                for n in first..(first + CLUSTER).min(high) {
-                    let gates = &self.gates[n * tokens..(n + 1) * tokens];
-                    let pairs = gates.iter().filter(|&&g| g != 0.0).count();
-                    if pairs > 0 {
-                        self.ids.push(n as u32);
-                        self.fired += if known { pairs as u64 } else { 0 };
-                    }
-                }
-                self.store.need(&self.ids, start..self.ids.len());
-            }
-            self.store.poll(&self.ids)?;
-            self.store.advance(&self.ids)?;
+            let mut request = Request {
+                store: &mut self.store,
+                ids: &mut self.ids,
+                fired: known.then_some(&mut self.fired),
+            };
+            request.piece(low, tokens, gates)?;
         }
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
@@ -403,7 +399,10 @@ impl Ffn {
             };
             let partials = &mut self.partials[..group.len() * width];
             if self.ready.iter().any(|r| r.1 == Step::Sums) {
-                workers.for_each_part_mut(partials, width, &|_, at, partials| {
+                // Several at a time make long lists of rows, few enough for all threads.
+                let some = (self.ready.len() / (8 * workers.threads())).clamp(1, 8);
+                workers.for_each_chunk_mut(partials, some * width, &|_, at, partials| {
+                    let at = at * some;
                     let (first, count) = (group.start + at, partials.len() / width);
                     let ready = (first..first + count).filter(|&c| now[c] == Some(Step::Sums));
                     let ready = ready.map(|c| c as u32);
@@ -444,6 +443,38 @@ impl Ffn {
             }
         }
         Ok(())
+    }
+}
+
+/// The search for the neurons that a piece of a layer's gates needs.
+struct Request<'a> {
+    store: &'a mut NeuronStore,
+    /// The needed neurons so far.
+    ids: &'a mut Vec<u32>,
+    /// Pairs that fire, where gates are known.
+    fired: Option<&'a mut u64>,
+}
+
+impl Request<'_> {
+    /// Names the clusters of the neurons from `first` on by their `gates [neurons × tokens]`,
+    /// and requests what is missing.
+    fn piece(&mut self, first: usize, tokens: usize, gates: &[f32]) -> Result<(), Error> {
+        for (c, gates) in gates.chunks(CLUSTER * tokens).enumerate() {
+            let start = self.ids.len();
+            let neurons = (first + c * CLUSTER) as u32..;
+            for (n, gates) in neurons.zip(gates.chunks_exact(tokens)) {
+                let pairs = gates.iter().filter(|&&g| g != 0.0).count();
+                if pairs > 0 {
+                    self.ids.push(n);
+                    if let Some(fired) = &mut self.fired {
+                        **fired += pairs as u64;
+                    }
+                }
+            }
+            self.store.need(self.ids, start..self.ids.len());
+        }
+        self.store.poll(self.ids)?;
+        self.store.advance(self.ids)
     }
 }
 

@@ -203,7 +203,7 @@ impl GgufWriter {
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
         let arch = arch_for(&file.config.family).ok_or_else(|| {
             let family = &file.config.family;
-            export_error(path, format!("family {family:?} has no gguf form"))
+            Error::export(path, format!("family {family:?} has no gguf form"))
         })?;
         let tensors = required(file.config)
             .into_iter()
@@ -212,7 +212,7 @@ impl GgufWriter {
             .ok_or_else(|| {
                 let block = file.encoding.dtype().block().0;
                 let reason = format!("a matrix has rows that are no multiple of {block}");
-                export_error(path, reason)
+                Error::export(path, reason)
             })?;
         let keys = keys(path, arch, &file)?;
         let mut header = b"GGUF".to_vec();
@@ -229,7 +229,7 @@ impl GgufWriter {
             let bytes = (tensor.rows as u64).checked_mul(tensor.row_bytes as u64);
             let end = bytes.and_then(|bytes| offset.checked_add(bytes));
             let (Some(bytes), Some(end)) = (bytes, end) else {
-                return Err(export_error(path, format!("{} is too large", tensor.id)));
+                return Err(Error::export(path, format!("{} is too large", tensor.id)));
             };
             write_entry(&mut header, tensor, offset);
             left.push(bytes);
@@ -242,9 +242,9 @@ impl GgufWriter {
             std::io::ErrorKind::AlreadyExists => {
                 let reason = "exists: another run writes it, or one was killed; \
                               delete it if none is running";
-                export_error(&partial, reason.into())
+                Error::export(&partial, reason.into())
             }
-            _ => io("create", &partial)(e),
+            _ => Error::io("create", &partial)(e),
         })?;
         let mut writer = Self {
             path: path.to_owned(),
@@ -279,7 +279,7 @@ impl GgufWriter {
         let left = self.left.get_mut(self.at);
         let Some(rest) = left.and_then(|l| l.checked_sub(bytes.len() as u64)) else {
             let reason = format!("{} bytes are more than a tensor has left", bytes.len());
-            return Err(export_error(&self.path, reason));
+            return Err(Error::export(&self.path, reason));
         };
         self.left[self.at] = rest;
         self.put(bytes)?;
@@ -301,24 +301,26 @@ impl GgufWriter {
     pub fn finish(mut self) -> Result<(), Error> {
         if let Some(tensor) = self.tensors.get(self.at) {
             let reason = format!("tensor {} lacks {} bytes", tensor.id, self.left[self.at]);
-            return Err(export_error(&self.path, reason));
+            return Err(Error::export(&self.path, reason));
         }
-        self.file.sync_all().map_err(io("flush", &self.partial))?;
+        self.file
+            .sync_all()
+            .map_err(Error::io("flush", &self.partial))?;
         self.check_reads_back()?;
-        std::fs::rename(&self.partial, &self.path).map_err(io("rename", &self.partial))?;
+        std::fs::rename(&self.partial, &self.path).map_err(Error::io("rename", &self.partial))?;
         self.finished = true;
         let folder = match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let handle = File::open(folder).map_err(io("open", folder))?;
-        handle.sync_all().map_err(io("flush", folder))
+        let handle = File::open(folder).map_err(Error::io("open", folder))?;
+        handle.sync_all().map_err(Error::io("flush", folder))
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.file
             .write_all(bytes)
-            .map_err(io("write", &self.partial))
+            .map_err(Error::io("write", &self.partial))
     }
 
     /// Whatever the keys cannot express shows as a difference.
@@ -335,7 +337,7 @@ impl GgufWriter {
             .and_then(|w| w.iter().find(|(key, value)| found[*key] != **value));
         match differs {
             None => Ok(()),
-            Some((key, value)) => Err(export_error(
+            Some((key, value)) => Err(Error::export(
                 &self.path,
                 format!("{key} = {value} reads back as {}", found[key]),
             )),
@@ -354,27 +356,15 @@ impl Drop for GgufWriter {
 
 fn partial_name(path: &Path) -> Result<PathBuf, Error> {
     let Some(name) = path.file_name() else {
-        return Err(export_error(path, "not the name of a new file".into()));
+        return Err(Error::export(path, "not the name of a new file".into()));
     };
     if path.symlink_metadata().is_ok() {
         let reason = "exists; give the name of a new file, or delete it first";
-        return Err(export_error(path, reason.into()));
+        return Err(Error::export(path, reason.into()));
     }
     let mut name = name.to_owned();
     name.push(".partial");
     Ok(path.with_file_name(name))
-}
-
-fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { path, op, source }
-}
-
-fn export_error(path: &Path, reason: String) -> Error {
-    Error::Export {
-        path: path.to_owned(),
-        reason,
-    }
 }
 
 /// How the file stores a tensor; `None` where its rows are no whole blocks.
@@ -425,7 +415,7 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
         _ => None,
     };
     if let Some(what) = inexpressible {
-        return Err(export_error(path, format!("{what} has no gguf form yet")));
+        return Err(Error::export(path, format!("{what} has no gguf form yet")));
     }
     let arch = arch.name;
     let act = match c.ffn_kind.activation {
@@ -435,7 +425,7 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
         Activation::FatRelu { .. } => {
-            return Err(export_error(path, "fatrelu has no gguf form yet".into()));
+            return Err(Error::export(path, "fatrelu has no gguf form yet".into()));
         }
     };
     let mut keys = vec![
@@ -486,6 +476,10 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
         if let Some(id) = id {
             token(key, U32(id));
         }
+    }
+    let further = c.eos.iter().filter(|&&id| Some(id) != v.eos);
+    for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
+        token(key, U32(id));
     }
     for (key, flag) in [
         ("add_bos_token", v.add_bos),

@@ -63,28 +63,16 @@ pub fn write_folder<E: From<Error>>(
     ];
     for (name, text) in &texts {
         let path = partial.path.join(name);
-        let file = File::create_new(&path).map_err(io("create", &path))?;
+        let file = File::create_new(&path).map_err(Error::io("create", &path))?;
         file.write_all_at(text.as_bytes(), 0)
-            .map_err(io("write", &path))?;
-        file.sync_all().map_err(io("flush", &path))?;
+            .map_err(Error::io("write", &path))?;
+        file.sync_all().map_err(Error::io("flush", &path))?;
     }
     check_reads_back(dir, &partial.path, &config, folder.config)?;
     let mut file = Weights::create(partial.path.join("model.safetensors"), folder.tensors)?;
     weights(&mut |id, row| file.row(id, row))?;
     file.finish()?;
     Ok(partial.publish(dir)?)
-}
-
-fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { path, op, source }
-}
-
-fn export_error(path: &Path, reason: String) -> Error {
-    Error::Export {
-        path: path.to_owned(),
-        reason,
-    }
 }
 
 /// A folder that is removed unless it is published.
@@ -95,11 +83,11 @@ struct Partial {
 impl Partial {
     fn create(dir: &Path) -> Result<Self, Error> {
         let Some(name) = dir.file_name() else {
-            return Err(export_error(dir, "not the name of a new folder".into()));
+            return Err(Error::export(dir, "not the name of a new folder".into()));
         };
         if dir.symlink_metadata().is_ok() {
             let reason = "exists; give the name of a new folder".into();
-            return Err(export_error(dir, reason));
+            return Err(Error::export(dir, reason));
         }
         let mut name = name.to_owned();
         name.push(".partial");
@@ -109,16 +97,16 @@ impl Partial {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 let reason = "exists: another export writes it, or one was killed; \
                               delete it if none is running";
-                Err(export_error(&path, reason.into()))
+                Err(Error::export(&path, reason.into()))
             }
-            Err(e) => Err(io("create", &path)(e)),
+            Err(e) => Err(Error::io("create", &path)(e)),
         }
     }
 
     /// Gives the folder its name, for good.
     fn publish(self, dir: &Path) -> Result<(), Error> {
         sync_folder(&self.path)?;
-        std::fs::rename(&self.path, dir).map_err(io("rename", &self.path))?;
+        std::fs::rename(&self.path, dir).map_err(Error::io("rename", &self.path))?;
         // nothing is left under the old name
         std::mem::forget(self);
         match dir.parent() {
@@ -136,8 +124,8 @@ impl Drop for Partial {
 }
 
 fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = File::open(path).map_err(io("open", path))?;
-    folder.sync_all().map_err(io("flush", path))
+    let folder = File::open(path).map_err(Error::io("open", path))?;
+    folder.sync_all().map_err(Error::io("flush", path))
 }
 
 /// Reads the written texts as a checkpoint's and compares: whatever a family's
@@ -160,7 +148,7 @@ fn check_reads_back(
     };
     match wanted.iter().find(|(key, value)| found[*key] != **value) {
         None => Ok(()),
-        Some((key, value)) => Err(export_error(
+        Some((key, value)) => Err(Error::export(
             dir,
             format!(
                 "{key} = {value} has no form in a folder of this family, which would give {}",
@@ -202,7 +190,7 @@ impl Weights {
                 .checked_mul(cols as u64)
                 .and_then(|n| n.checked_mul(4));
             let next = len.and_then(|len| end.checked_add(len)).ok_or_else(|| {
-                export_error(
+                Error::export(
                     &path,
                     format!("tensor {id} of {rows} x {cols} is too large"),
                 )
@@ -226,10 +214,11 @@ impl Weights {
         for slot in &mut slots {
             slot.offset += data;
         }
-        let file = File::create_new(&path).map_err(io("create", &path))?;
+        let file = File::create_new(&path).map_err(Error::io("create", &path))?;
         let mut start = (header.len() as u64).to_le_bytes().to_vec();
         start.append(&mut header);
-        file.write_all_at(&start, 0).map_err(io("write", &path))?;
+        file.write_all_at(&start, 0)
+            .map_err(Error::io("write", &path))?;
         Ok(Self {
             by_id: slots
                 .iter()
@@ -249,7 +238,7 @@ impl Weights {
         let fits = |s: &&mut Slot| s.rows < s.want.rows && s.want.cols == row.len();
         let Some(slot) = self.tensors.get_mut(index).filter(fits) else {
             let reason = format!("tensor {id} has no place for a row of {}", row.len());
-            return Err(export_error(&self.path, reason));
+            return Err(Error::export(&self.path, reason));
         };
         let Required { rows, cols, .. } = slot.want;
         let at = slot.rows;
@@ -265,7 +254,7 @@ impl Weights {
         let (held, down) = &mut self.down;
         if *held != index {
             let reason = format!("rows of tensor {id} come among those of another");
-            return Err(export_error(&self.path, reason));
+            return Err(Error::export(&self.path, reason));
         }
         for (column, value) in down.chunks_exact_mut(rows).zip(row) {
             column[at] = *value;
@@ -288,16 +277,16 @@ impl Weights {
             .extend(values.iter().flat_map(|v| v.to_le_bytes()));
         self.file
             .write_all_at(&self.bytes, offset)
-            .map_err(io("write", &self.path))
+            .map_err(Error::io("write", &self.path))
     }
 
     fn finish(self) -> Result<(), Error> {
         if let Some(slot) = self.tensors.iter().find(|s| s.rows != s.want.rows) {
             let Required { id, rows, .. } = slot.want;
             let reason = format!("tensor {id} got {} of its {rows} rows", slot.rows);
-            return Err(export_error(&self.path, reason));
+            return Err(Error::export(&self.path, reason));
         }
-        self.file.sync_all().map_err(io("flush", &self.path))
+        self.file.sync_all().map_err(Error::io("flush", &self.path))
     }
 }
 
@@ -317,7 +306,7 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
 }
 
 fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
-    let unsupported = |reason| export_error(dir, reason);
+    let unsupported = |reason| Error::export(dir, reason);
     let (class, act) = match (c.family.as_str(), c.ffn_kind.activation) {
         ("llama", act) => ("LlamaForCausalLM", act),
         ("mistral", act) => ("MistralForCausalLM", act),

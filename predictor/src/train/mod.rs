@@ -29,6 +29,10 @@ use score::{assemble, lock};
 /// Tokens that a neuron's curve, two numbers, is fitted to.
 const CURVE_TOKENS: usize = 16384;
 
+/// Of the misses that a recall allows, the share that the calibration text is left with:
+/// other text has a few more.
+const MISSES: f64 = 0.95;
+
 /// How a predictor is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Design {
@@ -279,7 +283,7 @@ impl<'a> Trainer<'a> {
             },
         );
         let mut logits = logits.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let cut = cut_for(&mut logits, layer.recall);
+        let cut = cut_for(&mut logits, 1.0 - MISSES * (1.0 - layer.recall));
         let score = |curve: &Option<Curve>| curve.map_or(cut, |c| c.score(cut));
         curves.iter().map(score).collect()
     }

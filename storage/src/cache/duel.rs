@@ -11,14 +11,20 @@ use super::worth::{BUCKETS, Worth};
 /// Head starts in buckets: none, a doubling of worth, and before all else.
 const HEAD_STARTS: [u32; 3] = [0, 8, BUCKETS];
 
-/// The one to begin with.
-const FIRST: usize = 1;
+/// The one to begin with: large models published so far fire in phases.
+const FIRST: usize = 2;
 
 /// Of so many units one is looked at.
 const SAMPLE: u32 = 32;
 
-/// Ticks between decisions, each of which counts half as much as the next one.
-const PERIOD: u32 = 64;
+/// Ticks between decisions.
+const PERIOD: u32 = 8;
+
+/// Of the misses so far, the part that is forgotten with each decision.
+const FORGET: u32 = 8;
+
+/// The part by which a model has to miss less than the one that decides.
+const MARGIN: u32 = 64;
 
 /// The models and what they saw.
 #[derive(Debug)]
@@ -98,11 +104,14 @@ impl Duel {
         }
         self.ticks = 0;
         for (i, model) in self.models.iter().enumerate() {
-            if model.misses < self.models[self.best].misses {
+            let least = self.models[self.best].misses;
+            if model.misses < least - least / MARGIN {
                 self.best = i;
             }
         }
-        self.models.iter_mut().for_each(|m| m.misses /= 2);
+        for model in &mut self.models {
+            model.misses -= model.misses / FORGET;
+        }
         Some(HEAD_STARTS[self.best])
     }
 }
@@ -141,7 +150,7 @@ mod tests {
         let mut state = vec![false; 1024];
         let mut seed = 1u64;
         let mut head_start = Duel::first();
-        for _ in 0..8 * PERIOD {
+        for _ in 0..512 {
             for i in 0..1024 {
                 seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
                 let random = (seed >> 40) as f64 / f64::from(1 << 24);

@@ -8,7 +8,7 @@ use super::format::{
     BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, Superblock, TENSOR_RECORD, TensorEntry, xxh3,
 };
 use super::geometry::BundleGeometry;
-use super::layout::{Extent, Layout};
+use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
 use crate::error::{Error, Part, Result};
@@ -152,6 +152,34 @@ impl Container {
     #[must_use]
     pub fn bundle_dtype(&self) -> u32 {
         self.superblock.bundle_dtype
+    }
+
+    /// What a writer is given for a container with the same metadata, tensors and banks, without
+    /// statistics and predictors; `source` as in [`Spec::source`].
+    #[must_use]
+    pub fn spec(&self, source: String) -> Spec {
+        let tensor = |t: &TensorEntry| TensorSpec {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            dims: t.dims.clone(),
+            len: t.len,
+        };
+        let bank = |b: &BankEntry| BankSpec {
+            layer: b.layer,
+            expert: b.expert,
+            neurons: b.neurons,
+            flags: b.flags,
+        };
+        Spec {
+            geometry: *self.geometry(),
+            bundle_dtype: self.bundle_dtype(),
+            meta: self.meta.clone(),
+            stats: Vec::new(),
+            predictor_len: 0,
+            tensors: self.tensors.iter().map(tensor).collect(),
+            banks: self.banks.iter().map(bank).collect(),
+            source,
+        }
     }
 
     /// Dense tensors in file order.

@@ -8,20 +8,24 @@
 //! command goes back to the device for bytes 5000.. of its pieces. That offset is not aligned, so
 //! this round takes the buffered descriptor; the remaining 7288 bytes complete it. Zero bytes
 //! would mean that the file ends here.
-#![allow(unsafe_code)]
+//!
+//! `start.rs` turns queued reads into commands, `finish.rs` outcomes into completions.
+
+mod finish;
+mod start;
 
 use std::sync::Arc;
 
+use self::finish::complete;
 use super::device::{Device, Reaped, Waker};
 use super::error::IoError;
-use super::merge::Merge;
 use super::slip::Slip;
 use super::source::FileSource;
-use super::sys::{Command, Piece};
+use super::sys::Piece;
 use super::{Completion, Priority, Read};
 use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::limits::Limits;
-use crate::trace::{DELIVER, START, Tracer};
+use crate::trace::{DELIVER, Tracer};
 
 /// Counters of one engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -292,282 +296,6 @@ impl Engine {
         }
     }
 
-    /// Fills the device from the queue.
-    fn pump(&mut self) {
-        let (start, old) = (self.trace.now(), self.counters.commands);
-        self.fill_device();
-        if self.counters.commands > old {
-            let commands = (self.counters.commands - old) as usize;
-            self.trace.io(&START, commands, start);
-        }
-    }
-
-    fn fill_device(&mut self) {
-        while !self.free_slips.is_empty() {
-            // Go on with a read that is being cut, unless something more urgent has come.
-            if let Some(cut) = self.cutting.last()
-                && self
-                    .queue
-                    .last()
-                    .is_none_or(|q| q.read.priority >= cut.priority)
-            {
-                self.cut_next();
-                continue;
-            }
-            let Some(next) = self.queue.pop() else {
-                return;
-            };
-            if next.read.len > self.limits.block {
-                let priority = next.read.priority;
-                let active = self.activate(next);
-                self.cutting.push(Cutting {
-                    active,
-                    priority,
-                    done: 0,
-                });
-            } else {
-                self.start_whole(next);
-            }
-        }
-    }
-
-    /// Starts the next part of the read that is being cut.
-    fn cut_next(&mut self) {
-        let Some(cut) = self.cutting.last_mut() else {
-            return;
-        };
-        let index = cut.active;
-        let Some(active) = &mut self.active[index as usize] else {
-            self.cutting.pop();
-            return;
-        };
-        let len = (active.read.len - cut.done).min(self.limits.block);
-        let slot_offset = active.read.slot_offset + cut.done;
-        let at = active.at + u64::from(cut.done);
-        cut.done += len;
-        if cut.done == active.read.len {
-            self.cutting.pop();
-        }
-        active.parts += 1;
-        let Some(to) = active.read.slot.range(slot_offset, len) else {
-            return; // unreachable: checked when accepted
-        };
-        let slip = self.open_slip(at);
-        let s = &mut self.slips[slip as usize];
-        s.add(to, len);
-        s.owners.push(index);
-        self.launch(slip);
-    }
-
-    /// Starts a read that fits one command, together with neighbours that directly follow it.
-    fn start_whole(&mut self, first: Queued) {
-        let slip = self.open_slip(first.at);
-        let alone = first.alone;
-        self.add_whole(slip, first);
-        if !alone {
-            while let Some(next) = self.take_neighbour(slip) {
-                self.add_whole(slip, next);
-            }
-        }
-        self.launch(slip);
-    }
-
-    /// The next queued read, if it lies directly or almost directly behind what the slip reads
-    /// and fits in. Bytes between the two are read into memory that nobody looks at.
-    fn take_neighbour(&mut self, slip: u32) -> Option<Queued> {
-        let s = &mut self.slips[slip as usize];
-        let next = self.queue.last().filter(|q| !q.alone)?;
-        let unit = self.source.dio_align().map_or(1, |a| u64::from(a.offset));
-        let command = Merge {
-            end: s.end(),
-            len: s.len,
-            pieces: s.pieces(),
-        };
-        let gap = command.gap(next.at, u64::from(next.read.len), unit, &self.limits)?;
-        if gap > 0 {
-            // At most `limits.gap` bytes, the size of the waste slot.
-            s.add(self.waste.as_mut()?.range(0, gap as u32)?, gap as u32);
-            self.counters.gap_bytes += gap;
-        }
-        self.queue.pop()
-    }
-
-    fn add_whole(&mut self, slip: u32, q: Queued) {
-        let (len, slot_offset) = (q.read.len, q.read.slot_offset);
-        let index = self.activate(q);
-        if let Some(active) = &mut self.active[index as usize] {
-            active.parts += 1;
-            if let Some(to) = active.read.slot.range(slot_offset, len) {
-                let s = &mut self.slips[slip as usize];
-                s.add(to, len);
-                s.owners.push(index);
-            }
-        }
-    }
-
-    fn activate(&mut self, q: Queued) -> u32 {
-        let active = Some(Active {
-            read: q.read,
-            at: q.at,
-            batch: q.batch,
-            parts: 0,
-            failed: None,
-        });
-        // There is always a free place: every active read holds a piece of a slip or is being cut.
-        match self.free_active.pop() {
-            Some(index) => {
-                self.active[index as usize] = active;
-                index
-            }
-            None => {
-                self.active.push(active);
-                self.active.len() as u32 - 1
-            }
-        }
-    }
-
-    /// An empty slip for a command at file offset `at`. Callers have checked that one is free.
-    fn open_slip(&mut self, at: u64) -> u32 {
-        let index = self.free_slips.pop().unwrap_or(0);
-        self.slips[index as usize].reset(at, self.trace.now());
-        index
-    }
-
-    /// Gives what is left of a slip to the device.
-    fn launch(&mut self, index: u32) {
-        let (offset, pieces) = self.slips[index as usize].rest();
-        let (fd, direct) = self.source.pick(offset, pieces);
-        self.counters.commands += 1;
-        if !direct {
-            self.counters.buffered += 1;
-        }
-        let command = Command {
-            id: index,
-            fd,
-            direct,
-            offset,
-            pieces: pieces.as_ptr(),
-            count: pieces.len() as u32,
-        };
-        // SAFETY: the pieces are in a box that is not touched while the slip is in flight. They
-        // name ranges of slots this engine owns until the outcome, and nobody reads or writes a
-        // slot it does not own. `drop` drains, or leaks both.
-        unsafe { self.device.start(command) };
-    }
-
-    /// Books the outcome of one command: done, to be continued, or failed.
-    fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
-        let slip = &mut self.slips[one.id as usize];
-        if let Ok(n @ 1..) = u32::try_from(one.result) {
-            if slip.advance(n) {
-                self.close(one.id, None, out);
-            } else {
-                self.launch(one.id);
-            }
-            return;
-        }
-        if one.result == 0 {
-            let error = IoError::Eof {
-                file: Arc::clone(self.source.label()),
-                offset: slip.start,
-                len: slip.len,
-                end: slip.start + slip.filled,
-            };
-            self.close(one.id, Some(error), out);
-            return;
-        }
-        let errno = one.result.saturating_neg();
-        if matches!(errno, libc::EINTR | libc::EAGAIN) && slip.retries < self.limits.retries {
-            slip.retries += 1;
-            self.counters.retries += 1;
-            return self.launch(one.id);
-        }
-        // Aligned as the file system asked, and still refused: not worth losing the run.
-        if errno == libc::EINVAL && self.source.refuse_direct() {
-            tracing::warn!(
-                file = %self.source.label(), offset = slip.start, len = slip.len,
-                "direct read refused as invalid; reading through the page cache from now on"
-            );
-            return self.launch(one.id);
-        }
-        let error = IoError::Os {
-            file: Arc::clone(self.source.label()),
-            offset: slip.start,
-            len: slip.len,
-            errno,
-        };
-        self.close(one.id, Some(error), out);
-    }
-
-    /// Frees a slip and tells its reads. Merged reads that failed go back to be read alone, so
-    /// that only the one at fault fails and its error names its own range.
-    fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
-        let slip = &mut self.slips[index as usize];
-        self.trace.device(slip.start, slip.len, slip.since);
-        let mut owners = std::mem::take(&mut slip.owners);
-        self.free_slips.push(index);
-        let merged = owners.len() > 1;
-        for owner in owners.drain(..) {
-            let place = &mut self.active[owner as usize];
-            let Some(active) = place else { continue };
-            active.parts -= 1;
-            if merged && error.is_some() {
-                if let Some(active) = place.take() {
-                    self.free_active.push(owner);
-                    self.counters.retries += 1;
-                    self.queue.push(Queued {
-                        read: active.read,
-                        at: active.at,
-                        batch: active.batch,
-                        alone: true,
-                    });
-                }
-                continue;
-            }
-            if let Some(error) = &error {
-                active.failed.get_or_insert_with(|| error.clone());
-                self.cutting.retain(|cut| cut.active != owner);
-            }
-            self.settle(owner, out);
-        }
-        self.slips[index as usize].owners = owners;
-        if merged && error.is_some() {
-            self.queue
-                .sort_unstable_by_key(|q| std::cmp::Reverse(q.order()));
-        }
-    }
-
-    /// Completes an active read whose last part is done.
-    fn settle(&mut self, index: u32, out: &mut Vec<Completion>) {
-        let place = &mut self.active[index as usize];
-        let being_cut = self.cutting.iter().any(|c| c.active == index);
-        if being_cut || place.as_ref().is_none_or(|a| a.parts > 0) {
-            return;
-        }
-        if let Some(active) = place.take() {
-            self.free_active.push(index);
-            let result = match active.failed {
-                Some(error) => Err(error),
-                None => {
-                    self.counters.reads += 1;
-                    self.counters.bytes += u64::from(active.read.len);
-                    Ok(())
-                }
-            };
-            out.push(complete(active.read, result));
-        }
-    }
-
-    /// Fails a read whose cutting has ended early; parts on the device are still awaited.
-    fn stop_cutting(&mut self, index: u32, reason: IoError) {
-        if let Some(active) = &mut self.active[index as usize] {
-            active.failed.get_or_insert(reason);
-        }
-        let mut out = std::mem::take(&mut self.ready);
-        self.settle(index, &mut out);
-        self.ready = out;
-    }
-
     fn broken(&self, error: &std::io::Error) -> IoError {
         IoError::Engine {
             engine: self.device.name(),
@@ -607,12 +335,4 @@ fn waste(gap: u32) -> Option<Slot> {
     Arena::new(1, len, 4096, ArenaOptions::default())
         .ok()?
         .take()
-}
-
-fn complete(read: Read, result: Result<(), IoError>) -> Completion {
-    Completion {
-        tag: read.tag,
-        slot: read.slot,
-        result,
-    }
 }

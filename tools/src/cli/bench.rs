@@ -4,7 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{EngineArgs, ModelArg, parse_read_size};
+use emberflow_engine::Policy;
+
+use super::{
+    EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent, policy_names,
+};
 use crate::size;
 
 /// `bench`
@@ -18,6 +22,202 @@ pub enum BenchCommand {
     Decode(BenchDecodeArgs),
     /// One token as a picture: what every thread, the I/O thread and the device did when.
     Timeline(BenchTimelineArgs),
+    /// Decoding with more and less of the FFN in memory, by policy.
+    Sweep(BenchSweepArgs),
+    /// What bundles, cache and pipeline give, one after the other.
+    Ablation(BenchAblationArgs),
+    /// How long single tokens take, and what they wait for.
+    Latency(BenchLatencyArgs),
+    /// Speed of prompts with a part of the FFN on disk, beside memory.
+    Prefill(BenchPrefillArgs),
+    /// Several texts at once: tokens per second, and what they share.
+    Batch(BenchBatchArgs),
+}
+
+/// What benchmarks of whole runs have in common. Each point is a run of its own process; variants
+/// take turns.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Tokens that each run generates; the default depends on the benchmark.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Times that each variant runs, in turns with the others; default: 3.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Few points, few tokens, one round: whether it works here, in seconds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Compute threads; default: as for run.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Which neurons to compute; default: as for run.
+    #[arg(long, value_enum)]
+    pub sparsity: Option<SparsityArg>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the points as comma-separated values.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Write the chart as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write points, chart and JSON to MODEL-BENCH.csv, .svg and .json in a folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Tokens of a run, of which the benchmark has a default.
+    pub fn tokens_or(&self, default: u32) -> u32 {
+        let default = if self.quick { default.min(8) } else { default };
+        self.tokens.unwrap_or(default)
+    }
+
+    /// Rounds, of which the benchmark has a default.
+    pub fn rounds_or(&self, default: u32) -> u32 {
+        let default = if self.quick { 1 } else { default };
+        self.rounds.unwrap_or(default)
+    }
+}
+
+/// `bench sweep`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench sweep model.ember --svg sweep.svg
+  emberflow bench sweep model.ember --shares 25,50,100 --policies full,llmflash --rounds 5
+  emberflow bench sweep model.ember --beside llama-cpp.csv --out results")]
+pub struct BenchSweepArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub bench: BenchArgs,
+    /// Shares of the FFN in memory, in percent.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_share_percent)]
+    pub shares: Vec<f64>,
+    /// Policies (see run --help). `mmap` runs in a memory control group of the same budget where
+    /// one can be made, as it would otherwise have the whole page cache.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "full,llmflash,mmap",
+        value_parser = policy_names()
+    )]
+    pub policies: Vec<Policy>,
+    /// Tokens of a run with `mmap`, which can be very slow; default: at most 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub mmap_tokens: Option<u32>,
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
+    pub io: String,
+    /// Draw another program's speeds beside ours: CSV with the columns share, name, median, low,
+    /// high, as benches/peers/offload.py writes it. Its lines about Emberflow are left out.
+    #[arg(long, value_name = "FILE")]
+    pub beside: Option<PathBuf>,
+}
+
+/// `bench ablation`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench ablation model.ember
+  emberflow bench ablation model.ember --io sim:ufs4 -n 8 --rounds 2 --svg ladder.svg")]
+pub struct BenchAblationArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub bench: BenchArgs,
+    /// Devices: auto and pread are the real one, sim:PROFILE a simulated one.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "sim:ufs4,sim:ufs31,auto",
+        value_parser = io_names()
+    )]
+    pub io: Vec<String>,
+    /// Share of the FFN in memory, in percent.
+    #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
+    pub share: f64,
+}
+
+/// `bench latency`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench latency model.ember -n 1024
+  emberflow bench latency model.ember --shares 25,50,75 --policies full,llmflash --svg tokens.svg")]
+pub struct BenchLatencyArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub bench: BenchArgs,
+    /// Shares of the FFN in memory, in percent.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50", value_parser = parse_share_percent)]
+    pub shares: Vec<f64>,
+    /// Policies (see run --help).
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "full",
+        value_parser = policy_names()
+    )]
+    pub policies: Vec<Policy>,
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
+    pub io: String,
+}
+
+/// `bench prefill`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench prefill model.ember --lengths 128,512
+  emberflow bench prefill model.ember --share 25 --chunks 64,256 --json")]
+pub struct BenchPrefillArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub bench: BenchArgs,
+    /// Tokens of the prompts, about; default: 128 and 512, as far as the model goes.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub lengths: Vec<u32>,
+    /// Prompt tokens computed at once; 0: what the planner chooses.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u16).range(0..=512))]
+    pub chunks: Vec<u16>,
+    /// Share of the FFN in memory, in percent; measured beside 100.
+    #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
+    pub share: f64,
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
+    pub io: String,
+}
+
+/// `bench batch`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench batch
+  emberflow bench batch model.ember --sizes 1,4,16 --shares 50,100 --svg batch.svg")]
+pub struct BenchBatchArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub bench: BenchArgs,
+    /// Numbers of texts at once.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8",
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub sizes: Vec<u16>,
+    /// Shares of the FFN in memory, in percent.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50,100", value_parser = parse_share_percent)]
+    pub shares: Vec<f64>,
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
+    pub io: String,
 }
 
 /// `bench decode`
@@ -95,8 +295,8 @@ pub struct BenchIoArgs {
     /// Fewer points and less time for each: a few seconds in all.
     #[arg(long)]
     pub quick: bool,
-    /// Which engine: auto (all that work here), uring, pread, or sim:PROFILE.
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// Which engine: auto takes all that work here, sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
     /// Only these read sizes, multiples of 4KiB; `seq` stands for sequential reads of 1MiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_read_size)]
@@ -134,6 +334,10 @@ pub enum ReadSize {
 
 /// `bench device`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench device
+  emberflow bench device --json --save machine.json")]
 pub struct BenchDeviceArgs {
     /// Print one JSON object.
     #[arg(long)]

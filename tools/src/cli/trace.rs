@@ -73,6 +73,9 @@ pub struct ProfileRunArgs {
 
 /// `profile merge`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow profile merge part1.bin part2.bin -o stats.bin")]
 pub struct ProfileMergeArgs {
     /// Statistics of the same model over different texts.
     #[arg(value_name = "STATS", required = true)]
@@ -83,10 +86,17 @@ pub struct ProfileMergeArgs {
     /// Replace existing statistics.
     #[arg(long)]
     pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `profile show`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow profile show stats.bin
+  emberflow profile show stats.bin --svg stats.svg --json")]
 pub struct ProfileShowArgs {
     /// Statistics.
     #[arg(value_name = "STATS")]

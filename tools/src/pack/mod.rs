@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use self::plan::{Plan, check_tokenizer};
 use crate::cli::{OrderArg, PackArgs, QuantArg, ScalesArg};
-use crate::{Failure, print_json, progress, size};
+use crate::{Failure, atomic, print_json, progress, size};
 
 /// Rows that are read and quantised together.
 const BATCH: usize = 64;
@@ -196,12 +196,7 @@ pub fn pack(
             folder.display()
         )));
     }
-    if output.exists() && !options.force {
-        return Err(Failure::usage(format!(
-            "{} exists; give --force to replace it",
-            output.display()
-        )));
-    }
+    atomic::may_write(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
     check_tokenizer(source.as_ref())?;
     let plan = Plan::new(source.as_ref(), output, options)?;

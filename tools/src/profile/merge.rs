@@ -3,18 +3,25 @@
 use std::io::Write as _;
 
 use emberflow_predictor::stats::ActivationStats;
+use serde::Serialize;
 
 use crate::cli::ProfileMergeArgs;
-use crate::{Failure, atomic};
+use crate::{Failure, atomic, print_json};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Merged {
+    /// The sum.
+    output: String,
+    /// Statistics added up.
+    texts: usize,
+    /// Tokens counted in all.
+    tokens: u64,
+}
 
 /// Runs the command.
 pub fn command(args: &ProfileMergeArgs) -> Result<(), Failure> {
-    if args.output.exists() && !args.force {
-        return Err(Failure::usage(format!(
-            "{} exists; give --force to replace it",
-            args.output.display()
-        )));
-    }
+    atomic::may_write(&args.output, args.force)?;
     let mut sum: Option<ActivationStats> = None;
     for path in &args.stats {
         let bytes = std::fs::read(path).map_err(Failure::file(path))?;
@@ -29,6 +36,13 @@ pub fn command(args: &ProfileMergeArgs) -> Result<(), Failure> {
         return Err(Failure::usage("nothing to merge"));
     };
     atomic::write(&args.output, &sum.to_bytes()?)?;
+    if args.json {
+        return print_json(&Merged {
+            output: args.output.display().to_string(),
+            texts: args.stats.len(),
+            tokens: sum.tokens,
+        });
+    }
     writeln!(
         std::io::stdout().lock(),
         "{}: {} tokens",

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, print_json, progress};
+use crate::{Failure, atomic, interrupt, print_json, progress};
 
 /// Tokens of a window when none is given.
 const WINDOW: u32 = 256;
@@ -66,12 +66,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&args.file, &args.output) else {
         return Err(Failure::usage("profile needs -f TEXT and -o STATS"));
     };
-    if output.exists() && !args.force {
-        return Err(Failure::usage(format!(
-            "{} exists; give --force to replace it",
-            output.display()
-        )));
-    }
+    atomic::may_write(output, args.force)?;
     let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
     let meta = model.text().meta();
@@ -112,7 +107,9 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let reserve = Recorder::bytes_for(&subject);
     let positions = window as usize + usize::from(bos.is_some());
     let mut engine = open_observed(model, &args.engine, positions, reserve)?;
-    let stop = on_interrupt();
+    // after the present window
+    let stop = Arc::new(AtomicBool::new(false));
+    interrupt::sets(&stop);
 
     let windows: Vec<&[u32]> = ids.chunks(window as usize).collect();
     let bar = progress::steps("profiling", ids.len() as u64);
@@ -221,19 +218,4 @@ fn watch(
 fn hash(ids: &[u32], window: u32) -> u64 {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     xxh3_64_with_seed(&bytes, window.into())
-}
-
-/// Ctrl-C ends the run after the present window; a second one ends the program.
-fn on_interrupt() -> Arc<AtomicBool> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let handler = flag.clone();
-    let set = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    if let Err(e) = set {
-        tracing::warn!("Ctrl-C will end the program at once: {e}");
-    }
-    flag
 }

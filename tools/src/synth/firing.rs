@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use super::normal::{bisect, both_above, cdf, quantile};
 use crate::Failure;
+use crate::suggest::did_you_mean;
 
 /// Chance that the up projection of a dReLU neuron is positive: Gate, Up and
 /// Down of the same neuron are co-active in 80 % of cases (PowerInfer-2).
@@ -44,8 +45,9 @@ impl FromStr for Skew {
             Ok(share) if share > 0.0 && share <= 0.8 => Ok(Self(share)),
             _ => Err(format!(
                 "{text:?} is no curve; curves: {}; or the share of neurons that gives 80 % of \
-                 activations, above 0 and at most 0.8",
-                CURVES.map(|(name, _)| name).join(", ")
+                 activations, above 0 and at most 0.8{}",
+                CURVES.map(|(name, _)| name).join(", "),
+                did_you_mean(text, CURVES.map(|(name, _)| name))
             )),
         }
     }

@@ -36,6 +36,7 @@ impl Shipped {
         let per_layer = vec![header.neurons as u32; header.layers];
         let too_large = || Failure::usage("more neurons than a cache can number");
         let cache = |slots: u64, banks: &[u32], policy: Policy| {
+            // an empty region, as the hot one without statistics, still wants an arena
             let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
             let arena = Arena::new(slots, 1, 1, ArenaOptions::default())
                 .map_err(emberflow_storage::Error::from)?;

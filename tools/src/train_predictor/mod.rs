@@ -19,7 +19,6 @@ use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
 use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
 use emberflow_storage::container::Container;
-use indicatif::ProgressBar;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::args::{PredictorArg, TrainPredictorArgs};
@@ -28,7 +27,7 @@ use self::report::{LayerReport, Trained};
 use crate::cli::SparsityArg;
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
-use crate::{Failure, progress};
+use crate::{Failure, atomic, progress};
 
 /// Inputs that are held at once; layers beyond wait for another pass over the text.
 const INPUT_BYTES: usize = 1 << 30;
@@ -47,10 +46,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     let windows = Windows::choose(open_model(&args.model)?.text(), &text, args)?;
     drop(text);
     std::fs::create_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
-    let bar = progress::steps("predictors", u64::from(c.layers));
-    let trained = train(args, &job, &container, &windows, &bar);
-    bar.finish_and_clear();
-    let (layers, reports) = trained?;
+    let (layers, reports) = train(args, &job, &container, &windows)?;
     let [trained_on, _, measured_on] = windows.tokens();
     let numbers = (trained_on as u64, measured_on as u64, args.recall as f32);
     let section = encode(c.d_model as usize, c.ffn as usize, numbers, &layers);
@@ -71,13 +67,7 @@ fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
             "the output is the model itself; containers are immutable, name another file with -o",
         ));
     }
-    if output.exists() && !args.force {
-        return Err(Failure::usage(format!(
-            "{} exists; give --force to replace it",
-            output.display()
-        )));
-    }
-    Ok(())
+    atomic::may_write(output, args.force)
 }
 
 /// What does not change from layer to layer.
@@ -100,7 +90,7 @@ impl Job {
     ) -> Result<Self, Failure> {
         let (d, neurons) = (c.d_model as usize, c.ffn as usize);
         let share = args.bytes / 100.0 / f64::from(c.layers);
-        let most = (container.file_len() as f64 * share) as usize;
+        let most = ((container.file_len() - container.predictor_len()) as f64 * share) as usize;
         let low_rank = Design::low_rank_within(most, d, neurons, DType::Q4);
         let wants = |kind| args.kind == kind || args.kind == PredictorArg::Auto;
         let mut designs = Vec::new();
@@ -159,7 +149,6 @@ fn train(
     job: &Job,
     container: &Container,
     windows: &Windows,
-    bar: &ProgressBar,
 ) -> Result<(Vec<NewLayer>, Vec<LayerReport>), Failure> {
     let packed = Packed::new(container)?;
     let c = packed.config();
@@ -170,7 +159,6 @@ fn train(
     if resumed > 0 {
         tracing::info!(resumed, "layers of an earlier run");
     }
-    bar.inc(resumed as u64);
     let at_once = (INPUT_BYTES / (2 * d * windows.total()).max(1)).max(1);
     let threads = args.engine.threads.map_or_else(
         || std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -188,6 +176,9 @@ fn train(
         let mut engine = open_engine(model, &engine_args, windows.longest())?;
         let inputs = Inputs::collect(&mut engine, windows, group)?;
         drop(engine);
+        // one bar at a time: reading the text has its own
+        let bar = progress::steps("predictors", all as u64);
+        bar.set_position(done.iter().flatten().count() as u64);
         let workers = Workers::new(threads, None);
         let trainer = Trainer::new(Cpu::detect(), &workers);
         for (i, &l) in group.iter().enumerate() {
@@ -214,6 +205,7 @@ fn train(
             done[l] = Some((made, report));
             bar.inc(1);
         }
+        bar.finish_and_clear();
     }
     Ok(done.into_iter().flatten().unzip())
 }

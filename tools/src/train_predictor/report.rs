@@ -195,7 +195,7 @@ impl Trained {
         Self {
             output: args.output.display().to_string(),
             bytes: bytes as u64,
-            share: bytes as f64 / container.file_len() as f64,
+            share: bytes as f64 / (container.file_len() - container.predictor_len()).max(1) as f64,
             trained_on,
             measured_on,
             target: args.recall,
@@ -218,6 +218,9 @@ impl Trained {
             return print_json(self);
         }
         let mut out = std::io::stdout().lock();
+        if self.layers.iter().all(|l| l.cut.is_some()) {
+            return self.print_cuts(&mut out);
+        }
         writeln!(
             out,
             "layer  kind        rank      bytes   active  looked at  recall  precision  per active  us/token"
@@ -257,6 +260,25 @@ impl Trained {
             100.0 * self.recall,
             self.overhead,
             self.us_per_token,
+            self.measured_on,
+        )?;
+        Ok(())
+    }
+
+    /// The table of layers whose small gates are cut.
+    fn print_cuts(&self, out: &mut impl Write) -> Result<(), Failure> {
+        writeln!(out, "layer  smallest gate     left")?;
+        for (l, cut) in (self.layers.iter()).filter_map(|l| Some((l, l.cut?))) {
+            let left = 100.0 * l.active_share;
+            writeln!(out, "{:>5} {cut:>14.5} {left:>6.1} %", l.layer)?;
+        }
+        let left: f64 = self.layers.iter().map(|l| l.active_share).sum();
+        writeln!(
+            out,
+            "{}: gates of smaller magnitude count as zero, {:.1} % are left of those of {} tokens; \
+             perplexity --judge shows what that costs",
+            self.output,
+            100.0 * left / self.layers.len().max(1) as f64,
             self.measured_on,
         )?;
         Ok(())

@@ -3,10 +3,10 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use emberflow_storage::container::{BankSpec, Container, Spec, TensorSpec, Unit, Writer};
+use emberflow_storage::container::{Container, Spec, Unit, Writer};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::Failure;
+use crate::{Failure, progress};
 
 /// Writes `output`, which appears when it is whole.
 pub fn with_predictors(
@@ -15,38 +15,17 @@ pub fn with_predictors(
     section: &[u8],
 ) -> Result<(), Failure> {
     let g = *container.geometry();
+    let source = format!(
+        "predictors {:016x} {:016x}",
+        xxh3_64(container.meta()),
+        xxh3_64(section)
+    );
     let spec = Spec {
-        geometry: g,
-        bundle_dtype: container.bundle_dtype(),
-        meta: container.meta().to_vec(),
         stats: container.read_stats()?,
         predictor_len: section.len() as u64,
-        tensors: container
-            .tensors()
-            .iter()
-            .map(|t| TensorSpec {
-                name: t.name.clone(),
-                dtype: t.dtype,
-                dims: t.dims.clone(),
-                len: t.len,
-            })
-            .collect(),
-        banks: container
-            .banks()
-            .iter()
-            .map(|b| BankSpec {
-                layer: b.layer,
-                expert: b.expert,
-                neurons: b.neurons,
-                flags: b.flags,
-            })
-            .collect(),
-        source: format!(
-            "predictors {:016x} {:016x}",
-            xxh3_64(container.meta()),
-            xxh3_64(section)
-        ),
+        ..container.spec(source)
     };
+    let bar = progress::bytes("copying the model", container.file_len());
     let mut writer = Writer::create(output, spec)?;
     if !writer.is_done(Unit::Predictor) {
         writer.write_predictor(section)?;
@@ -60,11 +39,13 @@ pub fn with_predictors(
             sink.append(&bytes)?;
             sink.finish()?;
         }
+        bar.inc(tensor.len);
     }
     let (span, per_neuron) = (g.gate_span as usize, g.scales_per_neuron as usize);
     let mut bundle = vec![0; g.stride as usize];
     for (i, bank) in container.banks().iter().enumerate() {
         if writer.is_done(Unit::Bank(i)) {
+            bar.inc(bank.len);
             continue;
         }
         let mut scales = vec![0; bank.neurons as usize * per_neuron];
@@ -81,9 +62,11 @@ pub fn with_predictors(
             let rest = &bundle[span..span + g.rest_len as usize];
             let scales = &scales[n as usize * per_neuron..][..per_neuron];
             sink.append_neuron(gate, rest, scales)?;
+            bar.inc(g.stride.into());
         }
         sink.finish()?;
     }
     writer.finish()?;
+    bar.finish_and_clear();
     Ok(())
 }

@@ -39,3 +39,15 @@ pub fn exported(dir: &Path) -> String {
     );
     folder
 }
+
+/// Splits as a shell does, double quotes included.
+#[allow(dead_code, reason = "not every test file reads command lines")]
+pub fn words(line: &str) -> Vec<String> {
+    line.split('"')
+        .enumerate()
+        .flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        })
+        .collect()
+}

@@ -301,15 +301,13 @@ impl NeuronStore {
         (len / 2).next_multiple_of(unit).min(len)
     }
 
-    /// The second of two reads of a neuron without bundles, which go one after the other
-    /// like reads of two matrices.
+    /// The second of two reads of a neuron without bundles, of another matrix as it were.
     fn request_second_half(&mut self, ids: &[u32], place: usize, slot: Slot) -> Result<(), Error> {
         let (bank, part) = (self.layer.bank as usize, &self.part);
         let (offset, len, _) = self.banks.cover(bank, ids[place], part.start, part.len);
         let first = self.first_half(len);
         let read = Read::new(place as u64, offset + u64::from(first), len - first, slot).at(first);
-        self.request(read)?;
-        self.submit()
+        self.request(read)
     }
 
     /// Requests a whole cluster. False when no buffer is free.
@@ -353,6 +351,7 @@ impl NeuronStore {
 
     /// Waits for something to arrive. Called when no cluster is ready.
     pub fn wait(&mut self, ids: &[u32]) -> Result<(), Error> {
+        self.submit_last()?;
         if self.io.outstanding() == 0 {
             return self.make_room(ids);
         }
@@ -434,7 +433,16 @@ impl NeuronStore {
         if outcome.is_err() {
             self.abandon_layer(ids);
         }
-        self.latch(outcome)
+        self.latch(outcome)?;
+        self.submit_last()
+    }
+
+    /// Without bundles: asks for the second matrix when all of the first one has come.
+    fn submit_last(&mut self) -> Result<(), Error> {
+        if self.io.outstanding() > 0 {
+            return Ok(());
+        }
+        self.submit()
     }
 
     fn take_one(&mut self, ids: &[u32], done: Completion) -> Result<(), Error> {
@@ -575,6 +583,7 @@ impl NeuronStore {
                 let _ = self.take_one(ids, done);
             }
             self.completions = arrived;
+            let _ = self.submit_last();
         }
         for c in 0..self.layer.clusters.len() {
             let Cluster { first, end, .. } = self.layer.clusters[c];

@@ -45,6 +45,10 @@ pub struct Rates {
     /// Time of a token as a share of what the first context's time and the added
     /// bytes of keys and values explain; 1 for the first.
     pub of_explained: f64,
+    /// Joules per token of whatever tells the energy (see the report's `energy_source`), everything
+    /// else on the machine included; absent where nothing tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joules_per_token: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -57,6 +61,9 @@ struct Report {
     ffn_resident_share: f64,
     /// Bytes per second that the threads read from the resident FFN weights.
     memory_gb_per_s: f64,
+    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_source: Option<String>,
     contexts: Vec<Rates>,
 }
 
@@ -83,13 +90,14 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         ));
     }
     let mut bandwidth = engine.read_bandwidth(Duration::from_millis(300));
-    let bar = progress::steps("decoding", (args.contexts.len() * tokens) as u64);
+    let passes = args.contexts.len() * tokens * if args.oracle { 2 } else { 1 };
+    let bar = progress::steps("decoding", passes as u64);
     let mut contexts: Vec<Rates> = Vec::new();
     for &context in &args.contexts {
         if args.oracle {
             // The same tokens once before, to learn what they need.
             engine.record_active();
-            measure(&mut engine, context, tokens, &|| {})?;
+            measure(&mut engine, context, tokens, &|| bar.inc(1))?;
             engine.replay_active();
         }
         let mut rates = measure(&mut engine, context, tokens, &|| bar.inc(1))?;
@@ -119,6 +127,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         },
         ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
         memory_gb_per_s: bandwidth / 1e9,
+        energy_source: engine.energy_source().map(str::to_owned),
         contexts,
     };
     if args.json {
@@ -150,9 +159,12 @@ fn measure(
         step(engine)?;
     }
     let before = engine.counters();
+    let joules_before = engine.joules();
+    let mut joules = joules_before;
     let mut ms = Vec::with_capacity(tokens);
     for _ in 0..tokens {
         ms.push(step(engine)?);
+        joules = engine.joules();
         done();
     }
     let counters = engine.counters().since(before);
@@ -176,6 +188,9 @@ fn measure(
         active_share: Counters::active_share(counters),
         wait_ms: per_token(counters.wait_ns) / 1e6,
         of_explained: 1.0,
+        joules_per_token: joules
+            .zip(joules_before)
+            .map(|(after, before)| (after - before) / tokens.max(1) as f64),
         ms,
     })
 }
@@ -217,6 +232,12 @@ fn table(report: &Report) -> String {
             100.0 * r.ffn_roofline,
             r.of_explained,
         );
+    }
+    if let Some(source) = &report.energy_source {
+        let joules = (report.contexts.iter())
+            .filter_map(|r| Some(format!("{:.3} ({})", r.joules_per_token?, r.context)));
+        let joules = joules.collect::<Vec<_>>().join(", ");
+        text += &format!("\nJ/token (context), {source}: {joules}\n");
     }
     text
 }

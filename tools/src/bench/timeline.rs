@@ -11,7 +11,7 @@ use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{open_model, open_traced};
 use crate::svg::{self, Bar, Row};
-use crate::{Failure, print_json};
+use crate::{Failure, print_json, progress};
 
 /// Tokens that are looked at; the one with the median time is shown.
 const TOKENS: usize = 9;
@@ -97,6 +97,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         engine.forward(&mut sequence, chunk, Logits::Last)?;
     }
     let mut shots = Vec::with_capacity(TOKENS);
+    let bar = progress::steps("decoding", (args.warm_up + TOKENS) as u64);
     for n in 0..args.warm_up + TOKENS {
         let token = sampler.sample(engine.logits(), sequence.tokens());
         let position = sequence.len();
@@ -112,7 +113,9 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
                 lanes,
             });
         }
+        bar.inc(1);
     }
+    bar.finish_and_clear();
     shots.sort_by_key(Shot::ns);
     let all_ms = shots.iter().map(|shot| ms(shot.ns())).collect();
     let shot = shots.swap_remove(shots.len() / 2);

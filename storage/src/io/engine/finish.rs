@@ -1,0 +1,132 @@
+//! From an outcome of the device to completions: done, to be continued, failed.
+
+use std::sync::Arc;
+
+use super::super::device::Reaped;
+use super::super::error::IoError;
+use super::super::{Completion, Read};
+use super::{Engine, Queued};
+
+impl Engine {
+    /// Books the outcome of one command: done, to be continued, or failed.
+    pub(super) fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
+        let slip = &mut self.slips[one.id as usize];
+        if let Ok(n @ 1..) = u32::try_from(one.result) {
+            if slip.advance(n) {
+                self.close(one.id, None, out);
+            } else {
+                self.launch(one.id);
+            }
+            return;
+        }
+        if one.result == 0 {
+            let error = IoError::Eof {
+                file: Arc::clone(self.source.label()),
+                offset: slip.start,
+                len: slip.len,
+                end: slip.start + slip.filled,
+            };
+            self.close(one.id, Some(error), out);
+            return;
+        }
+        let errno = one.result.saturating_neg();
+        if matches!(errno, libc::EINTR | libc::EAGAIN) && slip.retries < self.limits.retries {
+            slip.retries += 1;
+            self.counters.retries += 1;
+            return self.launch(one.id);
+        }
+        // Aligned as the file system asked, and still refused: not worth losing the run.
+        if errno == libc::EINVAL && self.source.refuse_direct() {
+            tracing::warn!(
+                file = %self.source.label(), offset = slip.start, len = slip.len,
+                "direct read refused as invalid; reading through the page cache from now on"
+            );
+            return self.launch(one.id);
+        }
+        let error = IoError::Os {
+            file: Arc::clone(self.source.label()),
+            offset: slip.start,
+            len: slip.len,
+            errno,
+        };
+        self.close(one.id, Some(error), out);
+    }
+
+    /// Frees a slip and tells its reads. Merged reads that failed go back to be read alone, so
+    /// that only the one at fault fails and its error names its own range.
+    fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
+        let slip = &mut self.slips[index as usize];
+        self.trace.device(slip.start, slip.len, slip.since);
+        let mut owners = std::mem::take(&mut slip.owners);
+        self.free_slips.push(index);
+        let merged = owners.len() > 1;
+        for owner in owners.drain(..) {
+            let place = &mut self.active[owner as usize];
+            let Some(active) = place else { continue };
+            active.parts -= 1;
+            if merged && error.is_some() {
+                if let Some(active) = place.take() {
+                    self.free_active.push(owner);
+                    self.counters.retries += 1;
+                    self.queue.push(Queued {
+                        read: active.read,
+                        at: active.at,
+                        batch: active.batch,
+                        alone: true,
+                    });
+                }
+                continue;
+            }
+            if let Some(error) = &error {
+                active.failed.get_or_insert_with(|| error.clone());
+                self.cutting.retain(|cut| cut.active != owner);
+            }
+            self.settle(owner, out);
+        }
+        self.slips[index as usize].owners = owners;
+        if merged && error.is_some() {
+            self.queue
+                .sort_unstable_by_key(|q| std::cmp::Reverse(q.order()));
+        }
+    }
+
+    /// Completes an active read whose last part is done.
+    fn settle(&mut self, index: u32, out: &mut Vec<Completion>) {
+        let place = &mut self.active[index as usize];
+        let being_cut = self.cutting.iter().any(|c| c.active == index);
+        if being_cut || place.as_ref().is_none_or(|a| a.parts > 0) {
+            return;
+        }
+        if let Some(active) = place.take() {
+            self.free_active.push(index);
+            let result = match active.failed {
+                Some(error) => Err(error),
+                None => {
+                    self.counters.reads += 1;
+                    self.counters.bytes += u64::from(active.read.len);
+                    Ok(())
+                }
+            };
+            out.push(complete(active.read, result));
+        }
+    }
+
+    /// Fails a read whose cutting has ended early; parts on the device are still awaited.
+    pub(super) fn stop_cutting(&mut self, index: u32, reason: IoError) {
+        if let Some(active) = &mut self.active[index as usize] {
+            active.failed.get_or_insert(reason);
+        }
+        let mut out = std::mem::take(&mut self.ready);
+        self.settle(index, &mut out);
+        self.ready = out;
+    }
+}
+
+/// Gives a read's slot back.
+pub(super) fn complete(read: Read, result: Result<(), IoError>) -> Completion {
+    Completion {
+        tag: read.tag,
+        slot: read.slot,
+        result,
+    }
+}

@@ -1,0 +1,255 @@
+//! `emberflow bench ablation`: what bundles, the cache and the cluster pipeline give, one after the
+//! other (PowerInfer-2, Fig. 14).
+
+use std::fs::File;
+
+use serde::Serialize;
+
+use super::bound::Device;
+use super::child::{Child, Run};
+use super::facts::{Facts, file_of};
+use super::output::{Results, Table, percent};
+use super::paper::LADDER;
+use super::plot::{Labels, bars};
+use super::rounds::{Agreement, Series, in_turns};
+use super::sweep::model_of;
+use crate::cli::BenchAblationArgs;
+use crate::stats::Range;
+use crate::{Failure, progress};
+
+/// One rung on one device.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// `--io` of the runs.
+    io: String,
+    policy: &'static str,
+    /// What it has more than the one before.
+    adds: &'static str,
+    tokens_per_s: Range,
+    wait_share: f64,
+    hit_rate: f64,
+    /// Bytes per read, and megabytes read per token.
+    read_len: f64,
+    read_mb_per_token: f64,
+    /// Speed as a multiple of that of the rung before; 1 for the first.
+    factor: f64,
+    /// Speed as a multiple of the first rung's.
+    of_first: f64,
+    /// What the paper has there, measured by its authors on their phone.
+    paper_tokens_per_s: f64,
+    /// See `paper_tokens_per_s`.
+    paper_factor: f64,
+    note: Option<String>,
+}
+
+/// Runs the command.
+pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
+    let bench = &args.bench;
+    let (tokens, rounds) = (bench.tokens_or(16), bench.rounds_or(3));
+    let facts = Facts::of(&bench.model)?;
+    let child = Child::new(bench)?;
+    let mut simulated = false;
+    for io in &args.io {
+        // A name that is wrong is said before minutes have passed.
+        simulated |= Device::open(&bench.model, io, true)?.is_simulated();
+    }
+    if simulated {
+        warm(&file_of(&bench.model)?)?;
+    }
+    let points: Vec<(&str, &str)> = (args.io.iter())
+        .flat_map(|io| LADDER.iter().map(move |rung| (io.as_str(), rung.0)))
+        .collect();
+    let names: Vec<String> = (points.iter())
+        .map(|(io, policy)| format!("{policy}, {io}"))
+        .collect();
+    let series = in_turns(&names, rounds, &mut || Ok(()), &mut |i, _| {
+        let (io, policy) = points[i];
+        let share = args.share.to_string();
+        let tokens = tokens.to_string();
+        let arguments = [
+            "-p",
+            Child::prompt(bench),
+            "-n",
+            &tokens,
+            "--io",
+            io,
+            "--policy",
+            policy,
+            "--ffn-resident",
+            &share,
+        ];
+        child.run(&arguments.map(str::to_owned), None)
+    })?;
+    let rows: Vec<Row> = (args.io.iter().zip(series.chunks(LADDER.len())))
+        .flat_map(|(io, series)| ladder(io, series))
+        .collect();
+    let model = model_of(&series)?;
+    let title = format!(
+        "{model}: decoding step by step, {} of the FFN in memory",
+        percent(args.share)
+    );
+    let mut notes = vec![
+        "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
+         rates are theirs, and only the factors compare"
+            .to_owned(),
+    ];
+    if simulated {
+        notes.push(
+            "sim: reads come from the page cache of this machine at the pace of a model of the device; \
+             they are no measurements of a phone"
+                .into(),
+        );
+    }
+    let how = format!(
+        "decoding step by step, {} of the FFN in memory, {tokens} tokens, {rounds} rounds in turns",
+        percent(args.share)
+    );
+    Results {
+        bench: "ablation",
+        svg: chart(&title, &facts.line(), &args.io, &rows),
+        table: table(&rows),
+        csv: csv(&rows),
+        agreement: Agreement::of(series.iter()),
+        model,
+        facts,
+        how,
+        rows: &rows,
+        notes,
+    }
+    .finish(bench)
+}
+
+/// Reads the file once, so that a simulated device is not as slow as the real one below it.
+fn warm(path: &std::path::Path) -> Result<(), Failure> {
+    let file = File::open(path).map_err(Failure::file(path))?;
+    let len = file.metadata().map_or(0, |m| m.len());
+    let bar = progress::bytes("reading the file once", len);
+    std::io::copy(&mut bar.wrap_read(file), &mut std::io::sink()).map_err(Failure::file(path))?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// The rungs of one device, each beside the one before.
+fn ladder(io: &str, series: &[Series]) -> Vec<Row> {
+    let of = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+    let speeds: Vec<Range> = (series.iter())
+        .map(|s| s.range(|r| r.decode_tokens_per_s))
+        .collect();
+    let one = |(i, (series, rung)): (usize, (&Series, &(&'static str, &'static str, f64)))| {
+        let before = i.saturating_sub(1);
+        let per_token = |run: &Run, values: &[u64]| {
+            values.iter().sum::<u64>() as f64 / run.details.ms.len().max(1) as f64
+        };
+        let bytes = series.range(|r| per_token(r, &r.details.bytes_read)).median;
+        let reads = series.range(|r| per_token(r, &r.details.reads)).median;
+        Row {
+            io: io.to_owned(),
+            policy: rung.0,
+            adds: rung.1,
+            tokens_per_s: speeds[i],
+            wait_share: series.range(Run::wait_share).median,
+            hit_rate: series.range(Run::hit_rate).median,
+            read_len: of(bytes, reads),
+            read_mb_per_token: bytes / 1e6,
+            factor: of(speeds[i].median, speeds[before].median),
+            of_first: of(speeds[i].median, speeds[0].median),
+            paper_tokens_per_s: rung.2,
+            paper_factor: rung.2 / LADDER[before].2,
+            note: series.refused.clone(),
+        }
+    };
+    series.iter().zip(&LADDER).enumerate().map(one).collect()
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "device",
+        "step",
+        "policy",
+        "tokens/s",
+        "factor",
+        "of the first",
+        "waiting",
+        "hits",
+        "MB/token",
+        "paper: tokens/s",
+        "paper: factor",
+        "paper: of the first",
+    ]);
+    for r in rows {
+        let speed = r.tokens_per_s.show(2);
+        table.rows.push(vec![
+            r.io.clone(),
+            r.adds.into(),
+            r.policy.into(),
+            r.note.as_ref().map_or(speed, Clone::clone),
+            format!("{:.2}", r.factor),
+            format!("{:.1}", r.of_first),
+            percent(r.wait_share),
+            percent(r.hit_rate),
+            format!("{:.1}", r.read_mb_per_token),
+            format!("{}", r.paper_tokens_per_s),
+            format!("{:.2}", r.paper_factor),
+            format!("{:.1}", r.paper_tokens_per_s / LADDER[0].2),
+        ]);
+    }
+    table
+}
+
+fn csv(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "io",
+        "policy",
+        "tokens_per_s",
+        "tokens_per_s_min",
+        "tokens_per_s_max",
+        "factor",
+        "of_first",
+        "wait_share",
+        "hit_rate",
+        "read_len",
+        "read_mb_per_token",
+        "paper_tokens_per_s",
+        "paper_factor",
+    ]);
+    for r in rows {
+        let t = r.tokens_per_s;
+        table.rows.push(vec![
+            r.io.clone(),
+            r.policy.into(),
+            format!("{:.4}", t.median),
+            format!("{:.4}", t.min),
+            format!("{:.4}", t.max),
+            format!("{:.4}", r.factor),
+            format!("{:.4}", r.of_first),
+            format!("{:.4}", r.wait_share),
+            format!("{:.4}", r.hit_rate),
+            format!("{:.0}", r.read_len),
+            format!("{:.3}", r.read_mb_per_token),
+            format!("{}", r.paper_tokens_per_s),
+            format!("{:.4}", r.paper_factor),
+        ]);
+    }
+    table
+}
+
+/// Speeds as multiples of the first rung's: what compares across devices and with the paper.
+fn chart(title: &str, facts: &str, io: &[String], rows: &[Row]) -> String {
+    let mut names: Vec<String> = io.to_vec();
+    names.push("paper (their phone)".into());
+    let groups: Vec<(String, Vec<f64>)> = (LADDER.iter())
+        .map(|rung| {
+            let here = rows.iter().filter(|r| r.policy == rung.0);
+            let mut values: Vec<f64> = here.map(|r| r.of_first).collect();
+            values.push(rung.2 / LADDER[0].2);
+            (rung.1.to_owned(), values)
+        })
+        .collect();
+    let labels = Labels {
+        title,
+        facts,
+        x: "mechanisms, each beside those before",
+        y: "speed, multiples of the first",
+    };
+    bars(&labels, &names, &groups)
+}

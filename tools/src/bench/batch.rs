@@ -1,0 +1,239 @@
+//! `emberflow bench batch`: several texts at once (PowerInfer-2, Fig. 13 and §2.2).
+
+use serde::Serialize;
+
+use super::child::{Child, Run, mean};
+use super::facts::Facts;
+use super::output::{Results, Table, mib, percent};
+use super::plot::{Curve, Labels, curves};
+use super::rounds::{Agreement, Series, in_turns};
+use super::sweep::model_of;
+use crate::Failure;
+use crate::cli::BenchBatchArgs;
+use crate::stats::Range;
+
+/// One share and number of texts.
+#[derive(Debug, Serialize)]
+struct Row {
+    share: f64,
+    texts: u16,
+    /// Of all texts together.
+    tokens_per_s: Range,
+    ms_per_pass: f64,
+    /// Speed as a multiple of that of one text at a time.
+    gain: f64,
+    /// Share of the neurons that fire for any of the texts.
+    needed_share: f64,
+    /// Share of the clusters that the plan calls hot for so many texts.
+    hot_cut: f64,
+    /// Bytes of the hot region.
+    hot_bytes: u64,
+    hit_rate: f64,
+    wait_share: f64,
+    within_budget: Option<bool>,
+    note: Option<String>,
+}
+
+/// Runs the command.
+pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
+    let bench = &args.bench;
+    let points: Vec<(f64, u16)> = (args.shares.iter())
+        .flat_map(|&share| args.sizes.iter().map(move |&size| (share, size)))
+        .collect();
+    let names: Vec<String> = points
+        .iter()
+        .map(|(share, size)| format!("{size} at {}", percent(*share)))
+        .collect();
+    let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
+    let facts = Facts::of(&bench.model)?;
+    let child = Child::new(bench)?;
+    let series = in_turns(&names, rounds, &mut || Ok(()), &mut |i, _| {
+        let (share, size) = points[i];
+        let (share, size, tokens) = (share.to_string(), size.to_string(), tokens.to_string());
+        let arguments = [
+            "-p",
+            Child::prompt(bench),
+            "-n",
+            &tokens,
+            "--io",
+            &args.io,
+            "--best-of",
+            &size,
+            "--ffn-resident",
+            &share,
+        ];
+        child.run(&arguments.map(str::to_owned), None)
+    })?;
+    let rows = rows(&points, &series);
+    let model = model_of(&series)?;
+    let title = format!("{model}: texts at once, --io {}", args.io);
+    let mut notes = vec![
+        "each text is the one that its seed gives alone; the hashes compared are those of every text"
+            .to_owned(),
+        "paper: PowerInfer-2, Fig. 2, Bamboo-7B: neurons that fire nearly always are below 1 % of a layer \
+         with one text and 75 % with 32; Fig. 13 has batches of 4 on a phone's CPU and NPU, whose speeds \
+         are given as ratios to other programs only"
+            .into(),
+    ];
+    if rows.iter().any(|r| r.within_budget == Some(false)) {
+        notes.push("peak memory: ABOVE the budget at some points".into());
+    }
+    let how = format!(
+        "texts drawn together, {tokens} tokens each, {rounds} rounds in turns, --io {}",
+        args.io
+    );
+    Results {
+        bench: "batch",
+        svg: chart(&title, &facts.line(), &rows),
+        table: table(&rows),
+        csv: csv(&rows),
+        agreement: agreement(&series),
+        model,
+        facts,
+        how,
+        rows: &rows,
+        notes,
+    }
+    .finish(bench)
+}
+
+fn rows(points: &[(f64, u16)], all: &[Series]) -> Vec<Row> {
+    let speed = |s: &Series| s.range(|r| r.decode_tokens_per_s);
+    let one = |(&(share, texts), series): (&(f64, u16), &Series)| {
+        let single = points.iter().position(|&p| p == (share, 1));
+        let single = single.map_or(0.0, |i| speed(&all[i]).median);
+        let tokens_per_s = speed(series);
+        let first = series.first();
+        let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
+        Row {
+            share,
+            texts,
+            tokens_per_s,
+            ms_per_pass: series.range(Run::ms_per_token).median,
+            gain: if single > 0.0 {
+                tokens_per_s.median / single
+            } else {
+                0.0
+            },
+            needed_share: series.range(|r| mean(&r.details.needed_share)).median,
+            hot_cut: first.map_or(0.0, |r| r.details.hot_cut),
+            hot_bytes: first.map_or(0, |r| r.memory.hot),
+            hit_rate: series.range(Run::hit_rate).median,
+            wait_share: series.range(Run::wait_share).median,
+            within_budget: within.map(|all| all.iter().all(|&ok| ok)),
+            note: series.refused.clone(),
+        }
+    };
+    points.iter().zip(all).map(one).collect()
+}
+
+/// Every text of every run against the same seed's in the first run that has it.
+fn agreement(all: &[Series]) -> Agreement {
+    let mut known: Vec<&str> = Vec::new();
+    let mut differing: Vec<String> = Vec::new();
+    let runs = || all.iter().flat_map(|s| s.runs.iter().map(move |r| (s, r)));
+    for (series, run) in runs() {
+        let samples = run.best_of.iter().flat_map(|b| &b.samples);
+        for (seed, sample) in samples.enumerate() {
+            match known.get(seed) {
+                Some(&hash) if hash != sample.logits_hash => {
+                    differing.push(format!("{} (text {seed})", series.name));
+                }
+                Some(_) => {}
+                None => known.push(&sample.logits_hash),
+            }
+        }
+    }
+    differing.dedup();
+    Agreement {
+        hash: known.first().map_or(String::new(), |h| (*h).to_owned()),
+        runs: runs().count(),
+        differing,
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "FFN in memory",
+        "texts",
+        "tokens/s",
+        "gain",
+        "ms/pass",
+        "neurons needed",
+        "hot cut",
+        "hot region, MiB",
+        "hits",
+        "waiting",
+    ]);
+    for r in rows {
+        let mut cells = vec![percent(r.share), r.texts.to_string()];
+        if let Some(note) = &r.note {
+            cells.push(note.clone());
+            cells.resize(table.columns.len(), "–".into());
+        } else {
+            cells.push(r.tokens_per_s.show(2));
+            cells.push(format!("{:.2}", r.gain));
+            cells.push(format!("{:.2}", r.ms_per_pass));
+            cells.extend([r.needed_share, r.hot_cut].map(percent));
+            cells.push(mib(r.hot_bytes));
+            cells.extend([r.hit_rate, r.wait_share].map(percent));
+        }
+        table.rows.push(cells);
+    }
+    table
+}
+
+fn csv(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "share",
+        "texts",
+        "tokens_per_s",
+        "tokens_per_s_min",
+        "tokens_per_s_max",
+        "gain",
+        "ms_per_pass",
+        "needed_share",
+        "hot_cut",
+        "hot_bytes",
+        "hit_rate",
+        "wait_share",
+    ]);
+    for r in rows {
+        let t = r.tokens_per_s;
+        let mut cells = vec![r.share.to_string(), r.texts.to_string()];
+        let numbers = [t.median, t.min, t.max, r.gain, r.ms_per_pass];
+        cells.extend(numbers.map(|v| format!("{v:.4}")));
+        cells.extend([r.needed_share, r.hot_cut].map(|v| format!("{v:.4}")));
+        cells.push(r.hot_bytes.to_string());
+        cells.extend([r.hit_rate, r.wait_share].map(|v| format!("{v:.4}")));
+        table.rows.push(cells);
+    }
+    table
+}
+
+fn chart(title: &str, facts: &str, rows: &[Row]) -> String {
+    let mut lines: Vec<Curve> = Vec::new();
+    let mut ticks: Vec<(f64, String)> = Vec::new();
+    for r in rows.iter().filter(|r| r.note.is_none()) {
+        let name = format!("{} of the FFN in memory", percent(r.share));
+        // Doublings are steps of the same length.
+        let x = f64::from(r.texts).log2();
+        match lines.iter_mut().find(|c| c.name == name) {
+            Some(line) => line.points.push((x, r.tokens_per_s)),
+            None => lines.push(Curve {
+                name,
+                points: vec![(x, r.tokens_per_s)],
+            }),
+        }
+        if ticks.iter().all(|t| t.0 != x) {
+            ticks.push((x, r.texts.to_string()));
+        }
+    }
+    let labels = Labels {
+        title,
+        facts,
+        x: "texts at once",
+        y: "tokens/s of all, median and range",
+    };
+    curves(&labels, &ticks, &lines)
+}

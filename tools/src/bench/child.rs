@@ -1,0 +1,190 @@
+//! One point of a benchmark: this program, started again as `run --json --details`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use emberflow_engine::Sparsity;
+use serde::Deserialize;
+
+use super::cap::Cap;
+use crate::Failure;
+use crate::cli::BenchArgs;
+
+/// What the runs continue, unless told otherwise.
+const PROMPT: &str = "A vector is a growable list: it";
+
+/// The parts of `run --json` that benchmarks look at, as [`emberflow_engine::Report`] has them.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Run {
+    pub model: String,
+    pub prompt_tokens: usize,
+    pub generated_tokens: usize,
+    pub prefill_tokens_per_s: f64,
+    pub decode_tokens_per_s: f64,
+    pub memory: Memory,
+    pub io: Io,
+    pub plan: Planned,
+    pub logits_hash: String,
+    pub policy: String,
+    pub details: Details,
+    pub best_of: Option<BestOf>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Memory {
+    pub budget_bytes: u64,
+    pub peak_rss_bytes: Option<u64>,
+    pub hot: u64,
+    pub ffn_resident_share: f64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Io {
+    pub bytes_read: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Planned {
+    pub chunk: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct BestOf {
+    pub samples: Vec<Sample>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Sample {
+    pub logits_hash: String,
+}
+
+/// See [`emberflow_engine::Details`].
+#[derive(Debug, Clone, Deserialize)]
+pub struct Details {
+    pub memory_gb_per_s: f64,
+    pub dense_bytes: u64,
+    pub kv_bytes_per_position: u64,
+    pub hot_cut: f64,
+    pub ms: Vec<f64>,
+    pub wait_ms: Vec<f64>,
+    pub hit_rate: Vec<f64>,
+    pub needed_share: Vec<f64>,
+    pub ffn_bytes: Vec<u64>,
+    pub bytes_read: Vec<u64>,
+    pub reads: Vec<u64>,
+    pub logits_hash: Vec<String>,
+}
+
+impl Run {
+    /// Milliseconds of a decoded token.
+    pub fn ms_per_token(&self) -> f64 {
+        mean(&self.details.ms)
+    }
+
+    /// Share of the decoding in which the computation waited for reads.
+    pub fn wait_share(&self) -> f64 {
+        mean(&self.details.wait_ms) / mean(&self.details.ms).max(1e-9)
+    }
+
+    /// Share of the needed neurons found in memory while decoding, each counted once.
+    pub fn hit_rate(&self) -> f64 {
+        let d = &self.details;
+        let needed: f64 = d.needed_share.iter().sum();
+        let hits = d.hit_rate.iter().zip(&d.needed_share).map(|(h, n)| h * n);
+        if needed > 0.0 {
+            hits.sum::<f64>() / needed
+        } else {
+            1.0
+        }
+    }
+
+    /// Whether the resident set stayed within the budget; `None` where the system does not tell.
+    pub fn within_budget(&self) -> Option<bool> {
+        Some(self.memory.peak_rss_bytes? <= self.memory.budget_bytes)
+    }
+}
+
+/// Mean of some values, 0 without any.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// What became of a run.
+pub enum Outcome {
+    /// It ended well.
+    Done(Box<Run>),
+    /// It did not begin, or memory did not suffice: why.
+    Refused(String),
+}
+
+/// How runs of a benchmark are started.
+pub struct Child {
+    program: PathBuf,
+    model: Option<PathBuf>,
+    common: Vec<OsString>,
+}
+
+impl Child {
+    /// Runs with these arguments; each continues the prompt with sampled tokens of a fixed seed, as
+    /// greedy decoding of a random model goes in circles.
+    pub fn new(args: &BenchArgs) -> Result<Self, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|e| Failure::Child(format!("the path of this program is not known: {e}")))?;
+        let mut common: Vec<OsString> = ["--json", "--details", "--ignore-eos", "--temp", "1"]
+            .iter()
+            .map(OsString::from)
+            .collect();
+        if let Some(threads) = args.threads {
+            common.extend(["--threads".into(), threads.to_string().into()]);
+        }
+        if let Some(sparsity) = args.sparsity {
+            common.extend(["--sparsity".into(), Sparsity::from(sparsity).name().into()]);
+        }
+        Ok(Self {
+            program,
+            model: args.model.model.clone(),
+            common,
+        })
+    }
+
+    /// The text that is continued unless a command makes its own.
+    pub fn prompt(args: &BenchArgs) -> &str {
+        args.prompt.as_deref().unwrap_or(PROMPT)
+    }
+
+    /// One run, in `cap`'s memory where there is one.
+    pub fn run(&self, extra: &[String], cap: Option<&Cap>) -> Result<Outcome, Failure> {
+        let mut command = match cap {
+            Some(cap) => cap.command(&self.program),
+            None => Command::new(&self.program),
+        };
+        command.arg("run").args(&self.model).args(&self.common);
+        let output = (command.args(extra).stdin(Stdio::null()).output())
+            .map_err(Failure::file(&self.program))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        // What it had to say last is why it ended.
+        let why = said.lines().last().unwrap_or("nothing was said");
+        let why = why.trim_start_matches("emberflow: ").to_owned();
+        match output.status.code() {
+            Some(0) => {}
+            // Killed by the system, which has no memory to give within the cap.
+            None if cap.is_some() => return Ok(Outcome::Refused("killed for memory".into())),
+            Some(1) if why.contains("is too small for this model") => {
+                return Ok(Outcome::Refused(why));
+            }
+            Some(2) => return Err(Failure::Usage(why)),
+            Some(130) => return Err(Failure::Interrupted),
+            _ => {
+                let how = output.status;
+                return Err(Failure::Child(format!(
+                    "run {}: {how}: {why}",
+                    extra.join(" ")
+                )));
+            }
+        }
+        let run = serde_json::from_slice(&output.stdout)
+            .map_err(|e| Failure::Child(format!("run {}: its JSON: {e}", extra.join(" "))))?;
+        Ok(Outcome::Done(Box::new(run)))
+    }
+}

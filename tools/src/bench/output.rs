@@ -1,0 +1,219 @@
+//! What a benchmark prints and writes.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::facts::Facts;
+use super::rounds::Agreement;
+use crate::cli::BenchArgs;
+use crate::{Failure, print_json};
+
+/// A result in all its forms.
+pub struct Results<'a, R> {
+    /// Name of the benchmark.
+    pub bench: &'static str,
+    /// Name of the model.
+    pub model: String,
+    /// Where it was measured.
+    pub facts: Facts,
+    /// What was done: settings in words.
+    pub how: String,
+    /// Whether all variants gave the same logits.
+    pub agreement: Agreement,
+    /// One for each point.
+    pub rows: &'a [R],
+    /// Columns and rows of the table for people.
+    pub table: Table,
+    /// The same with one number per field.
+    pub csv: Table,
+    /// The chart.
+    pub svg: String,
+    /// What the numbers mean, and what is wrong.
+    pub notes: Vec<String>,
+}
+
+/// Text in rows and columns.
+#[derive(Default)]
+pub struct Table {
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// As many fields as there are columns.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(columns: &[&str]) -> Self {
+        Self {
+            columns: columns.iter().map(|&c| c.to_owned()).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// As Markdown, in columns that line up.
+    pub fn markdown(&self) -> String {
+        let all = || std::iter::once(&self.columns).chain(&self.rows);
+        let width = |i: usize| {
+            let lens = all()
+                .filter_map(|row| row.get(i))
+                .map(|c| c.chars().count());
+            lens.max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let line = |row: &Vec<String>| {
+            let cells: Vec<String> = (row.iter().zip(&widths))
+                .map(|(cell, &width)| format!("{cell:width$}"))
+                .collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let rule: Vec<String> = widths.iter().map(|&w| "-".repeat(w.max(3))).collect();
+        let head = line(&self.columns);
+        let rows: String = self.rows.iter().map(line).collect();
+        format!("{head}| {} |\n{rows}", rule.join(" | "))
+    }
+
+    /// As comma-separated values, quoted where they need it.
+    pub fn csv(&self) -> String {
+        let field = |text: &String| {
+            if text.contains([',', '"', '\n']) {
+                format!("\"{}\"", text.replace('"', "\"\""))
+            } else {
+                text.clone()
+            }
+        };
+        let line = |row: &Vec<String>| {
+            let fields: Vec<String> = row.iter().map(field).collect();
+            fields.join(",") + "\n"
+        };
+        line(&self.columns) + &self.rows.iter().map(line).collect::<String>()
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Json<'a, R> {
+    bench: &'static str,
+    model: &'a str,
+    machine: &'a Facts,
+    how: &'a str,
+    hashes_equal: bool,
+    logits_hash: &'a str,
+    differing: &'a [String],
+    rows: &'a [R],
+    notes: &'a [String],
+    written: &'a [PathBuf],
+}
+
+impl<R: Serialize> Results<'_, R> {
+    fn json<'a>(&'a self, written: &'a [PathBuf]) -> Json<'a, R> {
+        Json {
+            bench: self.bench,
+            model: &self.model,
+            machine: &self.facts,
+            how: &self.how,
+            hashes_equal: self.agreement.equal(),
+            logits_hash: &self.agreement.hash,
+            differing: &self.agreement.differing,
+            rows: self.rows,
+            notes: &self.notes,
+            written,
+        }
+    }
+
+    /// Writes the files that were asked for, prints the result, and fails where variants differ.
+    ///
+    /// # Errors
+    /// A file that cannot be written; a fault where hashes differ.
+    pub fn finish(self, args: &BenchArgs) -> Result<(), Failure> {
+        let mut written = Vec::new();
+        let mut write = |path: PathBuf, text: &str| -> Result<(), Failure> {
+            std::fs::write(&path, text).map_err(Failure::file(&path))?;
+            written.push(path);
+            Ok(())
+        };
+        let csv = self.csv.csv();
+        if let Some(path) = &args.csv {
+            write(path.clone(), &csv)?;
+        }
+        if let Some(path) = &args.svg {
+            write(path.clone(), &self.svg)?;
+        }
+        if let Some(dir) = &args.out {
+            std::fs::create_dir_all(dir).map_err(Failure::file(dir))?;
+            let name =
+                |ext: &str| dir.join(format!("{}-{}.{ext}", file_name(&self.model), self.bench));
+            write(name("csv"), &csv)?;
+            write(name("svg"), &self.svg)?;
+            let text =
+                serde_json::to_string_pretty(&self.json(&[])).map_err(std::io::Error::from)?;
+            write(name("json"), &(text + "\n"))?;
+        }
+        if args.json {
+            print_json(&self.json(&written))?;
+        } else {
+            println!("{}", self.facts.line());
+            println!("{}: {}\n", self.model, self.how);
+            println!("{}", self.table.markdown());
+            let Agreement { hash, runs, .. } = &self.agreement;
+            if self.agreement.equal() {
+                println!("logits: the same in all {runs} runs ({hash})");
+            }
+            for note in &self.notes {
+                println!("{note}");
+            }
+            for path in &written {
+                println!("written: {}", path.display());
+            }
+        }
+        if self.agreement.equal() {
+            return Ok(());
+        }
+        Err(Failure::Fault(format!(
+            "the logits of {} differ from those of the first run; no variant may change a bit",
+            self.agreement.differing.join(", ")
+        )))
+    }
+}
+
+/// A model's name as a part of a file's name.
+fn file_name(model: &str) -> String {
+    let name = model.rsplit('/').next().unwrap_or_default().to_lowercase();
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
+    name.chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .collect()
+}
+
+/// A share in percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.0}", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_lines_up_and_quotes() {
+        let mut table = Table::new(&["name", "n"]);
+        table.rows.push(vec!["a, \"b\"".into(), "1".into()]);
+        assert_eq!(table.csv(), "name,n\n\"a, \"\"b\"\"\",1\n");
+        let text = table.markdown();
+        let lens: Vec<usize> = text.lines().map(str::len).collect();
+        assert!(
+            lens.len() == 3 && text.contains("| a, \"b\" | 1 |"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn models_give_names_of_files() {
+        assert_eq!(file_name("synth/Bamboo 7B.v1"), "bamboo-7b.v1");
+    }
+}

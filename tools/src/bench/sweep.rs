@@ -1,0 +1,528 @@
+//! `emberflow bench sweep`: decoding with more and less of the FFN in memory (PowerInfer-2,
+//! Figs 7, 10 and 12).
+
+use std::path::Path;
+
+use emberflow_engine::Policy;
+use serde::Serialize;
+
+use super::bound::{Bound, Device};
+use super::cap::{self, Cap};
+use super::child::{Child, Run};
+use super::facts::{Facts, file_of};
+use super::output::{Results, Table, mib, percent};
+use super::plot::{Curve, Labels, curves};
+use super::rounds::{Agreement, Series, in_turns};
+use crate::Failure;
+use crate::cli::BenchSweepArgs;
+use crate::stats::Range;
+
+/// Shares to measure when none are asked for.
+const SHARES: [f64; 8] = [0.10, 0.25, 0.40, 0.50, 0.60, 0.75, 0.90, 1.0];
+
+/// A share in memory that is further from what was asked for is not that point.
+const TOLERANCE: f64 = 0.03;
+
+/// One share and one policy.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// What was asked for.
+    share: f64,
+    policy: &'static str,
+    /// What the budget holds.
+    ffn_resident_share: f64,
+    budget_bytes: u64,
+    peak_rss_bytes: u64,
+    /// `null` for a mapped file, whose memory is the system's, and where there is no peak.
+    within_budget: Option<bool>,
+    tokens_per_s: Range,
+    ms_per_token: f64,
+    wait_share: f64,
+    hit_rate: f64,
+    bound: Bound,
+    /// Over the rounds, token time as a multiple of the bound.
+    of_bound: Range,
+    /// Why there is nothing, or not what was asked for.
+    note: Option<String>,
+}
+
+/// A share, a policy.
+type Point = (f64, Policy);
+
+/// Runs the command.
+pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
+    let bench = &args.bench;
+    let beside = args.beside.as_deref().map(beside).transpose()?;
+    let shares: &[f64] = match args.shares.as_slice() {
+        [] if bench.quick => &[0.45, 1.0],
+        [] => &SHARES,
+        shares => shares,
+    };
+    let points: Vec<Point> = (shares.iter())
+        .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
+        .collect();
+    let names: Vec<String> = points
+        .iter()
+        .map(|(share, policy)| format!("{} at {}", policy.name(), percent(*share)))
+        .collect();
+    let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
+    let facts = Facts::of(&bench.model)?;
+    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
+    let child = Child::new(bench)?;
+    let mut notes = Vec::new();
+    let mut cap_said = None;
+    let series = {
+        let arguments = |(share, policy): Point, tokens: u32| {
+            let fixed = ["-p", Child::prompt(bench), "--io", &args.io, "--policy"];
+            let mut list: Vec<String> = fixed.iter().map(|&s| s.to_owned()).collect();
+            let more = [policy.name(), "-n", &tokens.to_string(), "--ffn-resident"];
+            list.extend(more.iter().map(|&s| s.to_owned()));
+            list.push(share.to_string());
+            list
+        };
+        in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
+            let (share, policy) = points[i];
+            if policy != Policy::Mmap {
+                return child.run(&arguments((share, policy), tokens), None);
+            }
+            let tokens = args.mmap_tokens.unwrap_or(tokens.min(8));
+            let arguments = arguments((share, policy), tokens);
+            let cap = match budget_at(share, &points, done) {
+                Some(bytes) if bench.model.model.is_some() => {
+                    cap::forget(&file_of(&bench.model)?);
+                    Cap::new(bytes)
+                }
+                // The file in which the bundled model lies is this program itself.
+                _ if bench.model.model.is_none() => Err("it is a part of this program".into()),
+                _ => Err("no other policy tells the budget".into()),
+            };
+            cap_said.get_or_insert(cap.as_ref().err().cloned());
+            child.run(&arguments, cap.as_ref().ok())
+        })?
+    };
+    let rows = rows(&points, &series, &device);
+    let agreement = Agreement::of(series.iter());
+    notes.extend(remarks(&rows));
+    if let Some(said) = cap_said {
+        notes.push(match said {
+            None => {
+                "mmap: in a memory control group of the budget, starting with a cold file".into()
+            }
+            Some(why) => format!(
+                "mmap: without a limit on its memory ({why}), so the page cache may hold everything"
+            ),
+        });
+    }
+    notes.push(
+        "bound: the greater of bytes computed / speed of memory, measured in the run, and bytes missed / \
+         speed of the disk at that read length, measured before each round"
+            .into(),
+    );
+    let model = model_of(&series)?;
+    let how = format!(
+        "decoding by share of the FFN in memory, {tokens} tokens, {rounds} rounds in turns, --io {}",
+        args.io
+    );
+    Results {
+        bench: "sweep",
+        svg: chart(&model, &facts.line(), &args.io, &rows, beside.as_deref()),
+        table: table(&rows),
+        csv: csv(&rows),
+        model,
+        facts,
+        how,
+        agreement,
+        rows: &rows,
+        notes,
+    }
+    .finish(bench)
+}
+
+/// Name of the model of runs, or why there is none.
+pub fn model_of(series: &[Series]) -> Result<String, Failure> {
+    let run = series.iter().find_map(Series::first);
+    run.map(|run| run.model.clone()).ok_or_else(|| {
+        let why = series.iter().find_map(|s| s.refused.clone());
+        Failure::Child(format!(
+            "nothing could run: {}",
+            why.unwrap_or_else(|| "no points were asked for".into())
+        ))
+    })
+}
+
+/// The budget of another policy at the same share.
+fn budget_at(share: f64, points: &[Point], done: &[Series]) -> Option<u64> {
+    let here = points.iter().zip(done).filter(|(p, _)| p.0 == share);
+    let mut runs = here.filter_map(|(p, s)| (p.1 != Policy::Mmap).then(|| s.first()).flatten());
+    runs.next().map(|run| run.memory.budget_bytes)
+}
+
+/// Speed of memory, for runs that have nothing to measure it with.
+pub fn memory_of(series: &[Series]) -> f64 {
+    let speeds = series.iter().flat_map(|s| &s.runs);
+    let mut speeds: Vec<f64> = speeds
+        .map(|run| run.details.memory_gb_per_s)
+        .filter(|&s| s > 0.0)
+        .collect();
+    Range::of(&mut speeds).median
+}
+
+/// The bounds of a variant's runs: of the one with the median time, and the ratio over all.
+pub fn bounds(series: &Series, device: &Device, memory: f64) -> (Bound, Range) {
+    let mut runs: Vec<&Run> = series.runs.iter().collect();
+    runs.sort_by(|a, b| a.ms_per_token().total_cmp(&b.ms_per_token()));
+    let bound = |run: &Run| Bound::of(run, device, memory);
+    let middle = runs.get(runs.len().saturating_sub(1) / 2);
+    (
+        middle.map(|run| bound(run)).unwrap_or_default(),
+        series.range(|run| bound(run).ratio),
+    )
+}
+
+fn rows(points: &[Point], all: &[Series], device: &Device) -> Vec<Row> {
+    let memory = memory_of(all);
+    let one = |(&(share, policy), series): (&Point, &Series)| {
+        let (bound, of_bound) = bounds(series, device, memory);
+        let first = series.first();
+        let resident = first.map_or(0.0, |r| r.memory.ffn_resident_share);
+        // The other policies keep less of the same budget.
+        let full = (points.iter().zip(all)).find(|(p, _)| *p == &(share, Policy::Full));
+        let held = full.and_then(|(_, s)| Some(s.first()?.memory.ffn_resident_share));
+        let held = held.filter(|&held| held > share + TOLERANCE);
+        let peak = series.runs.iter().filter_map(|r| r.memory.peak_rss_bytes);
+        let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
+        let judged = policy != Policy::Mmap && first.is_some();
+        Row {
+            share,
+            policy: policy.name(),
+            ffn_resident_share: resident,
+            budget_bytes: first.map_or(0, |r| r.memory.budget_bytes),
+            peak_rss_bytes: peak.max().unwrap_or(0),
+            within_budget: within
+                .filter(|_| judged)
+                .map(|all| all.iter().all(|&ok| ok)),
+            tokens_per_s: series.range(|r| r.decode_tokens_per_s),
+            ms_per_token: series.range(Run::ms_per_token).median,
+            wait_share: series.range(Run::wait_share).median,
+            hit_rate: series.range(Run::hit_rate).median,
+            bound,
+            of_bound,
+            note: series.refused.clone().or_else(|| {
+                held.map(|held| format!("refused: the smallest budget holds {}", percent(held)))
+            }),
+        }
+    };
+    points.iter().zip(all).map(one).collect()
+}
+
+/// What a reader should know of the rows.
+fn remarks(rows: &[Row]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (mut judged, mut above) = (0, Vec::new());
+    for row in rows.iter().filter(|r| r.within_budget.is_some()) {
+        judged += 1;
+        if row.within_budget == Some(false) {
+            above.push(format!("{} at {}", row.policy, percent(row.share)));
+        }
+    }
+    notes.push(if above.is_empty() {
+        format!("peak memory: within the budget at all {judged} points")
+    } else {
+        format!("peak memory: ABOVE the budget at {}", above.join(", "))
+    });
+    let full: Vec<&Row> = (rows.iter())
+        .filter(|r| r.policy == "full" && r.note.is_none())
+        .collect();
+    if full.len() > 1 {
+        let mut sorted = full;
+        sorted.sort_by(|a, b| a.share.total_cmp(&b.share));
+        let drops: Vec<String> = (sorted.windows(2))
+            .filter(|w| w[1].tokens_per_s.median < w[0].tokens_per_s.median)
+            .map(|w| {
+                let spreads = w[1].tokens_per_s.max >= w[0].tokens_per_s.min;
+                format!(
+                    "{:.2} to {:.2} tok/s from {} to {}{}",
+                    w[0].tokens_per_s.median,
+                    w[1].tokens_per_s.median,
+                    percent(w[0].share),
+                    percent(w[1].share),
+                    if spreads {
+                        " (the spreads overlap)"
+                    } else {
+                        ""
+                    }
+                )
+            })
+            .collect();
+        notes.push(if drops.is_empty() {
+            "full: monotone, more memory is never slower".into()
+        } else {
+            format!("full: NOT monotone: {}", drops.join("; "))
+        });
+    }
+    notes
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "FFN in memory",
+        "policy",
+        "tokens/s",
+        "waiting",
+        "hits",
+        "peak of budget, MiB",
+        "bound, ms",
+        "limit",
+        "of bound",
+    ]);
+    for row in rows {
+        let mut cells = vec![percent(row.share), row.policy.to_owned()];
+        match &row.note {
+            Some(note) if row.tokens_per_s.median == 0.0 => {
+                cells.push(note.clone());
+                cells.resize(table.columns.len(), "–".into());
+            }
+            note => {
+                let speed = row.tokens_per_s.show(2);
+                cells.push(
+                    note.as_ref()
+                        .map_or(speed.clone(), |n| format!("{speed}, {n}")),
+                );
+                cells.push(percent(row.wait_share));
+                cells.push(percent(row.hit_rate));
+                let (peak, budget) = (mib(row.peak_rss_bytes), mib(row.budget_bytes));
+                cells.push(format!("{peak} of {budget}"));
+                cells.push(format!("{:.2}", row.bound.ms));
+                cells.push(row.bound.limit().to_owned());
+                cells.push(row.of_bound.show(2));
+            }
+        }
+        table.rows.push(cells);
+    }
+    table
+}
+
+fn csv(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "share",
+        "policy",
+        "ffn_resident_share",
+        "tokens_per_s",
+        "tokens_per_s_min",
+        "tokens_per_s_max",
+        "ms_per_token",
+        "wait_share",
+        "hit_rate",
+        "budget_bytes",
+        "peak_rss_bytes",
+        "computed_bytes",
+        "memory_gb_per_s",
+        "read_bytes",
+        "read_len",
+        "disk_mb_per_s",
+        "bound_ms",
+        "of_bound",
+        "note",
+    ]);
+    for r in rows {
+        let (b, t) = (&r.bound, r.tokens_per_s);
+        table.rows.push(vec![
+            r.share.to_string(),
+            r.policy.into(),
+            format!("{:.4}", r.ffn_resident_share),
+            format!("{:.4}", t.median),
+            format!("{:.4}", t.min),
+            format!("{:.4}", t.max),
+            format!("{:.4}", r.ms_per_token),
+            format!("{:.4}", r.wait_share),
+            format!("{:.4}", r.hit_rate),
+            r.budget_bytes.to_string(),
+            r.peak_rss_bytes.to_string(),
+            format!("{:.0}", b.computed_bytes),
+            format!("{:.2}", b.memory_gb_per_s),
+            format!("{:.0}", b.read_bytes),
+            format!("{:.0}", b.read_len),
+            format!("{:.1}", b.disk_mb_per_s),
+            format!("{:.4}", b.ms),
+            format!("{:.4}", r.of_bound.median),
+            r.note.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn chart(model: &str, facts: &str, io: &str, rows: &[Row], beside: Option<&[Curve]>) -> String {
+    let mut lines: Vec<Curve> = Vec::new();
+    for row in rows.iter().filter(|r| r.note.is_none()) {
+        let point = (row.share, row.tokens_per_s);
+        match lines.iter_mut().find(|c| c.name == row.policy) {
+            Some(curve) => curve.points.push(point),
+            None => lines.push(Curve {
+                name: row.policy.to_owned(),
+                points: vec![point],
+            }),
+        }
+    }
+    for curve in beside.unwrap_or_default() {
+        lines.push(Curve {
+            name: curve.name.clone(),
+            points: curve.points.clone(),
+        });
+    }
+    for line in &mut lines {
+        line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    let mut ticks: Vec<(f64, String)> = Vec::new();
+    for row in rows {
+        if ticks.iter().all(|t| t.0 != row.share) {
+            ticks.push((row.share, format!("{:.0} %", 100.0 * row.share)));
+        }
+    }
+    let labels = Labels {
+        title: &format!("{model}: decoding by share of the FFN in memory, --io {io}"),
+        facts,
+        x: "share of the FFN in memory",
+        y: "tokens/s, median and range",
+    };
+    curves(&labels, &ticks, &lines)
+}
+
+/// Curves of other programs from a CSV file, named fields in any order.
+fn beside(path: &Path) -> Result<Vec<Curve>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(Failure::file(path))?;
+    parse_beside(&text)
+        .map_err(|reason| Failure::Usage(format!("--beside {}: {reason}", path.display())))
+}
+
+fn parse_beside(text: &str) -> Result<Vec<Curve>, String> {
+    let mut lines = text.lines().filter(|l| !l.trim().is_empty());
+    let head = fields(lines.next().unwrap_or_default());
+    let column = |name: &str| {
+        let place = head.iter().position(|h| h == name);
+        place.ok_or_else(|| format!("no column {name:?}; expected share, name, median, low, high"))
+    };
+    let places = [
+        column("share")?,
+        column("median")?,
+        column("low")?,
+        column("high")?,
+    ];
+    let name_at = column("name")?;
+    let mut curves: Vec<Curve> = Vec::new();
+    for (i, line) in lines.enumerate() {
+        let row = fields(line);
+        let name = row.get(name_at).cloned().unwrap_or_default();
+        if name.starts_with("emberflow") {
+            continue;
+        }
+        let mut numbers = [0.0; 4];
+        for (number, &at) in numbers.iter_mut().zip(&places) {
+            let text = row.get(at).map_or("", String::as_str);
+            *number = text
+                .trim()
+                .parse()
+                .map_err(|_| format!("line {}: {text:?} is not a number", i + 2))?;
+        }
+        let [share, median, min, max] = numbers;
+        let point = (share, Range { median, min, max });
+        match curves.iter_mut().find(|c| c.name == name) {
+            Some(curve) => curve.points.push(point),
+            None => curves.push(Curve {
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    Ok(curves)
+}
+
+/// The fields of a line of comma-separated values.
+fn fields(line: &str) -> Vec<String> {
+    let (mut out, mut quoted) = (vec![String::new()], false);
+    for c in line.trim_end().chars() {
+        match c {
+            // A doubled quote closes and opens again, and none is in our names.
+            '"' => quoted = !quoted,
+            ',' if !quoted => out.push(String::new()),
+            _ => out.last_mut().into_iter().for_each(|field| field.push(c)),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_programs_are_read_from_csv() {
+        let text = "share,name,median,low,high\n0.5,\"emberflow full\",6,5,7\n\
+                    0.5,\"llama.cpp mmap, read-ahead 4 KiB\",0.05,0.04,0.06\n\
+                    0.25,\"llama.cpp mmap, read-ahead 4 KiB\",0.02,0.01,0.03\n";
+        let curves = parse_beside(text).unwrap();
+        assert_eq!(curves.len(), 1);
+        assert_eq!(curves[0].name, "llama.cpp mmap, read-ahead 4 KiB");
+        let (share, range) = curves[0].points[1];
+        assert_eq!((share, range.min, range.median), (0.25, 0.01, 0.02));
+        assert!(parse_beside("a,b\n").is_err_and(|e| e.contains("share")));
+        let bad = "share,name,median,low,high\n0.5,x,fast,1,1\n";
+        assert!(parse_beside(bad).is_err_and(|e| e.contains("line 2")));
+    }
+
+    #[test]
+    fn a_share_below_the_smallest_budget_is_refused() {
+        use crate::bench::rounds::tests::{run, series};
+        use crate::cli::ModelArg;
+        let device = Device::open(&ModelArg { model: None }, "sim:ufs4", true).unwrap();
+        let points = [
+            (0.1, Policy::Full),
+            (0.1, Policy::LlmFlash),
+            (1.0, Policy::Full),
+        ];
+        // All of them hold everything.
+        let all: Vec<Series> = ["a", "b", "c"].map(|n| series(n, vec![run(&["h"])])).into();
+        let rows = rows(&points, &all, &device);
+        for row in &rows[..2] {
+            let note = row.note.as_deref();
+            assert_eq!(note, Some("refused: the smallest budget holds 100.0 %"));
+        }
+        assert_eq!(rows[2].note, None);
+        let killed = Series {
+            refused: Some("killed for memory".into()),
+            runs: Vec::new(),
+            ..all[0].clone()
+        };
+        let table = table(&super::rows(&points[..1], &[killed], &device));
+        assert_eq!(table.rows[0][2], "killed for memory");
+    }
+
+    fn row(share: f64, speed: f64, within: bool) -> Row {
+        Row {
+            share,
+            policy: "full",
+            ffn_resident_share: share,
+            budget_bytes: 1,
+            peak_rss_bytes: 1,
+            within_budget: Some(within),
+            tokens_per_s: Range::of(&mut [speed]),
+            ms_per_token: 1.0,
+            wait_share: 0.0,
+            hit_rate: 1.0,
+            bound: Bound::default(),
+            of_bound: Range::default(),
+            note: None,
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let good = remarks(&[row(0.5, 2.0, true), row(0.1, 1.0, true)]);
+        assert!(good[0].contains("all 2 points") && good[1].contains("monotone, more"));
+        let bad = remarks(&[row(0.1, 2.0, true), row(0.5, 1.0, false)]);
+        assert!(
+            bad[0].contains("ABOVE the budget at full at 50.0 %"),
+            "{bad:?}"
+        );
+        assert!(bad[1].contains("NOT monotone: 2.00 to 1.00"), "{bad:?}");
+    }
+}

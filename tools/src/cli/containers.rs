@@ -1,0 +1,148 @@
+//! Arguments of commands about containers: `pack`, `inspect`, `verify` and `export`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{ModelArg, parse_sector};
+
+/// Block formats of weights.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum QuantArg {
+    /// 4 bits, one f16 scale per 32 weights.
+    Q4,
+    /// 8 bits, one f16 scale per 32 weights.
+    Q8,
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// `pack`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow pack ~/models/ReluLLaMA-7B -o relullama.ember
+  emberflow pack bamboo-7b.powerinfer.gguf -o bamboo.ember --quant q4 --stats stats.json
+
+A killed pack goes on where it stopped when the same command is given again.")]
+pub struct PackArgs {
+    /// A Hugging Face folder, a .safetensors file beside its config.json, or a GGUF file.
+    #[arg(value_name = "CHECKPOINT")]
+    pub checkpoint: PathBuf,
+    /// The container to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Format of the neuron bundles and attention matrices.
+    #[arg(long, value_enum, default_value = "q4")]
+    pub quant: QuantArg,
+    /// Format of the attention matrices, if another one.
+    #[arg(long, value_enum, value_name = "QUANT")]
+    pub attention_quant: Option<QuantArg>,
+    /// Format of embedding and head; default: q8 for q4 and q8, else the same.
+    #[arg(long, value_enum, value_name = "QUANT")]
+    pub embedding_quant: Option<QuantArg>,
+    /// Activation statistics (from profile); orders neurons by temperature, and those that fire
+    /// together side by side.
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// How statistics order neurons.
+    #[arg(long, value_enum, default_value = "coactivation")]
+    pub order: OrderArg,
+    /// Bundle alignment; default: what direct I/O on the output's file system needs.
+    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
+    pub sector: Option<u32>,
+    /// Where quantisation scales live.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub scales: ScalesArg,
+    /// Replace an existing output.
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object at the end.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Orders of neurons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderArg {
+    /// Hottest first; neurons of similar temperature that fire together are neighbours.
+    Coactivation,
+    /// Hottest first, nothing else.
+    Temperature,
+}
+
+/// Scale placement.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ScalesArg {
+    /// Whatever pads less.
+    Auto,
+    /// In the bundle.
+    Inline,
+    /// In memory, so that quantised rows fill whole sectors.
+    Resident,
+}
+
+/// `inspect`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow inspect
+  emberflow inspect model.ember --tensors
+  emberflow inspect model.ember --json --svg temperature.svg")]
+pub struct InspectArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// List every tensor.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the temperature curve as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// `verify`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow verify model.ember
+  emberflow verify model.ember --source checkpoint --json
+
+Ends with exit code 3 where something is wrong.")]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Also compare every weight with the checkpoint it was packed from.
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub source: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `export`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4
+  emberflow export -o demo.gguf && emberflow pack demo.gguf -o demo-q8.ember --quant q8
+
+Weights are written in f32. llama.cpp loads the GGUF files too, and computes SiLU where another
+activation is asked for (see synth --help). Only byte-level tokenizers go into GGUF.")]
+pub struct ExportArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// File that ends in .gguf, or folder to create.
+    #[arg(short, long, value_name = "DIR|FILE.gguf")]
+    pub output: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}

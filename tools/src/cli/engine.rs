@@ -1,0 +1,81 @@
+//! How a model is run: options that many commands share.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use emberflow_engine::{Budget, Policy, Sparsity};
+
+use super::{io_names, parse_budget, parse_share, policy_names};
+
+/// How to run it.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Memory for the whole process, such as 600MiB, or `auto`.
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
+          conflicts_with = "ffn_resident")]
+    pub memory: Budget,
+    /// Instead of --memory: the budget that keeps this share of the FFN in memory, 0 to 1.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub ffn_resident: Option<f64>,
+    /// Compute threads; default: one per core, or fewer where that is faster.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Which neurons to compute.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub sparsity: SparsityArg,
+    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with.
+    #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
+    pub policy: Policy,
+    /// How to read from flash; sim plays a device.
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
+    pub io: String,
+    /// Core to pin the I/O thread to; default: a strong one where cores differ, else none.
+    #[arg(long, value_name = "CORE")]
+    pub io_core: Option<usize>,
+    /// Keep neurons from being swapped out, as far as the system allows (see doctor).
+    #[arg(long)]
+    pub lock: bool,
+    /// Prompt tokens computed at once; default: the longest chunk that the budget can well afford.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub chunk: Option<u16>,
+    /// Format of the key/value cache.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub kv: KvArg,
+    /// Where the system shows its sensors of energy; another folder is for tests.
+    #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
+    pub sysfs: PathBuf,
+}
+
+/// Sparsity modes.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SparsityArg {
+    /// `predicted` where the model has predictors and they pay, else `exact` where it equals
+    /// dense, else `dense`.
+    Auto,
+    /// Every neuron.
+    Dense,
+    /// Gate first, then only neurons that fire; equals dense bit for bit.
+    Exact,
+    /// Only neurons that a predictor names (see train-predictor); an approximation.
+    Predicted,
+}
+
+impl From<SparsityArg> for Sparsity {
+    fn from(arg: SparsityArg) -> Self {
+        match arg {
+            SparsityArg::Auto => Self::Auto,
+            SparsityArg::Dense => Self::Dense,
+            SparsityArg::Exact => Self::Exact,
+            SparsityArg::Predicted => Self::Predicted,
+        }
+    }
+}
+
+/// Key/value formats.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum KvArg {
+    /// 2 bytes per element.
+    F16,
+    /// 4 bytes per element.
+    F32,
+}

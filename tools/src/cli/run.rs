@@ -1,0 +1,113 @@
+//! Arguments of commands that run a model: `run` and `perplexity`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{EngineArgs, ModelArg};
+
+/// `run`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow run -p \"A vector is\" -n 80
+  emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
+  emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
+  emberflow run model.ember --chat --memory 4GiB
+  emberflow run -p \"A trait\" -n 48 --temp 0.8 --best-of 4
+  emberflow run model.ember -p \"Hello\" --json")]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
+    pub prompt: Option<String>,
+    /// File with the text to continue; `-` for standard input.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
+    pub file: Option<PathBuf>,
+    /// Talk to the model with its chat template, one message per line of standard input.
+    #[arg(long)]
+    pub chat: bool,
+    /// System message for --chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    pub tokens: u32,
+    /// Positions to make room for; default: prompt plus -n (for --chat: 2048 or the model's limit).
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Softmax temperature; 0 = greedy. This and the next four default to what the checkpoint
+    /// recommends, else to greedy.
+    #[arg(long, value_name = "T")]
+    pub temp: Option<f32>,
+    /// Keep the K likeliest tokens; 0 = all.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Keep the likeliest tokens with this probability mass.
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Weaken tokens that were used recently; 1 = off.
+    #[arg(long, value_name = "R")]
+    pub repeat_penalty: Option<f32>,
+    /// Seed of the random choices.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Draw N texts at once, with seeds S to S+N-1, and give the one whose tokens have the highest
+    /// mean log-probability. Needs a temperature above 0.
+    #[arg(long, value_name = "N", conflicts_with = "chat",
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub best_of: Option<u16>,
+    /// Go on after an end-of-text token.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
+    /// format (about:tracing, Perfetto). The last part of a long run is kept.
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub trace: Option<PathBuf>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// With --json: also each token's time, waiting, hits and reads, the hash so far, and the speed
+    /// of memory.
+    #[arg(long, requires = "json", conflicts_with = "chat")]
+    pub details: bool,
+}
+
+/// `perplexity`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow perplexity model.ember -f heldout.txt --window 512")]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// The text.
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens per window; each window starts afresh and its first token is not scored; default:
+    /// 512, or the model's limit.
+    #[arg(long, value_name = "N")]
+    pub window: Option<u32>,
+    /// Stop after this many tokens.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub limit: Option<u64>,
+    /// Hold the container's predictors against what the gates of this text do, by layer, and give
+    /// the perplexity with them too.
+    #[arg(long, conflicts_with = "sparsity")]
+    pub judge: bool,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,95 @@
+//! Values of options as people type them.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use emberflow_engine::{Budget, Policy};
+
+use super::ReadSize;
+use crate::size;
+use crate::suggest::did_you_mean;
+
+/// The ways to read, by name; a test holds them to the storage crate's.
+const IO: [(&str, &str); 7] = [
+    ("auto", "the best that works here"),
+    ("uring", "io_uring"),
+    ("pread", "threads with blocking reads"),
+    ("sim:ufs4", "a phone's UFS 4.0, as published"),
+    ("sim:ufs31", "UFS 3.1, half of that"),
+    ("sim:nvme", "the NVMe disk of a small cloud machine"),
+    ("sim:emmc", "eMMC 5.1"),
+];
+
+/// A parser for [`IO`].
+pub(crate) fn io_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(IO.map(|(name, what)| PossibleValue::new(name).help(what)))
+}
+
+/// A parser for the names of policies.
+pub(crate) fn policy_names() -> impl TypedValueParser<Value = Policy> {
+    let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
+    names.try_map(|name| name.parse::<Policy>())
+}
+
+pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
+    if text == "seq" {
+        return Ok(ReadSize::Sequential);
+    }
+    match size::parse(text)? {
+        n if (4096..=16 << 20).contains(&n) && n.is_multiple_of(4096) => {
+            Ok(ReadSize::Random(n as u32))
+        }
+        n => Err(format!(
+            "a read of {n} bytes, expected a multiple of 4KiB up to 16MiB"
+        )),
+    }
+}
+
+pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
+    if text == "auto" {
+        Ok(Budget::Auto)
+    } else {
+        let hint = |e| format!("{e}{}", did_you_mean(text, ["auto"]));
+        size::parse(text).map(Budget::Bytes).map_err(hint)
+    }
+}
+
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
+        _ => Err(format!("{text:?} is not a share between 0 and 1")),
+    }
+}
+
+/// A share given in percent, with or without the sign.
+pub(crate) fn parse_share_percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
+        _ => Err(format!("{text:?} is no percentage above 0 and at most 100")),
+    }
+}
+
+pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
+    match size::parse(text)? {
+        n @ (512 | 1024 | 2048 | 4096) => Ok(n as u32),
+        n => Err(format!(
+            "a sector of {n} bytes, expected 512, 1024, 2048 or 4096"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::{EngineChoice, Profile};
+
+    use super::*;
+
+    #[test]
+    fn the_listed_ways_to_read_are_those_that_exist() {
+        for (name, _) in IO {
+            assert!(name.parse::<EngineChoice>().is_ok(), "{name}");
+        }
+        for profile in Profile::ALL {
+            let name = format!("sim:{profile}");
+            assert!(IO.iter().any(|(listed, _)| *listed == name), "{name}");
+        }
+    }
+}

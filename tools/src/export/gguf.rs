@@ -1,0 +1,104 @@
+//! A container's weights as a GGUF file in f32.
+
+use std::path::Path;
+
+use emberflow_models::gguf_vocab::GgufVocab;
+use emberflow_models::names::{Required, Role};
+use emberflow_models::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
+use emberflow_storage::container::Container;
+
+use crate::Failure;
+use crate::packed::Packed;
+
+/// Writes `container`'s weights, as f32, into the new file `path`. What GGUF has no key for, the
+/// recommended sampling, is left out. `tell` hears of bytes done and in all; the latter come back.
+///
+/// # Errors
+/// Where the container is damaged, the file cannot be written, or the format cannot express the
+/// model; nothing is left under `path` then.
+pub fn export(
+    container: &Container,
+    path: &Path,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<u64, Failure> {
+    let packed = Packed::new(container)?;
+    let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
+    let template = packed.meta.chat_template.clone();
+    let template = template.map(|t| ("tokenizer.chat_template".into(), GgufValue::Text(t)));
+    let file = GgufFile {
+        config: packed.config(),
+        vocab: &vocab,
+        encoding: Encoding::F32,
+        extra: template.into_iter().collect(),
+    };
+    let mut writer = GgufWriter::create(path, file)?;
+    let total = writer.data_bytes();
+    let (mut done, mut bytes) = (0, Vec::new());
+    for tensor in writer.tensors().to_vec() {
+        let mut row = |values: &[f32]| {
+            bytes.clear();
+            bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+            done += bytes.len() as u64;
+            tell(done, total);
+            Ok(writer.append(&bytes)?)
+        };
+        match tensor.id.role {
+            Role::Gate | Role::Up => {
+                let bank = bank_of(container, &tensor)?;
+                packed.neurons(bank, &mut |_, neuron| match tensor.id.role {
+                    Role::Gate => row(&neuron.gate),
+                    _ => row(&neuron.up),
+                })?;
+            }
+            // stored transposed
+            Role::Down => {
+                let (rows, cols) = (tensor.rows, tensor.cols);
+                let mut matrix = vec![0.0; rows * cols];
+                let bank = bank_of(container, &tensor)?;
+                packed.neurons(bank, &mut |n, neuron| {
+                    for (r, value) in neuron.down.iter().enumerate() {
+                        matrix[r * cols + n] = *value;
+                    }
+                    Ok(())
+                })?;
+                matrix.chunks_exact(cols).try_for_each(&mut row)?;
+            }
+            role => {
+                let want = Required {
+                    id: tensor.id,
+                    rows: tensor.rows,
+                    cols: tensor.cols,
+                };
+                // Q and K in another order of rows, which is known when all are read
+                if !matches!(role, Role::Q | Role::K) {
+                    packed.rows(want, &mut |_, _, values| row(values))?;
+                    continue;
+                }
+                let mut matrix = vec![0.0; tensor.rows * tensor.cols];
+                packed.rows(want, &mut |r, _, values| {
+                    matrix[r * tensor.cols..][..tensor.cols].copy_from_slice(values);
+                    Ok(())
+                })?;
+                for stored in 0..tensor.rows {
+                    let from = tensor.presented_row(stored) * tensor.cols;
+                    row(&matrix[from..from + tensor.cols])?;
+                }
+            }
+        }
+    }
+    writer.finish()?;
+    Ok(total)
+}
+
+/// Where the neurons of an FFN matrix lie.
+fn bank_of(container: &Container, tensor: &GgufTensor) -> Result<usize, Failure> {
+    let id = tensor.id;
+    let place =
+        (container.banks().iter()).position(|b| (b.layer, b.expert) == (id.layer, id.expert));
+    place.ok_or_else(|| {
+        Failure::Fault(format!(
+            "{} has no neurons for {id}",
+            container.path().display()
+        ))
+    })
+}

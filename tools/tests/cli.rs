@@ -1,0 +1,285 @@
+//! The command line as a whole: help, suggestions, completions, manual, exit codes.
+
+mod common;
+
+use std::process::Command;
+
+use clap::{CommandFactory, Parser};
+use common::{call, emberflow, exported, words};
+use emberflow::cli::Cli;
+
+/// Every command that does something, with its full name.
+fn commands() -> Vec<(String, clap::Command)> {
+    fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands() {
+            let name = format!("{name} {}", sub.get_name());
+            // profile alone does something too
+            if !sub.has_subcommands() || sub.is_args_conflicts_with_subcommands_set() {
+                out.push((name.clone(), sub.clone()));
+            }
+            walk(sub, &name, out);
+        }
+    }
+    let mut out = Vec::new();
+    walk(&Cli::command(), "emberflow", &mut out);
+    assert!(out.len() >= 20, "the walk lost commands");
+    out
+}
+
+#[test]
+fn every_help_text_has_examples_that_parse() {
+    let mut all = commands();
+    all.push(("emberflow".into(), Cli::command()));
+    let mut tried = 0;
+    for (name, command) in all {
+        assert!(command.get_about().is_some(), "{name} says nothing");
+        let help = command.get_after_help().map(ToString::to_string);
+        let help = help.unwrap_or_default();
+        let mut examples = 0;
+        for line in help.lines().filter(|l| l.starts_with("  emberflow ")) {
+            // what follows several blanks explains, what follows a redirection is the shell's
+            let line = line.trim().split("   ").next().unwrap_or_default();
+            for part in line.split(" && ") {
+                let part = part.split(['>', '|']).next().unwrap_or_default();
+                let part = part.trim();
+                let parsed = Cli::try_parse_from(words(part));
+                let shown = |e: &clap::Error| e.kind() == clap::error::ErrorKind::DisplayHelp;
+                if let Err(error) = parsed
+                    && !shown(&error)
+                {
+                    panic!("{name}: the example {part:?} is refused: {error}");
+                }
+                examples += 1;
+            }
+        }
+        assert!(examples > 0, "{name} --help shows no example");
+        tried += examples;
+    }
+    assert!(tried >= 40, "{tried} examples");
+}
+
+#[test]
+fn every_command_that_reports_can_do_so_in_json() {
+    for (name, command) in commands() {
+        let writes_a_script = ["emberflow completions", "emberflow man"].contains(&&*name);
+        let json = command
+            .get_arguments()
+            .any(|a| a.get_long() == Some("json"));
+        assert!(json != writes_a_script, "{name}");
+    }
+}
+
+#[test]
+fn slips_are_understood() {
+    let dir = tempfile::tempdir().unwrap();
+    let near = dir.path().join("demo-q4.ember").display().to_string();
+    std::fs::write(&near, "").unwrap();
+    let wrong = dir.path().join("demo_q4.ember").display().to_string();
+    let nowhere = dir.path().join("no/demo.ember").display().to_string();
+    let folder = dir.path().join("no").display().to_string();
+    let text = dir.path().join("text.txt").display().to_string();
+    std::fs::write(&text, "").unwrap();
+    let other = text.replace("text", "txet");
+    for (line, wanted) in [
+        ("rnu", "'run'"),
+        ("pakc x -o y", "'pack'"),
+        ("train-predictr", "'train-predictor'"),
+        ("bench decod", "'decode'"),
+        ("bench oi", "'io'"),
+        ("trace simulat x", "'simulate'"),
+        ("profile shw x.stats", "'show'"),
+        ("profile mrege a b -o c", "'merge'"),
+        ("run --memroy 1GiB", "'--memory'"),
+        ("run --ffn-residnet 1", "'--ffn-resident'"),
+        ("run -p a --policy no-cahce", "'no-cache'"),
+        ("run -p a --io urng", "'uring'"),
+        ("bench io --io sim:ufs5", "'sim:ufs4'"),
+        ("plan --io sim:nvm", "'sim:nvme'"),
+        ("run -p a --sparsity exat", "'exact'"),
+        ("run -p a --memory atuo", "did you mean auto?"),
+        ("synth --shape lama-7b -o x", "'llama-7b'"),
+        (
+            "synth --shape tiny -o x --skew bambo",
+            "did you mean bamboo?",
+        ),
+        ("pack x -o y --quant q44", "'q4'"),
+        ("completions bsh", "'bash'"),
+        (
+            &format!("run {wrong} -p a"),
+            &format!("did you mean {near}?"),
+        ),
+        (&format!("verify {wrong}"), &format!("did you mean {near}?")),
+        (
+            &format!("pack {wrong} -o x"),
+            &format!("did you mean {near}?"),
+        ),
+        (
+            &format!("bench io {wrong}"),
+            &format!("did you mean {near}?"),
+        ),
+        (
+            &format!("perplexity -f {other}"),
+            &format!("did you mean {text}?"),
+        ),
+        (
+            &format!("inspect {nowhere}"),
+            &format!("the folder {folder} does not exist"),
+        ),
+        (&near, "'emberflow run"),
+    ] {
+        let output = call(&line.split(' ').collect::<Vec<_>>());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{line}");
+        assert!(message.contains(wanted), "{line}: {message}");
+    }
+}
+
+#[test]
+fn completions_know_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = call(&["completions", shell]);
+        assert!(output.status.success());
+        let script = String::from_utf8(output.stdout).unwrap();
+        for (name, _) in commands() {
+            let last = name.rsplit(' ').next().unwrap();
+            assert!(script.contains(last), "{shell}: {name}");
+        }
+        let knows_values = ["bash", "zsh", "fish"].contains(&shell);
+        assert!(
+            script.contains("no-pipeline") || !knows_values,
+            "{shell}: values of --policy"
+        );
+        if shell == "bash"
+            && let Ok(bash) = Command::new("bash").args(["-n", "-c", &script]).output()
+        {
+            assert!(bash.status.success(), "bash does not parse it");
+        }
+    }
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("man1");
+    let output = call(&["man", "--out", &folder.display().to_string()]);
+    assert!(output.status.success());
+    for (name, _) in commands() {
+        let path = folder.join(format!("{}.1", name.replace(' ', "-")));
+        let page = std::fs::read_to_string(&path).expect(&name);
+        assert!(
+            page.contains(".SH SYNOPSIS") && page.contains("Example"),
+            "{name}"
+        );
+    }
+    let page = String::from_utf8(call(&["man"]).stdout).unwrap();
+    assert!(page.contains("larger than memory") && page.contains("Exit codes"));
+}
+
+/// The codes that `--help` and the README name are those that come out.
+#[test]
+fn exit_codes_are_as_documented() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = dir.path().join("stats").display().to_string();
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let demo = exported(dir.path());
+    let damaged = dir.path().join("damaged.ember").display().to_string();
+    assert!(call(&["pack", &demo, "-o", &damaged]).status.success());
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let profile = format!("profile -f {text} -o {stats} --limit 1000 --stop-after 1");
+    let cases = [
+        (0, "inspect".to_owned()),
+        (1, "run /no/such/model.ember -p a".to_owned()),
+        (1, "run -p a --memory 1MiB".to_owned()),
+        (2, "run --no-such-option".to_owned()),
+        (2, "run -p a --best-of 2 --temp 0".to_owned()),
+        (3, format!("verify {damaged}")),
+        (130, profile),
+    ];
+    for (code, line) in &cases {
+        let output = call(&line.split(' ').collect::<Vec<_>>());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(*code), "{line}: {message}");
+    }
+    let help = String::from_utf8(call(&["--help"]).stdout).unwrap();
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    for text in [help, readme] {
+        let (_, codes) = text.split_once("Exit codes: ").expect("exit codes");
+        let codes = codes.split("\n\n").next().unwrap_or_default();
+        let numbers = codes.split(|c: char| !c.is_ascii_digit());
+        let mut listed: Vec<i32> = numbers.filter_map(|n| n.parse().ok()).collect();
+        listed.dedup();
+        let mut seen: Vec<i32> = cases.iter().map(|(code, _)| *code).collect();
+        seen.dedup();
+        assert_eq!(listed, seen, "{codes}");
+    }
+}
+
+/// Whatever takes long for a large model shows how far it is, on a terminal.
+#[test]
+fn everything_long_shows_its_progress() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = exported(dir.path());
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let program = env!("CARGO_BIN_EXE_emberflow");
+    let on_a_terminal = |line: &str| {
+        let mut script = Command::new("script");
+        script
+            .args(["-qec", &format!("{program} {line}"), "/dev/null"])
+            .current_dir(dir.path())
+            .env("XDG_CACHE_HOME", dir.path())
+            .env("TERM", "xterm");
+        script.output()
+    };
+    if on_a_terminal("inspect").is_err() {
+        println!("SKIPPED: there is no `script` to play a terminal");
+        return;
+    }
+    for (line, bars) in [
+        ("export -o other-hf", &["exporting"][..]),
+        ("pack demo-hf -o m.ember", &["packing"]),
+        (
+            "verify m.ember --source demo-hf",
+            &["verifying", "comparing weights"],
+        ),
+        ("perplexity m.ember -f TEXT --limit 600", &["perplexity"]),
+        ("profile m.ember -f TEXT -o s --limit 600", &["profiling"]),
+        (
+            "trace record m.ember -f TEXT -o t --limit 300",
+            &["recording"],
+        ),
+        ("trace simulate t --cache 50%", &["simulating"]),
+        (
+            "train-predictor m.ember -f TEXT --tokens 600 --kind sign -o p.ember",
+            &["reading the text", "predictors", "copying the model"],
+        ),
+        ("synth --shape tiny -o t.gguf", &["writing", "decoding"]),
+        ("bench decode -n 4 --oracle --sparsity exact", &["decoding"]),
+        ("bench timeline --warm-up 4", &["decoding"]),
+        (
+            "bench io --quick --sizes 4KiB --depths 1 --millis 5 --size 8MiB",
+            &["measuring"],
+        ),
+        ("plan", &["measuring"]),
+    ] {
+        let line = line.replace("demo-hf", &demo).replace("TEXT", text);
+        let output = on_a_terminal(&line).unwrap();
+        let shown = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{line}: {shown}");
+        for bar in bars {
+            assert!(
+                shown.contains(&format!("{bar} [")),
+                "{line}: {bar}: {shown}"
+            );
+        }
+        // in a pipe nothing of it is seen
+        if line.starts_with("perplexity") {
+            let mut piped = emberflow();
+            piped.current_dir(dir.path()).args(line.split(' '));
+            assert!(piped.output().unwrap().stderr.is_empty());
+        }
+    }
+}
