@@ -61,7 +61,7 @@ fn decoding_has_the_statistics_asked_for() {
         }
     }
     let left = std::fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(left, 4, "measuring left a file");
+    assert_eq!(left, 5, "measuring left a file");
 }
 
 #[test]
