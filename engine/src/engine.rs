@@ -532,6 +532,8 @@ impl Planner {
         match budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
+            // All of it, and room for the chunk that is then chosen.
+            Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
             Budget::FfnShare(share) => self.needs.budget_for_share(share),
         }
     }

@@ -232,7 +232,11 @@ impl Planner {
             .map(|what| least.ledger.held(what))
             .sum();
         let spare = budget.saturating_sub(self.needs.full_budget());
-        let most = spare.max((cache as f64 * CHUNK_SHARE) as u64);
+        // Where everything fits, everything stays.
+        let most = match spare {
+            0 => (cache as f64 * CHUNK_SHARE) as u64,
+            spare => spare,
+        };
         let mut best = None;
         let held = |needs: &Needs| needs.scratch + needs.predictor;
         for &Scratched { chunk, .. } in &self.scratch {
