@@ -419,14 +419,20 @@ impl Engine {
         self.decoder.ffn.oracle.replay();
     }
 
-    /// Bytes per second at which the compute threads read the FFN weights that are in
-    /// the hot region, without computing anything: the bound of decoding from memory.
-    /// 0 where none are.
+    /// Bytes per second at which the compute threads read the weights of attention and
+    /// the FFN weights that are in the hot region, without computing anything: the bound of
+    /// decoding from memory.
     pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
         let Decoder {
-            cpu, workers, ffn, ..
+            cpu,
+            workers,
+            ffn,
+            weights,
+            ..
         } = &mut self.decoder;
-        ffn.store.read_bandwidth(*cpu, workers, time)
+        let mut buffers = weights.attention_bytes();
+        buffers.extend(ffn.store.hot_bytes());
+        emberflow_kernels::read_bandwidth(*cpu, workers, &buffers, time)
     }
 
     /// Bytes of weights outside the FFNs that every token is computed from: attention,

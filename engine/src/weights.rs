@@ -190,6 +190,12 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
+    /// The bytes of attention's matrices.
+    pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
+        let matrices = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o]);
+        matrices.map(|m| m.bytes.as_slice()).collect()
+    }
+
     /// Bytes that every token is computed from: all but the embedding's other rows.
     pub fn bytes_per_token(&self) -> u64 {
         let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;

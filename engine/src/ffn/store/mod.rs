@@ -19,7 +19,6 @@ mod window;
 use std::sync::Arc;
 use std::time::Duration;
 
-use emberflow_kernels::{Cpu, Workers};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
@@ -264,14 +263,10 @@ impl NeuronStore {
         }
     }
 
-    /// See [`crate::Engine::read_bandwidth`].
-    pub fn read_bandwidth(&mut self, cpu: Cpu, workers: &Workers, time: Duration) -> f64 {
+    /// The clusters of the hot region.
+    pub fn hot_bytes(&mut self) -> Vec<&[u8]> {
         let (banks, clusters) = (self.banks.count as u32, self.banks.clusters() as u32);
-        let buffers = self.hot.resident(banks, clusters);
-        if buffers.is_empty() {
-            return 0.0;
-        }
-        emberflow_kernels::read_bandwidth(cpu, workers, &buffers, time)
+        self.hot.resident(banks, clusters)
     }
 
     /// Where to record what is done.
