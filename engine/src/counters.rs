@@ -31,7 +31,7 @@ pub struct Counters {
     pub wait_ns: u64,
     /// Time the device had something to do.
     pub busy_ns: u64,
-    /// Bytes of FFN weights that were computed with, each once per pass.
+    /// Bytes of FFN weights that were computed with, predictors' included, each once per pass.
     pub ffn_bytes: u64,
     /// Time in the FFNs, waiting included.
     pub ffn_ns: u64,

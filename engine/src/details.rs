@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Engine, Step};
 
@@ -11,10 +11,10 @@ const TIME: Duration = Duration::from_millis(300);
 
 /// The tokens of a run one by one, the first one not counted; passes where texts are drawn
 /// together. Keys are a contract: add, never rename.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Details {
-    /// 10^9 bytes per second at which the compute threads read the FFN weights of the hot region,
-    /// measured after the run; 0 where there are none.
+    /// 10^9 bytes per second at which the compute threads read the weights of attention and of the
+    /// hot region, measured after the run.
     pub memory_gb_per_s: f64,
     /// Bytes of weights outside the FFNs that every pass is computed from.
     pub dense_bytes: u64,
@@ -24,6 +24,10 @@ pub struct Details {
     pub hot_cut: f64,
     /// Milliseconds.
     pub ms: Vec<f64>,
+    /// Milliseconds in the FFNs, and of these, in which predictors named neurons.
+    pub ffn_ms: Vec<f64>,
+    /// See `ffn_ms`.
+    pub predict_ms: Vec<f64>,
     /// Milliseconds that the computation waited for reads.
     pub wait_ms: Vec<f64>,
     /// Share of the needed neurons that was in memory, hot or cold.
@@ -62,6 +66,10 @@ impl Details {
             },
             ms: (latencies.iter())
                 .map(|l| rounded(l.as_secs_f64() * 1e3))
+                .collect(),
+            ffn_ms: counters().map(|c| rounded(c.ffn_ns as f64 / 1e6)).collect(),
+            predict_ms: counters()
+                .map(|c| rounded(c.predict_ns as f64 / 1e6))
                 .collect(),
             wait_ms: counters()
                 .map(|c| rounded(c.wait_ns as f64 / 1e6))

@@ -4,24 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use emberflow_kernels::{Cpu, DType, Workers};
+use emberflow_kernels::{Cpu, Workers};
 use emberflow_models::config::ModelConfig;
-use emberflow_storage::io::FileSource;
-use emberflow_storage::mem;
 use emberflow_storage::trace::{Trace, Tracer};
 
-use crate::bundle::NeuronFormat;
-use crate::choice::{Choice, choose};
+use crate::choice::Choice;
 use crate::counters::Counters;
 use crate::energy::Meter;
-use crate::ffn::{
-    Banks, Ffn, FfnShape, MAX_CHUNK, NeuronStore, Oracle, ReadCosts, StoredPredictors,
-};
+use crate::ffn::{Banks, Ffn, MAX_CHUNK, NeuronStore, Oracle};
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
-use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::options::{Options, Sparsity};
+use crate::parts::{Parts, gates_first_of_wanted};
 use crate::planner::cores::compute_cores;
 use crate::planner::rates::Rates;
 use crate::planner::{Plan, Planner};
@@ -462,146 +458,3 @@ impl Engine {
 pub const MAX_BATCH: usize = 64;
 
 const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
-
-/// What a plan is made from and an engine is built of.
-struct Parts {
-    text: Text,
-    options: Options,
-    choice: Choice,
-    stored: Option<StoredPredictors>,
-    shape: FfnShape,
-    banks: Banks,
-    source: FileSource,
-    planner: Planner,
-    /// By bank, share of tokens for which each neuron fires; empty without statistics.
-    rates: Vec<Vec<f32>>,
-}
-
-impl Parts {
-    fn of(model: Model, options: Options) -> Result<Self, Error> {
-        let Model { container, text } = model;
-        let (c, quant) = (text.config(), &text.meta().quant);
-        check_options(&options, c)?;
-        let format = NeuronFormat::of(&container, text.meta())?;
-        let stored = match options.sparsity {
-            Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
-            Sparsity::Dense | Sparsity::Exact => None,
-        };
-        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
-        let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
-        tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
-        let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
-        let shape = FfnShape {
-            format,
-            neurons: c.ffn as usize,
-            kind: c.ffn_kind,
-            // without zeros and without a cut nothing can be left out
-            dense: match &stored {
-                Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
-                None => choice.sparsity == Sparsity::Dense,
-            },
-            cut: 0.0,
-        };
-        let (mut banks, source) = Banks::new(container, c, &shape, options.chunk)?;
-        banks.predicts = stored.as_ref().is_some_and(StoredPredictors::predicts);
-        let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
-            n => n,
-        };
-        let (planner, rates) =
-            Planner::new(&banks, c, quant, &shape, &options, threads, stored.as_ref())?;
-        Ok(Self {
-            text,
-            options,
-            choice,
-            stored,
-            shape,
-            banks,
-            source,
-            planner,
-            rates,
-        })
-    }
-}
-
-impl Planner {
-    /// The planner of an engine that would be opened, which needs no memory for weights.
-    ///
-    /// # Errors
-    /// As [`Engine::open`], except for the budget.
-    pub fn open(model: Model, options: Options) -> Result<Self, Error> {
-        Ok(Parts::of(model, options)?.planner)
-    }
-
-    /// The bytes of a budget.
-    pub fn budget(&self, budget: Budget) -> u64 {
-        match budget {
-            Budget::Bytes(bytes) => bytes,
-            Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
-            // All of it, and room for the chunk that is then chosen.
-            Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
-            Budget::FfnShare(share) => self.needs.budget_for_share(share),
-        }
-    }
-}
-
-/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
-fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
-    match phases {
-        Phases::One => false,
-        Phases::Two => true,
-        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
-    }
-}
-
-/// All that the model can use, within what the machine can safely give; where
-/// that is too little, the smallest that works if the machine has it at all.
-fn auto_budget(needs: &Needs) -> u64 {
-    let full = needs.full_budget();
-    let Some(safe) = mem::auto_budget() else {
-        return full;
-    };
-    let reach = mem::mem_available().map_or(u64::MAX, |free| needs.process.saturating_add(free));
-    let reach = mem::cgroup_limit().map_or(reach, |limit| limit.min(reach));
-    let smallest = needs.smallest_budget();
-    let floor = if smallest <= reach { smallest } else { safe };
-    safe.max(floor).min(full)
-}
-
-/// Most compute threads.
-const MAX_THREADS: usize = 256;
-
-/// Refuses what has no meaning.
-fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
-    if o.threads > MAX_THREADS {
-        return Err(Error::Option(format!(
-            "{} threads, expected at most {MAX_THREADS}",
-            o.threads
-        )));
-    }
-    if o.context == 0 || o.context > c.max_context as usize {
-        return Err(Error::Option(format!(
-            "a context of {} tokens, expected 1 to {} (what the model was made for)",
-            o.context, c.max_context
-        )));
-    }
-    if o.chunk > MAX_CHUNK {
-        return Err(Error::Option(format!(
-            "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
-            o.chunk
-        )));
-    }
-    if o.batch == 0 || o.batch > MAX_BATCH {
-        return Err(Error::Option(format!(
-            "{} sequences at once, expected 1 to {MAX_BATCH}",
-            o.batch
-        )));
-    }
-    if !matches!(o.kv, DType::F16 | DType::F32) {
-        return Err(Error::Option(format!(
-            "key/value format {}, expected f16 or f32",
-            o.kv.name()
-        )));
-    }
-    Ok(())
-}

@@ -35,6 +35,7 @@ pub mod memory;
 pub mod meta;
 mod model;
 mod options;
+mod parts;
 pub mod planner;
 pub mod policy;
 mod report;

@@ -96,31 +96,34 @@ impl MemoryPlan {
 
     /// The same plan for a policy that keeps less.
     pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
-        let layer = needs.neurons / needs.banks.max(1);
-        let (gates, hot, slots) = match (policy, policy.keep()) {
-            (Policy::Mmap, _) => (false, 0, 0),
-            (_, Keep::All) => return self,
-            (_, Keep::Window) => (true, 0, self.slots),
+        let wanted = match policy.keep() {
+            _ if policy == Policy::Mmap => 0,
+            Keep::All => return self,
+            // As much as there is.
+            Keep::Window => needs.neurons,
             // What a layer's reads need on their way.
-            (_, Keep::Nothing) => (true, 0, self.slots.min(layer.max(needs.min_slots))),
+            Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
-        if !gates {
+        if policy == Policy::Mmap {
             self.residency = Residency::Bundles;
             self.ledger.release("gates", u64::MAX);
         }
-        let slots = if hot < self.hot_clusters && slots == 0 && gates {
-            // Everything was hot.
-            layer.max(needs.min_slots).min(needs.neurons)
-        } else {
-            slots
+        let slot = match self.residency {
+            Residency::GatesResident => needs.rest_slot,
+            Residency::Bundles => needs.whole_slot,
         };
-        let held = self.ledger.held("cold");
-        let cold = held.checked_div(self.slots).unwrap_or(needs.rest_slot) * slots;
+        let room = (self.ledger.held("hot") + self.ledger.held("cold")) / slot.max(1);
+        let slots = match room {
+            // Everything streams.
+            0 => 0,
+            _ if wanted == 0 => 0,
+            _ => room.min(wanted).max(needs.min_slots).min(needs.neurons),
+        };
         self.ledger.release("hot", u64::MAX);
         self.ledger.release("cold", u64::MAX);
-        // Never more than what was released.
-        let _ = self.ledger.charge("cold", cold);
-        self.hot_clusters = hot;
+        // Never more than what was released, but for models of a few clusters.
+        let _ = self.ledger.charge("cold", slots * slot);
+        self.hot_clusters = 0;
         self.slots = slots;
         self
     }
@@ -381,6 +384,22 @@ mod tests {
         let plan = n.plan(n.smallest_budget() + (4 << 20)).unwrap();
         assert_eq!(plan.hot_clusters, 7);
         assert!(plan.slots > 256 + 2048, "{}", plan.slots);
+    }
+
+    #[test]
+    fn a_window_may_fill_what_the_regions_had() {
+        let n = needs();
+        for share in [0.5, 0.8, 1.0] {
+            let plan = n.plan(n.budget_for_share(share)).unwrap();
+            let regions = plan.ledger.held("hot") + plan.ledger.held("cold");
+            let window = plan.clone().limited_to(Policy::LlmFlash, &n);
+            assert_eq!(window.hot_clusters, 0);
+            let room = regions / n.rest_slot;
+            assert_eq!(window.slots, room.min(n.neurons), "{share}");
+            assert!(window.ledger.used() <= plan.ledger.used());
+            let nothing = plan.limited_to(Policy::NoCache, &n);
+            assert_eq!(nothing.slots, room.min(n.neurons / n.banks), "{share}");
+        }
     }
 
     #[test]

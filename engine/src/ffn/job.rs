@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Cpu, Row};
 
 use super::record::{ClusterRecord, keep};
-use super::store::{GateRows, NeuronBytes, NeuronStore};
+use super::store::{NeuronBytes, NeuronStore};
 use super::{CLUSTER, FfnShape, activation};
 use crate::input::Input;
 use crate::scratch::with_thread_buffer;
@@ -29,14 +29,15 @@ fn products_floats(d: usize, tokens: usize) -> usize {
 pub(super) fn resident_gates(
     cpu: Cpu,
     shape: &FfnShape,
-    rows: &GateRows,
+    store: &NeuronStore,
+    bank: u32,
     first: usize,
     input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let _span = rows.trace(&trace::GATE, first / CLUSTER);
+    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
-    match rows.stream() {
+    match store.resident_gates(bank) {
         // One forward stream, a tenth faster than a list of rows.
         Some((bytes, stride)) if tokens == 1 && shape.format.dtype.is_grouped() => {
             let bytes = &bytes[first * stride..(first + gates.len()) * stride];
@@ -44,7 +45,8 @@ pub(super) fn resident_gates(
         }
         _ => {
             let ids = first..first + gates.len() / tokens;
-            let rows: ArrayVec<Row<'_>, CLUSTER> = ids.map(|id| rows.row(id as u32)).collect();
+            let row = |id: usize| store.resident_gate(bank, id as u32);
+            let rows: ArrayVec<Row<'_>, CLUSTER> = ids.map(row).collect();
             with_thread_buffer(products_floats(input.n(), tokens), |memory| {
                 products(cpu, &rows, input, gates, memory);
             });
@@ -58,12 +60,13 @@ pub(super) fn resident_gates(
 pub(super) fn wanted_gates(
     cpu: Cpu,
     shape: &FfnShape,
-    resident: &GateRows,
+    store: &NeuronStore,
+    bank: u32,
     first: usize,
     input: Input<'_>,
     gates: &mut [f32],
 ) {
-    let _span = resident.trace(&trace::GATE, first / CLUSTER);
+    let _span = store.trace_cluster(&trace::GATE, first / CLUSTER);
     let tokens = input.tokens();
     let values_len = CLUSTER * tokens;
     let mut wanted = (0..gates.len() / tokens).peekable();
@@ -74,7 +77,7 @@ pub(super) fn wanted_gates(
             let mut at = ArrayVec::<usize, CLUSTER>::new_const();
             for i in wanted.by_ref() {
                 if gates[i * tokens..(i + 1) * tokens].contains(&1.0) {
-                    rows.push(resident.row((first + i) as u32));
+                    rows.push(store.resident_gate(bank, (first + i) as u32));
                     at.push(i);
                     if rows.is_full() {
                         break;

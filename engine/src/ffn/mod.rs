@@ -108,7 +108,7 @@ pub(crate) struct Ffn {
     fired: u64,
     looked_at: u64,
     possible: u64,
-    /// Bytes of weights computed with.
+    /// Bytes of weights computed with, predictors' included.
     bytes: u64,
     /// Nanoseconds that the predictors took.
     predict_ns: u64,
@@ -258,6 +258,7 @@ impl Ffn {
             None => None,
         };
         self.predict_ns += nanoseconds(start.elapsed());
+        self.bytes += predictor.map_or(0, |p| p.bytes(bank));
         let known = self.store.gates_resident();
         let oracle = self.oracle.next();
         self.named = predictor.is_some() || oracle.is_some();
@@ -279,10 +280,10 @@ impl Ffn {
             clusters
         };
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
-        let (shape, rows) = (&self.shape, self.store.gate_rows(bank));
         for low in (0..neurons).step_by(piece * CLUSTER) {
             let high = (low + piece * CLUSTER).min(neurons);
-            let (_, after) = self.gates.split_at_mut(low * tokens);
+            let gates = &mut self.gates[low * tokens..high * tokens];
+            let (shape, store) = (&self.shape, &self.store);
             let name = |c: usize, gates: &mut [f32]| {
                 let first = low + c * CLUSTER;
                 if let Some(set) = oracle {
@@ -294,29 +295,33 @@ impl Ffn {
                     let ones = gates.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
                 }
-                if let (Some(rows), false) = (&rows, named) {
-                    job::resident_gates(cpu, shape, rows, first, input, gates);
+                if known && !named {
+                    job::resident_gates(cpu, shape, store, bank, first, input, gates);
                 }
             };
-            let part = |first: usize, part: &mut [f32]| {
+            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
                 for (c, gates) in (first..).zip(part.chunks_mut(CLUSTER * tokens)) {
                     name(c, gates);
                 }
-                if let (Some(rows), true) = (&rows, named) {
+                if known && named {
                     let first = low + first * CLUSTER;
-                    job::wanted_gates(cpu, shape, rows, first, input, part);
+                    job::wanted_gates(cpu, shape, store, bank, first, input, part);
                 }
-            };
-            let gates = &mut after[..(high - low) * tokens];
-            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, gates| {
-                part(first, gates)
             });
-            let mut request = Request {
-                store: &mut self.store,
-                ids: &mut self.ids,
-                fired: known.then_some(&mut self.fired),
-            };
-            request.piece(low, tokens, gates)?;
+            for first in (low..high).step_by(CLUSTER) {
+                let start = self.ids.len();
+                for n in first..(first + CLUSTER).min(high) {
+                    let gates = &self.gates[n * tokens..(n + 1) * tokens];
+                    let pairs = gates.iter().filter(|&&g| g != 0.0).count();
+                    if pairs > 0 {
+                        self.ids.push(n as u32);
+                        self.fired += if known { pairs as u64 } else { 0 };
+                    }
+                }
+                self.store.need(&self.ids, start..self.ids.len());
+            }
+            self.store.poll(&self.ids)?;
+            self.store.advance(&self.ids)?;
         }
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
@@ -443,38 +448,6 @@ impl Ffn {
             }
         }
         Ok(())
-    }
-}
-
-/// The search for the neurons that a piece of a layer's gates needs.
-struct Request<'a> {
-    store: &'a mut NeuronStore,
-    /// The needed neurons so far.
-    ids: &'a mut Vec<u32>,
-    /// Pairs that fire, where gates are known.
-    fired: Option<&'a mut u64>,
-}
-
-impl Request<'_> {
-    /// Names the clusters of the neurons from `first` on by their `gates [neurons × tokens]`,
-    /// and requests what is missing.
-    fn piece(&mut self, first: usize, tokens: usize, gates: &[f32]) -> Result<(), Error> {
-        for (c, gates) in gates.chunks(CLUSTER * tokens).enumerate() {
-            let start = self.ids.len();
-            let neurons = (first + c * CLUSTER) as u32..;
-            for (n, gates) in neurons.zip(gates.chunks_exact(tokens)) {
-                let pairs = gates.iter().filter(|&&g| g != 0.0).count();
-                if pairs > 0 {
-                    self.ids.push(n);
-                    if let Some(fired) = &mut self.fired {
-                        **fired += pairs as u64;
-                    }
-                }
-            }
-            self.store.need(self.ids, start..self.ids.len());
-        }
-        self.store.poll(self.ids)?;
-        self.store.advance(self.ids)
     }
 }
 

@@ -268,6 +268,14 @@ impl Predictors {
         self.cuts.get(bank as usize).copied().unwrap_or(0.0)
     }
 
+    /// Bytes of the weights that name `bank`'s neurons, read once for all tokens.
+    pub fn bytes(&self, bank: u32) -> u64 {
+        match self.layers.get(bank as usize) {
+            Some(Some(predictor)) => predictor.bytes(),
+            _ => 0,
+        }
+    }
+
     /// Computes what all neurons of `bank` have in common. False where no predictor
     /// names its neurons.
     pub fn prepare(&mut self, cpu: Cpu, workers: &Workers, bank: u32, input: Features<'_>) -> bool {

@@ -166,19 +166,19 @@ fn table(rows: &[Row]) -> Table {
         "waiting",
     ]);
     for r in rows {
-        let mut cells = vec![percent(r.share), r.texts.to_string()];
-        if let Some(note) = &r.note {
-            cells.push(note.clone());
-            cells.resize(table.columns.len(), "–".into());
-        } else {
-            cells.push(r.tokens_per_s.show(2));
-            cells.push(format!("{:.2}", r.gain));
-            cells.push(format!("{:.2}", r.ms_per_pass));
-            cells.extend([r.needed_share, r.hot_cut].map(percent));
-            cells.push(mib(r.hot_bytes));
-            cells.extend([r.hit_rate, r.wait_share].map(percent));
-        }
-        table.rows.push(cells);
+        let point = vec![percent(r.share), r.texts.to_string()];
+        table.add(point, r.note.as_ref(), || {
+            vec![
+                r.tokens_per_s.show(2),
+                format!("{:.2}", r.gain),
+                format!("{:.2}", r.ms_per_pass),
+                percent(r.needed_share),
+                percent(r.hot_cut),
+                mib(r.hot_bytes),
+                percent(r.hit_rate),
+                percent(r.wait_share),
+            ]
+        });
     }
     table
 }

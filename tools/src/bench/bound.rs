@@ -198,6 +198,15 @@ impl Bound {
         }
     }
 
+    /// The last cells of a table for people: milliseconds, what limits, and how far off a run is.
+    pub fn cells(&self, of_bound: crate::stats::Range) -> [String; 3] {
+        [
+            format!("{:.2}", self.ms),
+            self.limit().to_owned(),
+            of_bound.show(2),
+        ]
+    }
+
     /// What limits.
     pub fn limit(&self) -> &'static str {
         if self.disk_ms > self.memory_ms {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use emberflow_engine::Sparsity;
+use emberflow_engine::{Details, Sparsity};
 use serde::Deserialize;
 
 use super::cap::Cap;
@@ -57,23 +57,6 @@ pub struct BestOf {
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sample {
     pub logits_hash: String,
-}
-
-/// See [`emberflow_engine::Details`].
-#[derive(Debug, Clone, Deserialize)]
-pub struct Details {
-    pub memory_gb_per_s: f64,
-    pub dense_bytes: u64,
-    pub kv_bytes_per_position: u64,
-    pub hot_cut: f64,
-    pub ms: Vec<f64>,
-    pub wait_ms: Vec<f64>,
-    pub hit_rate: Vec<f64>,
-    pub needed_share: Vec<f64>,
-    pub ffn_bytes: Vec<u64>,
-    pub bytes_read: Vec<u64>,
-    pub reads: Vec<u64>,
-    pub logits_hash: Vec<String>,
 }
 
 impl Run {

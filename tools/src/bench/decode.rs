@@ -26,6 +26,8 @@ pub struct Rates {
     pub attention_ms: f64,
     /// See `attention_ms`.
     pub ffn_ms: f64,
+    /// Of this, milliseconds in which predictors named neurons.
+    pub predict_ms: f64,
     /// See `attention_ms`.
     pub head_ms: f64,
     /// Bytes of weights and of keys and values that a token is computed from.
@@ -179,6 +181,7 @@ fn measure(
         tokens_per_s: 1e3 / ms.median,
         attention_ms: per_token(counters.attention_ns) / 1e6,
         ffn_ms,
+        predict_ms: per_token(counters.predict_ns) / 1e6,
         head_ms: per_token(counters.head_ns) / 1e6,
         bytes_per_token: bytes,
         gb_per_s: bytes as f64 / ms.median / 1e6,
@@ -202,7 +205,7 @@ fn share(rate: f64, bound: f64) -> f64 {
 fn table(report: &Report) -> String {
     let mut text = format!(
         "{} ({} threads, {}, {}), FFN {:.0} % resident; the threads read that memory at {:.1} GB/s\n\n\
-         context   tok/s   ms/token (25 % to 75 %)   attention    ffn   head   waiting   active   \
+         context   tok/s   ms/token (25 % to 75 %)   attention    ffn  naming   head   waiting   active   \
          MB/token   GB/s   of memory   ffn GB/s   of memory   of explained\n",
         report.model,
         report.threads,
@@ -213,7 +216,7 @@ fn table(report: &Report) -> String {
     );
     for r in &report.contexts {
         text += &format!(
-            "{:7} {:7.2} {:10.2} ({:6.2} to {:6.2}) {:11.2} {:6.2} {:6.2} {:9.2} {:6.1} % {:10.1} {:6.1} \
+            "{:7} {:7.2} {:10.2} ({:6.2} to {:6.2}) {:11.2} {:6.2} {:7.2} {:6.2} {:9.2} {:6.1} % {:10.1} {:6.1} \
              {:9.0} % {:10.1} {:9.0} % {:14.2}\n",
             r.context,
             r.tokens_per_s,
@@ -222,6 +225,7 @@ fn table(report: &Report) -> String {
             r.ms.high,
             r.attention_ms,
             r.ffn_ms,
+            r.predict_ms,
             r.head_ms,
             r.wait_ms,
             100.0 * r.active_share,

@@ -239,20 +239,15 @@ fn table(rows: &[Row]) -> Table {
         "of bound",
     ]);
     for r in rows {
-        let mut cells = vec![percent(r.share), r.policy.into()];
-        if let Some(note) = &r.note {
-            cells.push(note.clone());
-            cells.resize(table.columns.len(), "–".into());
-        } else {
+        let point = vec![percent(r.share), r.policy.into()];
+        table.add(point, r.note.as_ref(), || {
             let ms = [r.mean_ms, r.p50_ms, r.p90_ms, r.p99_ms, r.max_ms];
-            cells.extend(ms.map(|ms| format!("{ms:.2}")));
+            let mut cells = ms.map(|ms| format!("{ms:.2}")).to_vec();
             cells.push(format!("{:.2}", r.p99_of_mean));
             cells.extend([r.wait_share, r.hit_rate, r.worst_hit_rate].map(percent));
-            cells.push(format!("{:.2}", r.bound.ms));
-            cells.push(r.bound.limit().into());
-            cells.push(r.of_bound.show(2));
-        }
-        table.rows.push(cells);
+            cells.extend(r.bound.cells(r.of_bound));
+            cells
+        });
     }
     table
 }

@@ -51,6 +51,24 @@ impl Table {
         }
     }
 
+    /// Adds a row that begins with `cells` and goes on with the numbers, or with the reason why
+    /// there are none.
+    pub fn add(
+        &mut self,
+        mut cells: Vec<String>,
+        refused: Option<&String>,
+        numbers: impl FnOnce() -> Vec<String>,
+    ) {
+        match refused {
+            None => cells.extend(numbers()),
+            Some(why) => {
+                cells.push(why.clone());
+                cells.resize(self.columns.len(), "–".into());
+            }
+        }
+        self.rows.push(cells);
+    }
+
     /// As Markdown, in columns that line up.
     pub fn markdown(&self) -> String {
         let all = || std::iter::once(&self.columns).chain(&self.rows);

@@ -232,22 +232,17 @@ fn table(rows: &[Row]) -> Table {
         "of bound",
     ]);
     for r in rows {
-        let mut cells = vec![
+        let point = vec![
             r.prompt_tokens.to_string(),
             r.chunk.to_string(),
             percent(r.share),
         ];
-        if let Some(note) = &r.note {
-            cells.push(note.clone());
-            cells.resize(table.columns.len(), "–".into());
-        } else {
-            cells.push(r.tokens_per_s.show(2));
-            cells.push(percent(r.of_resident));
+        table.add(point, r.note.as_ref(), || {
+            let mut cells = vec![r.tokens_per_s.show(2), percent(r.of_resident)];
             cells.extend([r.ms, r.compute_ms, r.disk_ms].map(|ms| format!("{ms:.1}")));
-            cells.push(r.limit.into());
-            cells.push(format!("{:.2}", r.of_bound));
-        }
-        table.rows.push(cells);
+            cells.extend([r.limit.into(), format!("{:.2}", r.of_bound)]);
+            cells
+        });
     }
     table
 }

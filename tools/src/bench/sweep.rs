@@ -276,28 +276,21 @@ fn table(rows: &[Row]) -> Table {
         "of bound",
     ]);
     for row in rows {
-        let mut cells = vec![percent(row.share), row.policy.to_owned()];
-        match &row.note {
-            Some(note) if row.tokens_per_s.median == 0.0 => {
-                cells.push(note.clone());
-                cells.resize(table.columns.len(), "–".into());
-            }
-            note => {
-                let speed = row.tokens_per_s.show(2);
-                cells.push(
-                    note.as_ref()
-                        .map_or(speed.clone(), |n| format!("{speed}, {n}")),
-                );
-                cells.push(percent(row.wait_share));
-                cells.push(percent(row.hit_rate));
-                let (peak, budget) = (mib(row.peak_rss_bytes), mib(row.budget_bytes));
-                cells.push(format!("{peak} of {budget}"));
-                cells.push(format!("{:.2}", row.bound.ms));
-                cells.push(row.bound.limit().to_owned());
-                cells.push(row.of_bound.show(2));
-            }
-        }
-        table.rows.push(cells);
+        let point = vec![percent(row.share), row.policy.to_owned()];
+        let refused = row.note.as_ref().filter(|_| row.tokens_per_s.median == 0.0);
+        table.add(point, refused, || {
+            let speed = row.tokens_per_s.show(2);
+            let note = row.note.iter().map(|n| format!(", {n}"));
+            let (peak, budget) = (mib(row.peak_rss_bytes), mib(row.budget_bytes));
+            let mut cells = vec![
+                note.fold(speed, |speed, note| speed + &note),
+                percent(row.wait_share),
+                percent(row.hit_rate),
+                format!("{peak} of {budget}"),
+            ];
+            cells.extend(row.bound.cells(row.of_bound));
+            cells
+        });
     }
     table
 }

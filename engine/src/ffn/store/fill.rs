@@ -1,7 +1,5 @@
 //! Filling memory when a plan takes effect: large sequential reads.
 
-use std::sync::Arc;
-
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Read;
 
@@ -63,7 +61,7 @@ impl NeuronStore {
         let neurons = self.banks.cluster_neurons(c as usize);
         let (_, _, shift) = self.banks.cover(b, neurons.start as u32, 0, stride);
         let gate_len = self.banks.format.gate_len();
-        if let Some(gates) = Arc::get_mut(&mut self.gates).and_then(|gates| gates.get_mut(b)) {
+        if let Some(gates) = self.gates.get_mut(b) {
             let gates = gates.as_mut_slice();
             for (n, bundle) in neurons.clone().zip(buffer[shift..].chunks_exact(stride)) {
                 gates[n * gate_len..(n + 1) * gate_len].copy_from_slice(&bundle[..gate_len]);

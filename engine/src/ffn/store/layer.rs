@@ -67,7 +67,7 @@ pub(super) struct Cluster {
     /// Reads under way.
     pub(super) waiting: usize,
     /// Places before this one are held or requested.
-    issued: usize,
+    pub(super) issued: usize,
 }
 
 /// The bank being worked on.
@@ -80,8 +80,8 @@ pub(super) struct Layer {
     /// By place.
     pub held: Vec<Held>,
     /// Clusters before this one have all their reads requested.
-    next: usize,
-    ready: Vec<u32>,
+    pub(super) next: usize,
+    pub(super) ready: Vec<u32>,
     /// Whole clusters of this bank or the next that nobody has claimed.
     pub(super) arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters under way: bank and cluster.
@@ -364,32 +364,6 @@ impl NeuronStore {
         self.take_arrived(ids)
     }
 
-    /// Every slot is held by a cluster that misses another: the last ones give up
-    /// what they hold, so that the first one can be completed.
-    fn make_room(&mut self, ids: &[u32]) -> Result<(), Error> {
-        let before = self.layer.next;
-        while let Some((_, _, slot)) = self.layer.arrived.pop() {
-            self.stream.put(slot);
-        }
-        for c in (before..self.layer.clusters.len()).rev() {
-            let Cluster { first, end, .. } = self.layer.clusters[c];
-            let from = first.max(if c == before {
-                self.layer.clusters[c].issued
-            } else {
-                first
-            });
-            self.unpin_places(from..end);
-        }
-        self.advance(ids)?;
-        let moved = self.layer.next > before || self.io.outstanding() > 0;
-        if moved || !self.layer.ready.is_empty() {
-            return Ok(());
-        }
-        let slots = self.cold.slots();
-        let first = format!("none of {slots} cache slots can be had");
-        self.latch(Err(Error::Failed { first }))
-    }
-
     /// After the bank was computed for the neurons `ids`: forgets what the policy does not
     /// keep.
     pub fn end(&mut self, ids: &[u32]) {
@@ -420,7 +394,7 @@ impl NeuronStore {
     }
 
     /// Takes completions in. After an error everything is taken back.
-    fn take_arrived(&mut self, ids: &[u32]) -> Result<(), Error> {
+    pub(super) fn take_arrived(&mut self, ids: &[u32]) -> Result<(), Error> {
         let mut arrived = std::mem::take(&mut self.completions);
         let mut outcome = Ok(());
         for done in arrived.drain(..) {
@@ -438,14 +412,14 @@ impl NeuronStore {
     }
 
     /// Without bundles: asks for the second matrix when all of the first one has come.
-    fn submit_last(&mut self) -> Result<(), Error> {
+    pub(super) fn submit_last(&mut self) -> Result<(), Error> {
         if self.io.outstanding() > 0 {
             return Ok(());
         }
         self.submit()
     }
 
-    fn take_one(&mut self, ids: &[u32], done: Completion) -> Result<(), Error> {
+    pub(super) fn take_one(&mut self, ids: &[u32], done: Completion) -> Result<(), Error> {
         let result = done
             .result
             .map_err(|e| Error::from(emberflow_storage::Error::from(e)));
@@ -568,49 +542,6 @@ impl NeuronStore {
             }
         }
         self.ready_if_complete(c as usize);
-        Ok(())
-    }
-
-    /// After an error: takes back every read and unpins everything.
-    fn abandon_layer(&mut self, ids: &[u32]) {
-        while self.io.outstanding() > 0 {
-            if self.io.wait(&mut self.completions, 1).is_err() {
-                break;
-            }
-            let mut arrived = std::mem::take(&mut self.completions);
-            for done in arrived.drain(..) {
-                // the first error is the one that is told
-                let _ = self.take_one(ids, done);
-            }
-            self.completions = arrived;
-            let _ = self.submit_last();
-        }
-        for c in 0..self.layer.clusters.len() {
-            let Cluster { first, end, .. } = self.layer.clusters[c];
-            for (place, &neuron) in (first..end).zip(&ids[first..end]) {
-                if let Held::Gate(slot) =
-                    std::mem::replace(&mut self.layer.held[place], Held::Nothing)
-                {
-                    let bank = self.layer.bank;
-                    self.cold.abandon(Key { bank, neuron }, slot);
-                }
-            }
-            self.release(ids, c as u32, |_| false);
-        }
-        self.layer.ready.clear();
-    }
-
-    /// Waits for whole clusters that were read ahead, and gives their buffers back.
-    pub(super) fn drain_stream(&mut self) -> Result<(), Error> {
-        while self.io.outstanding() > 0 {
-            self.io
-                .wait(&mut self.completions, 1)
-                .map_err(emberflow_storage::Error::from)?;
-            self.take_arrived(&[])?;
-        }
-        while let Some((_, _, slot)) = self.layer.arrived.pop() {
-            self.stream.put(slot);
-        }
         Ok(())
     }
 }

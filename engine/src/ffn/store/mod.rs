@@ -12,13 +12,13 @@ mod bytes;
 mod costs;
 mod fill;
 mod foresee;
-mod gate_rows;
 mod layer;
+mod recover;
 mod window;
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
@@ -35,7 +35,6 @@ use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 pub(crate) use foresee::Foreseen;
-pub(super) use gate_rows::GateRows;
 use layer::Layer;
 pub(crate) use layer::Step;
 use window::Window;
@@ -82,9 +81,9 @@ pub(crate) struct NeuronStore {
     /// Clusters of each bank that the statistics call hot.
     hot_wanted: Vec<u32>,
     /// Gate rows by bank; empty unless resident.
-    gates: Arc<Vec<Slot>>,
+    gates: Vec<Slot>,
     /// Resident scales by bank; empty when inline.
-    scales: Arc<Vec<Vec<u8>>>,
+    scales: Vec<Vec<u8>>,
     memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
@@ -170,8 +169,8 @@ impl NeuronStore {
             gates_first,
             scans: false,
             hot_wanted,
-            gates: Arc::default(),
-            scales: Arc::new(scales),
+            gates: Vec::new(),
+            scales,
             io,
             reads: Vec::with_capacity(BATCH),
             completions: Vec::with_capacity(2 * banks.neurons),
@@ -207,7 +206,7 @@ impl NeuronStore {
         self.cold.resize(0);
         self.hot.set_border(0, &vec![0; self.banks.count]);
         self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
-        self.gates = Arc::default();
+        self.gates = Vec::new();
         self.part = self.banks.part(plan.residency);
         self.residency = plan.residency;
         self.hot = HotRegion::new(&self.banks, &self.part, self.memory)?;
@@ -222,7 +221,7 @@ impl NeuronStore {
         if self.gates_resident() {
             let len = self.banks.neurons * self.banks.format.gate_len();
             let gates = (0..self.banks.count).map(|_| region(len));
-            self.gates = Arc::new(gates.collect::<Result<_, Error>>()?);
+            self.gates = gates.collect::<Result<_, Error>>()?;
         }
         self.fill()
     }
@@ -253,6 +252,21 @@ impl NeuronStore {
     /// finding out early pays.
     pub fn reads_on_demand(&self) -> bool {
         u64::from(self.cold.slots()) < self.banks.total() && self.cold.slots() > 0
+    }
+
+    /// A resident Gate row.
+    pub fn resident_gate(&self, bank: u32, neuron: u32) -> Row<'_> {
+        let len = self.banks.format.gate_len();
+        let bytes = &self.gates[bank as usize].as_slice()[neuron as usize * len..][..len];
+        self.banks.format.gate(bytes, self.scales_of(bank, neuron))
+    }
+
+    /// All resident Gate rows of a bank and the bytes from one to the next, where their
+    /// scales lie with them.
+    pub fn resident_gates(&self, bank: u32) -> Option<(&[u8], usize)> {
+        let bytes = self.gates.get(bank as usize)?.as_slice();
+        let format = self.banks.format;
+        format.inline_scales.then(|| (bytes, format.gate_len()))
     }
 
     fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
