@@ -107,9 +107,9 @@ fn steps(c: &mut Criterion) {
         for i in 0..neurons / 2 {
             let key = key(i.wrapping_mul(40503) % (neurons / 2));
             let slot = cache.reserve(key).expect("a free slot");
-            cache.admit(key, slot);
+            let id = cache.admit(key, slot);
+            cache.unpin(id);
         }
-        cache.unpin_all();
         cache
     };
 
@@ -131,15 +131,6 @@ fn steps(c: &mut Criterion) {
             pinned.extend((from..from + BATCH).filter_map(|i| cache.get_pin(key(i))));
             assert_eq!(pinned.len(), BATCH as usize);
             pinned.drain(..).for_each(|id| cache.unpin(id));
-        });
-    });
-
-    group.bench_function("pin_unpin_all", |b| {
-        b.iter(|| {
-            from = (from + BATCH) % (neurons / 2);
-            let hits = (from..from + BATCH).filter_map(|i| cache.get_pin(key(i)));
-            assert_eq!(hits.count(), BATCH as usize);
-            cache.unpin_all();
         });
     });
 
