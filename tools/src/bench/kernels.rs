@@ -15,6 +15,12 @@ use crate::cli::BenchKernelsArgs;
 use crate::stats::Range;
 use crate::{Failure, progress, size};
 
+/// More memory than caches of large processors hold, and several walks through it.
+const FULL: Effort = Effort {
+    time: Duration::from_millis(60),
+    memory: 1 << 30,
+};
+
 /// Small enough for a test.
 const QUICK: Effort = Effort {
     time: Duration::from_millis(1),
@@ -33,11 +39,11 @@ struct Row {
     /// Of the rate: 10^9 bytes or multiply-adds per second.
     unit: &'static str,
     rate: Range,
-    /// A plain read of as much memory by the same threads, 10^9 bytes per second; absent for
-    /// products, whose bound is arithmetic.
+    /// The fastest plain read of as much memory by the same threads in any round, 10^9 bytes per
+    /// second; absent for products, whose bound is arithmetic.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bound: Option<Range>,
-    /// The rate as a share of that, round by round.
+    bound: Option<f64>,
+    /// The rate as a share of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     of_bound: Option<Range>,
 }
@@ -45,11 +51,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchKernelsArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
-    let effort = if repeat.quick {
-        QUICK
-    } else {
-        Effort::default()
-    };
+    let effort = if repeat.quick { QUICK } else { FULL };
     let steps = repeat.rounds() as usize * counts(facts.machine.cores).len() * FORMATS.len();
     let bar = progress::steps("measuring", steps as u64);
     let rounds: Vec<Rates> = (0..repeat.rounds())
@@ -72,8 +74,8 @@ pub fn command(args: &BenchKernelsArgs) -> Result<(), Failure> {
         facts,
         body: Rows { rows: &rows },
         notes: vec![
-            "bound: a plain read of the same memory by the same threads; that of products with many tokens is \
-             arithmetic, and is not measured here"
+            "bound: the fastest plain read of the same memory by the same threads in this run; that of products \
+             with many tokens is arithmetic, and is not measured here"
                 .into(),
         ],
     }
@@ -98,29 +100,27 @@ fn rows(rounds: &[Rates]) -> Vec<Row> {
                 let kernel = |r: &Rates| r.threads[t].kernel(dtype).cloned();
                 rounds.iter().filter_map(kernel)
             };
-            let row = |kernel, size, rates: Vec<f64>, bounds: Option<Vec<f64>>| {
-                let shares = bounds.as_ref().map(|bounds| {
-                    let shares = rates.iter().zip(bounds).map(|(rate, bound)| rate / bound);
-                    shares.collect::<Vec<f64>>()
-                });
-                let range = |mut values: Vec<f64>| Range::of(&mut values);
+            let row = |kernel, size, mut rates: Vec<f64>, bound: Option<f64>| {
+                let rate = Range::of(&mut rates);
                 Row {
                     threads: threads.threads,
                     format: dtype.name(),
                     kernel,
                     size,
-                    unit: if bounds.is_some() { "GB/s" } else { "GMAC/s" },
-                    rate: range(rates),
-                    bound: bounds.map(range),
-                    of_bound: shares.map(range),
+                    unit: if bound.is_some() { "GB/s" } else { "GMAC/s" },
+                    rate,
+                    bound,
+                    of_bound: bound.map(|bound| rate.map(|rate| rate / bound)),
                 }
             };
             for &(set, _) in &threads.read.gb_per_s {
-                let reads = || rounds.iter().map(|r| r.threads[t].read.at(set as f64));
+                // A slow moment is no bound.
+                let reads = rounds.iter().map(|r| r.threads[t].read.at(set as f64));
+                let read = Some(reads.fold(0.0, f64::max));
                 let dots = kernels().map(|k| rate(&k.dot, dtype, set)).collect();
-                rows.push(row("rows", set, dots, Some(reads().collect())));
+                rows.push(row("rows", set, dots, read));
                 let neurons = kernels().map(|k| rate(&k.neuron, dtype, set)).collect();
-                rows.push(row("neurons", set, neurons, Some(reads().collect())));
+                rows.push(row("neurons", set, neurons, read));
             }
             let tokens = threads.kernel(dtype).map(|k| k.gemm.clone());
             for (tokens, _) in tokens.unwrap_or_default() {
@@ -154,8 +154,7 @@ fn table(rows: &[Row]) -> Table {
             r.kernel.into(),
             of,
             format!("{} {}", r.rate.show(1), r.unit),
-            r.bound
-                .map_or("–".into(), |b| format!("{} GB/s", b.show(1))),
+            r.bound.map_or("–".into(), |b| format!("{b:.1} GB/s")),
             r.of_bound.map_or("–".into(), share),
         ]);
     }
@@ -168,12 +167,12 @@ fn csv(rows: &[Row]) -> Table {
         "of_bound",
     ]);
     for r in rows {
-        let median = |range: Option<Range>| range.map(|r| format!("{:.4}", r.median));
+        let bounds = [r.bound, r.of_bound.map(|share| share.median)];
         let mut cells = vec![r.threads.to_string(), r.format.into(), r.kernel.into()];
         cells.extend([r.size.to_string(), r.unit.into()]);
         let rate = [r.rate.median, r.rate.min, r.rate.max];
         cells.extend(rate.map(|value| format!("{value:.3}")));
-        cells.extend([r.bound, r.of_bound].map(|b| median(b).unwrap_or_default()));
+        cells.extend(bounds.map(|b| b.map_or(String::new(), |b| format!("{b:.4}"))));
         table.rows.push(cells);
     }
     table
@@ -191,7 +190,7 @@ fn chart(facts: &str, rows: &[Row]) -> String {
         .map(|dtype| {
             let of = |kernel: &str| most().find(|r| r.kernel == kernel && r.format == dtype.name());
             let rates = ["rows", "neurons"].map(|kernel| of(kernel).map(|r| r.rate.median));
-            let bound = of("rows").and_then(|r| Some(r.bound?.median));
+            let bound = of("rows").and_then(|r| r.bound);
             let values = rates.into_iter().chain([bound]);
             (
                 dtype.name().to_owned(),

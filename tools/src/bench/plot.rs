@@ -10,7 +10,7 @@ const TOP: f64 = 58.0;
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
 const COLOURS: [&str; 8] = [
-    "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#e8590c", "#0c8599", "#5c940d",
+    "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#f59f00", "#0c8599", "#5c940d",
 ];
 
 /// Named points with their spreads, in order of x.

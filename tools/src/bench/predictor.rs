@@ -176,16 +176,18 @@ impl Lab {
         let mut quantized = Activations::default();
         let mut times = vec![Vec::with_capacity(TOKENS); self.layers.len() + 1];
         let mut state = 1u32;
+        let inputs: Vec<f32> = (0..(TOKENS + 1) * self.d)
+            .map(|_| random(&mut state))
+            .collect();
         // the first token is not counted
-        for token in 0..=TOKENS {
+        for (token, x) in inputs.chunks_exact(self.d).enumerate() {
             let mut sum = 0.0;
             for (layer, predictor) in self.layers.iter().enumerate() {
-                let x: Vec<f32> = (0..self.d).map(|_| random(&mut state)).collect();
-                self.cpu.quantize_activations(&x, 1, &mut quantized);
+                self.cpu.quantize_activations(x, 1, &mut quantized);
                 let input = Features {
-                    normed: &x,
+                    normed: x,
                     quantized: quantized.all(),
-                    residual: &x,
+                    residual: x,
                 };
                 let (predictor, on) = (predictor.as_ref(), (self.cpu, &self.workers));
                 let start = Instant::now();

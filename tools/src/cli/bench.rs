@@ -266,7 +266,7 @@ Examples:
 
 \"rows\" are read one after the other, as attention, head and Gate rows are; \"neurons\" are one in five,
 the product with one row and another row added to a sum, as FFNs do it; \"products\" are those of prompts.
-It takes 256 MiB, or 4 with --quick.")]
+It takes 1 GiB of memory, or a quarter of what is free.")]
 pub struct BenchKernelsArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
