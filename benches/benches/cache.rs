@@ -2,7 +2,8 @@
 //! through the `lru` crate. Both find a neuron, touch it, or evict and insert.
 //!
 //! Neurons of a layer are asked for in ascending order with hot ones asked for
-//! nearly always; about a tenth of a 14336-neuron layer per token.
+//! nearly always; about a tenth of a 14336-neuron layer per token. `emberflow bench cache` measures
+//! the own one's steps.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -90,69 +91,5 @@ fn lookups(c: &mut Criterion) {
     group.finish();
 }
 
-/// The parts of a lookup on their own, per neuron.
-fn steps(c: &mut Criterion) {
-    const BATCH: u32 = 1024;
-    let mut group = c.benchmark_group("cold_cache_step");
-    group.throughput(Throughput::Elements(u64::from(BATCH)));
-    let neurons = BATCH * 64;
-    let key = |i: u32| Key {
-        bank: 0,
-        neuron: i % neurons,
-    };
-    // All of the first half resident, in no helpful order.
-    let filled = || {
-        let arena = Arena::new(neurons / 2, 512, 512, ArenaOptions::default()).expect("arena");
-        let mut cache = ColdCache::new(arena, &[neurons]).expect("cache");
-        for i in 0..neurons / 2 {
-            let key = key(i.wrapping_mul(40503) % (neurons / 2));
-            let slot = cache.reserve(key).expect("a free slot");
-            let id = cache.admit(key, slot);
-            cache.unpin(id);
-        }
-        cache
-    };
-
-    let mut cache = filled();
-    let mut from = 0u32;
-    group.bench_function("lookup", |b| {
-        b.iter(|| {
-            from = (from + BATCH) % (neurons / 2);
-            (from..from + BATCH)
-                .filter(|&i| cache.contains(key(i)))
-                .count()
-        });
-    });
-
-    let mut pinned = Vec::with_capacity(BATCH as usize);
-    group.bench_function("pin_unpin", |b| {
-        b.iter(|| {
-            from = (from + BATCH) % (neurons / 2);
-            pinned.extend((from..from + BATCH).filter_map(|i| cache.get_pin(key(i))));
-            assert_eq!(pinned.len(), BATCH as usize);
-            pinned.drain(..).for_each(|id| cache.unpin(id));
-        });
-    });
-
-    // Asking for everything in turn with room for half of it misses each time.
-    let mut ran = false;
-    group.bench_function("evict_admit", |b| {
-        ran = true;
-        b.iter(|| {
-            from = (from + BATCH) % neurons;
-            for i in from..from + BATCH {
-                if let Some(slot) = cache.reserve(key(i)) {
-                    let id = cache.admit(key(i), slot);
-                    cache.unpin(id);
-                }
-            }
-        });
-    });
-    // A filter may leave it out.
-    assert!(!ran || cache.stats().evictions > 0, "nothing was evicted");
-    cache.check_invariants();
-    group.finish();
-}
-
-criterion_group!(benches, lookups, steps);
+criterion_group!(benches, lookups);
 criterion_main!(benches);

@@ -51,7 +51,7 @@ with_fio() { # round size depth
 
 with_emberflow() { # round size depth
     "$emberflow" bench io "$file" --sizes "$2" --depths "$3" --ranges 0 --millis "$millis" \
-        --json >"$raw/ours.$1.$2.$3.json"
+        --rounds 1 --json >"$raw/ours.$1.$2.$3.json"
 }
 
 for round in $(seq "$rounds"); do
@@ -69,4 +69,4 @@ for round in $(seq "$rounds"); do
         done
     done
 done
-python3 "$here/summarise.py" table "$raw" "$root/benches/results/$machine/io.csv"
+python3 "$here/summarise.py" table "$raw" "$root/benches/results/$machine/io-against-fio.csv"

@@ -4,13 +4,16 @@ each in a memory cgroup of the same size.
 
 usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,llmflash] [--sparsity auto]
            [--read-ahead 8192,128,4] [--rounds 5] [--tokens 32] [--csv FILE] [--svg FILE]
+           [--no-llama] [--quick]
 
 For every share of the FFN in memory, `emberflow run --ffn-resident SHARE` names the bytes of
 the whole process; the cgroup (version 1, root needed) gives those bytes to both programs, the
 page cache included. llama.cpp runs with its defaults (`default`), and without repacking the
 weights (`mmap`), with the disk set to every read-ahead (KiB) that is asked for. Caches are
 dropped before each run. A program that the kernel kills for memory counts as 0 tokens/s.
-Prints medians and ranges, and what each is of llama.cpp's best.
+Prints the machine, medians and ranges, and what each is of llama.cpp's best. --quick is
+a small mode that needs no rights: one round of a few tokens without cgroups, caches as
+they are.
 """
 
 import argparse
@@ -19,13 +22,31 @@ import os
 import statistics
 import subprocess
 import sys
+from html import escape
+
+from common import COLOURS, machine, write_csv
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CGROUP = "/sys/fs/cgroup/memory/emberflow-offload"
 
 
-def capped(command, limit, timeout):
-    """Standard output of a command in a memory cgroup; None if it failed or took too long."""
+def plain(command, timeout):
+    """Standard output of a command as it is; None if it failed or took too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(command[:3])}: no result in {timeout} s", file=sys.stderr)
+        return None
+    if done.returncode != 0:
+        print(f"{command[0]}: {done.returncode} {done.stderr[-200:]}", file=sys.stderr)
+        return None
+    return done.stdout
+
+
+def capped(command, limit, options):
+    """As `plain`, in a memory cgroup and with nothing in the page cache, unless it is a small run."""
+    if options.quick:
+        return plain(command, options.timeout)
     subprocess.run(["sync"], check=True)
     with open("/proc/sys/vm/drop_caches", "w") as file:
         file.write("3")
@@ -36,14 +57,7 @@ def capped(command, limit, timeout):
                 file.write(str(limit))
         enter = f'echo $$ > {CGROUP}/cgroup.procs; exec "$@"'
         shell = ["bash", "-c", enter, "bash"] if limit else []
-        done = subprocess.run(shell + command, capture_output=True, text=True, timeout=timeout)
-        if done.returncode != 0:
-            print(f"{command[0]}: {done.returncode} {done.stderr[-200:]}", file=sys.stderr)
-            return None
-        return done.stdout
-    except subprocess.TimeoutExpired:
-        print(f"{' '.join(command[:3])}: no result in {timeout} s", file=sys.stderr)
-        return None
+        return plain(shell + command, options.timeout)
     finally:
         os.rmdir(CGROUP)
 
@@ -52,14 +66,14 @@ def emberflow(options, share, policy, limit):
     command = [options.emberflow, "run", options.ember, "-p", "abc", "--ignore-eos", "--json"]
     command += ["-n", str(options.tokens + 1), "--threads", str(options.threads)]
     command += ["--ffn-resident", str(share), "--policy", policy, "--sparsity", options.sparsity]
-    output = capped(command, limit, options.timeout)
+    output = capped(command, limit, options)
     return json.loads(output) if output else None
 
 
 def llama(options, path, repack, limit):
     command = [sys.executable, os.path.join(HERE, "llama_cpp_rates.py"), path]
     command += [str(options.threads), str(options.llama_tokens), "0", "repack" if repack else "mmap"]
-    output = capped(command, limit, options.timeout)
+    output = capped(command, limit, options)
     return float(output.split()[-3]) if output else 0.0
 
 
@@ -94,10 +108,10 @@ def chart(rows, path):
     left, right = min(shares), max(max(shares), min(shares) + 1e-9)
     x = lambda share: 60 + 480 * (share - left) / (right - left)
     y = lambda rate: 330 - 300 * rate / top
-    colours = ["#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#e8590c", "#0c8599", "#5c940d"]
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 380" font-family="sans-serif" '
              'font-size="12"><rect width="760" height="380" fill="white"/>'
-             '<text x="60" y="18">tokens/s by share of the FFN in memory</text>']
+             '<text x="60" y="14">tokens/s by share of the FFN in memory</text>'
+             f'<text x="60" y="27" font-size="9" fill="#555">{escape(machine())}</text>']
     for i in range(6):
         rate = top * i / 5
         parts.append(f'<line x1="60" x2="540" y1="{y(rate):.1f}" y2="{y(rate):.1f}" stroke="#dee2e6"/>'
@@ -105,7 +119,7 @@ def chart(rows, path):
     for share in sorted(set(shares)):
         parts.append(f'<text x="{x(share):.1f}" y="350" text-anchor="middle">{share:.0%}</text>')
     for i, name in enumerate(names):
-        colour = colours[i % len(colours)]
+        colour = COLOURS[i % len(COLOURS)]
         points = sorted((r["share"], r["median"]) for r in rows if r["name"] == name)
         line = " ".join(f"{x(s):.1f},{y(m):.1f}" for s, m in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
@@ -132,12 +146,17 @@ def main() -> None:
     parser.add_argument("--timeout", type=int, default=180)
     parser.add_argument("--csv")
     parser.add_argument("--svg")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.tokens, options.shares, options.read_ahead = 1, 4, "0.5,1", ""
 
     rates = {}
     for share in map(float, options.shares.split(",")):
         # A first run says how many bytes the whole process is given.
         probe = emberflow(options, share, "full", 0)
+        if not probe:
+            sys.exit(f"{options.emberflow} does not run {options.ember} with {share:.0%} of the FFN in memory")
         limit = probe["memory"]["budget_bytes"]
         for _ in range(options.rounds):
             for policy in options.policies.split(","):
@@ -153,7 +172,7 @@ def main() -> None:
             if options.no_llama:
                 continue
             runs = [("llama.cpp default", True, None)]
-            for read_ahead in options.read_ahead.split(","):
+            for read_ahead in filter(None, options.read_ahead.split(",")):
                 name = f"llama.cpp mmap, read-ahead {read_ahead} KiB"
                 runs.append((name, False, int(read_ahead)))
             for name, repack, read_ahead in runs:
@@ -165,6 +184,7 @@ def main() -> None:
                 rates.setdefault((share, name), []).append(rate)
                 print(f"{share:.0%} {name}: {rate:.3f} tok/s", file=sys.stderr)
 
+    print(f"machine: {machine()}")
     rows = []
     for (share, name), values in rates.items():
         rows.append({"share": share, "name": name, "median": statistics.median(values),
@@ -177,10 +197,8 @@ def main() -> None:
             ratio = f", {row['median'] / best:.1f} of llama.cpp's best" if best else ""
             print(f"{row['name']:36} {row['median']:8.3f} tok/s ({row['low']:.3f} to {row['high']:.3f}){ratio}")
     if options.csv:
-        with open(options.csv, "w") as file:
-            file.write("share,name,median,low,high\n")
-            file.writelines(f"{r['share']},\"{r['name']}\",{r['median']:.4f},{r['low']:.4f},{r['high']:.4f}\n"
-                            for r in rows)
+        columns = ["share", "name", "median", "low", "high"]
+        write_csv(options.csv, columns, ([row[column] for column in columns] for row in rows))
     if options.svg:
         chart(rows, options.svg)
 

@@ -54,6 +54,19 @@ impl Engine {
     /// A container that does not fit its own metadata, a failed read or
     /// checksum, or a budget below the smallest that works (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
+        Self::open_watched(model, options, |_| ())
+    }
+
+    /// As [`Engine::open`]. Before memory is taken, `planned` is told how many bytes will be read into
+    /// it at most: the resident set grows by as many until the engine is open.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_watched(
+        model: Model,
+        options: Options,
+        planned: impl FnOnce(u64),
+    ) -> Result<Self, Error> {
         let Parts {
             text,
             mut options,
@@ -68,6 +81,7 @@ impl Engine {
         let c = text.config().clone();
         let plan = planner.plan(planner.budget(options.budget))?;
         tracing::info!(?plan, needs = ?planner.needs, "plan");
+        planned(plan.memory.loaded());
         (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
         options.io_core = plan.io_core;
         banks.stream = Banks::stream_for(plan.chunk);

@@ -94,6 +94,12 @@ impl MemoryPlan {
         self.ledger.budget()
     }
 
+    /// Bytes that are read when the plan takes effect, at most.
+    pub fn loaded(&self) -> u64 {
+        let parts = ["fixed", "scales", "predictor", "gates", "hot", "cold"];
+        parts.iter().map(|part| self.ledger.held(part)).sum()
+    }
+
     /// The same plan for a policy that keeps less.
     pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
         let wanted = match policy.keep() {

@@ -94,6 +94,22 @@ pub trait Predictor: Send + Sync {
     }
 }
 
+/// Both steps of a prediction for all neurons of a layer, shared among the threads of `workers`: 1
+/// in `wanted [neurons × tokens]` where a neuron is worth computing for a token, 0 where not.
+pub fn predict_all(
+    predictor: &dyn Predictor,
+    (cpu, workers): (Cpu, &Workers),
+    input: Features<'_>,
+    shared: &mut Shared,
+    wanted: &mut [f32],
+) {
+    predictor.prepare(cpu, workers, input, shared);
+    let (shared, tokens) = (&*shared, input.tokens());
+    workers.for_each_chunk_mut(wanted, RANGE * tokens, &|_, block, wanted| {
+        predictor.predict(cpu, input, shared, block * RANGE, wanted);
+    });
+}
+
 /// Most neurons that [`Predictor::scores`] is asked for at once.
 pub const RANGE: usize = 128;
 

@@ -41,8 +41,11 @@ pub struct LayerPredictor {
     pub predicted_share: f64,
 }
 
-/// Reads and checks the section; `None` where it is empty.
-pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predictors>, Failure> {
+/// Reads and checks the section, and the directory at its head; `None` where it is empty.
+pub fn section(
+    container: &Container,
+    c: &ModelConfig,
+) -> Result<Option<(Vec<u8>, Directory)>, Failure> {
     let section = container.read_predictor()?;
     if section.is_empty() {
         return Ok(None);
@@ -52,6 +55,14 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
     let directory =
         Directory::parse(&section, section.len() as u64, layers, d, neurons).map_err(bad)?;
     directory.check(&section).map_err(bad)?;
+    Ok(Some((section, directory)))
+}
+
+/// What the section says of itself; `None` where it is empty.
+pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predictors>, Failure> {
+    let Some((section, directory)) = section(container, c)? else {
+        return Ok(None);
+    };
     let layer = |layer: usize| {
         let entry = &directory.layers[layer];
         let q = entry.quality;
@@ -76,7 +87,7 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
         trained_on: directory.trained_on,
         measured_on: directory.measured_on,
         target: directory.target,
-        layers: (0..layers).map(layer).collect(),
+        layers: (0..directory.layers.len()).map(layer).collect(),
     }))
 }
 

@@ -9,6 +9,7 @@ use emberflow_storage::container::Container;
 
 use crate::Failure;
 use crate::cli::{EngineArgs, KvArg, ModelArg};
+use crate::progress::Loading;
 
 /// Opens the container that `arg` names, or the bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -44,24 +45,34 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
 
 /// Opens an engine with room for `context` positions.
 pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
-    Ok(Engine::open(model, engine_options(args, context)?)?)
+    open(model, engine_options(args, context)?, false)
+}
+
+/// Opens an engine and shows how far it is, unless it is to be `quiet`.
+fn open(model: Model, options: Options, quiet: bool) -> Result<Engine, Failure> {
+    let mut bar = None;
+    let planned = |bytes| bar = (!quiet).then(|| Loading::start("loading the model", bytes));
+    let engine = Engine::open_watched(model, options, planned);
+    drop(bar);
+    Ok(engine?)
 }
 
 /// As [`open_engine`], with room for `batch` sequences at once, and with `spans` of each thread in
-/// a trace.
+/// a trace. Nothing is shown where it is `quiet`.
 pub fn open_traced(
     model: Model,
     args: &EngineArgs,
     context: usize,
     batch: usize,
     spans: usize,
+    quiet: bool,
 ) -> Result<Engine, Failure> {
     let options = Options {
         batch,
         trace: spans,
         ..engine_options(args, context)?
     };
-    Ok(Engine::open(model, options)?)
+    open(model, options, quiet)
 }
 
 /// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
@@ -77,7 +88,7 @@ pub fn open_observed(
         reserve,
         ..engine_options(args, context)?
     };
-    Ok(Engine::open(model, options)?)
+    open(model, options, false)
 }
 
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {

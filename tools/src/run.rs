@@ -11,7 +11,7 @@ use emberflow_engine::{
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_engine, open_model, open_traced};
+use crate::model::{open_model, open_traced};
 use crate::{Failure, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -51,7 +51,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         ));
     }
     let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
-    let mut engine = open_traced(model, &args.engine, context, batch, spans)?;
+    let mut engine = open_traced(model, &args.engine, context, batch, spans, args.json)?;
     if args.details {
         engine.keep_steps();
     }
@@ -244,7 +244,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             "this model has no chat template; use -p TEXT or -f FILE",
         ));
     };
-    let mut engine = open_engine(model, &args.engine, context)?;
+    let mut engine = open_traced(model, &args.engine, context, 1, 0, args.json)?;
     let stop = engine.stop_flag();
     interrupt::sets(&stop);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();

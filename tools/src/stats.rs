@@ -54,6 +54,15 @@ impl Range {
         }
     }
 
+    /// All three in another unit.
+    pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        Self {
+            median: f(self.median),
+            min: f(self.min),
+            max: f(self.max),
+        }
+    }
+
     /// As a table has it: the median, and the ends where there are any.
     pub fn show(self, digits: usize) -> String {
         let Self { median, min, max } = self;

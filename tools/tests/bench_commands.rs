@@ -1,4 +1,4 @@
-//! The benchmarks of whole runs in their small mode, as a user runs them.
+//! The benchmarks in their small mode, as a user runs them.
 
 mod common;
 
@@ -7,34 +7,39 @@ use std::path::Path;
 use common::{call, json};
 use serde_json::Value;
 
-/// Runs a benchmark of the bundled model with two threads, its files in `dir`.
+/// Runs a benchmark of whole runs of the bundled model with two threads, its files in `dir`.
 fn bench(dir: &Path, name: &str, args: &[&str]) -> Value {
-    let out = dir.display().to_string();
-    let common = [
-        "bench",
-        name,
-        "--quick",
-        "--threads",
-        "2",
-        "--json",
-        "--out",
-        &out,
-    ];
-    let report = json(&[&common[..], args].concat());
-    assert_eq!(report["bench"], name);
+    let report = part(dir, name, &[&["--threads", "2"], args].concat());
     assert_eq!(report["hashes_equal"], true, "{report}");
     assert_eq!(report["differing"], Value::Array(Vec::new()));
+    assert!(!report["machine"]["file"].is_null());
+    assert_eq!(report["logits_hash"].as_str().map(str::len), Some(16));
+    report
+}
+
+/// Runs any benchmark, its files in `dir`.
+fn part(dir: &Path, name: &str, args: &[&str]) -> Value {
+    let out = dir.display().to_string();
+    let common = ["bench", name, "--quick", "--json", "--out", &out];
+    let report = json(&[&common[..], args].concat());
+    assert_eq!(report["bench"], name);
     let machine = &report["machine"];
-    for key in ["cpu", "cores", "kernel", "memory", "isa", "file"] {
+    for key in ["cpu", "cores", "kernel", "memory", "isa"] {
         assert!(!machine[key].is_null(), "{name}: no {key} in {machine}");
     }
-    assert_eq!(report["logits_hash"].as_str().map(str::len), Some(16));
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("bound: "), "{name}: {notes}");
     report
 }
 
 /// The files that were written: a chart, and points under their header.
 fn files(dir: &Path, report: &Value, columns: &str) -> String {
-    let rows = report["rows"].as_array().unwrap().len();
+    files_of(dir, report, "rows", columns)
+}
+
+/// As [`files`], where JSON has the points under another name.
+fn files_of(dir: &Path, report: &Value, points: &str, columns: &str) -> String {
+    let rows = report[points].as_array().unwrap().len();
     let written = report["written"].as_array().unwrap();
     assert_eq!(written.len(), 3, "{written:?}");
     let text = |ext: &str| {
@@ -49,7 +54,7 @@ fn files(dir: &Path, report: &Value, columns: &str) -> String {
     assert!(csv.starts_with(columns), "{csv}");
     assert_eq!(csv.lines().count(), 1 + rows, "{csv}");
     let saved: Value = serde_json::from_str(&text("json")).unwrap();
-    assert_eq!(saved["rows"], report["rows"]);
+    assert_eq!(saved[points], report[points]);
     let svg = text("svg");
     well_formed(&svg);
     svg
@@ -124,6 +129,7 @@ fn a_ladder_stands_beside_the_paper() {
             .map(|r| number(r, "paper_tokens_per_s"))
             .collect();
         assert_eq!(paper, [0.4, 1.1, 4.181, 9.6]);
+        assert!(ladder.iter().all(|r| number(r, "of_bound") > 0.0));
         // Bundles halve the number of reads, a cache saves bytes.
         assert!(number(&ladder[1], "read_len") > 1.3 * number(&ladder[0], "read_len"));
         let mb = |i: usize| number(&ladder[i], "read_mb_per_token");
@@ -178,6 +184,47 @@ fn batches_share_what_they_need() {
         "{needed:?}"
     );
     assert!(number(&rows[1], "hot_cut") > number(&rows[0], "hot_cut"));
+    assert!(rows.iter().all(|r| number(r, "of_bound") > 0.0), "{rows:?}");
+}
+
+#[test]
+fn decoding_says_where_the_time_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = part(dir.path(), "decode", &["--contexts", "0,64"]);
+    let svg = files_of(dir.path(), &report, "contexts", "context,sparsity,");
+    for part in ["64 positions, FFN", "bytes / memory, bound", ">waiting<"] {
+        assert!(svg.contains(part), "{part}: {svg}");
+    }
+    for context in report["contexts"].as_array().unwrap() {
+        let (time, bound) = (number(context, "ms"), number(context, "bound_ms"));
+        assert!(bound > 0.0, "{context}");
+        // the bound's bytes and speed are those of the share
+        let share = number(context, "roofline");
+        assert!((bound / time / share - 1.0).abs() < 1e-6, "{context}");
+    }
+}
+
+/// Without a folder files go where results are kept, below the current one; a result that cannot be
+/// kept is shown all the same.
+#[test]
+fn results_have_a_usual_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = common::emberflow();
+        command.current_dir(dir.path()).args(["bench", "decode"]);
+        command.args(["-n", "1"]).args(args).output().unwrap()
+    };
+    let output = run(&["--json", "--out"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let first = report["written"][0].as_str().unwrap();
+    assert!(first.starts_with("benches/results/"), "{first}");
+    assert!(first.ends_with("c/emberflow-demo-decode.csv"), "{first}");
+    assert!(dir.path().join(first).exists());
+    let output = run(&["--csv", "no/such.csv"]);
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(shown.contains("| context |"), "{shown}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no/such.csv"));
 }
 
 #[test]
@@ -207,4 +254,123 @@ fn a_table_is_printed_and_wrong_points_are_refused() {
         let output = call(&[&["bench", "sweep", "--quick"], bad].concat());
         assert_eq!(output.status.code(), Some(2), "{bad:?}");
     }
+}
+
+#[test]
+fn kernels_stand_beside_a_plain_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = part(dir.path(), "kernels", &[]);
+    let svg = files(dir.path(), &report, "threads,format,kernel,size,unit,rate,");
+    assert!(svg.contains("q4, neurons: ") && svg.contains("f32, plain read: "));
+    assert!(report.get("model").is_none() && report.get("hashes_equal").is_none());
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        assert!(number(row, "rate") > 0.0, "{row}");
+        let bounded = row["kernel"] != "products";
+        assert_eq!(row.get("of_bound").is_some(), bounded, "{row}");
+        if bounded {
+            let share = number(row, "rate") / number(row, "bound");
+            assert!(
+                (share / number(row, "of_bound") - 1.0).abs() < 1e-6,
+                "{row}"
+            );
+        }
+    }
+    for format in ["q4", "q8", "f16", "f32"] {
+        assert!(rows.iter().any(|r| r["format"] == format), "{format}");
+    }
+}
+
+#[test]
+fn the_cache_stands_beside_an_access_to_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = part(dir.path(), "cache", &["--slots", "1024", "--rounds", "2"]);
+    let svg = files(dir.path(), &report, "slots,table_bytes,step,ns,");
+    assert!(svg.contains(">dependent access<"));
+    let rows = report["rows"].as_array().unwrap();
+    let steps: Vec<&str> = rows.iter().map(|r| r["step"].as_str().unwrap()).collect();
+    assert_eq!(steps, ["look up", "find and pin", "release", "replace"]);
+    for row in rows {
+        assert!(
+            number(row, "ns") > 0.0 && number(row, "access_ns") > 0.0,
+            "{row}"
+        );
+        assert_eq!(row["slots"], 1024);
+    }
+    assert!(number(&rows[3], "ns") > number(&rows[0], "ns"), "{rows:?}");
+    let output = call(&["bench", "cache", "--slots", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn naming_stands_beside_the_speed_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().join("named.ember").display().to_string();
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let train = [
+        "train-predictor",
+        "-f",
+        text,
+        "--kind",
+        "sign",
+        "--floor",
+        "0.1",
+    ];
+    let made = json(&[&train[..], &["--tokens", "600", "-o", &named, "--json"]].concat());
+    let report = part(dir.path(), "predictor", &[&named, "--threads", "2"]);
+    files(dir.path(), &report, "layer,kind,bytes,us,");
+    let rows = report["rows"].as_array().unwrap();
+    let layers = made["layers"].as_array().unwrap();
+    assert_eq!(rows.len(), layers.len() + 1);
+    for (row, layer) in rows.iter().zip(layers) {
+        assert_eq!(row["layer"], layer["layer"]);
+        // what train-predictor measured is what is recorded
+        let candidate = layer["candidates"].as_array().unwrap().last().unwrap();
+        for key in ["bytes", "recall", "precision"] {
+            assert_eq!(number(row, key), number(candidate, key), "{key}");
+        }
+        assert!(
+            number(row, "us") > 0.0 && number(row, "bound_us") > 0.0,
+            "{row}"
+        );
+    }
+    let all = rows.last().unwrap();
+    assert!(all["layer"].is_null());
+    for key in ["recall", "precision"] {
+        let (all, made) = (number(all, key), number(&made, key));
+        assert!((all - made).abs() < 1e-6, "{key}: {all} {made}");
+    }
+    let plain = dir.path().join("plain.ember").display().to_string();
+    let demo = common::exported(dir.path());
+    assert!(call(&["pack", &demo, "-o", &plain]).status.success());
+    let output = call(&["bench", "predictor", &plain]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("train-predictor"), "{said}");
+}
+
+#[test]
+fn reads_stand_beside_the_fastest_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, vec![7; 8 << 20]).unwrap();
+    let file = file.display().to_string();
+    let few = ["--sizes", "4KiB,64KiB", "--depths", "2", "--ranges", "0"];
+    let rest = ["--millis", "5", "--rounds", "3", "--io", "pread"];
+    let report = part(dir.path(), "io", &[&[&*file], &few[..], &rest].concat());
+    let columns = "engine,pattern,size,depth,range,mb_per_s,mb_per_s_min,mb_per_s_max,";
+    let svg = files_of(dir.path(), &report, "points", columns);
+    assert!(svg.contains("pread, random") && svg.contains("cores"));
+    let points = report["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2);
+    for point in points {
+        // the point is the round of the median
+        assert_eq!(number(point, "mb_per_s"), number(point, "range"));
+        let [low, high] = ["min", "max"].map(|end| point["of_bound"][end].as_f64().unwrap());
+        assert!(0.0 < low && low <= high && high <= 1.0, "{point}");
+    }
+    let best = points
+        .iter()
+        .map(|p| p["of_bound"]["max"].as_f64().unwrap());
+    assert_eq!(best.fold(0.0, f64::max), 1.0);
 }

@@ -238,6 +238,8 @@ fn everything_long_shows_its_progress() {
         println!("SKIPPED: there is no `script` to play a terminal");
         return;
     }
+    // what a program reads is not disturbed
+    assert!(on_a_terminal("run -p a -n 4 --json").is_ok_and(|o| o.stdout.starts_with(b"{")));
     for (line, bars) in [
         ("export -o other-hf", &["exporting"][..]),
         ("pack demo-hf -o m.ember", &["packing"]),
@@ -263,7 +265,11 @@ fn everything_long_shows_its_progress() {
             "bench io --quick --sizes 4KiB --depths 1 --millis 5 --size 8MiB",
             &["measuring"],
         ),
+        ("bench kernels --quick", &["measuring"]),
+        ("bench cache --quick", &["measuring"]),
+        ("bench predictor p.ember --quick", &["naming"]),
         ("plan", &["measuring"]),
+        ("run m.ember -p a -n 4", &["loading the model"]),
     ] {
         let line = line.replace("demo-hf", &demo).replace("TEXT", text);
         let output = on_a_terminal(&line).unwrap();

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, Row, Workers, quantize_row, read_bandwidth,
 };
-use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::{mem, profile::Machine};
 
+use super::cold;
 use super::rates::{FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts};
-use crate::ffn::{CLUSTER, COLD};
+use crate::ffn::CLUSTER;
 use crate::weights::{Matrix, region};
 use crate::{Budget, Engine, Error, Logits, Model, Options, Sparsity, input::Input};
 
-/// Width of a 7B model's residual stream, and of a small model's. Two lengths tell the cost of a
-/// row from the cost of its bytes.
-const LONG: usize = 4096;
+/// Elements of a long row: the width of a 7B model's residual stream.
+pub const LONG: usize = 4096;
+
+/// That of a small model's. Two lengths tell the cost of a row from the cost of its bytes.
 const SHORT: usize = 256;
 
 /// Memory that is walked through: within a core's cache, within a shared one, beyond.
@@ -28,7 +28,7 @@ const SETS: [u64; 3] = [1 << 20, 16 << 20, 256 << 20];
 const TOKENS: [usize; 4] = [2, 8, 32, 128];
 
 /// One neuron in this many fires.
-const SCATTER: usize = 5;
+pub(super) const SCATTER: usize = 5;
 
 /// How long each number is measured.
 #[derive(Debug, Clone, Copy)]
@@ -113,14 +113,15 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
             tick();
         }
     }
+    let cold = cold::measure(cold::USUAL, effort.time)?;
     Ok(Rates {
         version: VERSION,
         machine,
         isa: cpu.name().to_owned(),
         measured: true,
         check_gb_per_s: check(memory.as_slice(), effort.time),
-        lookup_ns: lookup(effort.time)?,
-        replace_ns: replace(effort.time)?,
+        lookup_ns: cold.pin_ns + cold.release_ns,
+        replace_ns: cold.replace_ns,
         name_ns: name(effort.time),
         wake_ns: wake(effort.time),
         element_ns: element(cpu, effort.time),
@@ -129,7 +130,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
 }
 
 /// Nanoseconds of `f`: the best of as many runs as fit in `time`, after one that is not counted.
-fn best(time: Duration, mut f: impl FnMut()) -> f64 {
+pub(super) fn best(time: Duration, mut f: impl FnMut()) -> f64 {
     f();
     let (start, mut best) = (Instant::now(), f64::INFINITY);
     while start.elapsed() < time || best == f64::INFINITY {
@@ -322,65 +323,10 @@ fn check(bytes: &[u8], time: Duration) -> f64 {
     bytes.len() as f64 / pass
 }
 
-/// Neurons of a cold region of a usual size, and in all.
-const SLOTS: u32 = 1 << 15;
-const NEURONS: u32 = 1 << 16;
-
-/// A full cold region.
-fn cold() -> Result<Option<ColdCache>, Error> {
-    let arena = Arena::new(SLOTS, 64, 1, ArenaOptions::default())
-        .map_err(emberflow_storage::Error::from)?;
-    let cold = ColdCache::with_policy(arena, &[NEURONS], COLD);
-    Ok(cold.map(|mut cold| {
-        (0..SLOTS).for_each(|neuron| admit(&mut cold, neuron));
-        cold
-    }))
-}
-
-fn admit(cold: &mut ColdCache, neuron: u32) {
-    let key = Key { bank: 0, neuron };
-    if let Some(slot) = cold.reserve(key) {
-        let id = cold.admit(key, slot);
-        cold.unpin(id);
-    }
-}
-
-/// Nanoseconds to find and release a neuron of a cold region, and its share of a tick.
-fn lookup(time: Duration) -> Result<f64, Error> {
-    let Some(mut cold) = cold()? else {
-        return Ok(0.0);
-    };
-    let mut pinned = Vec::with_capacity(SLOTS as usize / SCATTER + 1);
-    let pass = best(time, || {
-        cold.tick();
-        for neuron in (0..SLOTS).step_by(SCATTER) {
-            pinned.extend(cold.get_pin(Key { bank: 0, neuron }));
-        }
-        pinned.drain(..).for_each(|id| cold.unpin(id));
-    });
-    Ok(pass / f64::from(SLOTS / SCATTER as u32))
-}
-
-/// Nanoseconds to give a neuron's slot to another one.
-fn replace(time: Duration) -> Result<f64, Error> {
-    let Some(mut cold) = cold()? else {
-        return Ok(0.0);
-    };
-    let mut next = SLOTS;
-    let pass = best(time, || {
-        cold.tick();
-        for _ in 0..SLOTS / SCATTER as u32 {
-            next = (next + 1) % NEURONS;
-            admit(&mut cold, next);
-        }
-    });
-    Ok(pass / f64::from(SLOTS / SCATTER as u32))
-}
-
 /// Nanoseconds to look at a gate, of which one in [`SCATTER`] fires, where nobody can foresee.
 fn name(time: Duration) -> f64 {
     let mut state = 1u32;
-    let gates: Vec<f32> = (0..NEURONS)
+    let gates: Vec<f32> = (0..2 * cold::USUAL)
         .map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             f32::from(u8::from((state >> 16).is_multiple_of(SCATTER as u32)))

@@ -5,6 +5,7 @@
 //! [`Planner::plan`] is a pure function of what [`Planner`] holds. The arithmetic of bytes is
 //! [`crate::memory`]'s, expected times are [`cost`]'s.
 
+pub mod cold;
 pub mod cores;
 pub mod cost;
 pub mod firing;

@@ -9,7 +9,7 @@ use super::{Layer, Trainer};
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
 use crate::low_rank::LowRank;
-use crate::predict::{Features, Predictor, RANGE, Shared};
+use crate::predict::{Features, Predictor, RANGE, Shared, predict_all};
 use crate::section::Kind;
 use crate::sign::SignBit;
 use crate::thresholds::Thresholds;
@@ -101,12 +101,8 @@ impl Trainer<'_> {
                 residual: &[],
             };
             let start = Instant::now();
-            predictor.prepare(cpu, self.workers, features, &mut shared);
-            let shared = &shared;
-            self.workers
-                .for_each_chunk_mut(&mut wanted, RANGE, &|_, block, wanted| {
-                    predictor.predict(cpu, features, shared, block * RANGE, wanted);
-                });
+            let on = (cpu, self.workers);
+            predict_all(predictor, on, features, &mut shared, &mut wanted);
             best = best.min(start.elapsed().as_nanos() as f64);
         }
         best

@@ -5,14 +5,14 @@ use std::fs::File;
 
 use serde::Serialize;
 
-use super::bound::Device;
+use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run};
 use super::facts::{Facts, file_of};
-use super::output::{Results, Table, percent};
+use super::output::{Results, Rows, Table, percent};
 use super::paper::LADDER;
 use super::plot::{Labels, bars};
 use super::rounds::{Agreement, Series, in_turns};
-use super::sweep::model_of;
+use super::sweep::{bounds, memory_of, model_of};
 use crate::cli::BenchAblationArgs;
 use crate::stats::Range;
 use crate::{Failure, progress};
@@ -39,6 +39,9 @@ struct Row {
     paper_tokens_per_s: f64,
     /// See `paper_tokens_per_s`.
     paper_factor: f64,
+    bound: Bound,
+    /// Over the rounds, token time as a multiple of the bound.
+    of_bound: Range,
     note: Option<String>,
 }
 
@@ -48,11 +51,10 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let (tokens, rounds) = (bench.tokens_or(16), bench.rounds_or(3));
     let facts = Facts::of(&bench.model)?;
     let child = Child::new(bench)?;
-    let mut simulated = false;
-    for io in &args.io {
-        // A name that is wrong is said before minutes have passed.
-        simulated |= Device::open(&bench.model, io, true)?.is_simulated();
-    }
+    // A name that is wrong is said before minutes have passed.
+    let open = |io: &String| Device::open(&bench.model, io, bench.quick);
+    let mut devices: Vec<Device> = args.io.iter().map(open).collect::<Result<_, _>>()?;
+    let simulated = devices.iter().any(Device::is_simulated);
     if simulated {
         warm(&file_of(&bench.model)?)?;
     }
@@ -62,7 +64,8 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let names: Vec<String> = (points.iter())
         .map(|(io, policy)| format!("{policy}, {io}"))
         .collect();
-    let series = in_turns(&names, rounds, &mut || Ok(()), &mut |i, _| {
+    let mut before = || devices.iter_mut().try_for_each(Device::measure);
+    let series = in_turns(&names, rounds, &mut before, &mut |i, _| {
         let (io, policy) = points[i];
         let share = args.share.to_string();
         let tokens = tokens.to_string();
@@ -80,8 +83,10 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         ];
         child.run(&arguments.map(str::to_owned), None)
     })?;
-    let rows: Vec<Row> = (args.io.iter().zip(series.chunks(LADDER.len())))
-        .flat_map(|(io, series)| ladder(io, series))
+    let memory = memory_of(&series);
+    let rows: Vec<Row> = (args.io.iter().zip(&devices))
+        .zip(series.chunks(LADDER.len()))
+        .flat_map(|((io, device), series)| ladder(io, series, device, memory))
         .collect();
     let model = model_of(&series)?;
     let title = format!(
@@ -92,6 +97,7 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
          rates are theirs, and only the factors compare"
             .to_owned(),
+        NOTE.into(),
     ];
     if simulated {
         notes.push(
@@ -109,14 +115,14 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         svg: chart(&title, &facts.line(), &args.io, &rows),
         table: table(&rows),
         csv: csv(&rows),
-        agreement: Agreement::of(series.iter()),
-        model,
+        agreement: Some(Agreement::of(series.iter())),
+        model: Some(model),
         facts,
         how,
-        rows: &rows,
+        body: Rows { rows: &rows },
         notes,
     }
-    .finish(bench)
+    .finish(&bench.output)
 }
 
 /// Reads the file once, so that a simulated device is not as slow as the real one below it.
@@ -130,13 +136,14 @@ fn warm(path: &std::path::Path) -> Result<(), Failure> {
 }
 
 /// The rungs of one device, each beside the one before.
-fn ladder(io: &str, series: &[Series]) -> Vec<Row> {
+fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row> {
     let of = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
     let speeds: Vec<Range> = (series.iter())
         .map(|s| s.range(|r| r.decode_tokens_per_s))
         .collect();
     let one = |(i, (series, rung)): (usize, (&Series, &(&'static str, &'static str, f64)))| {
         let before = i.saturating_sub(1);
+        let (bound, of_bound) = bounds(series, device, memory);
         let per_token = |run: &Run, values: &[u64]| {
             values.iter().sum::<u64>() as f64 / run.details.ms.len().max(1) as f64
         };
@@ -155,6 +162,8 @@ fn ladder(io: &str, series: &[Series]) -> Vec<Row> {
             of_first: of(speeds[i].median, speeds[0].median),
             paper_tokens_per_s: rung.2,
             paper_factor: rung.2 / LADDER[before].2,
+            bound,
+            of_bound,
             note: series.refused.clone(),
         }
     };
@@ -172,12 +181,16 @@ fn table(rows: &[Row]) -> Table {
         "waiting",
         "hits",
         "MB/token",
+        "bound, ms",
+        "limit",
+        "of bound",
         "paper: tokens/s",
         "paper: factor",
         "paper: of the first",
     ]);
     for r in rows {
         let speed = r.tokens_per_s.show(2);
+        let [bound, limit, of_bound] = r.bound.cells(r.of_bound);
         table.rows.push(vec![
             r.io.clone(),
             r.adds.into(),
@@ -188,6 +201,9 @@ fn table(rows: &[Row]) -> Table {
             percent(r.wait_share),
             percent(r.hit_rate),
             format!("{:.1}", r.read_mb_per_token),
+            bound,
+            limit,
+            of_bound,
             format!("{}", r.paper_tokens_per_s),
             format!("{:.2}", r.paper_factor),
             format!("{:.1}", r.paper_tokens_per_s / LADDER[0].2),
@@ -211,6 +227,8 @@ fn csv(rows: &[Row]) -> Table {
         "read_mb_per_token",
         "paper_tokens_per_s",
         "paper_factor",
+        "bound_ms",
+        "of_bound",
     ]);
     for r in rows {
         let t = r.tokens_per_s;
@@ -228,6 +246,8 @@ fn csv(rows: &[Row]) -> Table {
             format!("{:.3}", r.read_mb_per_token),
             format!("{}", r.paper_tokens_per_s),
             format!("{:.4}", r.paper_factor),
+            format!("{:.4}", r.bound.ms),
+            format!("{:.4}", r.of_bound.median),
         ]);
     }
     table

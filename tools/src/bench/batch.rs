@@ -2,12 +2,13 @@
 
 use serde::Serialize;
 
+use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run, mean};
 use super::facts::Facts;
-use super::output::{Results, Table, mib, percent};
+use super::output::{Results, Rows, Table, mib, percent};
 use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
-use super::sweep::model_of;
+use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
 use crate::cli::BenchBatchArgs;
 use crate::stats::Range;
@@ -31,6 +32,9 @@ struct Row {
     hit_rate: f64,
     wait_share: f64,
     within_budget: Option<bool>,
+    bound: Bound,
+    /// Over the rounds, time of a pass as a multiple of the bound.
+    of_bound: Range,
     note: Option<String>,
 }
 
@@ -46,8 +50,9 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
         .collect();
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
     let facts = Facts::of(&bench.model)?;
+    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
     let child = Child::new(bench)?;
-    let series = in_turns(&names, rounds, &mut || Ok(()), &mut |i, _| {
+    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
         let (share, size) = points[i];
         let (share, size, tokens) = (share.to_string(), size.to_string(), tokens.to_string());
         let arguments = [
@@ -64,7 +69,7 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
         ];
         child.run(&arguments.map(str::to_owned), None)
     })?;
-    let rows = rows(&points, &series);
+    let rows = rows(&points, &series, &device);
     let model = model_of(&series)?;
     let title = format!("{model}: texts at once, --io {}", args.io);
     let mut notes = vec![
@@ -74,6 +79,7 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
          with one text and 75 % with 32; Fig. 13 has batches of 4 on a phone's CPU and NPU, whose speeds \
          are given as ratios to other programs only"
             .into(),
+        NOTE.into(),
     ];
     if rows.iter().any(|r| r.within_budget == Some(false)) {
         notes.push("peak memory: ABOVE the budget at some points".into());
@@ -87,23 +93,25 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
         svg: chart(&title, &facts.line(), &rows),
         table: table(&rows),
         csv: csv(&rows),
-        agreement: agreement(&series),
-        model,
+        agreement: Some(agreement(&series)),
+        model: Some(model),
         facts,
         how,
-        rows: &rows,
+        body: Rows { rows: &rows },
         notes,
     }
-    .finish(bench)
+    .finish(&bench.output)
 }
 
-fn rows(points: &[(f64, u16)], all: &[Series]) -> Vec<Row> {
+fn rows(points: &[(f64, u16)], all: &[Series], device: &Device) -> Vec<Row> {
+    let memory = memory_of(all);
     let speed = |s: &Series| s.range(|r| r.decode_tokens_per_s);
     let one = |(&(share, texts), series): (&(f64, u16), &Series)| {
         let single = points.iter().position(|&p| p == (share, 1));
         let single = single.map_or(0.0, |i| speed(&all[i]).median);
         let tokens_per_s = speed(series);
         let first = series.first();
+        let (bound, of_bound) = bounds(series, device, memory);
         let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
         Row {
             share,
@@ -121,6 +129,8 @@ fn rows(points: &[(f64, u16)], all: &[Series]) -> Vec<Row> {
             hit_rate: series.range(Run::hit_rate).median,
             wait_share: series.range(Run::wait_share).median,
             within_budget: within.map(|all| all.iter().all(|&ok| ok)),
+            bound,
+            of_bound,
             note: series.refused.clone(),
         }
     };
@@ -164,11 +174,14 @@ fn table(rows: &[Row]) -> Table {
         "hot region, MiB",
         "hits",
         "waiting",
+        "bound, ms",
+        "limit",
+        "of bound",
     ]);
     for r in rows {
         let point = vec![percent(r.share), r.texts.to_string()];
         table.add(point, r.note.as_ref(), || {
-            vec![
+            let mut cells = vec![
                 r.tokens_per_s.show(2),
                 format!("{:.2}", r.gain),
                 format!("{:.2}", r.ms_per_pass),
@@ -177,7 +190,9 @@ fn table(rows: &[Row]) -> Table {
                 mib(r.hot_bytes),
                 percent(r.hit_rate),
                 percent(r.wait_share),
-            ]
+            ];
+            cells.extend(r.bound.cells(r.of_bound));
+            cells
         });
     }
     table
@@ -197,6 +212,8 @@ fn csv(rows: &[Row]) -> Table {
         "hot_bytes",
         "hit_rate",
         "wait_share",
+        "bound_ms",
+        "of_bound",
     ]);
     for r in rows {
         let t = r.tokens_per_s;
@@ -205,7 +222,8 @@ fn csv(rows: &[Row]) -> Table {
         cells.extend(numbers.map(|v| format!("{v:.4}")));
         cells.extend([r.needed_share, r.hot_cut].map(|v| format!("{v:.4}")));
         cells.push(r.hot_bytes.to_string());
-        cells.extend([r.hit_rate, r.wait_share].map(|v| format!("{v:.4}")));
+        let rest = [r.hit_rate, r.wait_share, r.bound.ms, r.of_bound.median];
+        cells.extend(rest.map(|v| format!("{v:.4}")));
         table.rows.push(cells);
     }
     table

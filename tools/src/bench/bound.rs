@@ -17,6 +17,10 @@ use crate::cli::ModelArg;
 /// Reads under way at which a device is asked for its speed.
 const DEPTHS: [u32; 2] = [32, 128];
 
+/// What a reader should know of the bound.
+pub const NOTE: &str = "bound: the greater of bytes computed / speed of memory, measured in the run, and bytes \
+     missed / speed of the disk at that read length, measured before each round";
+
 /// The device under a model, measured or simulated.
 pub struct Device {
     source: Source,

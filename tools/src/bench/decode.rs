@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 use emberflow_engine::{Counters, Engine, Logits, Sparsity};
 use serde::Serialize;
 
+use super::facts::Facts;
+use super::output::{Results, Table, percent};
+use super::plot::{Labels, piles};
 use crate::cli::BenchDecodeArgs;
 use crate::model::{open_engine, open_model};
-use crate::{Failure, print_json, progress, stats};
+use crate::{Failure, progress, stats};
 
 /// Tokens that are not counted: what they touch first comes into memory.
 const WARM_UP: usize = 4;
@@ -32,6 +35,8 @@ pub struct Rates {
     pub head_ms: f64,
     /// Bytes of weights and of keys and values that a token is computed from.
     pub bytes_per_token: u64,
+    /// The bound: milliseconds in which the same threads read as many bytes of the same memory.
+    pub bound_ms: f64,
     /// Those bytes per second, at the median.
     pub gb_per_s: f64,
     /// As a share of what the same threads read from the same memory.
@@ -53,10 +58,9 @@ pub struct Rates {
     pub joules_per_token: Option<f64>,
 }
 
+/// What `--json` has beside what all benchmarks have.
 #[derive(Serialize)]
 struct Report {
-    model: String,
-    machine: emberflow_storage::profile::Machine,
     isa: &'static str,
     threads: usize,
     sparsity: &'static str,
@@ -72,7 +76,8 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
-    let tokens = args.tokens as usize;
+    let tokens = args.tokens.unwrap_or(if args.quick { 8 } else { 32 }) as usize;
+    let facts = Facts::of(&args.model)?;
     let longest = args.contexts.iter().copied().max().unwrap_or(0);
     let most = model.text().config().max_context as usize;
     let room = longest + WARM_UP + tokens;
@@ -114,12 +119,11 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     for rates in &mut contexts {
+        rates.bound_ms = rates.bytes_per_token as f64 / bandwidth.max(1.0) * 1e3;
         rates.roofline = share(rates.gb_per_s * 1e9, bandwidth);
         rates.ffn_roofline = share(rates.ffn_gb_per_s * 1e9, bandwidth);
     }
     let report = Report {
-        model: engine.config().name.clone(),
-        machine: emberflow_storage::profile::Machine::here(),
         isa: engine.cpu().name(),
         threads: engine.threads(),
         sparsity: if args.oracle {
@@ -132,11 +136,25 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         energy_source: engine.energy_source().map(str::to_owned),
         contexts,
     };
-    if args.json {
-        return print_json(&report);
+    let model = engine.config().name.clone();
+    Results {
+        bench: "decode",
+        svg: chart(&model, &facts.line(), &report),
+        table: table(&report.contexts),
+        csv: csv(&report),
+        agreement: None,
+        model: Some(model),
+        how: format!(
+            "decoding by context, {tokens} tokens each, {} threads, {}, {} of the FFN in memory",
+            report.threads,
+            report.sparsity,
+            percent(report.ffn_resident_share)
+        ),
+        facts,
+        notes: notes(&report),
+        body: report,
     }
-    print!("{}", table(&report));
-    Ok(())
+    .finish(&args.output)
 }
 
 fn measure(
@@ -184,6 +202,7 @@ fn measure(
         predict_ms: per_token(counters.predict_ns) / 1e6,
         head_ms: per_token(counters.head_ns) / 1e6,
         bytes_per_token: bytes,
+        bound_ms: 0.0,
         gb_per_s: bytes as f64 / ms.median / 1e6,
         roofline: 0.0,
         ffn_gb_per_s: ffn_bytes / ffn_ms / 1e6,
@@ -202,46 +221,145 @@ fn share(rate: f64, bound: f64) -> f64 {
     if bound > 0.0 { rate / bound } else { 0.0 }
 }
 
-fn table(report: &Report) -> String {
-    let mut text = format!(
-        "{} ({} threads, {}, {}), FFN {:.0} % resident; the threads read that memory at {:.1} GB/s\n\n\
-         context   tok/s   ms/token (25 % to 75 %)   attention    ffn  naming   head   waiting   active   \
-         MB/token   GB/s   of memory   ffn GB/s   of memory   of explained\n",
-        report.model,
-        report.threads,
-        report.isa,
-        report.sparsity,
-        100.0 * report.ffn_resident_share,
-        report.memory_gb_per_s
-    );
-    for r in &report.contexts {
-        text += &format!(
-            "{:7} {:7.2} {:10.2} ({:6.2} to {:6.2}) {:11.2} {:6.2} {:7.2} {:6.2} {:9.2} {:6.1} % {:10.1} {:6.1} \
-             {:9.0} % {:10.1} {:9.0} % {:14.2}\n",
-            r.context,
-            r.tokens_per_s,
-            r.ms.median,
-            r.ms.low,
-            r.ms.high,
-            r.attention_ms,
-            r.ffn_ms,
-            r.predict_ms,
-            r.head_ms,
-            r.wait_ms,
-            100.0 * r.active_share,
-            r.bytes_per_token as f64 / 1e6,
-            r.gb_per_s,
-            100.0 * r.roofline,
-            r.ffn_gb_per_s,
-            100.0 * r.ffn_roofline,
-            r.of_explained,
-        );
+impl Rates {
+    /// Milliseconds of a token by what they went to: attention, FFN without the next two, naming,
+    /// waiting, head.
+    fn parts(&self) -> [f64; 5] {
+        let ffn = self.ffn_ms - self.predict_ms - self.wait_ms;
+        [
+            self.attention_ms,
+            ffn.max(0.0),
+            self.predict_ms,
+            self.wait_ms,
+            self.head_ms,
+        ]
     }
+}
+
+/// What the numbers are measured against, and the energy.
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes = vec![format!(
+        "bound: the bytes of a token / {:.1} GB/s, at which the same threads read the resident weights in this \
+         run; medians and the middle half of the tokens, parts are means",
+        report.memory_gb_per_s
+    )];
     if let Some(source) = &report.energy_source {
         let joules = (report.contexts.iter())
             .filter_map(|r| Some(format!("{:.3} ({})", r.joules_per_token?, r.context)));
         let joules = joules.collect::<Vec<_>>().join(", ");
-        text += &format!("\nJ/token (context), {source}: {joules}\n");
+        notes.push(format!("J/token (context), {source}: {joules}"));
     }
-    text
+    notes
+}
+
+fn table(contexts: &[Rates]) -> Table {
+    let mut table = Table::new(&[
+        "context",
+        "tokens/s",
+        "ms/token (25 % to 75 %)",
+        "attention",
+        "FFN",
+        "naming",
+        "waiting",
+        "head",
+        "active",
+        "MB/token",
+        "GB/s",
+        "bound, ms",
+        "of memory",
+        "FFN GB/s",
+        "of memory",
+        "of explained",
+    ]);
+    for r in contexts {
+        let whole = |share: f64| format!("{:.0} %", 100.0 * share);
+        let ms = &r.ms;
+        let mut cells = vec![
+            r.context.to_string(),
+            format!("{:.2}", r.tokens_per_s),
+            format!("{:.2} ({:.2} to {:.2})", ms.median, ms.low, ms.high),
+        ];
+        cells.extend(r.parts().map(|ms| format!("{ms:.2}")));
+        cells.extend([
+            percent(r.active_share),
+            format!("{:.1}", r.bytes_per_token as f64 / 1e6),
+            format!("{:.1}", r.gb_per_s),
+            format!("{:.2}", r.bound_ms),
+            whole(r.roofline),
+            format!("{:.1}", r.ffn_gb_per_s),
+            whole(r.ffn_roofline),
+            format!("{:.2}", r.of_explained),
+        ]);
+        table.rows.push(cells);
+    }
+    table
+}
+
+fn csv(report: &Report) -> Table {
+    let mut table = Table::new(&[
+        "context",
+        "sparsity",
+        "ffn_resident_share",
+        "tokens_per_s",
+        "ms_median",
+        "ms_25",
+        "ms_75",
+        "attention_ms",
+        "ffn_ms",
+        "predict_ms",
+        "wait_ms",
+        "head_ms",
+        "active_share",
+        "bytes_per_token",
+        "memory_gb_per_s",
+        "bound_ms",
+        "gb_per_s",
+        "roofline",
+        "ffn_gb_per_s",
+        "ffn_roofline",
+        "of_explained",
+        "joules_per_token",
+    ]);
+    for r in &report.contexts {
+        let numbers = |values: &[f64]| -> Vec<String> {
+            values.iter().map(|value| format!("{value:.4}")).collect()
+        };
+        let mut cells = vec![r.context.to_string(), report.sparsity.to_owned()];
+        cells.extend(numbers(&[report.ffn_resident_share, r.tokens_per_s]));
+        cells.extend(numbers(&[r.ms.median, r.ms.low, r.ms.high]));
+        cells.extend(numbers(&[r.attention_ms, r.ffn_ms, r.predict_ms]));
+        cells.extend(numbers(&[r.wait_ms, r.head_ms, r.active_share]));
+        cells.push(r.bytes_per_token.to_string());
+        cells.extend(numbers(&[report.memory_gb_per_s, r.bound_ms, r.gb_per_s]));
+        cells.extend(numbers(&[r.roofline, r.ffn_gb_per_s, r.ffn_roofline]));
+        cells.extend(numbers(&[r.of_explained]));
+        let joules = r.joules_per_token.map(|j| format!("{j:.4}"));
+        cells.push(joules.unwrap_or_default());
+        table.rows.push(cells);
+    }
+    table
+}
+
+/// Where the time of a token goes, beside the bound.
+fn chart(model: &str, facts: &str, report: &Report) -> String {
+    let names = ["attention", "FFN", "naming", "waiting", "head", "bound"];
+    let mut groups = Vec::new();
+    for r in &report.contexts {
+        groups.push((format!("{} positions", r.context), r.parts().to_vec()));
+        let mut bound = vec![0.0; names.len()];
+        bound[names.len() - 1] = r.bound_ms;
+        groups.push(("bytes / memory".into(), bound));
+    }
+    let title = format!(
+        "{model}: where a token's time goes, {}, {} of the FFN in memory",
+        report.sparsity,
+        percent(report.ffn_resident_share)
+    );
+    let labels = Labels {
+        title: &title,
+        facts,
+        x: "positions before the token",
+        y: "milliseconds of a token, means",
+    };
+    piles(&labels, &names.map(str::to_owned), &groups)
 }

@@ -19,33 +19,58 @@ pub struct Facts {
     pub machine: Machine,
     /// Instruction set of the kernels.
     pub isa: &'static str,
-    /// The model's file and the disk it is on.
-    pub file: FileFacts,
+    /// The file that is read and the disk it is on; absent where only the machine is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<FileFacts>,
 }
 
 impl Facts {
     /// This machine and the file of `model`.
     pub fn of(model: &ModelArg) -> Result<Self, Failure> {
         Ok(Self {
+            file: Some(FileFacts::of(&file_of(model)?)?),
+            ..Self::here()
+        })
+    }
+
+    /// This machine.
+    pub fn here() -> Self {
+        Self {
             machine: Machine::here(),
             isa: Cpu::detect().name(),
-            file: FileFacts::of(&file_of(model)?)?,
-        })
+            file: None,
+        }
+    }
+
+    /// The machine's name as that of a folder: words of the processor's name, and the cores.
+    pub fn folder_name(&self) -> String {
+        let m = &self.machine;
+        let name = if m.cpu.is_empty() { &m.arch } else { &m.cpu };
+        let name = name.to_lowercase().replace("(r)", " ").replace("(tm)", " ");
+        let words = name.split(|c: char| !c.is_ascii_alphanumeric() && c != '.');
+        let mut words: Vec<&str> = words
+            .filter(|w| !["", "processor", "cpu", "with"].contains(w))
+            .collect();
+        let cores = format!("{}c", m.cores);
+        words.push(&cores);
+        words.join("-")
     }
 
     /// One line for people.
     pub fn line(&self) -> String {
-        let (m, f) = (&self.machine, &self.file);
+        let m = &self.machine;
+        let file = self.file.as_ref().map(|f| {
+            let len = size::show(f.len);
+            format!("; file on {} ({}), {len}", f.device, f.fs)
+        });
         format!(
-            "{}, {} cores, {}, Linux {}, {} of memory; model on {} ({}), {}",
+            "{}, {} cores, {}, Linux {}, {} of memory{}",
             m.cpu,
             m.cores,
             self.isa,
             m.kernel,
             size::show(m.memory),
-            f.device,
-            f.fs,
-            size::show(f.len),
+            file.unwrap_or_default(),
         )
     }
 }
@@ -60,5 +85,31 @@ pub fn file_of(model: &ModelArg) -> Result<PathBuf, Failure> {
             let exe = Path::new("/proc/self/exe");
             Ok(exe.canonicalize().unwrap_or_else(|_| exe.to_owned()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_give_names_of_folders() {
+        let named = |cpu: &str| {
+            let machine = Machine {
+                cpu: cpu.into(),
+                arch: "aarch64".into(),
+                cores: 2,
+                ..Machine::default()
+            };
+            let facts = Facts {
+                machine,
+                ..Facts::here()
+            };
+            facts.folder_name()
+        };
+        let name = named("Intel(R) Xeon(R) Processor @ 2.10GHz");
+        assert_eq!(name, "intel-xeon-2.10ghz-2c");
+        assert_eq!(named(""), "aarch64-2c");
+        assert_eq!(named("../x"), "..-x-2c");
     }
 }

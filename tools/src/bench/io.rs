@@ -7,21 +7,46 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use emberflow_storage::io::EngineChoice;
-use emberflow_storage::profile::{DeviceProfile, Machine, Pattern, Plan, Point, Target, measure};
+use emberflow_storage::profile::{
+    Best, DeviceProfile, FileFacts, Machine, Pattern, Plan, Point, ReadCost, Target, measure,
+};
 use serde::Serialize;
 
+use super::facts::Facts;
+use super::output::{Results, Table};
 use crate::cli::{BenchIoArgs, ReadSize};
-use crate::{Failure, print_json, progress, size, svg};
+use crate::stats::Range;
+use crate::{Failure, progress, size, svg};
 
 const FULL: u64 = 1 << 30;
 const QUICK: u64 = 64 << 20;
 
-/// What `--json` prints: the profile and where it went.
+/// Rounds of a full measurement, and the milliseconds of a point in each.
+const ROUNDS: u32 = 3;
+const MILLIS: u64 = 125;
+
+/// What `--json` has beside what all benchmarks have: the profile, and where it went.
 #[derive(Serialize)]
 struct Report<'a> {
+    version: u32,
+    file: &'a FileFacts,
+    points: &'a [Row<'a>],
+    best: &'a Option<Best>,
+    saved_to: &'a Option<PathBuf>,
+}
+
+/// A point in the round in which it had its median speed.
+#[derive(Serialize)]
+struct Row<'a> {
     #[serde(flatten)]
-    profile: &'a DeviceProfile,
-    saved_to: Option<PathBuf>,
+    point: &'a Point,
+    /// Throughput over the rounds, 10^6 bytes per second.
+    range: Range,
+    /// The bound, 10^6 bytes per second: the highest rate of any point, or what the model of a
+    /// simulated device gives at this length and depth.
+    bound_mb_per_s: f64,
+    /// Throughput as a share of that, round by round.
+    of_bound: Range,
 }
 
 /// Runs the command.
@@ -39,28 +64,107 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         );
     }
     let plan = plan(args, engines(choice, &target)?);
-    let bar = progress::steps("measuring", plan.points(target.facts().len) as u64);
-    let points = measure(&target, &plan, |_| bar.inc(1))?;
+    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
+    let steps = u64::from(rounds) * plan.points(target.facts().len) as u64;
+    let bar = progress::steps("measuring", steps);
+    let rounds: Vec<Vec<Point>> = (0..rounds)
+        .map(|_| measure(&target, &plan, |_| bar.inc(1)))
+        .collect::<Result<_, _>>()?;
     bar.finish_and_clear();
+    let points = middle(&rounds);
     let profile = DeviceProfile::new(Machine::here(), target.facts().clone(), points);
-    if let Some(path) = &args.svg {
-        std::fs::write(path, chart(&profile)).map_err(Failure::file(path))?;
-    }
+    let rows = rows(&profile.points, &rounds, choice);
     // Minutes of measuring are shown even where they cannot be kept.
     let saved = save(args, &profile);
     let saved_to = saved.as_ref().ok().cloned().flatten();
-    if args.json {
-        print_json(&Report {
-            profile: &profile,
-            saved_to,
-        })?;
-    } else {
-        print!("{}", table(&profile));
-        if let Some(path) = saved_to {
-            println!("saved to {}", path.display());
-        }
+    let facts = Facts {
+        file: Some(profile.file.clone()),
+        ..Facts::here()
+    };
+    Results {
+        bench: "io",
+        model: None,
+        svg: chart(&profile, &facts.line()),
+        table: table(&rows),
+        csv: csv(&rows),
+        agreement: None,
+        how: format!(
+            "reads of {} by size, reads under way (depth), range and engine, {} rounds, {} ms for each \
+             point",
+            profile.file.path.display(),
+            rounds.len(),
+            plan.time.as_millis()
+        ),
+        facts,
+        notes: notes(&profile, choice, &saved_to),
+        body: Report {
+            version: profile.version,
+            file: &profile.file,
+            points: &rows,
+            best: &profile.best,
+            saved_to: &saved_to,
+        },
     }
+    .finish(&args.output)?;
     saved.map(drop)
+}
+
+/// Each point as it was in the round in which it had its median speed.
+fn middle(rounds: &[Vec<Point>]) -> Vec<Point> {
+    let count = rounds.first().map_or(0, Vec::len);
+    let of = |i: usize| {
+        let mut same: Vec<&Point> = rounds.iter().filter_map(|round| round.get(i)).collect();
+        same.sort_by(|a, b| a.mb_per_s.total_cmp(&b.mb_per_s));
+        same.get(same.len().saturating_sub(1) / 2)
+            .map(|&p| p.clone())
+    };
+    (0..count).filter_map(of).collect()
+}
+
+fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: EngineChoice) -> Vec<Row<'a>> {
+    let all = rounds.iter().flatten().map(|p| p.mb_per_s);
+    let fastest = all.fold(0.0, f64::max);
+    let row = |(i, point): (usize, &'a Point)| {
+        let bound_mb_per_s = match choice {
+            EngineChoice::Sim(options) => {
+                let cost = ReadCost::simulated(&options, point.depth, point.range);
+                let ns = cost.read_ns(u64::from(point.size), point.pattern);
+                f64::from(point.size) * 1e3 / ns.max(1e-9)
+            }
+            _ => fastest,
+        };
+        let same = rounds.iter().filter_map(|round| round.get(i));
+        let range = Range::of(&mut same.map(|p| p.mb_per_s).collect::<Vec<_>>());
+        Row {
+            point,
+            range,
+            bound_mb_per_s,
+            of_bound: range.map(|mb_per_s| mb_per_s / bound_mb_per_s.max(1e-9)),
+        }
+    };
+    points.iter().enumerate().map(row).collect()
+}
+
+/// What the numbers are measured against, the conclusion, and where it went.
+fn notes(profile: &DeviceProfile, choice: EngineChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
+    let bound = match choice {
+        EngineChoice::Sim(_) => {
+            "what the model of the simulated device gives at that length and depth"
+        }
+        _ => "the highest rate of this run at any length and depth",
+    };
+    let mut notes = vec![format!("bound: {bound}")];
+    notes.extend(profile.best.as_ref().map(|best| {
+        format!(
+            "best: {} at depth {}; {:.0} MB/s random, {:.0} MB/s sequential",
+            best.engine, best.depth, best.random_mb_per_s, best.sequential_mb_per_s
+        )
+    }));
+    let saved = saved_to
+        .iter()
+        .map(|path| format!("saved to {}", path.display()));
+    notes.extend(saved);
+    notes
 }
 
 /// Saves the profile where the user or the planner wants it, and says where.
@@ -108,8 +212,10 @@ fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {
     if !args.ranges.is_empty() {
         plan.ranges = args.ranges.iter().copied().filter(|&r| r > 0).collect();
     }
-    if let Some(ms) = args.millis {
-        plan.time = Duration::from_millis(u64::from(ms));
+    match args.millis {
+        Some(ms) => plan.time = Duration::from_millis(u64::from(ms)),
+        None if !args.quick => plan.time = Duration::from_millis(MILLIS),
+        None => {}
     }
     plan
 }
@@ -163,7 +269,7 @@ fn temporary(len: u64) -> Result<Target, Failure> {
 /// Name of a group of points.
 type Group<'a> = (&'a str, Pattern, u64);
 
-fn groups(points: &[Point]) -> Vec<Group<'_>> {
+fn groups<'a>(points: impl Iterator<Item = &'a Point>) -> Vec<Group<'a>> {
     let mut seen = Vec::new();
     for p in points {
         let group = (p.engine.as_str(), p.pattern, p.range);
@@ -182,9 +288,8 @@ fn groups(points: &[Point]) -> Vec<Group<'_>> {
     seen
 }
 
-fn of<'a>(points: &'a [Point], group: Group<'a>) -> impl Iterator<Item = &'a Point> + Clone {
-    let same = move |p: &&Point| (p.engine.as_str(), p.pattern, p.range) == group;
-    points.iter().filter(same)
+fn is_of(point: &Point, group: Group<'_>) -> bool {
+    (point.engine.as_str(), point.pattern, point.range) == group
 }
 
 fn describe((engine, pattern, range): Group<'_>) -> String {
@@ -194,62 +299,98 @@ fn describe((engine, pattern, range): Group<'_>) -> String {
     }
 }
 
-fn table(profile: &DeviceProfile) -> String {
-    let (machine, file) = (&profile.machine, &profile.file);
-    let direct = match file.sector {
-        Some(sector) => format!("direct I/O in {sector} B"),
-        None => "no direct I/O".into(),
+/// For people: a row for each size with all depths, and the depth that is fastest.
+fn table(rows: &[Row<'_>]) -> Table {
+    let points = || rows.iter().map(|r| r.point);
+    let depths: BTreeSet<u32> = points().map(|p| p.depth).collect();
+    let mut columns = vec!["reads".to_owned(), "size".into()];
+    columns.extend(depths.iter().map(|depth| format!("MB/s at {depth}")));
+    let best = [
+        "best at",
+        "MB/s",
+        "of bound",
+        "IOPS",
+        "CPU us",
+        "I/O thread",
+        "P50 us",
+        "P99 us",
+    ];
+    columns.extend(best.map(str::to_owned));
+    let mut table = Table {
+        columns,
+        rows: Vec::new(),
     };
-    let mut out = format!(
-        "{} on {} ({}), {}, {direct}; kernel {}, {} cores\n",
-        file.path.display(),
-        file.device,
-        file.fs,
-        size::show(file.len),
-        machine.kernel,
-        machine.cores
-    );
-    for group in groups(&profile.points) {
-        let points = of(&profile.points, group);
-        let depths: BTreeSet<u32> = points.clone().map(|p| p.depth).collect();
-        let sizes: BTreeSet<u32> = points.clone().map(|p| p.size).collect();
-        out += &format!("\n{}: MB/s at depth\n{:>10}", describe(group), "");
-        for depth in &depths {
-            out += &format!("{depth:>7}");
-        }
-        out += "  |  best    IOPS  cpu µs/read (io thread)   p50 µs   p99 µs\n";
-        for &size in &sizes {
-            out += &format!("{:>10}", size::show(u64::from(size)));
-            for &depth in &depths {
-                match points.clone().find(|p| p.size == size && p.depth == depth) {
-                    Some(p) => out += &format!("{:>7.0}", p.mb_per_s),
-                    None => out += "      -",
-                }
+    for group in groups(points()) {
+        let here = || rows.iter().filter(move |r| is_of(r.point, group));
+        let sizes: BTreeSet<u32> = here().map(|r| r.point.size).collect();
+        for size in sizes {
+            let here = || here().filter(move |r| r.point.size == size);
+            let mut cells = vec![describe(group), size::show(u64::from(size))];
+            cells.extend(depths.iter().map(|&depth| {
+                let point = here().find(|r| r.point.depth == depth);
+                point.map_or("–".into(), |r| format!("{:.0}", r.range.median))
+            }));
+            if let Some(r) = here().max_by(|a, b| a.range.median.total_cmp(&b.range.median)) {
+                let p = r.point;
+                let share = r.of_bound.map(|share| 100.0 * share);
+                cells.extend([p.depth.to_string(), r.range.show(0)]);
+                cells.extend([format!("{} %", share.show(0)), format!("{:.0}", p.iops)]);
+                let cpu = [p.cpu_us_per_read, p.io_cpu_us_per_read];
+                cells.extend(cpu.map(|us| format!("{us:.2}")));
+                cells.extend([p.p50_us, p.p99_us].map(|us| format!("{us:.0}")));
             }
-            let here = points.clone().filter(|p| p.size == size);
-            if let Some(p) = here.max_by(|a, b| a.mb_per_s.total_cmp(&b.mb_per_s)) {
-                out += &format!(
-                    "  | {:>5} {:>7.0} {:>12.2} {:>11.2} {:>8.0} {:>8.0}\n",
-                    p.depth, p.iops, p.cpu_us_per_read, p.io_cpu_us_per_read, p.p50_us, p.p99_us
-                );
-            }
+            table.rows.push(cells);
         }
     }
-    if let Some(best) = &profile.best {
-        out += &format!(
-            "\nbest: {} at depth {}; {:.0} MB/s random, {:.0} MB/s sequential\n",
-            best.engine, best.depth, best.random_mb_per_s, best.sequential_mb_per_s
+    table
+}
+
+fn csv(rows: &[Row<'_>]) -> Table {
+    let mut table = Table::new(&[
+        "engine",
+        "pattern",
+        "size",
+        "depth",
+        "range",
+        "mb_per_s",
+        "mb_per_s_min",
+        "mb_per_s_max",
+        "bound_mb_per_s",
+        "of_bound",
+        "iops",
+        "cpu_us_per_read",
+        "io_cpu_us_per_read",
+        "p50_us",
+        "p99_us",
+    ]);
+    for r in rows {
+        let p = r.point;
+        let pattern = match p.pattern {
+            Pattern::Random => "random",
+            Pattern::Sequential => "sequential",
+        };
+        let mut cells = vec![p.engine.clone(), pattern.into()];
+        cells.extend([p.size.to_string(), p.depth.to_string(), p.range.to_string()]);
+        let speeds = [r.range.median, r.range.min, r.range.max, r.bound_mb_per_s];
+        cells.extend(speeds.map(|v| format!("{v:.2}")));
+        let times = [p.cpu_us_per_read, p.io_cpu_us_per_read, p.p50_us, p.p99_us];
+        cells.extend(
+            [r.of_bound.median, p.iops]
+                .iter()
+                .chain(&times)
+                .map(|v| format!("{v:.4}")),
         );
+        table.rows.push(cells);
     }
-    out
+    table
 }
 
 /// One panel per engine and range: throughput over depth, a curve for each size.
-fn chart(profile: &DeviceProfile) -> String {
-    let panels: Vec<svg::Panel> = groups(&profile.points)
+fn chart(profile: &DeviceProfile, facts: &str) -> String {
+    let panels: Vec<svg::Panel> = groups(profile.points.iter())
         .into_iter()
         .map(|group| {
-            let points = of(&profile.points, group);
+            let points = profile.points.iter().filter(|p| is_of(p, group));
             let sizes: BTreeSet<u32> = points.clone().map(|p| p.size).collect();
             let curve = |&size: &u32| {
                 let mut at: Vec<(f64, f64)> = (points.clone().filter(|p| p.size == size))
@@ -264,8 +405,7 @@ fn chart(profile: &DeviceProfile) -> String {
             }
         })
         .collect();
-    let file = &profile.file;
-    let title = format!("{} ({}), MB/s by reads in flight", file.device, file.fs);
+    let title = format!("MB/s by reads in flight: {facts}");
     svg::log_panels(&title, "reads in flight", "MB/s", &panels)
 }
 
@@ -299,28 +439,57 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_number_in_its_place() {
-        let text = table(&profile());
-        let uring = text.find("uring, random over 1.0 GiB").unwrap();
-        let pread = text.find("pread, random over 1.0 GiB").unwrap();
-        assert!(uring < pread, "{text}");
-        let row = |start: &str| {
-            text.lines()
-                .find(|l| l.trim_start().starts_with(start))
-                .unwrap()
+    fn every_number_is_in_its_place() {
+        let profile = profile();
+        let slower = |p: &Point| Point {
+            mb_per_s: p.mb_per_s * 0.5,
+            ..p.clone()
         };
-        assert!(row("4.0 KiB").contains("88    333  |     8"), "{text}");
-        assert!(row("8.0 KiB").contains("-    555  |     8"), "{text}");
+        let faster = |p: &Point| Point {
+            mb_per_s: p.mb_per_s * 2.0,
+            ..p.clone()
+        };
+        let rounds = [
+            profile.points.iter().map(faster).collect(),
+            profile.points.clone(),
+            profile.points.iter().map(slower).collect::<Vec<_>>(),
+        ];
+        assert_eq!(middle(&rounds), profile.points);
+        let rows = rows(&profile.points, &rounds, EngineChoice::Pread);
+        let text = table(&rows).markdown();
+        let row = |start: &str| {
+            let row = text.lines().find(|l| l.contains(start)).expect(start);
+            row.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let of = "uring, random over 1.0 GiB | 4.0 KiB";
         assert!(
-            text.contains("best: uring at depth 8; 555 MB/s random"),
+            row(of).contains("4.0 KiB | 88 | 333 | 8 | 333 (166 to 666) | 30 (15 to 60) % |"),
             "{text}"
+        );
+        // 555 of the 1110 that were seen
+        let of = "uring, random over 1.0 GiB | 8.0 KiB";
+        assert!(
+            row(of).contains("| – | 555 | 8 | 555 (278 to 1110) | 50 (25 to 100) % |"),
+            "{text}"
+        );
+        let first = text.find("uring").zip(text.find("pread"));
+        assert!(first.is_some_and(|(uring, pread)| uring < pread), "{text}");
+        assert!(
+            csv(&rows)
+                .csv()
+                .contains("uring,random,8192,8,1073741824,555.00,277.50,1110.00,1110.00,0.5000,")
+        );
+        let notes = notes(&profile, EngineChoice::Pread, &None);
+        assert!(
+            notes[1].contains("best: uring at depth 8; 555 MB/s random"),
+            "{notes:?}"
         );
     }
 
     #[test]
     fn the_chart_has_a_panel_per_engine() {
-        let text = chart(&profile());
+        let text = chart(&profile(), "here");
         assert!(text.contains("uring, random") && text.contains("pread, random"));
-        assert!(text.ends_with("</svg>\n"));
+        assert!(text.contains("here") && text.ends_with("</svg>\n"));
     }
 }

@@ -4,10 +4,10 @@
 use emberflow_engine::Policy;
 use serde::Serialize;
 
-use super::bound::{Bound, Device};
+use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run, mean};
 use super::facts::Facts;
-use super::output::{Results, Table, percent};
+use super::output::{Results, Rows, Table, percent};
 use super::paper::{LATENCY, WAITING};
 use super::plot::{Labels, histogram};
 use super::rounds::{Agreement, Series, in_turns};
@@ -107,6 +107,7 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let svg = histogram(&labels, &lists);
     let [mean, p50, p90, p99] = LATENCY;
     let notes = vec![
+        NOTE.to_owned(),
         format!(
             "paper: PowerInfer-2, Table 5, by its authors on their phone, Bamboo-7B, half of the FFN: mean \
              {mean} ms, P50 {p50}, P90 {p90}, P99 {p99} (P99 of mean {:.2})",
@@ -128,14 +129,14 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
         svg,
         table: table(&rows),
         csv: csv(&rows),
-        agreement: Agreement::of(series.iter()),
-        model,
+        agreement: Some(Agreement::of(series.iter())),
+        model: Some(model),
         facts,
         how,
-        rows: &rows,
+        body: Rows { rows: &rows },
         notes,
     }
-    .finish(bench)
+    .finish(&bench.output)
 }
 
 /// Something of every token of every run.

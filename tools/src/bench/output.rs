@@ -1,28 +1,28 @@
 //! What a benchmark prints and writes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::facts::Facts;
 use super::rounds::Agreement;
-use crate::cli::BenchArgs;
+use crate::cli::OutputArgs;
 use crate::{Failure, print_json};
 
 /// A result in all its forms.
-pub struct Results<'a, R> {
+pub struct Results<B> {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// Name of the model.
-    pub model: String,
+    /// Name of the model; `None` where only the machine is measured.
+    pub model: Option<String>,
     /// Where it was measured.
     pub facts: Facts,
     /// What was done: settings in words.
     pub how: String,
-    /// Whether all variants gave the same logits.
-    pub agreement: Agreement,
-    /// One for each point.
-    pub rows: &'a [R],
+    /// Whether all variants gave the same logits; `None` where none are computed.
+    pub agreement: Option<Agreement>,
+    /// What `--json` has besides: keys and values.
+    pub body: B,
     /// Columns and rows of the table for people.
     pub table: Table,
     /// The same with one number per field.
@@ -31,6 +31,13 @@ pub struct Results<'a, R> {
     pub svg: String,
     /// What the numbers mean, and what is wrong.
     pub notes: Vec<String>,
+}
+
+/// A body that is one row for each point.
+#[derive(Serialize)]
+pub struct Rows<'a, R> {
+    /// The points.
+    pub rows: &'a [R],
 }
 
 /// Text in rows and columns.
@@ -110,30 +117,40 @@ impl Table {
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Json<'a, R> {
+struct Json<'a, B> {
     bench: &'static str,
-    model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
     machine: &'a Facts,
     how: &'a str,
-    hashes_equal: bool,
-    logits_hash: &'a str,
-    differing: &'a [String],
-    rows: &'a [R],
+    #[serde(flatten)]
+    agreement: Option<Agreed<'a>>,
+    #[serde(flatten)]
+    body: &'a B,
     notes: &'a [String],
     written: &'a [PathBuf],
 }
 
-impl<R: Serialize> Results<'_, R> {
-    fn json<'a>(&'a self, written: &'a [PathBuf]) -> Json<'a, R> {
+#[derive(Serialize)]
+struct Agreed<'a> {
+    hashes_equal: bool,
+    logits_hash: &'a str,
+    differing: &'a [String],
+}
+
+impl<B: Serialize> Results<B> {
+    fn json<'a>(&'a self, written: &'a [PathBuf]) -> Json<'a, B> {
         Json {
             bench: self.bench,
-            model: &self.model,
+            model: self.model.as_deref(),
             machine: &self.facts,
             how: &self.how,
-            hashes_equal: self.agreement.equal(),
-            logits_hash: &self.agreement.hash,
-            differing: &self.agreement.differing,
-            rows: self.rows,
+            agreement: self.agreement.as_ref().map(|a| Agreed {
+                hashes_equal: a.equal(),
+                logits_hash: &a.hash,
+                differing: &a.differing,
+            }),
+            body: &self.body,
             notes: &self.notes,
             written,
         }
@@ -142,9 +159,39 @@ impl<R: Serialize> Results<'_, R> {
     /// Writes the files that were asked for, prints the result, and fails where variants differ.
     ///
     /// # Errors
-    /// A file that cannot be written; a fault where hashes differ.
-    pub fn finish(self, args: &BenchArgs) -> Result<(), Failure> {
+    /// A file that cannot be written, after the result was shown; a fault where hashes differ.
+    pub fn finish(self, args: &OutputArgs) -> Result<(), Failure> {
         let mut written = Vec::new();
+        // What took minutes is shown even where it cannot be kept.
+        let kept = self.write(args, &mut written);
+        if args.json {
+            print_json(&self.json(&written))?;
+        } else {
+            println!("{}", self.facts.line());
+            let model = self.model.as_ref().map(|model| format!("{model}: "));
+            println!("{}{}\n", model.unwrap_or_default(), self.how);
+            println!("{}", self.table.markdown());
+            if let Some(a) = self.agreement.as_ref().filter(|a| a.equal()) {
+                println!("logits: the same in all {} runs ({})", a.runs, a.hash);
+            }
+            for note in &self.notes {
+                println!("{note}");
+            }
+            for path in &written {
+                println!("written: {}", path.display());
+            }
+        }
+        kept?;
+        match &self.agreement {
+            Some(a) if !a.equal() => Err(Failure::Fault(format!(
+                "the logits of {} differ from those of the first run; no variant may change a bit",
+                a.differing.join(", ")
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, args: &OutputArgs, written: &mut Vec<PathBuf>) -> Result<(), Failure> {
         let mut write = |path: PathBuf, text: &str| -> Result<(), Failure> {
             std::fs::write(&path, text).map_err(Failure::file(&path))?;
             written.push(path);
@@ -158,39 +205,19 @@ impl<R: Serialize> Results<'_, R> {
             write(path.clone(), &self.svg)?;
         }
         if let Some(dir) = &args.out {
-            std::fs::create_dir_all(dir).map_err(Failure::file(dir))?;
-            let name =
-                |ext: &str| dir.join(format!("{}-{}.{ext}", file_name(&self.model), self.bench));
+            let usual = || Path::new("benches/results").join(self.facts.folder_name());
+            let dir = dir.clone().unwrap_or_else(usual);
+            std::fs::create_dir_all(&dir).map_err(Failure::file(&dir))?;
+            let model = self.model.as_ref().map(|m| file_name(m) + "-");
+            let stem = model.unwrap_or_default() + self.bench;
+            let name = |ext: &str| dir.join(format!("{stem}.{ext}"));
             write(name("csv"), &csv)?;
             write(name("svg"), &self.svg)?;
             let text =
                 serde_json::to_string_pretty(&self.json(&[])).map_err(std::io::Error::from)?;
             write(name("json"), &(text + "\n"))?;
         }
-        if args.json {
-            print_json(&self.json(&written))?;
-        } else {
-            println!("{}", self.facts.line());
-            println!("{}: {}\n", self.model, self.how);
-            println!("{}", self.table.markdown());
-            let Agreement { hash, runs, .. } = &self.agreement;
-            if self.agreement.equal() {
-                println!("logits: the same in all {runs} runs ({hash})");
-            }
-            for note in &self.notes {
-                println!("{note}");
-            }
-            for path in &written {
-                println!("written: {}", path.display());
-            }
-        }
-        if self.agreement.equal() {
-            return Ok(());
-        }
-        Err(Failure::Fault(format!(
-            "the logits of {} differ from those of the first run; no variant may change a bit",
-            self.agreement.differing.join(", ")
-        )))
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ const TOP: f64 = 58.0;
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
 const COLOURS: [&str; 8] = [
-    "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#e8590c", "#0c8599", "#5c940d",
+    "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#f59f00", "#0c8599", "#5c940d",
 ];
 
 /// Named points with their spreads, in order of x.
@@ -122,13 +122,19 @@ impl Chart {
     }
 
     fn bar(&mut self, from: f64, to: f64, y: f64, colour: &str, title: &str) {
-        let (left, right, top) = (self.at_x(from), self.at_x(to), self.at_y(y));
+        self.block((from, to), (0.0, y), colour, title);
+    }
+
+    /// A bar from one height to another.
+    fn block(&mut self, x: (f64, f64), y: (f64, f64), colour: &str, title: &str) {
+        let (left, right) = (self.at_x(x.0), self.at_x(x.1));
+        let (bottom, top) = (self.at_y(y.0), self.at_y(y.1));
         let _ = writeln!(
             self.out,
             "<rect x=\"{left:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\" fill=\"{colour}\" \
              fill-opacity=\"0.75\"><title>{}</title></rect>",
             (right - left).max(0.3),
-            TOP + HEIGHT - top,
+            bottom - top,
             escape(title)
         );
     }
@@ -225,6 +231,25 @@ pub fn bars(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]
     chart.end()
 }
 
+/// Piles of blocks: a name for each, and in each the height of every one of `names`.
+pub fn piles(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]) -> String {
+    let top = highest(groups.iter().map(|g| g.1.iter().sum()));
+    let mut chart = Chart::new(labels, (0.0, groups.len().max(1) as f64), top);
+    let colours: Vec<&str> = names.iter().map(|name| chart.name(name)).collect();
+    for (i, (group, values)) in groups.iter().enumerate() {
+        chart.tick(i as f64 + 0.5, group);
+        let (from, mut below) = (i as f64 + 0.2, 0.0);
+        for (value, (name, colour)) in values.iter().zip(names.iter().zip(&colours)) {
+            let title = format!("{group}, {name}: {value:.2}");
+            if *value > 0.0 {
+                chart.block((from, from + 0.6), (below, below + value), colour, &title);
+                below += value;
+            }
+        }
+    }
+    chart.end()
+}
+
 /// How often values fall into each of some equal parts, for each of the named lists.
 pub fn histogram(labels: &Labels<'_>, lists: &[(String, Vec<f64>)]) -> String {
     const PARTS: usize = 40;
@@ -305,6 +330,11 @@ mod tests {
     fn bars_and_distributions_count() {
         let svg = bars(&labels(), &["n".into()], &[("g".into(), vec![4.0])]);
         assert!(svg.contains("g, n: 4.00"), "{svg}");
+        let two = ["n".into(), "m".into()];
+        let svg = piles(&labels(), &two, &[("g".into(), vec![4.0, 1.0])]);
+        // the second lies on the first
+        assert!(svg.contains("y=\"118.00\" width=\"336.00\" height=\"240.00\""));
+        assert!(svg.contains("y=\"58.00\" width=\"336.00\" height=\"60.00\""));
         let svg = histogram(&labels(), &[("l".into(), vec![1.0, 1.0, 3.0, 8.0])]);
         assert!(svg.contains("l: 50.0 % from 1.00 to 1.20"), "{svg}");
         assert!(svg.contains("l: 25.0 % from 7.80 to 8.00"), "{svg}");

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::bound::Device;
 use super::child::{Child, Run};
 use super::facts::Facts;
-use super::output::{Results, Table, percent};
+use super::output::{Results, Rows, Table, percent};
 use super::plot::{Labels, bars};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::model_of;
@@ -136,14 +136,14 @@ pub fn command(args: &BenchPrefillArgs) -> Result<(), Failure> {
         svg: chart(&title, &facts.line(), &rows),
         table: table(&rows),
         csv: csv(&rows),
-        agreement: agreement.unwrap_or_else(|| Agreement::of([].iter())),
-        model,
+        agreement,
+        model: Some(model),
         facts,
         how,
-        rows: &rows,
+        body: Rows { rows: &rows },
         notes,
     }
-    .finish(bench)
+    .finish(&bench.output)
 }
 
 /// A text of `length` tokens, or as near as words go, by `tokens` that counts them.

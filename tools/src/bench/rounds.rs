@@ -166,7 +166,7 @@ pub mod tests {
             "logits_hash": hashes.last().copied().unwrap_or("first"),
             "details": {
                 "memory_gb_per_s": 0.0, "dense_bytes": 1, "kv_bytes_per_position": 1, "hot_cut": 0.0,
-                "ms": vec![1.0; n], "ffn_ms": vec![0.7; n], "predict_ms": vec![0.1; n],
+                "ms": vec![1.0; n], "ffn_ms": vec![0.5; n], "predict_ms": vec![0.0; n],
                 "wait_ms": vec![0.5; n], "hit_rate": vec![1.0; n],
                 "needed_share": vec![0.1; n], "ffn_bytes": vec![1; n], "bytes_read": vec![0; n],
                 "reads": vec![0; n], "logits_hash": hashes,

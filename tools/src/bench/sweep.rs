@@ -6,11 +6,11 @@ use std::path::Path;
 use emberflow_engine::Policy;
 use serde::Serialize;
 
-use super::bound::{Bound, Device};
+use super::bound::{Bound, Device, NOTE};
 use super::cap::{self, Cap};
 use super::child::{Child, Run};
 use super::facts::{Facts, file_of};
-use super::output::{Results, Table, mib, percent};
+use super::output::{Results, Rows, Table, mib, percent};
 use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
 use crate::Failure;
@@ -113,11 +113,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
             ),
         });
     }
-    notes.push(
-        "bound: the greater of bytes computed / speed of memory, measured in the run, and bytes missed / \
-         speed of the disk at that read length, measured before each round"
-            .into(),
-    );
+    notes.push(NOTE.into());
     let model = model_of(&series)?;
     let how = format!(
         "decoding by share of the FFN in memory, {tokens} tokens, {rounds} rounds in turns, --io {}",
@@ -128,14 +124,14 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         svg: chart(&model, &facts.line(), &args.io, &rows, beside.as_deref()),
         table: table(&rows),
         csv: csv(&rows),
-        model,
+        model: Some(model),
         facts,
         how,
-        agreement,
-        rows: &rows,
+        agreement: Some(agreement),
+        body: Rows { rows: &rows },
         notes,
     }
-    .finish(bench)
+    .finish(&bench.output)
 }
 
 /// Name of the model of runs, or why there is none.

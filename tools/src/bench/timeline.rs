@@ -83,7 +83,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         return Err(Failure::usage("the prompt is empty; give some text"));
     }
     let context = prompt.len() + args.warm_up + TOKENS;
-    let mut engine = open_traced(model, &args.engine, context, 1, ROOM)?;
+    let mut engine = open_traced(model, &args.engine, context, 1, ROOM, false)?;
     let Some(trace) = engine.trace().cloned() else {
         return Err(Failure::usage("the engine records nothing"));
     };

@@ -18,6 +18,12 @@ pub enum BenchCommand {
     Io(BenchIoArgs),
     /// Speed of the processor and the memory, for plans: a few seconds, saved.
     Device(BenchDeviceArgs),
+    /// Speed of the kernels that decoding and prompts use, beside that of memory.
+    Kernels(BenchKernelsArgs),
+    /// What the bookkeeping of the neuron cache takes, beside an access to memory.
+    Cache(BenchCacheArgs),
+    /// What naming the neurons of each layer takes, beside the speed of memory, and how good it is.
+    Predictor(BenchPredictorArgs),
     /// Speed of decoding, where the time goes, and its share of the speed of memory.
     Decode(BenchDecodeArgs),
     /// One token as a picture: what every thread, the I/O thread and the device did when.
@@ -59,6 +65,14 @@ pub struct BenchArgs {
     /// Which neurons to compute; default: as for run.
     #[arg(long, value_enum)]
     pub sparsity: Option<SparsityArg>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub output: OutputArgs,
+}
+
+/// Where the result of a benchmark goes.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OutputArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -68,9 +82,10 @@ pub struct BenchArgs {
     /// Write the chart as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write points, chart and JSON to MODEL-BENCH.csv, .svg and .json in a folder.
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    /// Write points, chart and JSON to MODEL-BENCH.csv, .svg and .json in a folder; without DIR in
+    /// benches/results/MACHINE, below the current folder.
+    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    pub out: Option<Option<PathBuf>>,
 }
 
 impl BenchArgs {
@@ -220,19 +235,99 @@ pub struct BenchBatchArgs {
     pub io: String,
 }
 
+/// What benchmarks of parts that are measured over and over in this process have in common.
+#[derive(Debug, Clone, Args)]
+pub struct RepeatArgs {
+    /// Times that everything is measured, all in turns; default: 5.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Little time, one round: whether it works here, in seconds.
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub output: OutputArgs,
+}
+
+impl RepeatArgs {
+    /// Rounds.
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
+    }
+}
+
+/// `bench kernels`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench kernels
+  emberflow bench kernels --rounds 9 --out results
+  EMBERFLOW_ISA=avx2 emberflow bench kernels --json
+
+\"rows\" are read one after the other, as attention, head and Gate rows are; \"neurons\" are one in five,
+the product with one row and another row added to a sum, as FFNs do it; \"products\" are those of prompts.
+It takes 1 GiB of memory, or a quarter of what is free.")]
+pub struct BenchKernelsArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub repeat: RepeatArgs,
+}
+
+/// `bench cache`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench cache
+  emberflow bench cache --slots 4096,262144 --svg cache.svg")]
+pub struct BenchCacheArgs {
+    /// Neurons that the cache holds, of twice as many.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4096,32768,262144",
+          value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
+    pub slots: Vec<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub repeat: RepeatArgs,
+}
+
+/// `bench predictor`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow train-predictor model.ember -f text.txt -o named.ember && emberflow bench predictor named.ember
+  emberflow bench predictor named.ember --threads 2 --out results
+
+Recall and precision are those that train-predictor measured; perplexity --judge measures them on
+another text.")]
+pub struct BenchPredictorArgs {
+    /// A packed model (.ember) with predictors, as train-predictor writes it.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Compute threads; default: one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub repeat: RepeatArgs,
+}
+
 /// `bench decode`
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   emberflow bench decode model.ember --sparsity dense
-  emberflow bench decode model.ember --contexts 0,4096,16384 --json")]
+  emberflow bench decode model.ember --contexts 0,4096,16384 --json
+  emberflow bench decode model.ember --svg where-time-goes.svg
+  emberflow bench decode --quick --out results")]
 pub struct BenchDecodeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Tokens to decode at each context length.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: u32,
+    /// Tokens to decode at each context length; default: 32, or 8 with --quick.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Few tokens: whether it works here, in seconds.
+    #[arg(long)]
+    pub quick: bool,
     /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
     /// perfect predictor without costs would give. Needs resident Gate rows.
     #[arg(long)]
@@ -243,9 +338,9 @@ pub struct BenchDecodeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub output: OutputArgs,
 }
 
 /// `bench timeline`
@@ -284,6 +379,7 @@ pub struct BenchTimelineArgs {
 Examples:
   emberflow bench io                            a temporary file here; saved for the planner
   emberflow bench io model.ember --json
+  emberflow bench io model.ember --rounds 5 --out results
   emberflow bench io --quick --io sim:ufs4 --svg ufs4.svg")]
 pub struct BenchIoArgs {
     /// A large file to read; default: a temporary one in the current folder.
@@ -307,15 +403,15 @@ pub struct BenchIoArgs {
     /// Only these address ranges beside the whole file; `0` for none.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = size::parse)]
     pub ranges: Vec<u64>,
-    /// Time for each point.
+    /// Time for each point in a round.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub millis: Option<u32>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub json: bool,
-    /// Write the curves as SVG.
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
+    /// Times that all points are measured, in turns; default: 3, or 1 with --quick.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub output: OutputArgs,
     /// Save the profile, to FILE or where the planner looks for it
     /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement of a real device is saved there
     /// anyway.
