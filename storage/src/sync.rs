@@ -7,7 +7,7 @@
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-pub(crate) use std::thread::{Builder, JoinHandle};
+pub(crate) use std::thread::{Builder, JoinHandle, park};
 
 pub(crate) use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 

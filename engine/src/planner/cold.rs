@@ -14,11 +14,15 @@ use crate::ffn::COLD;
 /// Slots of a cold region of a usual size.
 pub const USUAL: u32 = 1 << 15;
 
+/// Bytes of weights that pass through the caches near a core between two steps of a layer.
+const WEIGHTS: usize = 8 << 20;
+
 /// Bytes that come from memory together.
 const LINE: usize = 64;
 
 /// Nanoseconds of each step for one neuron, in a full region that holds half of all neurons. One
-/// neuron in five is asked for, in ascending order, as a token does it.
+/// neuron in five is asked for, in ascending order, as a token does it, and weights have passed
+/// through the caches since the step before.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ColdRates {
     /// Bytes of the region's tables.
@@ -56,13 +60,17 @@ pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Error> {
     });
     let (start, mut pin, mut release) = (Instant::now(), f64::INFINITY, f64::INFINITY);
     let mut pinned = Vec::with_capacity(slots as usize / SCATTER + 1);
+    let weights = vec![1u8; WEIGHTS];
+    let forget = || black_box(weights.iter().map(|&b| u64::from(b)).sum::<u64>());
     while start.elapsed() < 2 * time || pin == f64::INFINITY {
+        forget();
         let one = Instant::now();
         cold.tick();
         for key in wanted() {
             pinned.extend(cold.get_pin(key));
         }
         pin = pin.min(one.elapsed().as_nanos() as f64);
+        forget();
         let one = Instant::now();
         pinned.drain(..).for_each(|id| cold.unpin(id));
         release = release.min(one.elapsed().as_nanos() as f64);

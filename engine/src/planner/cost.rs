@@ -265,13 +265,20 @@ impl Pass<'_> {
         let sums = self.sums(self.rates, tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
         let arriving = reads.checked / m.check_gb_per_s + admitted * m.replace_ns;
+        // Each piece of the gates that misses something wakes the I/O thread.
+        let pieces = GATE_PIECES as f64;
+        let told = if streams {
+            0.0
+        } else {
+            reads.count.min(pieces)
+        };
         // With a thread on every core the I/O thread takes its time from them: all of it, as the
         // others wait for the one that it keeps away, but never more than one core of them.
         let (busy, cores) = (
             f64::from(self.rates.threads),
             f64::from(m.machine.cores.max(1)),
         );
-        let taken = reads.busy_ns * (busy / cores).min(1.0);
+        let taken = (reads.busy_ns + told * m.wake_ns) * (busy / cores).min(1.0);
         // Clusters of a scan come one at a time, and one thread computes each.
         let (mut together, mut alone) = (gates + sums, 0.0);
         if streams && reads.count > 0.0 {
@@ -281,14 +288,15 @@ impl Pass<'_> {
             together *= 1.0 - share;
             alone = one * share;
         }
-        let own = together + alone + naming + arriving + self.rates.layer_ns;
-        let work = own + taken.min(own / (cores - 1.0).max(1.0));
-        let pieces = GATE_PIECES as f64;
+        let own = together + alone + naming + arriving + told * m.tell_ns + self.rates.layer_ns;
+        let taken = taken.min(own / (cores - 1.0).max(1.0));
+        let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         Times {
             attention: 0.0,
             work,
-            gates: gates + naming,
+            // What the first pieces miss is read beside the others.
+            gates: gates + naming + taken * (pieces - 1.0) / pieces,
             head: (gates + naming) / pieces,
             last: (sums + arriving) / clusters + self.rates.section_ns,
         }

@@ -114,6 +114,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
         }
     }
     let cold = cold::measure(cold::USUAL, effort.time)?;
+    let (wake_ns, tell_ns) = wake(effort.time);
     Ok(Rates {
         version: VERSION,
         machine,
@@ -123,7 +124,8 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
         lookup_ns: cold.pin_ns + cold.release_ns,
         replace_ns: cold.replace_ns,
         name_ns: name(effort.time),
-        wake_ns: wake(effort.time),
+        wake_ns,
+        tell_ns,
         element_ns: element(cpu, effort.time),
         threads,
     })
@@ -345,30 +347,33 @@ fn name(time: Duration) -> f64 {
     pass / gates.len() as f64
 }
 
-/// Nanoseconds from a message to a thread that sleeps to its having it: the median, as the I/O
-/// thread meets it, some hundred microseconds after the last one.
-fn wake(time: Duration) -> f64 {
+/// Nanoseconds from a message to a thread that sleeps to its having it, and those that sending it
+/// takes: the medians, as the I/O thread meets it, some hundred microseconds after the last one.
+fn wake(time: Duration) -> (f64, f64) {
     const PAUSE: Duration = Duration::from_micros(200);
     let (send, receive) = std::sync::mpsc::channel::<Instant>();
-    let sleeper = std::thread::spawn(move || {
-        let mut all: Vec<f64> = (receive.iter())
-            .map(|sent| sent.elapsed().as_nanos() as f64)
-            .collect();
+    let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or_default()
+    };
+    let sleeper = std::thread::spawn(move || {
+        let all = receive.iter().map(|sent| sent.elapsed().as_nanos() as f64);
+        median(all.collect())
     });
-    let start = Instant::now();
+    let (start, mut told) = (Instant::now(), Vec::new());
     while start.elapsed() < time {
         let pause = Instant::now();
         while pause.elapsed() < PAUSE {
             std::hint::spin_loop();
         }
-        if send.send(Instant::now()).is_err() {
+        let now = Instant::now();
+        if send.send(now).is_err() {
             break;
         }
+        told.push(now.elapsed().as_nanos() as f64);
     }
     drop(send);
-    sleeper.join().unwrap_or_default()
+    (sleeper.join().unwrap_or_default(), median(told))
 }
 
 /// Tokens of [`layers`] that are not counted, and those that are.
@@ -457,7 +462,12 @@ mod tests {
         assert_eq!(ticks, rates.threads.len() * FORMATS.len());
         let good = |x: f64| x.is_finite() && x > 0.0;
         assert!(good(rates.check_gb_per_s) && good(rates.lookup_ns));
-        assert!(good(rates.replace_ns) && good(rates.name_ns) && good(rates.wake_ns));
+        assert!(
+            good(rates.replace_ns)
+                && good(rates.name_ns)
+                && good(rates.wake_ns)
+                && good(rates.tell_ns)
+        );
         for t in &rates.threads {
             assert!(good(t.section_ns) && good(t.read.at(1e6)), "{t:?}");
             assert_eq!(t.kernels.len(), FORMATS.len());

@@ -11,7 +11,7 @@ use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json
 use serde::{Deserialize, Serialize};
 
 /// Version of the saved form; others are refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Gigabytes per second out of working sets of some sizes: caches end somewhere.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,6 +116,8 @@ pub struct Rates {
     pub name_ns: f64,
     /// Nanoseconds from handing something to a thread that sleeps to its having it.
     pub wake_ns: f64,
+    /// Nanoseconds that this takes the one who hands it over.
+    pub tell_ns: f64,
     /// Nanoseconds of one thread for an element of the residual stream that is normalised and
     /// quantised.
     pub element_ns: f64,
@@ -198,6 +200,7 @@ impl Rates {
             replace_ns: 250.0,
             name_ns: 2.0,
             wake_ns: 20_000.0,
+            tell_ns: 5_000.0,
             element_ns: 0.5,
             threads: counts(cores).into_iter().map(threads).collect(),
         }

@@ -10,7 +10,7 @@ use crate::fault::Fault;
 
 pub(crate) use crate::channel::{Receiver, Sender, TryRecvError, bounded};
 pub(crate) use loom::sync::{Mutex, MutexGuard};
-pub(crate) use loom::thread::JoinHandle;
+pub(crate) use loom::thread::{JoinHandle, park};
 pub(crate) use model::{AtomicBool, AtomicUsize};
 
 /// See the type of this name in the storage crate. The lock orders nothing that is checked; it lets

@@ -9,7 +9,7 @@ use super::device::Waker;
 use super::{Completion, DioAlign, Engine, EngineChoice, FileSource, IoError, Read, sys};
 use crate::limits::Limits;
 use crate::sync::{
-    AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, fence,
+    AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, fence, park,
 };
 use crate::sync::{Receiver, Sender, TryRecvError, bounded};
 use crate::trace::{QUEUE, Tracer};
@@ -276,6 +276,8 @@ impl IoThread {
         fence(Ordering::SeqCst);
         if self.shared.in_device.load(Ordering::Relaxed) {
             (self.waker)();
+        } else if let Some(thread) = &self.thread {
+            thread.thread().unpark();
         }
         Ok(())
     }
@@ -371,9 +373,11 @@ impl Drop for IoThread {
         self.requests = None;
         fence(Ordering::SeqCst);
         (self.waker)();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        thread.thread().unpark();
+        if thread.join().is_err() {
             tracing::error!(file = %self.label, "the i/o thread panicked");
         }
     }
@@ -431,9 +435,14 @@ impl<'a> Worker<'a> {
         loop {
             if self.engine.is_idle() {
                 self.publish();
-                match self.inbox.recv() {
-                    Ok(message) => self.accept(message),
-                    Err(_) => return,
+                // Not the channel's own way of waiting: that yields the core some times before it
+                // sleeps, and who yields comes last when there is news.
+                loop {
+                    match self.inbox.try_recv() {
+                        Ok(message) => break self.accept(message),
+                        Err(TryRecvError::Empty) => park(),
+                        Err(TryRecvError::Disconnected) => return,
+                    }
                 }
             }
             // From here on senders wake us through the device. Look at the inbox after saying so,

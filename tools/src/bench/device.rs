@@ -78,14 +78,15 @@ fn measure_here() -> Result<Rates, Failure> {
 fn table(rates: &Rates) -> String {
     let mut out = format!(
         "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per neuron looked up, {:.0} replaced, \
-         {:.1} µs to wake a thread\n\n",
+         {:.1} µs to wake a thread and {:.1} to tell it\n\n",
         rates.machine.cpu,
         rates.isa,
         rates.machine.cores,
         rates.check_gb_per_s,
         rates.lookup_ns,
         rates.replace_ns,
-        rates.wake_ns / 1e3
+        rates.wake_ns / 1e3,
+        rates.tell_ns / 1e3
     );
     out += "threads  format    GB/s from memory: rows  neurons   plain read    GMAC/s by tokens\n";
     for t in &rates.threads {
