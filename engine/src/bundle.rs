@@ -102,10 +102,12 @@ impl NeuronFormat {
     }
 
     /// Up and Down from the Up and Down part.
+    #[inline(always)]
     pub fn split_rest(self, rest_part: &[u8]) -> (&[u8], &[u8]) {
         rest_part[..self.rest_len()].split_at(self.vector())
     }
 
+    #[inline(always)]
     fn row<'a>(self, bytes: &'a [u8], scales: &'a [u8], part: usize) -> Row<'a> {
         if self.inline_scales {
             Row::inline(self.dtype, self.d, bytes)
@@ -117,16 +119,19 @@ impl NeuronFormat {
 
     /// Gate row from the Gate part; `scales` = the neuron's resident scales
     /// (empty when inline).
+    #[inline(always)]
     pub fn gate<'a>(self, gate_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(&gate_part[..self.gate_len()], scales, 0)
     }
 
     /// Up row from its half of the Up and Down part.
+    #[inline(always)]
     pub fn up<'a>(self, up: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(up, scales, 1)
     }
 
     /// Down column from its half of the Up and Down part.
+    #[inline(always)]
     pub fn down<'a>(self, down: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(down, scales, 2)
     }

@@ -47,7 +47,6 @@ enum Op {
     Abandon(u32),
     Unpin(u32),
     UnpinFirstVictim(u32),
-    UnpinAll,
     Resize(u32),
     Share(u32),
     DropShare,
@@ -64,7 +63,6 @@ fn op() -> impl Strategy<Value = Op> {
         1 => n.clone().prop_map(Op::Abandon),
         6 => n.clone().prop_map(Op::Unpin),
         2 => n.clone().prop_map(Op::UnpinFirstVictim),
-        1 => Just(Op::UnpinAll),
         1 => (0..=CAPACITY).prop_map(Op::Resize),
         1 => n.prop_map(Op::Share),
         2 => Just(Op::DropShare),
@@ -218,11 +216,6 @@ impl World {
                         }
                     }
                 }
-            }
-            Op::UnpinAll => {
-                self.cache.unpin_all();
-                self.model.pins.clear();
-                self.model.lru.extend(self.model.pinned.drain(..));
             }
             Op::Resize(slots) => self.resize(slots),
             Op::Share(n) => {

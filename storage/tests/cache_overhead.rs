@@ -47,11 +47,11 @@ fn fill(cache: &mut ColdCache) {
         for neuron in 0..neurons {
             let key = Key::new(bank, neuron);
             if let Some(slot) = cache.reserve_if_free(key) {
-                cache.admit(key, slot);
+                let id = cache.admit(key, slot);
+                cache.unpin(id);
             }
         }
     }
-    cache.unpin_all();
 }
 
 #[test]

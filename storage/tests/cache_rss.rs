@@ -17,10 +17,10 @@ fn fill(cache: &mut ColdCache) {
         }
         if let Some(mut slot) = cache.reserve_if_free(key) {
             slot.as_mut_slice().fill(n as u8);
-            cache.admit(key, slot);
+            let id = cache.admit(key, slot);
+            cache.unpin(id);
         }
     }
-    cache.unpin_all();
 }
 
 #[test]
@@ -57,9 +57,9 @@ fn rss_follows_the_size_of_the_cache() {
             assert_eq!(id.is_some(), n >= SLOTS / 4 * 3, "neuron {n}");
             if let Some(id) = id {
                 assert!(cache.bytes(id).iter().all(|&b| b == n as u8));
+                cache.unpin(id);
             }
         }
-        cache.unpin_all();
 
         assert_eq!(cache.resize(SLOTS), 0);
         fill(&mut cache);

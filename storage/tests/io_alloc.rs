@@ -65,9 +65,9 @@ fn wave(
 ) {
     for _ in 0..WAVE {
         let key = Key::new(0, rng.below(u64::from(NEURONS)) as u32);
-        if cache.get_pin(key).is_none()
-            && let Some(slot) = cache.reserve(key)
-        {
+        if let Some(id) = cache.get_pin(key) {
+            cache.unpin(id);
+        } else if let Some(slot) = cache.reserve(key) {
             let offset = u64::from(key.neuron) * 4096;
             batch.push(Read::new(u64::from(key.neuron), offset, 4096, slot));
         }
@@ -79,8 +79,8 @@ fn wave(
         done.result.unwrap();
         let id = cache.admit(Key::new(0, done.tag as u32), done.slot);
         expect_bytes(cache.bytes(id), done.tag * 4096);
+        cache.unpin(id);
     }
-    cache.unpin_all();
 }
 
 #[test]

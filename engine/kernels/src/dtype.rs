@@ -82,6 +82,7 @@ impl DType {
     }
 
     /// Whether elements come in groups of [`GROUP`] that share a scale.
+    #[inline(always)]
     pub const fn is_grouped(self) -> bool {
         matches!(self, DType::Q8 | DType::Q4)
     }
@@ -89,6 +90,7 @@ impl DType {
     /// Bytes of the elements of a row of `n`, without scales. Saturates at
     /// `usize::MAX`, a length that no slice can have, so an absurd `n` fails the length
     /// check of whoever uses the result.
+    #[inline(always)]
     pub const fn quants_bytes(self, n: usize) -> usize {
         let groups = n.div_ceil(GROUP);
         match self {
@@ -100,6 +102,7 @@ impl DType {
     }
 
     /// Bytes of the scales of a row of `n`; zero for the float formats.
+    #[inline(always)]
     pub const fn scales_bytes(self, n: usize) -> usize {
         if self.is_grouped() {
             n.div_ceil(GROUP).saturating_mul(SCALE_BYTES)
@@ -110,6 +113,7 @@ impl DType {
 
     /// Bytes of a whole row of `n`: [`quants_bytes`](DType::quants_bytes) plus
     /// [`scales_bytes`](DType::scales_bytes), saturating.
+    #[inline(always)]
     pub const fn row_bytes(self, n: usize) -> usize {
         self.quants_bytes(n).saturating_add(self.scales_bytes(n))
     }

@@ -18,7 +18,7 @@ impl<'a> Row<'a> {
     /// # Panics
     /// If `bytes.len()` is not `dtype.row_bytes(n)`. Sizes that come from a file have to
     /// be checked before this is called.
-    #[inline]
+    #[inline(always)]
     pub fn inline(dtype: DType, n: usize, bytes: &'a [u8]) -> Row<'a> {
         assert!(
             bytes.len() == dtype.row_bytes(n),
@@ -41,7 +41,7 @@ impl<'a> Row<'a> {
     /// # Panics
     /// If the lengths are not `dtype.quants_bytes(n)` and `dtype.scales_bytes(n)`. Sizes
     /// that come from a file have to be checked before this is called.
-    #[inline]
+    #[inline(always)]
     pub fn split(dtype: DType, n: usize, quants: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         assert!(
             quants.len() == dtype.quants_bytes(n) && scales.len() == dtype.scales_bytes(n),

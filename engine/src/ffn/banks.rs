@@ -91,7 +91,8 @@ impl Banks {
         let label = container.path().display().to_string();
         let direct = FileSource::from_file(file, label.clone(), container.base());
         let stride = container.geometry().stride;
-        let fits = |align: u32| align <= 4096 && stride.is_multiple_of(align);
+        let fits =
+            |align: u32| align.is_power_of_two() && align <= 4096 && stride.is_multiple_of(align);
         // Bundles smaller than the device's unit would cost a whole unit of memory each; the page
         // cache shares units between them.
         let source = match direct.dio_align() {
@@ -228,13 +229,19 @@ impl Banks {
     }
 
     /// Aligned read that covers `len` bytes from byte `start` of a bundle on:
-    /// offset in the container, length, and where the wanted bytes begin.
-    pub fn cover(&self, bank: usize, neuron: u32, start: usize, len: usize) -> (u64, u32, usize) {
-        let align = self.align.0 as u64;
+    /// offset in the container, and length.
+    pub fn cover(&self, bank: usize, neuron: u32, start: usize, len: usize) -> (u64, u32) {
         let from = self.container.neuron_offset(bank, neuron) + start as u64;
-        let low = from - from % align;
-        let high = (from + len as u64).next_multiple_of(align);
-        (low, (high - low) as u32, (from - low) as usize)
+        let low = from & !(self.align.0 as u64 - 1);
+        let high = (from + len as u64).next_multiple_of(self.align.0 as u64);
+        (low, (high - low) as u32)
+    }
+
+    /// Where the wanted bytes begin in what [`cover`](Self::cover) reads.
+    #[inline]
+    pub fn shift(&self, bank: usize, neuron: u32, start: usize) -> usize {
+        let from = self.container.neuron_offset(bank, neuron) + start as u64;
+        (from & (self.align.0 as u64 - 1)) as usize
     }
 
     /// Bytes of a cache slot.

@@ -296,6 +296,7 @@ impl Job<'_> {
         let (format, tokens) = (self.shape.format, self.input.tokens());
         let mut to = gates.chunks_exact_mut(tokens);
         for &c in clusters {
+            self.store.touch(self.store.places(c));
             for place in self.store.places(c) {
                 let id = self.ids[place];
                 let Some(bytes) = self.store.bytes(place, id) else {
@@ -330,6 +331,7 @@ impl Job<'_> {
         let mut rest: ArrayVec<NeuronBytes<'r>, CLUSTER> = ArrayVec::new_const();
         let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
         for &c in clusters {
+            self.store.touch(self.store.places(c));
             for place in self.store.places(c) {
                 let id = self.ids[place];
                 if let Some(bytes) = self.store.bytes(place, id) {

@@ -104,6 +104,8 @@ pub(crate) struct Ffn {
     /// Clusters that are ready, and what each cluster of a group is to do now.
     ready: Vec<(u32, Step)>,
     now: Vec<Option<Step>>,
+    /// Clusters that were computed and still hold their bytes.
+    done: Vec<u32>,
     /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
     fired: u64,
     looked_at: u64,
@@ -139,6 +141,7 @@ impl Ffn {
             partials: vec![0.0; partials],
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
+            done: Vec::with_capacity(clusters),
             shape,
             overlap: store.overlap(),
             store,
@@ -203,16 +206,10 @@ impl Ffn {
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
-        if let Some(norm) = next
-            && let (Some(foresight), Some(predictors)) = (&mut self.foresight, &mut self.predictors)
-            && tokens <= FEW
-            && self.store.foresees(bank + 1)
-        {
-            let start = Instant::now();
-            let ids = foresight.name((cpu, workers), predictors, bank + 1, residual, norm);
-            self.predict_ns += nanoseconds(start.elapsed());
-            self.store.foresee(bank + 1, ids)?;
-        }
+        let looks = tokens <= FEW && self.store.foresees(bank + 1);
+        let mut next = next
+            .filter(|_| looks)
+            .map(|norm| (bank + 1, residual, norm));
         let gates = if self.named {
             self.ids.len()
         } else {
@@ -223,7 +220,7 @@ impl Ffn {
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
             let end = (first + group).min(clusters);
-            self.sum_group(cpu, workers, input, first..end)?;
+            self.sum_group(cpu, workers, input, first..end, &mut next)?;
             let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
             let partials = &self.partials[..(end - first) * tokens * d];
             self.store.tracer().section(&trace::REDUCE, layer);
@@ -247,6 +244,7 @@ impl Ffn {
         let (neurons, tokens) = (self.shape.neurons, input.tokens());
         let clusters = neurons.div_ceil(CLUSTER);
         self.ids.clear();
+        self.done.clear();
         self.store.begin(bank, tokens)?;
         let features = input.features(residual);
         let start = Instant::now();
@@ -329,27 +327,46 @@ impl Ffn {
         Ok(())
     }
 
+    /// Reads ahead for the next bank, once.
+    fn foresee(
+        &mut self,
+        cpu: Cpu,
+        workers: &Workers,
+        next: &mut Option<Next<'_>>,
+    ) -> Result<bool, Error> {
+        let (Some((bank, residual, norm)), Some(foresight), Some(predictors)) =
+            (next.take(), &mut self.foresight, &mut self.predictors)
+        else {
+            return Ok(false);
+        };
+        let start = Instant::now();
+        let ids = foresight.name((cpu, workers), predictors, bank, residual, norm);
+        self.predict_ns += nanoseconds(start.elapsed());
+        self.store.foresee(bank, ids)?;
+        Ok(true)
+    }
+
     /// Fills the partial sums of a group of clusters, in the order in which their
-    /// bytes arrive.
+    /// bytes arrive. The first time that it has to wait for them, it looks ahead to `next`.
     fn sum_group(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
         input: Input<'_>,
         group: std::ops::Range<usize>,
+        next: &mut Option<Next<'_>>,
     ) -> Result<(), Error> {
         let tokens = input.tokens();
         let width = tokens * self.shape.format.d;
         let neurons = self.shape.neurons;
-        let ids = &self.ids;
         let mut open = group
             .clone()
             .filter(|&c| !self.store.places(c as u32).is_empty())
             .count();
         let mut begun = false;
         while open > 0 {
-            self.store.poll(ids)?;
-            self.store.advance(ids)?;
+            self.store.poll(&self.ids)?;
+            self.store.advance(&self.ids)?;
             // What a policy without a pipeline must wait for.
             let barrier = match self.overlap {
                 Overlap::Clusters => false,
@@ -357,15 +374,19 @@ impl Ffn {
                 Overlap::Nothing => true,
             };
             if barrier && self.store.reading() {
-                self.store.wait(ids)?;
+                self.store.wait(&self.ids)?;
                 continue;
             }
             begun = true;
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
-                self.store.wait(ids)?;
+                // There is time now.
+                if !self.release_done(tokens) && !self.foresee(cpu, workers, next)? {
+                    self.store.wait(&self.ids)?;
+                }
                 continue;
             }
+            let ids = &self.ids;
             self.now[group.clone()].fill(None);
             for &(c, step) in &self.ready {
                 self.now[c as usize] = Some(step);
@@ -417,22 +438,13 @@ impl Ffn {
                     computed.fetch_add(done.neurons, Ordering::Relaxed);
                 });
             }
+            self.store.intact(ids)?;
             self.fired += fused.into_inner();
             self.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
             for &(c, step) in &self.ready {
                 match step {
                     Step::Sums => {
-                        // Of a prompt only what its last token needed, or most of its tokens,
-                        // is likely to be needed soon; the rest would push everything else out.
-                        let gates = &self.gates;
-                        let recent = |n: u32| {
-                            let gates = &gates[n as usize * tokens..][..tokens];
-                            let fires = |g: &&f32| **g != 0.0;
-                            tokens <= FEW
-                                || gates[tokens - 1] != 0.0
-                                || 2 * gates.iter().filter(fires).count() >= tokens
-                        };
-                        self.store.release(ids, c, recent);
+                        self.done.push(c);
                         open -= 1;
                     }
                     Step::Gates => {
@@ -446,10 +458,36 @@ impl Ffn {
                     }
                 }
             }
+            if self.store.is_short_of_memory() {
+                self.release_done(tokens);
+            }
         }
+        self.release_done(tokens);
         Ok(())
     }
+
+    /// Gives back what the clusters that are done held. False when there were none.
+    fn release_done(&mut self, tokens: usize) -> bool {
+        // Of a prompt only what its last token needed, or most of its tokens, is likely to be
+        // needed soon; the rest would push everything else out.
+        let gates = &self.gates;
+        let recent = |n: u32| {
+            let gates = &gates[n as usize * tokens..][..tokens];
+            let fires = |g: &&f32| **g != 0.0;
+            tokens <= FEW
+                || gates[tokens - 1] != 0.0
+                || 2 * gates.iter().filter(fires).count() >= tokens
+        };
+        let any = !self.done.is_empty();
+        for c in self.done.drain(..) {
+            self.store.release(&self.ids, c, recent);
+        }
+        any
+    }
 }
+
+/// A bank to look ahead to: its number, the residual stream of this one, and its norm.
+type Next<'a> = (u32, &'a [f32], Norm<'a>);
 
 /// As counters hold them.
 fn nanoseconds(time: Duration) -> u64 {

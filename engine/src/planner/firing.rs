@@ -252,7 +252,7 @@ impl Absent {
             }
         }
         let mut counts = [[0.0f64; 2]; BINS];
-        let mut missing = Vec::new();
+        let (mut missing, mut pinned) = (Vec::new(), Vec::new());
         for token in 0..WARM_UP + COUNTED {
             cold.tick();
             for (bank, chains) in (0..).zip(chains.iter_mut()) {
@@ -262,28 +262,29 @@ impl Absent {
                         continue;
                     }
                     let key = Key { bank, neuron };
-                    let found = cold.get_pin(key).is_some();
-                    if !found {
-                        missing.push(key);
+                    let found = cold.get_pin(key);
+                    match found {
+                        Some(id) => pinned.push(id),
+                        None => missing.push(key),
                     }
                     if token >= WARM_UP {
                         let count = &mut counts[bin(chain.often).round() as usize];
                         count[0] += 1.0;
-                        count[1] += f64::from(u8::from(!found));
+                        count[1] += f64::from(u8::from(found.is_none()));
                     }
                 }
                 for key in missing.drain(..) {
                     let mut slot = cold.reserve(key);
                     if slot.is_none() {
                         // What was needed before it is done with.
-                        cold.unpin_all();
+                        pinned.drain(..).for_each(|id| cold.unpin(id));
                         slot = cold.reserve(key);
                     }
                     if let Some(slot) = slot {
-                        cold.admit(key, slot);
+                        pinned.push(cold.admit(key, slot));
                     }
                 }
-                cold.unpin_all();
+                pinned.drain(..).for_each(|id| cold.unpin(id));
             }
         }
         // Where hardly any fired, a neighbour in frequency tells more.

@@ -1,7 +1,6 @@
 //! A fixed number of slots for units of one size, and who leaves them for others.
 
 use super::policy::{Order, Policy};
-use super::rings::resize;
 use super::table::{Key, Table};
 use crate::arena::{Arena, SharedSlot, Slot};
 
@@ -39,19 +38,39 @@ enum State {
     Resident(SharedSlot),
 }
 
+/// All of it together, because a lookup reads all of it.
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    /// Flat number of the unit.
+    key: u32,
+    pins: u32,
+}
+
+impl Entry {
+    fn home() -> Self {
+        Self {
+            state: State::Home,
+            key: 0,
+            pins: 0,
+        }
+    }
+}
+
 /// Cache of units of one size (bundles, or parts of them). Who is evicted says its [`Policy`].
 ///
 /// Life of a slot: home -> [`reserve`](Self::reserve) -> loading -> [`admit`](Self::admit) ->
 /// resident and pinned -> unpinned -> evicted -> loading for somebody else.
 ///
 /// Recency is the time of release: under [`Policy::Lru`] an unpinned unit is the newest of the
-/// evictable ones. [`unpin_all`](Self::unpin_all) releases in the order of last use.
+/// evictable ones. A pinned one keeps its place in the order, so that a lookup touches nothing
+/// but its entry; it is taken out when it would be the next victim, or put anew when released.
 ///
 /// Invariants, checked by [`check_invariants`](Self::check_invariants):
 /// 1. The table names slot `s` for key `k` if and only if slot `s` is loading or resident with
 ///    key `k`.
-/// 2. A resident slot is in exactly one list of the order: of those in use if its pin count is
-///    above zero, else of those that may be evicted. Others are in none and have pin count zero.
+/// 2. A resident slot is in exactly one list of the order: of those that may be evicted, or, only
+///    with a pin count above zero, of those in use. Others are in none and have pin count zero.
 /// 3. The list lengths add up to the number of resident slots.
 /// 4. Every slot is home, loading or resident; the arena agrees on who is home.
 /// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
@@ -63,10 +82,9 @@ pub struct ColdCache {
     table: Table,
     /// All of the following have one entry per slot below the limit, and for those above as long
     /// as one is in use. The others are home.
-    state: Vec<State>,
-    key: Vec<u32>,
-    pins: Vec<u32>,
+    entries: Vec<Entry>,
     order: Order,
+    resident: u32,
     loading: u32,
     stats: CacheStats,
 }
@@ -87,9 +105,8 @@ impl ColdCache {
         let mut cache = Self {
             order: Order::new(policy, table.len()),
             table,
-            state: Vec::new(),
-            key: Vec::new(),
-            pins: Vec::new(),
+            entries: Vec::new(),
+            resident: 0,
             loading: 0,
             stats: CacheStats::default(),
             arena,
@@ -103,8 +120,8 @@ impl ColdCache {
     /// each slot. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
-        // State, key, pins, two links, and what the arena itself keeps.
-        let per_slot = size_of::<State>() as u64 + 4 * 4 + Arena::overhead_per_slot();
+        // The entry, two links, and what the arena itself keeps.
+        let per_slot = size_of::<Entry>() as u64 + 2 * 4 + Arena::overhead_per_slot();
         Table::bytes_for(neurons)
             .saturating_add(policy.bytes(neurons))
             .saturating_add(u64::from(slots) * per_slot)
@@ -113,18 +130,17 @@ impl ColdCache {
     /// Makes or drops entries, so that there are those of the first `n` slots.
     fn keep_entries(&mut self, n: u32) {
         let len = n as usize;
-        self.state
-            .reserve_exact(len.saturating_sub(self.state.len()));
-        self.state.resize_with(len, || State::Home);
-        self.state.shrink_to_fit();
-        resize(&mut self.key, len, 0);
-        resize(&mut self.pins, len, 0);
+        self.entries
+            .reserve_exact(len.saturating_sub(self.entries.len()));
+        self.entries.resize_with(len, Entry::home);
+        self.entries.shrink_to_fit();
         self.order.resize(n);
     }
 
     /// Time passes: what was used so far counts a little less. For every token, or chunk.
     pub fn tick(&mut self) {
-        self.order.tick(&self.key);
+        let entries = &self.entries;
+        self.order.tick(|slot| entries[slot as usize].key);
     }
 
     /// Says how often a unit will be used per tick as far as is known, before it ever was.
@@ -135,32 +151,23 @@ impl ColdCache {
         self.order.expect(self.table.flat(key), uses);
     }
 
-    /// Looks a unit up, makes it the most recently used and pins it. The caller unpins it.
+    /// Looks a unit up and pins it. The caller unpins it, which counts as the use.
     ///
     /// # Panics
     /// When the key names no neuron.
     #[inline]
     pub fn get_pin(&mut self, key: Key) -> Option<SlotId> {
         let flat = self.table.flat(key);
-        match self.table.get(flat) {
-            Some(slot) if self.is_resident(slot) => {
+        if let Some(slot) = self.table.get(flat) {
+            let entry = &mut self.entries[slot as usize];
+            if matches!(entry.state, State::Resident(_)) {
+                entry.pins += 1;
                 self.stats.hits += 1;
-                let i = slot as usize;
-                if self.pins[i] == 0 {
-                    self.order.remove(slot);
-                } else {
-                    self.order.unpin(slot);
-                }
-                self.order.used(flat);
-                self.order.pin(slot);
-                self.pins[i] += 1;
-                Some(SlotId(slot))
-            }
-            _ => {
-                self.stats.misses += 1;
-                None
+                return Some(SlotId(slot));
             }
         }
+        self.stats.misses += 1;
+        None
     }
 
     /// Whether a unit is resident. Does not count as a use.
@@ -176,7 +183,7 @@ impl ColdCache {
     #[must_use]
     pub fn is_loading(&self, key: Key) -> bool {
         let slot = self.table.get(self.table.flat(key));
-        slot.is_some_and(|slot| matches!(self.state[slot as usize], State::Loading))
+        slot.is_some_and(|slot| matches!(self.entries[slot as usize].state, State::Loading))
     }
 
     /// A slot to load `key` into: a free one, or that of the next victim among unpinned units.
@@ -206,29 +213,29 @@ impl ColdCache {
 
     /// Slots beyond the limit that are still in use count, so the limit holds while they linger.
     fn is_full(&self) -> bool {
-        self.resident() + self.loading >= self.arena.limit()
+        self.resident + self.loading >= self.arena.limit()
     }
 
     fn hand_out(&mut self, flat: u32) -> Option<Slot> {
         let slot = self.arena.take()?;
         self.table.set(flat, Some(slot.index()));
-        self.state[slot.index() as usize] = State::Loading;
-        self.key[slot.index() as usize] = flat;
+        self.entries[slot.index() as usize] = Entry {
+            state: State::Loading,
+            key: flat,
+            pins: 0,
+        };
         self.loading += 1;
         Some(slot)
     }
 
-    /// Makes a loaded unit resident, as the most recently used one, and pins it.
+    /// Makes a loaded unit resident and pins it.
     ///
     /// # Panics
     /// When the slot was not reserved for `key`.
     pub fn admit(&mut self, key: Key, slot: Slot) -> SlotId {
-        let index = self.loading_slot(key, &slot);
-        self.loading -= 1;
-        self.state[index as usize] = State::Resident(slot.share());
-        self.pins[index as usize] = 1;
-        self.order.used(self.key[index as usize]);
-        self.order.pin(index);
+        let index = self.make_resident(key, slot);
+        self.entries[index as usize].pins = 1;
+        self.order.set_aside(index);
         SlotId(index)
     }
 
@@ -238,10 +245,16 @@ impl ColdCache {
     /// # Panics
     /// As [`admit`](Self::admit).
     pub fn admit_ahead(&mut self, key: Key, slot: Slot) {
+        let index = self.make_resident(key, slot);
+        self.order.push_last_victim(index);
+    }
+
+    fn make_resident(&mut self, key: Key, slot: Slot) -> u32 {
         let index = self.loading_slot(key, &slot);
         self.loading -= 1;
-        self.state[index as usize] = State::Resident(slot.share());
-        self.order.push_last_victim(index);
+        self.resident += 1;
+        self.entries[index as usize].state = State::Resident(slot.share());
+        index
     }
 
     /// Takes a slot back whose load failed or was not needed.
@@ -251,14 +264,15 @@ impl ColdCache {
     pub fn abandon(&mut self, key: Key, slot: Slot) {
         let index = self.loading_slot(key, &slot);
         self.loading -= 1;
-        self.table.set(self.key[index as usize], None);
-        self.state[index as usize] = State::Home;
+        self.entries[index as usize].state = State::Home;
+        self.table.set(self.entries[index as usize].key, None);
         self.arena.put(slot);
     }
 
     fn loading_slot(&self, key: Key, slot: &Slot) -> u32 {
         let index = slot.index();
-        let loading = matches!(self.state.get(index as usize), Some(State::Loading));
+        let entry = self.entries.get(index as usize);
+        let loading = entry.is_some_and(|e| matches!(e.state, State::Loading));
         assert!(
             loading && self.table.get(self.table.flat(key)) == Some(index),
             "slot {index} was not reserved for neuron {} of bank {}",
@@ -273,8 +287,8 @@ impl ColdCache {
     /// # Panics
     /// When the unit is not pinned.
     pub fn unpin(&mut self, id: SlotId) {
-        if self.drop_pin(id) {
-            self.order.push(id.0, self.key[id.index()]);
+        if let Some(unit) = self.drop_pin(id) {
+            self.order.push(id.0, unit);
         }
     }
 
@@ -284,30 +298,22 @@ impl ColdCache {
     /// # Panics
     /// When the unit is not pinned.
     pub fn unpin_first_victim(&mut self, id: SlotId) {
-        if self.drop_pin(id) {
+        if self.drop_pin(id).is_some() {
             self.order.push_first_victim(id.0);
         }
     }
 
-    /// True when that was the last pin; the unit is then in no list.
-    fn drop_pin(&mut self, id: SlotId) -> bool {
-        let pins = &mut self.pins[id.index()];
-        assert!(*pins > 0, "slot {} is not pinned", id.0);
-        *pins -= 1;
-        let last = *pins == 0;
-        if last {
-            self.order.unpin(id.0);
+    /// The unit, if that was the last pin; it is then in no list, and was used.
+    fn drop_pin(&mut self, id: SlotId) -> Option<u32> {
+        let entry = &mut self.entries[id.index()];
+        assert!(entry.pins > 0, "slot {} is not pinned", id.0);
+        entry.pins -= 1;
+        if entry.pins > 0 {
+            return None;
         }
-        last
-    }
-
-    /// Releases all pins of all units: the end of a wave.
-    pub fn unpin_all(&mut self) {
-        while let Some(slot) = self.order.first_pinned() {
-            self.pins[slot as usize] = 0;
-            self.order.unpin(slot);
-            self.order.push(slot, self.key[slot as usize]);
-        }
+        self.order.remove(id.0);
+        self.order.used(entry.key);
+        Some(entry.key)
     }
 
     /// The bytes of a pinned unit.
@@ -317,10 +323,17 @@ impl ColdCache {
     #[inline]
     #[must_use]
     pub fn bytes(&self, id: SlotId) -> &[u8] {
-        match &self.state[id.index()] {
+        match &self.entries[id.index()].state {
             State::Resident(slot) => slot.as_slice(),
             _ => panic!("slot {} is not resident; it was used without a pin", id.0),
         }
+    }
+
+    /// Whether a unit is resident and pinned.
+    #[inline]
+    #[must_use]
+    pub fn is_pinned(&self, id: SlotId) -> bool {
+        self.entries[id.index()].pins > 0
     }
 
     /// A handle to the bytes of a unit that does not borrow the cache, so that threads can compute
@@ -331,7 +344,7 @@ impl ColdCache {
     #[inline]
     #[must_use]
     pub fn share(&self, id: SlotId) -> SharedSlot {
-        match &self.state[id.index()] {
+        match &self.entries[id.index()].state {
             State::Resident(slot) => slot.clone(),
             _ => panic!("slot {} is not resident; it was used without a pin", id.0),
         }
@@ -342,7 +355,7 @@ impl ColdCache {
         let Some(slot) = self.table.get(self.table.flat(key)) else {
             return false;
         };
-        if !self.is_resident(slot) || self.pins[slot as usize] > 0 {
+        if !self.is_resident(slot) || self.entries[slot as usize].pins > 0 {
             return false;
         }
         let Some(exclusive) = self.make_exclusive(slot) else {
@@ -356,7 +369,7 @@ impl ColdCache {
     /// Units resident now.
     #[must_use]
     pub fn resident(&self) -> u32 {
-        self.order.evictable() + self.order.pinned()
+        self.resident
     }
 
     /// Slots handed out and not yet admitted or abandoned.
@@ -402,14 +415,15 @@ impl ColdCache {
     /// when they are evicted; call again after unpinning to have it at once.
     pub fn resize(&mut self, slots: u32) -> u32 {
         let slots = slots.min(self.arena.capacity());
-        while self.resident() + self.loading > slots && self.evict_oldest().is_some() {}
+        while self.resident + self.loading > slots && self.evict_oldest().is_some() {}
         self.arena.set_limit(slots);
-        let known = self.state.len() as u32;
+        let known = self.entries.len() as u32;
         let (mut stuck, mut needed) = (0, slots);
         for index in slots..known {
-            let gone = match self.state[index as usize] {
+            let entry = &self.entries[index as usize];
+            let gone = match entry.state {
                 State::Home => true,
-                State::Resident(_) if self.pins[index as usize] == 0 => self.move_down(index),
+                State::Resident(_) if entry.pins == 0 => self.move_down(index),
                 _ => false,
             };
             if !gone {
@@ -437,19 +451,27 @@ impl ColdCache {
         new.as_mut_slice().copy_from_slice(old.as_slice());
         let to = new.index();
         self.order.rings.replace(from, to);
-        self.key[to as usize] = self.key[from as usize];
-        self.table.set(self.key[from as usize], Some(to));
-        self.state[to as usize] = State::Resident(new.share());
+        let key = self.entries[from as usize].key;
+        self.table.set(key, Some(to));
+        self.entries[to as usize] = Entry {
+            state: State::Resident(new.share()),
+            key,
+            pins: 0,
+        };
         self.arena.put(old);
         true
     }
 
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
-        // A unit with a shared handle is in use; it gets another round.
-        for _ in 0..self.order.evictable() {
+        for _ in 0..self.resident {
             let slot = self.order.victim()?;
             self.order.remove(slot);
+            if self.entries[slot as usize].pins > 0 {
+                self.order.set_aside(slot);
+                continue;
+            }
+            // A unit with a shared handle is in use; it gets another round.
             if let Some(exclusive) = self.make_exclusive(slot) {
                 self.retire(slot, exclusive);
                 self.stats.evictions += 1;
@@ -462,7 +484,7 @@ impl ColdCache {
 
     /// Takes the slot of a resident unit out of its state, unless handles to it are alive.
     fn make_exclusive(&mut self, slot: u32) -> Option<Slot> {
-        let state = &mut self.state[slot as usize];
+        let state = &mut self.entries[slot as usize].state;
         match std::mem::replace(state, State::Home) {
             State::Resident(shared) => match shared.try_unshare() {
                 Ok(exclusive) => Some(exclusive),
@@ -479,20 +501,21 @@ impl ColdCache {
     }
 
     fn retire(&mut self, index: u32, slot: Slot) {
-        self.table.set(self.key[index as usize], None);
+        self.resident -= 1;
+        self.table.set(self.entries[index as usize].key, None);
         self.arena.put(slot);
     }
 
     #[inline]
     fn is_resident(&self, slot: u32) -> bool {
-        matches!(self.state[slot as usize], State::Resident(_))
+        matches!(self.entries[slot as usize].state, State::Resident(_))
     }
 
     /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
     #[must_use]
     pub fn dump(&self) -> Vec<u32> {
-        let slots = self.order.iter();
-        slots.map(|s| self.key[s as usize]).collect()
+        let entries = self.order.iter().map(|s| &self.entries[s as usize]);
+        entries.filter(|e| e.pins == 0).map(|e| e.key).collect()
     }
 
     /// Checks the numbered invariants; for tests.
@@ -500,25 +523,21 @@ impl ColdCache {
     /// # Panics
     /// When one does not hold, naming it.
     pub fn check_invariants(&self) {
-        let entries = self.state.len();
+        let entries = self.entries.len();
         assert!(entries >= self.arena.limit() as usize, "6: too few entries");
-        let others = [self.key.len(), self.pins.len(), self.order.rings.len()];
-        assert_eq!(others, [entries; 3], "6: entries of different number");
+        assert_eq!(self.order.rings.len(), entries, "6: links");
         let mut listed = vec![0u32; entries];
         for slot in self.order.iter() {
             listed[slot as usize] += 1;
-            assert_eq!(
-                self.pins[slot as usize], 0,
-                "2: slot {slot} may be evicted and is pinned"
-            );
         }
-        for slot in self.order.iter_pinned() {
+        for slot in self.order.iter_aside() {
             listed[slot as usize] += 1;
-            assert!(self.pins[slot as usize] > 0, "2: slot {slot} is not pinned");
+            let pins = self.entries[slot as usize].pins;
+            assert!(pins > 0, "2: slot {slot} is not pinned");
         }
         let (mut home, mut loading, mut resident) = (0, 0, 0);
-        for (slot, state) in self.state.iter().enumerate() {
-            let named = self.table.get(self.key[slot]) == Some(slot as u32);
+        for (slot, Entry { state, key, pins }) in self.entries.iter().enumerate() {
+            let named = self.table.get(*key) == Some(slot as u32);
             match state {
                 State::Home => {
                     home += u32::from((slot as u32) < self.arena.limit());
@@ -540,10 +559,7 @@ impl ColdCache {
                 u32::from(is_resident),
                 "2: lists of slot {slot}"
             );
-            assert!(
-                is_resident || self.pins[slot] == 0,
-                "2: pins of slot {slot}"
-            );
+            assert!(is_resident || *pins == 0, "2: pins of slot {slot}");
         }
         let entries = self.table.present().count() as u32;
         assert_eq!(entries, loading + resident, "1: stray table entries");

@@ -37,9 +37,9 @@ impl Policy {
     }
 }
 
-/// The ring of indices that go after all others until the next tick, and that of those in
-/// use, where [`Ages`] takes the first ones.
-const ASIDE: u32 = RINGS;
+/// The ring of indices that go after all others until the next tick, and that of those set
+/// aside because they are in use, where [`Ages`] takes the first ones.
+const LAST: u32 = RINGS;
 const LRFU_PINNED: u32 = RINGS + 1;
 /// The same where one ring has all that may be evicted.
 const LRU_PINNED: u32 = 1;
@@ -50,8 +50,6 @@ pub(super) struct Order {
     pub rings: Rings,
     /// `None` where the last use alone counts.
     lrfu: Option<Lrfu>,
-    evictable: u32,
-    pinned: u32,
 }
 
 #[derive(Debug)]
@@ -77,8 +75,6 @@ impl Order {
         Self {
             rings: Rings::new(pinned + 1, 0),
             lrfu,
-            evictable: 0,
-            pinned: 0,
         }
     }
 
@@ -97,8 +93,8 @@ impl Order {
         }
     }
 
-    /// Time passes. `units` are those that the indices hold.
-    pub fn tick(&mut self, units: &[u32]) {
+    /// Time passes. `unit` tells what an index holds.
+    pub fn tick(&mut self, unit: impl Fn(u32) -> u32) {
         if let Some(Lrfu { worth, ages, duel }) = &mut self.lrfu {
             let lowest = worth.lowest();
             worth.tick();
@@ -106,9 +102,9 @@ impl Order {
             if let Some(head_start) = duel.tick(lowest, worth.lowest()) {
                 ages.head_start = head_start;
             }
-            while let Some(i) = self.rings.oldest(ASIDE) {
+            while let Some(i) = self.rings.oldest(LAST) {
                 self.rings.remove(i);
-                let bucket = worth.bucket(units[i as usize]);
+                let bucket = worth.bucket(unit(i));
                 ages.push(&mut self.rings, bucket, i);
             }
         }
@@ -137,7 +133,6 @@ impl Order {
             None => self.rings.push(0, i),
             Some(Lrfu { worth, ages, .. }) => ages.push(&mut self.rings, worth.bucket(unit), i),
         }
-        self.evictable += 1;
     }
 
     /// Makes index `i`, which is in no ring, the next to be evicted.
@@ -146,41 +141,25 @@ impl Order {
             None => self.rings.push_oldest(0, i),
             Some(Lrfu { worth, ages, .. }) => ages.push_oldest(&mut self.rings, worth.lowest(), i),
         }
-        self.evictable += 1;
     }
 
     /// Makes index `i`, which is in no ring, the last to be evicted until the next tick.
     pub fn push_last_victim(&mut self, i: u32) {
         self.rings
-            .push(if self.lrfu.is_some() { ASIDE } else { 0 }, i);
-        self.evictable += 1;
+            .push(if self.lrfu.is_some() { LAST } else { 0 }, i);
     }
 
-    /// Takes index `i` out of those that may be evicted.
+    /// Takes index `i` out of the ring that it is in.
     #[inline]
     pub fn remove(&mut self, i: u32) {
         self.rings.remove(i);
-        self.evictable -= 1;
     }
 
-    /// Marks index `i`, which is in no ring, as in use.
+    /// Puts index `i`, which is in no ring, where no victim is looked for.
     #[inline]
-    pub fn pin(&mut self, i: u32) {
+    pub fn set_aside(&mut self, i: u32) {
         let ring = self.pinned_ring();
         self.rings.push(ring, i);
-        self.pinned += 1;
-    }
-
-    /// Takes index `i` out of those in use.
-    #[inline]
-    pub fn unpin(&mut self, i: u32) {
-        self.rings.remove(i);
-        self.pinned -= 1;
-    }
-
-    /// The index in use whose last use lies furthest back.
-    pub fn first_pinned(&self) -> Option<u32> {
-        self.rings.oldest(self.pinned_ring())
     }
 
     /// The next victim.
@@ -188,31 +167,21 @@ impl Order {
         match &mut self.lrfu {
             None => self.rings.oldest(0),
             Some(Lrfu { worth, ages, .. }) => {
-                (ages.victim(&self.rings, worth.lowest())).or_else(|| self.rings.oldest(ASIDE))
+                (ages.victim(&self.rings, worth.lowest())).or_else(|| self.rings.oldest(LAST))
             }
         }
     }
 
-    /// Indices that may be evicted.
-    pub fn evictable(&self) -> u32 {
-        self.evictable
-    }
-
-    /// Indices in use.
-    pub fn pinned(&self) -> u32 {
-        self.pinned
-    }
-
-    /// Indices that may be evicted, the next victim first.
+    /// Indices that are not set aside, the next victim first.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let last = if self.lrfu.is_some() { ASIDE } else { 0 };
+        let last = if self.lrfu.is_some() { LAST } else { 0 };
         let rings = &self.rings;
         let by_age = (self.lrfu.iter()).flat_map(|l| l.ages.iter(rings, l.worth.lowest()));
         by_age.chain(rings.iter(last))
     }
 
-    /// Indices in use, in the order of last use.
-    pub fn iter_pinned(&self) -> impl Iterator<Item = u32> + '_ {
+    /// Indices that were set aside.
+    pub fn iter_aside(&self) -> impl Iterator<Item = u32> + '_ {
         self.rings.iter(self.pinned_ring())
     }
 }
@@ -229,12 +198,12 @@ mod tests {
             (0..=unit).for_each(|_| order.used(unit));
             order.push(unit, unit);
         }
-        order.tick(&[0, 1, 2, 3]);
-        order.tick(&[0, 1, 2, 3]);
+        order.tick(|i| i);
+        order.tick(|i| i);
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         // a long time later 1 is used once: it is worth more than what is forgotten
         for _ in 0..100_000 {
-            order.tick(&[0, 1, 2, 3]);
+            order.tick(|i| i);
         }
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         order.remove(1);
@@ -248,6 +217,5 @@ mod tests {
         order.remove(3);
         order.push_last_victim(3);
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 2, 1, 3]);
-        assert_eq!(order.evictable(), 4);
     }
 }

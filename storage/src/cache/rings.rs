@@ -1,14 +1,20 @@
 //! Rings of indices in flat arrays. Nothing here allocates after it was made, but to
 //! resize. Knows nothing of keys, slots or bytes.
 
-/// Circular doubly linked lists inside two flat arrays. An index is in at most one
+/// Circular doubly linked lists inside a flat array. An index is in at most one
 /// ring, which need not be known to take it out. All operations take constant time.
 #[derive(Debug, Clone)]
 pub struct Rings {
     /// The first entries are the rings' heads, those of the indices follow.
-    prev: Vec<u32>,
-    next: Vec<u32>,
+    links: Vec<Link>,
     heads: u32,
+}
+
+/// Both neighbours of an entry: they are read and written together.
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    prev: u32,
+    next: u32,
 }
 
 /// A vector of `n` entries that takes no more memory than they need.
@@ -22,9 +28,12 @@ impl Rings {
     /// `rings` empty rings, for indices below `n`.
     #[must_use]
     pub fn new(rings: u32, n: u32) -> Self {
+        let empty = |head| Link {
+            prev: head,
+            next: head,
+        };
         let mut new = Self {
-            prev: (0..rings).collect(),
-            next: (0..rings).collect(),
+            links: (0..rings).map(empty).collect(),
             heads: rings,
         };
         new.resize(n);
@@ -34,25 +43,24 @@ impl Rings {
     /// Entries for indices below `n` from now on. Those from `n` on must be in no ring.
     pub fn resize(&mut self, n: u32) {
         let len = self.heads as usize + n as usize;
-        resize(&mut self.prev, len, 0);
-        resize(&mut self.next, len, 0);
+        resize(&mut self.links, len, Link::default());
     }
 
     /// Indices there are entries for.
     pub(super) fn len(&self) -> usize {
-        self.next.len() - self.heads as usize
+        self.links.len() - self.heads as usize
     }
 
     fn link(&mut self, a: u32, b: u32) {
-        self.next[a as usize] = b;
-        self.prev[b as usize] = a;
+        self.links[a as usize].next = b;
+        self.links[b as usize].prev = a;
     }
 
     /// Adds `i` to a ring as the newest. It must be in no ring.
     #[inline]
     pub fn push(&mut self, ring: u32, i: u32) {
         let i = i + self.heads;
-        let newest = self.prev[ring as usize];
+        let newest = self.links[ring as usize].prev;
         self.link(newest, i);
         self.link(i, ring);
     }
@@ -60,7 +68,7 @@ impl Rings {
     /// Adds `i` to a ring as the oldest, the next to go. It must be in no ring.
     pub fn push_oldest(&mut self, ring: u32, i: u32) {
         let i = i + self.heads;
-        let oldest = self.next[ring as usize];
+        let oldest = self.links[ring as usize].next;
         self.link(ring, i);
         self.link(i, oldest);
     }
@@ -69,14 +77,14 @@ impl Rings {
     #[inline]
     pub fn remove(&mut self, i: u32) {
         let i = (i + self.heads) as usize;
-        let (prev, next) = (self.prev[i], self.next[i]);
+        let (prev, next) = (self.links[i].prev, self.links[i].next);
         self.link(prev, next);
     }
 
     /// Puts `to`, which is in no ring, into the place of `from`.
     pub fn replace(&mut self, from: u32, to: u32) {
         let (from, to) = ((from + self.heads) as usize, to + self.heads);
-        let (prev, next) = (self.prev[from], self.next[from]);
+        let (prev, next) = (self.links[from].prev, self.links[from].next);
         self.link(prev, to);
         self.link(to, next);
     }
@@ -84,16 +92,19 @@ impl Rings {
     /// The index that has been in a ring for longest.
     #[must_use]
     pub fn oldest(&self, ring: u32) -> Option<u32> {
-        self.next[ring as usize].checked_sub(self.heads)
+        self.links[ring as usize].next.checked_sub(self.heads)
     }
 
     /// Moves all of ring `from` before the oldest of ring `to`, keeping its order.
     pub fn prepend(&mut self, to: u32, from: u32) {
-        let (first, last) = (self.next[from as usize], self.prev[from as usize]);
+        let (first, last) = (
+            self.links[from as usize].next,
+            self.links[from as usize].prev,
+        );
         if first == from {
             return;
         }
-        let oldest = self.next[to as usize];
+        let oldest = self.links[to as usize].next;
         self.link(to, first);
         self.link(last, oldest);
         self.link(from, from);
@@ -101,11 +112,14 @@ impl Rings {
 
     /// Moves all of ring `from` behind the newest of ring `to`, keeping its order.
     pub fn append(&mut self, to: u32, from: u32) {
-        let (first, last) = (self.next[from as usize], self.prev[from as usize]);
+        let (first, last) = (
+            self.links[from as usize].next,
+            self.links[from as usize].prev,
+        );
         if first == from {
             return;
         }
-        let newest = self.prev[to as usize];
+        let newest = self.links[to as usize].prev;
         self.link(newest, first);
         self.link(last, to);
         self.link(from, from);
@@ -113,7 +127,7 @@ impl Rings {
 
     /// Indices of a ring from the oldest to the newest.
     pub fn iter(&self, ring: u32) -> impl Iterator<Item = u32> + '_ {
-        let after = move |node: u32| self.next[node as usize].checked_sub(self.heads);
+        let after = move |node: u32| self.links[node as usize].next.checked_sub(self.heads);
         std::iter::successors(after(ring), move |&i| after(i + self.heads))
     }
 }

@@ -14,6 +14,10 @@ use crate::sync::{
 use crate::sync::{Receiver, Sender, TryRecvError, bounded};
 use crate::trace::{QUEUE, Tracer};
 
+/// Nanoseconds of a turn of the thread, the shortest that the kernel gives: its work comes in short
+/// pieces, each of which a compute thread is waiting for.
+const TURN: u64 = 100_000;
+
 /// How the I/O thread is set up.
 #[derive(Debug, Clone, Default)]
 pub struct IoOptions {
@@ -163,6 +167,7 @@ impl IoThread {
                     Err(e) => return drop(ready.send(Err(e))),
                 };
                 pin(options.core);
+                sys::take_short_turns(TURN);
                 let hello = Ok((engine.name(), engine.waker()));
                 if ready.send(hello).is_ok() {
                     let ender = Ender(&theirs);

@@ -3,7 +3,7 @@
 use emberflow_engine::CLUSTER;
 use emberflow_engine::regions::{hot_prefix, prefixes, split};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy};
+use emberflow_storage::cache::{ColdCache, Key, Policy, SlotId};
 
 use super::format::Header;
 use super::policies::Cache;
@@ -19,6 +19,8 @@ pub struct Shipped {
     cold: ColdCache,
     /// Needed neurons of the present layer that are to be read.
     wanted: Vec<Key>,
+    /// Those that are there.
+    pinned: Vec<SlotId>,
 }
 
 impl Shipped {
@@ -55,6 +57,7 @@ impl Shipped {
             hot: cache(units, &vec![clusters; header.layers], Policy::Lru)?,
             cold,
             wanted: Vec::new(),
+            pinned: Vec::new(),
         })
     }
 
@@ -74,12 +77,12 @@ impl Shipped {
                 Some(slot) => Some(slot),
                 None => {
                     // everything is pinned: clusters before this one are done
-                    self.cold.unpin_all();
+                    release(&mut self.cold, &mut self.pinned);
                     self.cold.reserve(key)
                 }
             };
             if let Some(slot) = slot {
-                self.cold.admit(key, slot);
+                self.pinned.push(self.cold.admit(key, slot));
             }
         }
     }
@@ -107,13 +110,20 @@ impl Cache for Shipped {
             }
             for &key in cluster {
                 let cold = Key::new(bank, key % neurons);
-                if self.cold.get_pin(cold).is_none() {
-                    missing.push(key);
-                    self.wanted.push(cold);
+                match self.cold.get_pin(cold) {
+                    Some(id) => self.pinned.push(id),
+                    None => {
+                        missing.push(key);
+                        self.wanted.push(cold);
+                    }
                 }
             }
         }
         self.read();
-        self.cold.unpin_all();
+        release(&mut self.cold, &mut self.pinned);
     }
+}
+
+fn release(cold: &mut ColdCache, pinned: &mut Vec<SlotId>) {
+    pinned.drain(..).for_each(|id| cold.unpin(id));
 }

@@ -130,7 +130,7 @@ impl NeuronStore {
             let Some(mut slot) = self.cold.reserve_if_free(key) else {
                 continue;
             };
-            let (_, _, shift) = (self.banks).cover(bank as usize, neuron, part.start, part.len);
+            let shift = self.banks.shift(bank as usize, neuron, part.start);
             let to = &mut slot.as_mut_slice()[shift..];
             let [gate, up, down] = self.hot.vectors(buffer.as_slice(), i);
             to[..gate.len()].copy_from_slice(gate);

@@ -1,6 +1,8 @@
 //! The bytes of clusters that are ready: where they lie, their checksums, and
 //! what becomes of them afterwards.
 
+use std::ops::Range;
+
 use emberflow_storage::cache::Key;
 
 use super::super::CLUSTER;
@@ -43,7 +45,7 @@ impl NeuronStore {
             Source::Stream(Some(slot)) => {
                 let first = (c * CLUSTER) as u32;
                 let bank = self.layer.bank as usize;
-                let (_, _, shift) = self.banks.cover(bank, first, 0, part.stride);
+                let shift = self.banks.shift(bank, first, 0);
                 let at = shift + (neuron - first) as usize * part.stride;
                 let bundle = &slot.as_slice()[at..at + part.stride];
                 let (up, down) = format.split_rest(&bundle[part.gate_span..]);
@@ -57,11 +59,12 @@ impl NeuronStore {
             Source::Cold => {
                 let slot = match &self.layer.held[place] {
                     Held::Pinned(slot) => self.cold.bytes(*slot),
+                    Held::Read(slot) => self.verified(neuron, self.cold.bytes(*slot))?,
                     Held::Gate(slot) => slot.as_slice(),
                     Held::Nothing | Held::Coming => return None,
                 };
                 let bank = self.layer.bank as usize;
-                let (_, _, shift) = self.banks.cover(bank, neuron, part.start, part.len);
+                let shift = self.banks.shift(bank, neuron, part.start);
                 let rest_at = shift + part.gate_span - part.start;
                 let gate = if part.has_gate {
                     &slot[shift..shift + gate_len]
@@ -117,7 +120,9 @@ impl NeuronStore {
             Source::Cold => {
                 for (held, &neuron) in self.layer.held[first..end].iter_mut().zip(&ids[first..end])
                 {
-                    if let Held::Pinned(slot) = std::mem::replace(held, Held::Nothing) {
+                    if let Held::Pinned(slot) | Held::Read(slot) =
+                        std::mem::replace(held, Held::Nothing)
+                    {
                         if keeps(neuron) {
                             self.cold.unpin(slot);
                         } else {
@@ -135,7 +140,7 @@ impl NeuronStore {
     pub(super) fn keep(&mut self, bank: u32, c: u32, buffer: &[u8]) {
         let neurons = self.banks.cluster_neurons(c as usize);
         let first = neurons.start as u32;
-        let (_, _, shift) = self.banks.cover(bank as usize, first, 0, self.part.stride);
+        let shift = self.banks.shift(bank as usize, first, 0);
         let part = &self.part;
         let gate_len = if part.has_gate { part.gate_len } else { 0 };
         let format = self.banks.format;
@@ -164,20 +169,42 @@ impl NeuronStore {
                 return;
             };
             let first = neuron - neuron % CLUSTER as u32;
-            let (_, _, shift) = self.banks.cover(b, first, 0, part.stride);
+            let shift = self.banks.shift(b, first, 0);
             let at = shift + (neuron - first) as usize * part.stride;
             let bundle = &buffer[at..at + part.stride];
-            let (_, _, to) = self.banks.cover(b, neuron, part.start, part.len);
+            let to = self.banks.shift(b, neuron, part.start);
             slot.as_mut_slice()[to..to + part.len].copy_from_slice(&bundle[part.start..]);
             let id = self.cold.admit(key, slot);
             self.cold.unpin(id);
         }
     }
 
+    /// The bytes of a slot just read, if their checksums are right; else they are damage.
+    pub(super) fn verified<'a>(&self, neuron: u32, slot: &'a [u8]) -> Option<&'a [u8]> {
+        let bank = self.layer.bank;
+        let checked = self.check(Key { bank, neuron }, slot, Step::Sums);
+        let damage = |error| {
+            let mut first = self.damage.lock().unwrap_or_else(|e| e.into_inner());
+            first.get_or_insert(error);
+        };
+        checked.map_err(damage).ok().map(|()| slot)
+    }
+
+    /// Has the lines that [`bytes`](Self::bytes) begins with on their way, all at once: one after
+    /// the other they would cost a wait on memory each.
+    pub fn touch(&self, places: Range<usize>) {
+        let held = self.layer.held.get(places).unwrap_or(&[]);
+        let resident = |held: &Held| match held {
+            Held::Pinned(slot) | Held::Read(slot) => self.cold.is_pinned(*slot),
+            _ => false,
+        };
+        std::hint::black_box(held.iter().filter(|h| resident(h)).count());
+    }
+
     /// Verifies the checksums of what a read brought.
     pub(super) fn check(&self, key: Key, slot: &[u8], step: Step) -> Result<(), Error> {
         let (bank, n, part) = (key.bank as usize, key.neuron, &self.part);
-        let (_, _, shift) = self.banks.cover(bank, n, part.start, part.len);
+        let shift = self.banks.shift(bank, n, part.start);
         let bundle = &slot[shift..];
         let container = &self.banks.container;
         if part.has_gate {
@@ -194,7 +221,7 @@ impl NeuronStore {
     pub(super) fn check_cluster(&self, bank: u32, c: u32, buffer: &[u8]) -> Result<(), Error> {
         let neurons = self.banks.cluster_neurons(c as usize);
         let (b, stride) = (bank as usize, self.part.stride);
-        let (_, _, shift) = self.banks.cover(b, neurons.start as u32, 0, stride);
+        let shift = self.banks.shift(b, neurons.start as u32, 0);
         for (n, bundle) in neurons.zip(buffer[shift..].chunks_exact(stride)) {
             let (gate, rest) = bundle.split_at(self.part.gate_span);
             self.banks.container.check_gate(b, n as u32, gate)?;

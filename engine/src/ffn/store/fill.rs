@@ -32,7 +32,7 @@ impl NeuronStore {
                 next.next();
                 let neurons = self.banks.cluster_neurons(c);
                 let len = neurons.len() * self.part.stride;
-                let (offset, len, _) = self.banks.cover(bank, neurons.start as u32, 0, len);
+                let (offset, len) = self.banks.cover(bank, neurons.start as u32, 0, len);
                 let tag = (bank as u64) << 32 | c as u64;
                 self.reads.push(Read::new(tag, offset, len, slot));
             }
@@ -59,7 +59,7 @@ impl NeuronStore {
     fn distribute(&mut self, bank: u32, c: u32, cold_per_bank: usize, buffer: &[u8]) {
         let (b, stride) = (bank as usize, self.part.stride);
         let neurons = self.banks.cluster_neurons(c as usize);
-        let (_, _, shift) = self.banks.cover(b, neurons.start as u32, 0, stride);
+        let shift = self.banks.shift(b, neurons.start as u32, 0);
         let gate_len = self.banks.format.gate_len();
         if let Some(gates) = self.gates.get_mut(b) {
             let gates = gates.as_mut_slice();
@@ -88,7 +88,7 @@ impl NeuronStore {
                 return;
             };
             let part = &self.part;
-            let (_, _, shift) = self.banks.cover(b, neuron, part.start, part.len);
+            let shift = self.banks.shift(b, neuron, part.start);
             slot.as_mut_slice()[shift..shift + part.len].copy_from_slice(&bundle[part.start..]);
             let id = self.cold.admit(key, slot);
             self.cold.unpin(id);

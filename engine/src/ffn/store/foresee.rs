@@ -44,10 +44,10 @@ struct Record {
 }
 
 impl Record {
-    /// Three of four guesses have to be right: a wrong one costs a read, a place in the
+    /// Every other guess has to be right: a wrong one costs a read, a place in the
     /// cache, and the chance of one long read in place of many.
     fn is_good(self) -> bool {
-        self.asked < TRIAL || 4 * self.needed >= 3 * self.asked
+        self.asked < TRIAL || 2 * self.needed >= self.asked
     }
 }
 
@@ -130,7 +130,7 @@ impl NeuronStore {
             self.foreseen.put(key);
             self.counters.foreseen += 1;
             let part = &self.part;
-            let (offset, len, _) = self
+            let (offset, len) = self
                 .banks
                 .cover(bank as usize, neuron, part.start, part.len);
             let tag = FORESEEN | u64::from(bank) << 32 | u64::from(neuron);
@@ -147,16 +147,20 @@ impl NeuronStore {
         slot: Slot,
         result: Result<(), Error>,
     ) -> Result<(), Error> {
-        let checked = result.and_then(|()| self.check(key, slot.as_slice(), super::Step::Sums));
+        let awaited = self.awaited(ids, key);
+        let checked = match awaited {
+            Some(_) => result,
+            None => result.and_then(|()| self.check(key, slot.as_slice(), super::Step::Sums)),
+        };
         if let Err(e) = checked {
             self.cold.abandon(key, slot);
             return Err(e);
         }
-        let Some(place) = self.awaited(ids, key) else {
+        let Some(place) = awaited else {
             self.cold.admit_ahead(key, slot);
             return Ok(());
         };
-        self.layer.held[place] = Held::Pinned(self.cold.admit(key, slot));
+        self.layer.held[place] = Held::Read(self.cold.admit(key, slot));
         let c = key.neuron as usize / CLUSTER;
         self.layer.clusters[c].waiting -= 1;
         self.ready_if_complete(c);

@@ -30,6 +30,8 @@ pub(super) enum Held {
     Nothing,
     /// Resident and pinned.
     Pinned(SlotId),
+    /// The same, just read: its checksums are verified by the thread that computes it.
+    Read(SlotId),
     /// Its Gate part is there.
     Gate(Slot),
     /// On its way since before the bank began.
@@ -260,7 +262,7 @@ impl NeuronStore {
         } = self.layer.clusters[c];
         for (place, &neuron) in ids.iter().enumerate().take(end).skip(issued) {
             self.layer.clusters[c].issued = place;
-            if matches!(self.layer.held[place], Held::Pinned(_)) {
+            if matches!(self.layer.held[place], Held::Pinned(_) | Held::Read(_)) {
                 continue;
             }
             let key = Key { bank, neuron };
@@ -282,7 +284,7 @@ impl NeuronStore {
                 Step::Gates => part.gate_span,
                 Step::Sums => part.len,
             };
-            let (offset, len, _) = self.banks.cover(bank as usize, neuron, part.start, len);
+            let (offset, len) = self.banks.cover(bank as usize, neuron, part.start, len);
             self.layer.clusters[c].waiting += 1;
             if self.policy.bundles() || step == Step::Gates {
                 self.request(Read::new(place as u64, offset, len, slot))?;
@@ -304,7 +306,7 @@ impl NeuronStore {
     /// The second of two reads of a neuron without bundles, of another matrix as it were.
     fn request_second_half(&mut self, ids: &[u32], place: usize, slot: Slot) -> Result<(), Error> {
         let (bank, part) = (self.layer.bank as usize, &self.part);
-        let (offset, len, _) = self.banks.cover(bank, ids[place], part.start, part.len);
+        let (offset, len) = self.banks.cover(bank, ids[place], part.start, part.len);
         let first = self.first_half(len);
         let read = Read::new(place as u64, offset + u64::from(first), len - first, slot).at(first);
         self.request(read)
@@ -318,7 +320,7 @@ impl NeuronStore {
         let neurons = self.banks.cluster_neurons(c);
         let len = neurons.len() * self.part.stride;
         let first = neurons.start as u32;
-        let (offset, len, _) = self.banks.cover(bank as usize, first, 0, len);
+        let (offset, len) = self.banks.cover(bank as usize, first, 0, len);
         let tag = STREAMED | u64::from(bank) << 32 | c as u64;
         self.layer.coming.push((bank, c as u32));
         self.request(Read::new(tag, offset, len, slot))?;
@@ -379,6 +381,11 @@ impl NeuronStore {
         }
     }
 
+    /// Whether named clusters wait for memory that others hold.
+    pub fn is_short_of_memory(&self) -> bool {
+        self.layer.next < self.layer.clusters.len()
+    }
+
     /// Whether reads are under way.
     pub fn reading(&self) -> bool {
         self.io.outstanding() > 0
@@ -391,6 +398,28 @@ impl NeuronStore {
                 *held = Held::Nothing;
             }
         }
+    }
+
+    /// Verifies here what no thread has computed yet, so that it can be given up.
+    pub(super) fn verify_places(&mut self, ids: &[u32], places: Range<usize>) {
+        for place in places {
+            if let Held::Read(slot) = self.layer.held[place] {
+                let bytes = self.cold.bytes(slot);
+                if self.verified(ids[place], bytes).is_some() {
+                    self.layer.held[place] = Held::Pinned(slot);
+                }
+            }
+        }
+    }
+
+    /// What the computing threads found damaged, as an error; everything is then taken back.
+    pub fn intact(&mut self, ids: &[u32]) -> Result<(), Error> {
+        let damage = self.damage.get_mut().unwrap_or_else(|e| e.into_inner());
+        let Some(error) = damage.take() else {
+            return Ok(());
+        };
+        self.abandon_layer(ids);
+        self.latch(Err(error))
     }
 
     /// Takes completions in. After an error everything is taken back.
@@ -439,17 +468,18 @@ impl NeuronStore {
         let c = neuron as usize / CLUSTER;
         let key = Key { bank, neuron };
         let step = self.layer.clusters[c].step;
-        let checked = result.and_then(|()| self.check(key, done.slot.as_slice(), step));
-        match (checked, step) {
-            (Err(e), _) => {
-                self.cold.abandon(key, done.slot);
-                return Err(e);
-            }
-            (Ok(()), Step::Gates) => self.layer.held[place] = Held::Gate(done.slot),
-            (Ok(()), Step::Sums) => {
-                self.layer.held[place] = Held::Pinned(self.cold.admit(key, done.slot));
-            }
+        let checked = match step {
+            Step::Gates => result.and_then(|()| self.check(key, done.slot.as_slice(), step)),
+            Step::Sums => result,
+        };
+        if let Err(e) = checked {
+            self.cold.abandon(key, done.slot);
+            return Err(e);
         }
+        self.layer.held[place] = match step {
+            Step::Gates => Held::Gate(done.slot),
+            Step::Sums => Held::Read(self.cold.admit(key, done.slot)),
+        };
         self.layer.clusters[c].waiting -= 1;
         self.ready_if_complete(c);
         Ok(())
@@ -529,9 +559,9 @@ impl NeuronStore {
                 Held::Gate(slot) if fires(neuron) => {
                     let part = &self.part;
                     let b = bank as usize;
-                    let (from, _, _) = self.banks.cover(b, neuron, part.start, part.gate_span);
+                    let (from, _) = self.banks.cover(b, neuron, part.start, part.gate_span);
                     let rest = self.banks.rest_read();
-                    let (offset, len, _) = self.banks.cover(b, neuron, rest, part.stride - rest);
+                    let (offset, len) = self.banks.cover(b, neuron, rest, part.stride - rest);
                     let at = (offset - from) as u32;
                     let read = Read::new(place as u64, offset, len, slot).at(at);
                     self.layer.clusters[c as usize].waiting += 1;

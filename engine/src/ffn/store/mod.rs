@@ -16,6 +16,7 @@ mod layer;
 mod recover;
 mod window;
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use emberflow_kernels::Row;
@@ -109,6 +110,8 @@ pub(crate) struct NeuronStore {
     /// The first failure. What is in memory may be incomplete after it, so the
     /// store refuses to work on.
     failed: Option<String>,
+    /// The first damage that a computing thread found.
+    damage: Mutex<Option<Error>>,
     tracer: Tracer,
 }
 
@@ -180,6 +183,7 @@ impl NeuronStore {
             past_evictions: 0,
             waited: Duration::ZERO,
             failed: None,
+            damage: Mutex::new(None),
             tracer,
             banks,
         };

@@ -22,8 +22,10 @@ impl NeuronStore {
             } else {
                 first
             });
+            self.verify_places(ids, from..end);
             self.unpin_places(from..end);
         }
+        self.intact(ids)?;
         self.advance(ids)?;
         let moved = self.layer.next > before || self.io.outstanding() > 0;
         if moved || !self.layer.ready.is_empty() {
