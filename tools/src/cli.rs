@@ -84,8 +84,13 @@ Examples:
         after_help = "\
 Examples:
   emberflow bench device
+  emberflow bench kernels
   emberflow bench io model.ember
-  emberflow bench decode model.ember"
+  emberflow bench decode model.ember
+  emberflow bench sweep model.ember --out       into benches/results/MACHINE
+
+Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage; 3 two variants differ in a bit of the
+logits, which none may; 130 stopped by Ctrl-C."
     )]
     Bench(BenchCommand),
     /// Say how a model would be run under a budget, and how fast.

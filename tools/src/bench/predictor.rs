@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, percent};
 use super::plot::{Labels, bars};
-use crate::cli::{BenchPredictorArgs, ModelArg};
+use crate::cli::BenchPredictorArgs;
 use crate::inspect_predictors::{LayerPredictor, predictors, section};
 use crate::model::open_container;
 use crate::stats::Range;
@@ -60,10 +60,7 @@ struct Lab {
 /// Runs the command.
 pub fn command(args: &BenchPredictorArgs) -> Result<(), Failure> {
     let repeat = &args.repeat;
-    let model = ModelArg {
-        model: Some(args.model.clone()),
-    };
-    let (container, facts) = (open_container(&model)?, Facts::of(&model)?);
+    let (container, facts) = (open_container(&args.model)?, Facts::of(&args.model)?);
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let threads = match args.threads {
         Some(n) => usize::from(n),
@@ -142,7 +139,8 @@ fn open(
 ) -> Result<(Vec<LayerPredictor>, Weights, Lab), Failure> {
     let none = || {
         Failure::usage(format!(
-            "{} has no predictors that name neurons; make some with emberflow train-predictor",
+            "{} has no predictors that name neurons; make a model that has some with emberflow \
+             train-predictor",
             container.path().display()
         ))
     };

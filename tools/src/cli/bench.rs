@@ -293,15 +293,16 @@ pub struct BenchCacheArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  emberflow bench predictor
   emberflow train-predictor model.ember -f text.txt -o named.ember && emberflow bench predictor named.ember
   emberflow bench predictor named.ember --threads 2 --out results
 
-Recall and precision are those that train-predictor measured; perplexity --judge measures them on
-another text.")]
+MODEL needs predictors, which the bundled one has. Recall and precision are those that train-predictor
+measured; perplexity --judge measures them on another text.")]
 pub struct BenchPredictorArgs {
-    /// A packed model (.ember) with predictors, as train-predictor writes it.
-    #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
     /// Compute threads; default: one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
