@@ -239,15 +239,29 @@ pub(crate) fn precise_sleeps() {
 /// instead of at the end of somebody's turn (EEVDF with slices per thread, Linux 6.12). Needs no
 /// privilege; older kernels have no such turns, and do not mind.
 pub(crate) fn take_short_turns(ns: u64) {
-    // SAFETY: the struct is valid as zeros, and its size is passed along; both calls concern this
-    // thread alone.
+    /// The kernel's `sched_attr` in its first version.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attributes {
+        size: u32,
+        /// 0 is the usual one.
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    // SAFETY: the struct has the size that it names; both calls concern this thread alone.
     unsafe {
-        let mut attr: libc::sched_attr = std::mem::zeroed();
-        attr.size = size_of::<libc::sched_attr>() as u32;
-        attr.sched_policy = libc::SCHED_OTHER as u32;
-        attr.sched_nice = libc::getpriority(libc::PRIO_PROCESS, 0);
-        attr.sched_runtime = ns;
-        libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+        let attributes = Attributes {
+            size: size_of::<Attributes>() as u32,
+            nice: libc::getpriority(libc::PRIO_PROCESS, 0),
+            runtime: ns,
+            ..Attributes::default()
+        };
+        libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
     }
 }
 
