@@ -81,7 +81,7 @@ impl Planner {
     /// The planner of an engine that would be opened, which needs no memory for weights.
     ///
     /// # Errors
-    /// As [`Engine::open`], except for the budget.
+    /// As [`crate::Engine::open`], except for the budget.
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
         Ok(Parts::of(model, options)?.planner)
     }
