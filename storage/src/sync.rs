@@ -7,9 +7,10 @@
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-pub(crate) use std::thread::{Builder, JoinHandle, park};
+pub(crate) use std::thread::{Builder, JoinHandle};
 
 pub(crate) use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
+pub(crate) use crossbeam::sync::{Parker, Unparker};
 
 /// Says when memory behind a pointer is read and written. Nobody listens in this crate; the checker
 /// fails when two threads do so without an order between them.

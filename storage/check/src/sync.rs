@@ -10,7 +10,7 @@ use crate::fault::Fault;
 
 pub(crate) use crate::channel::{Receiver, Sender, TryRecvError, bounded};
 pub(crate) use loom::sync::{Mutex, MutexGuard};
-pub(crate) use loom::thread::{JoinHandle, park};
+pub(crate) use loom::thread::JoinHandle;
 pub(crate) use model::{AtomicBool, AtomicUsize};
 
 /// See the type of this name in the storage crate. The lock orders nothing that is checked; it lets
@@ -65,6 +65,40 @@ impl AtomicU32 {
     ) -> Result<u32, u32> {
         let success = Fault::Acquire.weaken(success);
         self.0.compare_exchange(old, new, success, failure)
+    }
+}
+
+/// A thread sleeps here until somebody has told it to wake up since it last did.
+#[derive(Debug, Default)]
+pub(crate) struct Parker(Unparker);
+
+/// The other side of a [`Parker`].
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Unparker(std::sync::Arc<(Mutex<bool>, Condvar)>);
+
+impl Parker {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn unparker(&self) -> &Unparker {
+        &self.0
+    }
+
+    pub(crate) fn park(&self) {
+        let (told, news) = &*self.0.0;
+        let mut told = told.lock().unwrap_or_else(|e| e.into_inner());
+        while !std::mem::take(&mut *told) {
+            told = news.wait(told).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+}
+
+impl Unparker {
+    pub(crate) fn unpark(&self) {
+        let (told, news) = &*self.0;
+        *told.lock().unwrap_or_else(|e| e.into_inner()) = true;
+        news.notify_one();
     }
 }
 

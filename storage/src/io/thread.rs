@@ -9,7 +9,8 @@ use super::device::Waker;
 use super::{Completion, DioAlign, Engine, EngineChoice, FileSource, IoError, Read, sys};
 use crate::limits::Limits;
 use crate::sync::{
-    AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, fence, park,
+    AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Parker, Unparker,
+    fence,
 };
 use crate::sync::{Receiver, Sender, TryRecvError, bounded};
 use crate::trace::{QUEUE, Tracer};
@@ -112,6 +113,7 @@ pub struct IoThread {
     spare: Receiver<Vec<Read>>,
     shared: Arc<Shared>,
     waker: Waker,
+    unparker: Unparker,
     outstanding: AtomicUsize,
     thread: Option<JoinHandle<()>>,
     engine: &'static str,
@@ -158,6 +160,8 @@ impl IoThread {
         let shared = Arc::new(Shared::default());
         shared.lock().done.reserve(limits.queued);
         let theirs = Arc::clone(&shared);
+        let parker = Parker::new();
+        let unparker = parker.unparker().clone();
         let thread = Builder::new()
             .name("ember-io".into())
             .spawn(move || {
@@ -171,7 +175,7 @@ impl IoThread {
                 let hello = Ok((engine.name(), engine.waker()));
                 if ready.send(hello).is_ok() {
                     let ender = Ender(&theirs);
-                    Worker::new(engine, &inbox, &give_back, &theirs).run();
+                    Worker::new(engine, &inbox, parker, &give_back, &theirs).run();
                     drop(ender);
                 }
             })
@@ -190,6 +194,7 @@ impl IoThread {
             spare,
             shared,
             waker,
+            unparker,
             outstanding: AtomicUsize::new(0),
             thread: Some(thread),
             engine,
@@ -276,9 +281,9 @@ impl IoThread {
         fence(Ordering::SeqCst);
         if self.shared.in_device.load(Ordering::Relaxed) {
             (self.waker)();
-        } else if let Some(thread) = &self.thread {
-            thread.thread().unpark();
         }
+        // In any case: it may have left the device since, and found the channel empty before.
+        self.unparker.unpark();
         Ok(())
     }
 
@@ -373,11 +378,10 @@ impl Drop for IoThread {
         self.requests = None;
         fence(Ordering::SeqCst);
         (self.waker)();
-        let Some(thread) = self.thread.take() else {
-            return;
-        };
-        thread.thread().unpark();
-        if thread.join().is_err() {
+        self.unparker.unpark();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
             tracing::error!(file = %self.label, "the i/o thread panicked");
         }
     }
@@ -404,6 +408,8 @@ fn pin(core: Option<usize>) {
 struct Worker<'a> {
     engine: Engine,
     inbox: &'a Receiver<Message>,
+    /// Where the thread sleeps when it has nothing to do.
+    parker: Parker,
     give_back: &'a Sender<Vec<Read>>,
     shared: &'a Shared,
     queue_limit: usize,
@@ -416,6 +422,7 @@ impl<'a> Worker<'a> {
     fn new(
         engine: Engine,
         inbox: &'a Receiver<Message>,
+        parker: Parker,
         give_back: &'a Sender<Vec<Read>>,
         shared: &'a Shared,
     ) -> Self {
@@ -424,6 +431,7 @@ impl<'a> Worker<'a> {
             out: Vec::with_capacity(engine.queue_limit()),
             engine,
             inbox,
+            parker,
             give_back,
             shared,
             first_error: None,
@@ -440,7 +448,7 @@ impl<'a> Worker<'a> {
                 loop {
                     match self.inbox.try_recv() {
                         Ok(message) => break self.accept(message),
-                        Err(TryRecvError::Empty) => park(),
+                        Err(TryRecvError::Empty) => self.parker.park(),
                         Err(TryRecvError::Disconnected) => return,
                     }
                 }
