@@ -109,11 +109,30 @@ impl Failure {
         (source.kind() == std::io::ErrorKind::NotFound).then_some(path)
     }
 
+    /// Whether stored data are not what their checksum says.
+    fn is_damage(&self) -> bool {
+        use emberflow_engine::Error as Engine;
+        use emberflow_storage::Error as Storage;
+        let (Self::Storage(error) | Self::Engine(Engine::Storage(error))) = self else {
+            return false;
+        };
+        matches!(
+            error,
+            Storage::SuperblockChecksum { .. }
+                | Storage::SectionChecksum { .. }
+                | Storage::TensorChecksum { .. }
+                | Storage::BundleChecksum { .. }
+                | Storage::ScalesChecksum { .. }
+                | Storage::Truncated { .. }
+        )
+    }
+
     /// The process's exit code (listed in `emberflow --help`).
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
             Self::Fault(_) => ExitCode::from(3),
+            _ if self.is_damage() => ExitCode::from(3),
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::from(1),
         }
@@ -122,6 +141,16 @@ impl Failure {
 
 /// Runs one command.
 pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
+    if let Some(wanted) = emberflow_kernels::Cpu::ignored_override() {
+        let known: Vec<&str> = emberflow_kernels::Cpu::all()
+            .iter()
+            .map(|c| c.name())
+            .collect();
+        return Err(Failure::usage(format!(
+            "EMBERFLOW_ISA asks for {wanted:?}, which this machine does not have; unset it, or take one of: {}",
+            known.join(", ")
+        )));
+    }
     match command {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Pack(args) => pack::command(&args),

@@ -132,9 +132,16 @@ pub struct Cpu {
 impl Cpu {
     /// The best instruction set of this machine, or the one that the environment
     /// variable `EMBERFLOW_ISA` names (see [`Isa::name`]). An unknown or unavailable value
-    /// is ignored; [`name`](Cpu::name) tells what was chosen.
+    /// is ignored; [`name`](Cpu::name) tells what was chosen, and
+    /// [`ignored_override`](Cpu::ignored_override) what was not.
     pub fn detect() -> Cpu {
         Cpu::choose(std::env::var(OVERRIDE).ok().as_deref())
+    }
+
+    /// What `EMBERFLOW_ISA` asks for, if that is no instruction set of this machine.
+    pub fn ignored_override() -> Option<String> {
+        let wanted = std::env::var(OVERRIDE).ok()?;
+        (Cpu::choose(Some(&wanted)).name() != wanted).then_some(wanted)
     }
 
     fn choose(wanted: Option<&str>) -> Cpu {

@@ -6,7 +6,7 @@
 //! model lets a relaxed load return. The tests of this crate are the models; each is small, as the
 //! number of orders grows fast.
 //!
-//! What is not modelled: the insides of crossbeam's channel (see `channel`), of io_uring and of the
+//! What is not modelled: the insides of crossbeam's channel (see `channel`) and parker, of io_uring and of the
 //! kernel. The device is either the real `pread` pool or one that plays a script.
 #![allow(clippy::duplicate_mod)] // one file of the storage crate is a test module there
 
