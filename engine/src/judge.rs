@@ -71,7 +71,7 @@ impl Judge {
             let name = |_, c: usize, wanted: &mut [f32]| {
                 predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
             };
-            (self.workers).for_each_chunk_mut(wanted, CLUSTER * tokens, &name);
+            (self.workers).for_each_part_mut(wanted, CLUSTER * tokens, &name);
         }
         let quality = &mut self.layers[seen.layer];
         for (&gate, &wanted) in seen.gates.iter().zip(&*wanted) {

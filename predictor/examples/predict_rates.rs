@@ -109,7 +109,7 @@ fn measure(
             for layer in layers {
                 layer.prepare(cpu, workers, input, &mut shared);
                 let shared = &shared;
-                workers.for_each_chunk_mut(&mut wanted, RANGE, &|_, block, wanted| {
+                workers.for_each_part_mut(&mut wanted, RANGE, &|_, block, wanted| {
                     layer.predict(cpu, input, shared, block * RANGE, wanted);
                 });
             }

@@ -4,7 +4,7 @@
 use emberflow_kernels::{Cpu, DType, GROUP, Workers};
 
 use crate::bytes::SharedBytes;
-use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
 use crate::thresholds::Thresholds;
 
 /// Sizes and meaning of a low-rank predictor.
@@ -85,6 +85,19 @@ impl LowRank {
     pub fn spec(&self) -> LowRankSpec {
         self.spec
     }
+
+    /// Scores of the neurons from `first` on for token `t`.
+    fn token_scores(&self, cpu: Cpu, shared: &Shared, t: usize, first: usize, scores: &mut [f32]) {
+        let s = &self.spec;
+        let row = s.fc2.row_bytes(s.rank);
+        let rows = &self.fc2.as_slice()[first * row..(first + scores.len()) * row];
+        if s.fc2.is_grouped() {
+            cpu.matvec_q(s.fc2, rows, row, shared.hidden_q.token(t), scores);
+        } else {
+            let hidden = &shared.hidden[t * s.stride()..][..s.rank];
+            cpu.matvec(s.fc2, rows, row, s.rank, hidden, scores);
+        }
+    }
 }
 
 impl Predictor for LowRank {
@@ -114,21 +127,22 @@ impl Predictor for LowRank {
         let hidden = &mut shared.hidden[..tokens * stride];
         let row = s.fc1.row_bytes(s.d);
         let fc1 = self.fc1.as_slice();
-        let pieces = stride / GROUP;
-        workers.for_each_chunk_mut(hidden, GROUP, &|_, piece, out| {
-            let (t, first) = (piece / pieces, piece % pieces * GROUP);
-            let (out, padding) = out.split_at_mut(GROUP.min(s.rank - first));
+        for (t, hidden) in hidden.chunks_exact_mut(stride).enumerate() {
+            let (hidden, padding) = hidden.split_at_mut(s.rank);
             padding.fill(0.0);
-            let rows = &fc1[first * row..(first + out.len()) * row];
-            if s.fc1.is_grouped() {
-                cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
-            } else {
-                cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
-            }
-            if s.relu {
-                out.iter_mut().for_each(|h| *h = h.max(0.0));
-            }
-        });
+            workers.for_each_part_mut(hidden, GROUP, &|_, piece, out| {
+                let first = piece * GROUP;
+                let rows = &fc1[first * row..(first + out.len()) * row];
+                if s.fc1.is_grouped() {
+                    cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
+                } else {
+                    cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
+                }
+                if s.relu {
+                    out.iter_mut().for_each(|h| *h = h.max(0.0));
+                }
+            });
+        }
         if s.fc2.is_grouped() {
             shared.hidden_q.reshape(s.rank, tokens);
             let chunks = shared.hidden_q.chunks_per_token();
@@ -149,21 +163,18 @@ impl Predictor for LowRank {
         first: usize,
         scores: &mut [f32],
     ) {
-        let (s, tokens) = (&self.spec, input.tokens());
-        let neurons = scores.len() / tokens;
-        let row = s.fc2.row_bytes(s.rank);
-        let rows = &self.fc2.as_slice()[first * row..(first + neurons) * row];
-        let mut token = [0.0; RANGE];
-        let token = &mut token[..neurons];
-        for t in 0..tokens {
-            if s.fc2.is_grouped() {
-                cpu.matvec_q(s.fc2, rows, row, shared.hidden_q.token(t), token);
-            } else {
-                let hidden = &shared.hidden[t * s.stride()..][..s.rank];
-                cpu.matvec(s.fc2, rows, row, s.rank, hidden, token);
-            }
-            for (i, &score) in token.iter().enumerate() {
-                scores[i * tokens + t] = score;
+        let tokens = input.tokens();
+        if tokens == 1 {
+            return self.token_scores(cpu, shared, 0, first, scores);
+        }
+        for (first, scores) in blocks(first, scores, tokens) {
+            let mut token = [0.0; RANGE];
+            let token = &mut token[..scores.len() / tokens];
+            for t in 0..tokens {
+                self.token_scores(cpu, shared, t, first, token);
+                for (i, &score) in token.iter().enumerate() {
+                    scores[i * tokens + t] = score;
+                }
             }
         }
     }

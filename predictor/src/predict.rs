@@ -57,8 +57,8 @@ pub trait Predictor: Send + Sync {
     fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared);
 
     /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]`
-    /// of neuron `first + i` for token `t`. At most [`RANGE`] neurons. Called by several
-    /// threads for different ranges.
+    /// of neuron `first + i` for token `t`. Called by several threads for different
+    /// neurons; the longer the list, the more of it is on its way from memory.
     fn scores(
         &self,
         cpu: Cpu,
@@ -83,12 +83,14 @@ pub trait Predictor: Send + Sync {
     ) {
         let tokens = input.tokens();
         self.scores(cpu, input, shared, first, wanted);
-        let mut thresholds = [0.0; RANGE];
-        let thresholds = &mut thresholds[..wanted.len() / tokens];
-        self.thresholds(cpu, first, thresholds);
-        for (scores, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
-            for score in scores {
-                *score = f32::from(u8::from(*score >= *threshold));
+        for (first, wanted) in blocks(first, wanted, tokens) {
+            let mut thresholds = [0.0; RANGE];
+            let thresholds = &mut thresholds[..wanted.len() / tokens];
+            self.thresholds(cpu, first, thresholds);
+            for (scores, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
+                for score in scores {
+                    *score = f32::from(u8::from(*score >= *threshold));
+                }
             }
         }
     }
@@ -105,13 +107,24 @@ pub fn predict_all(
 ) {
     predictor.prepare(cpu, workers, input, shared);
     let (shared, tokens) = (&*shared, input.tokens());
-    workers.for_each_chunk_mut(wanted, RANGE * tokens, &|_, block, wanted| {
+    workers.for_each_part_mut(wanted, RANGE * tokens, &|_, block, wanted| {
         predictor.predict(cpu, input, shared, block * RANGE, wanted);
     });
 }
 
-/// Most neurons that [`Predictor::scores`] is asked for at once.
+/// Neurons between two places where a layer is cut among threads.
 pub const RANGE: usize = 128;
+
+/// `values [neurons × tokens]` of the neurons from `first` on, at most [`RANGE`] neurons at
+/// a time, each with its first neuron.
+pub(crate) fn blocks(
+    first: usize,
+    values: &mut [f32],
+    tokens: usize,
+) -> impl Iterator<Item = (usize, &mut [f32])> {
+    let firsts = (first..).step_by(RANGE);
+    firsts.zip(values.chunks_mut(RANGE * tokens))
+}
 
 /// Per token: what a predictor keeps between its two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

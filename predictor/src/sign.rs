@@ -4,7 +4,7 @@
 use emberflow_kernels::{Cpu, Workers, sign_bytes};
 
 use crate::bytes::SharedBytes;
-use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape};
+use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
 
 /// Signs of all gate rows of a layer, and the largest number of negative products with
 /// which a neuron is still wanted.
@@ -54,14 +54,16 @@ impl Predictor for SignBit {
         scores: &mut [f32],
     ) {
         let (tokens, row) = (input.tokens(), sign_bytes(self.d));
-        let neurons = scores.len() / tokens;
-        let rows = &self.bytes.as_slice()[first * row..(first + neurons) * row];
-        let mut counts = [0; RANGE];
-        let counts = &mut counts[..neurons];
-        for (t, signs) in (0..tokens).zip(shared.signs.chunks_exact(row)) {
-            cpu.sign_differences(rows, row, signs, counts);
-            for (i, &count) in counts.iter().enumerate() {
-                scores[i * tokens + t] = -(count as f32);
+        for (first, scores) in blocks(first, scores, tokens) {
+            let neurons = scores.len() / tokens;
+            let rows = &self.bytes.as_slice()[first * row..(first + neurons) * row];
+            let mut counts = [0; RANGE];
+            let counts = &mut counts[..neurons];
+            for (t, signs) in (0..tokens).zip(shared.signs.chunks_exact(row)) {
+                cpu.sign_differences(rows, row, signs, counts);
+                for (i, &count) in counts.iter().enumerate() {
+                    scores[i * tokens + t] = -(count as f32);
+                }
             }
         }
     }

@@ -67,7 +67,7 @@ impl Foresight {
         }
         let wanted = &mut self.wanted[..self.neurons * tokens];
         let predictors = &*predictors;
-        workers.for_each_chunk_mut(wanted, CLUSTER * tokens, &|_, c, wanted| {
+        workers.for_each_part_mut(wanted, CLUSTER * tokens, &|_, c, wanted| {
             predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
         });
         let named = |(n, pairs): (usize, &[f32])| {

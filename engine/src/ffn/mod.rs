@@ -282,27 +282,23 @@ impl Ffn {
             let high = (low + piece * CLUSTER).min(neurons);
             let gates = &mut self.gates[low * tokens..high * tokens];
             let (shape, store) = (&self.shape, &self.store);
-            let name = |c: usize, gates: &mut [f32]| {
-                let first = low + c * CLUSTER;
+            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
+                let first = low + first * CLUSTER;
+                let firsts = (first..).step_by(CLUSTER);
                 if let Some(set) = oracle {
-                    oracle::name(set, first, gates);
+                    oracle::name(set, first, part);
                 } else if let Some(predictor) = predictor {
                     let start = Instant::now();
-                    predictor.predict(cpu, bank, features, first, gates);
+                    predictor.predict(cpu, bank, features, first, part);
                     spent.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
-                    let ones = gates.iter().filter(|&&w| w != 0.0).count();
+                    let ones = part.iter().filter(|&&w| w != 0.0).count();
                     wanted.fetch_add(ones as u64, Ordering::Relaxed);
-                }
-                if known && !named {
-                    job::resident_gates(cpu, shape, store, bank, first, input, gates);
-                }
-            };
-            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
-                for (c, gates) in (first..).zip(part.chunks_mut(CLUSTER * tokens)) {
-                    name(c, gates);
+                } else {
+                    for (first, gates) in firsts.zip(part.chunks_mut(CLUSTER * tokens)) {
+                        job::resident_gates(cpu, shape, store, bank, first, input, gates);
+                    }
                 }
                 if known && named {
-                    let first = low + first * CLUSTER;
                     job::wanted_gates(cpu, shape, store, bank, first, input, part);
                 }
             });

@@ -17,12 +17,10 @@ use emberflow_predictor::{
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::Container;
 
+use super::FEW;
 use super::foresight::Foresight;
-use super::{CLUSTER, FEW};
 use crate::Error;
 use crate::weights::region;
-
-const _: () = assert!(CLUSTER <= emberflow_predictor::RANGE);
 
 /// Where a container keeps its predictors.
 enum Origin {
@@ -289,7 +287,7 @@ impl Predictors {
     }
 
     /// After [`Predictors::prepare`]: 1 or 0 for each pair of `wanted
-    /// [neurons × tokens]`, neurons from `first` on, at most a cluster.
+    /// [neurons × tokens]`, neurons from `first` on.
     pub fn predict(
         &self,
         cpu: Cpu,
