@@ -17,7 +17,7 @@ use std::{
     ptr,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle, Thread},
 };
@@ -334,6 +334,65 @@ impl Workers {
                 f(thread, first, part);
             }
         });
+    }
+
+    /// As [`for_each_part_mut`](Workers::for_each_part_mut), in at most 64 parts of equal
+    /// length, while the calling thread, between its own parts, hands what is complete to
+    /// `then(first, stretch)`: stretches of units that follow each other, `first` being the
+    /// first unit's number. What only one thread may do runs so beside the others' work.
+    ///
+    /// # Panics
+    /// As [`for_each_part_mut`](Workers::for_each_part_mut), and if `then` panics.
+    pub fn for_each_part_then<T: Send + Sync>(
+        &self,
+        data: &mut [T],
+        (unit, units_per_part): (usize, usize),
+        f: &(dyn Fn(usize, &mut [T]) + Sync),
+        then: &mut (dyn FnMut(usize, &[T]) + Send),
+    ) {
+        assert!(unit > 0, "a slice cannot be cut into parts of no elements");
+        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
+        let units = len.div_ceil(unit);
+        let part = units_per_part.max(1).max(units.div_ceil(64));
+        let parts = units.div_ceil(part);
+        let range = |p: usize| p * part * unit..len.min((p + 1) * part * unit);
+        let (next, complete) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let then = Mutex::new((0, then));
+        let hand_over = || {
+            let mut guard = then.lock().unwrap_or_else(PoisonError::into_inner);
+            let (handed, then) = &mut *guard;
+            // Acquire pairs with the release below: what was written to these parts is seen.
+            let end = complete.load(Ordering::Acquire).trailing_ones() as usize;
+            if end > *handed {
+                let (from, to) = (range(*handed).start, range(end - 1).end);
+                // SAFETY: all parts in this range are complete, so nobody writes to them any
+                // more. `data` is borrowed until the run is over.
+                let stretch =
+                    unsafe { std::slice::from_raw_parts(base.get().add(from), to - from) };
+                then(*handed * part, stretch);
+                *handed = end;
+            }
+        };
+        self.share(parts, &|thread| {
+            loop {
+                let p = next.fetch_add(1, Ordering::Relaxed);
+                if p >= parts {
+                    break;
+                }
+                let range = range(p);
+                // SAFETY: each number is handed out once, so no two parts overlap, and the
+                // range lies in `data`, which is borrowed until the run is over.
+                let piece = unsafe {
+                    std::slice::from_raw_parts_mut(base.get().add(range.start), range.len())
+                };
+                f(p * part, piece);
+                complete.fetch_or(1 << p, Ordering::Release);
+                if thread == 0 {
+                    hand_over();
+                }
+            }
+        });
+        hand_over();
     }
 
     /// Calls `f(state, item)` once for every item in `0..items`, with `states[i]` going to

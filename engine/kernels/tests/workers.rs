@@ -44,6 +44,33 @@ fn chunks_cover_the_slice_once() {
 }
 
 #[test]
+fn what_is_complete_is_handed_on_in_order_by_the_caller() {
+    let caller = std::thread::current().id();
+    for threads in [1, 2, 3] {
+        let workers = Workers::new(threads, None);
+        for (len, unit, part) in [(0, 3, 2), (1, 3, 2), (1000, 3, 2), (1000, 7, 1), (64, 1, 0)] {
+            let (mut data, mut seen) = (vec![0u32; len], Vec::new());
+            workers.for_each_part_then(
+                &mut data,
+                (unit, part),
+                &|first, part| {
+                    for (i, value) in part.iter_mut().enumerate() {
+                        *value += (first * unit + i) as u32 + 1;
+                    }
+                },
+                &mut |first, stretch: &[u32]| {
+                    assert_eq!(std::thread::current().id(), caller);
+                    assert_eq!(first * unit, seen.len());
+                    seen.extend_from_slice(stretch);
+                },
+            );
+            assert!((1..=len as u32).eq(seen.iter().copied()), "{len} {unit}");
+            assert_eq!(seen, data);
+        }
+    }
+}
+
+#[test]
 fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
     let workers = Workers::new(3, None);
     for (rows, width, stride) in [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)] {

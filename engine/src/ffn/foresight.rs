@@ -4,10 +4,13 @@
 //! mostly right about it a layer early. What it names is only read ahead, never computed:
 //! a wrong guess costs a read and changes no result.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
 use emberflow_kernels::{Activations, Cpu, Workers};
 
-use super::CLUSTER;
 use super::predict::Predictors;
+use super::{CLUSTER, GATE_PIECES, nanoseconds};
 use crate::input::Input;
 
 /// The norm before a layer's FFN.
@@ -16,6 +19,9 @@ pub(crate) struct Norm<'a> {
     pub weight: &'a [f32],
     pub eps: f32,
 }
+
+/// A bank to look ahead to: its number, the residual stream of the one before, and its norm.
+pub(super) type Next<'a> = (u32, &'a [f32], Norm<'a>);
 
 /// Memory for looking one layer ahead, for a few tokens.
 pub(super) struct Foresight {
@@ -43,16 +49,17 @@ impl Foresight {
         (4 * floats + Activations::bytes(d, tokens)) as u64
     }
 
-    /// The neurons, ascending, that the predictor of `bank` names for tokens whose residual
-    /// stream is `residual`.
+    /// Hands the neurons, ascending, that the predictor of `bank` names for tokens whose
+    /// residual stream is `residual`, to `then`, some at a time while others are named. Returns
+    /// the nanoseconds of naming alone, by thread.
     pub fn name(
         &mut self,
         (cpu, workers): (Cpu, &Workers),
         predictors: &mut Predictors,
-        bank: u32,
-        residual: &[f32],
-        norm: Norm<'_>,
-    ) -> &[u32] {
+        (bank, residual, norm): Next<'_>,
+        then: &mut (dyn FnMut(&[u32]) + Send),
+    ) -> u64 {
+        let start = Instant::now();
         self.ids.clear();
         let d = norm.weight.len();
         let tokens = residual.len() / d;
@@ -63,19 +70,33 @@ impl Foresight {
         let input = Input::new(cpu, normed, tokens, &mut self.input);
         let features = input.features(residual);
         if !predictors.prepare(cpu, workers, bank, features) {
-            return &[];
+            return nanoseconds(start.elapsed());
         }
+        let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let wanted = &mut self.wanted[..self.neurons * tokens];
-        let predictors = &*predictors;
-        workers.for_each_part_mut(wanted, CLUSTER * tokens, &|_, c, wanted| {
-            predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
-        });
-        let named = |(n, pairs): (usize, &[f32])| {
-            let some = pairs.iter().any(|&w| w != 0.0);
-            some.then_some(n as u32)
-        };
-        let pairs = wanted.chunks_exact(tokens).enumerate();
-        self.ids.extend(pairs.filter_map(named));
-        &self.ids
+        let (predictors, ids) = (&*predictors, &mut self.ids);
+        let clusters = self.neurons.div_ceil(CLUSTER);
+        workers.for_each_part_then(
+            wanted,
+            (
+                CLUSTER * tokens,
+                clusters.div_ceil(GATE_PIECES * workers.threads()),
+            ),
+            &|c, wanted| {
+                let start = Instant::now();
+                predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
+                alone.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
+            },
+            &mut |c, wanted| {
+                let start = ids.len();
+                let named = |(n, pairs): (usize, &[f32])| {
+                    let some = pairs.iter().any(|&w| w != 0.0);
+                    some.then_some((c * CLUSTER + n) as u32)
+                };
+                ids.extend(wanted.chunks_exact(tokens).enumerate().filter_map(named));
+                then(&ids[start..]);
+            },
+        );
+        nanoseconds(together) + alone.into_inner() / workers.threads() as u64
     }
 }

@@ -20,6 +20,7 @@ mod oracle;
 mod predict;
 mod record;
 pub mod regions;
+mod resident;
 mod store;
 mod temperature;
 
@@ -35,8 +36,8 @@ use crate::counters::Counters;
 use crate::input::Input;
 use crate::policy::Overlap;
 use crate::trace;
-use foresight::Foresight;
 pub(crate) use foresight::Norm;
+use foresight::{Foresight, Next};
 use job::Job;
 pub(crate) use oracle::Oracle;
 use record::Record;
@@ -63,9 +64,9 @@ const PARTIAL_BYTES: usize = 4 << 20;
 /// Tokens of a pass that are decoded, of as many sequences, and not part of a prompt.
 const FEW: usize = 8;
 
-/// Pieces the gates of a layer are computed in where neurons may have to be read,
-/// so that the reads of one piece run beside the computation of the next.
-pub const GATE_PIECES: usize = 4;
+/// Pieces of a layer that each thread names one after the other: what is missing of those
+/// that are done is looked up and read while the others are named.
+pub const GATE_PIECES: usize = 8;
 
 /// Clusters whose partials exist at once, for chunks of `tokens`: enough to keep
 /// every thread busy.
@@ -106,6 +107,8 @@ pub(crate) struct Ffn {
     now: Vec<Option<Step>>,
     /// Clusters that were computed and still hold their bytes.
     done: Vec<u32>,
+    /// Clusters of a group of which some neuron is needed.
+    used: Vec<bool>,
     /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
     fired: u64,
     looked_at: u64,
@@ -142,6 +145,7 @@ impl Ffn {
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
             done: Vec::with_capacity(clusters),
+            used: Vec::with_capacity(clusters),
             shape,
             overlap: store.overlap(),
             store,
@@ -221,10 +225,17 @@ impl Ffn {
         for first in (0..clusters).step_by(group) {
             let end = (first + group).min(clusters);
             self.sum_group(cpu, workers, input, first..end, &mut next)?;
-            let used = |c: usize| !self.store.places((first + c) as u32).is_empty();
+            self.used.clear();
+            let places = |c: usize| self.store.places(c as u32);
+            self.used
+                .extend((first..end).map(|c| !places(c).is_empty()));
             let partials = &self.partials[..(end - first) * tokens * d];
             self.store.tracer().section(&trace::REDUCE, layer);
-            reduce(workers, partials, used, out);
+            let (store, done, ids, gates) =
+                (&mut self.store, &mut self.done, &self.ids, &self.gates);
+            reduce(workers, partials, &self.used, out, &mut || {
+                release(store, done, ids, gates, tokens);
+            });
         }
         self.store.end(&self.ids);
         Ok(())
@@ -271,74 +282,90 @@ impl Ffn {
             }
             return self.store.advance(&self.ids);
         }
-        let pipelined = self.overlap == Overlap::Clusters;
-        let piece = if pipelined && self.store.reads_on_demand() {
-            clusters.div_ceil(GATE_PIECES).max(workers.threads())
-        } else {
-            clusters
-        };
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
-        for low in (0..neurons).step_by(piece * CLUSTER) {
-            let high = (low + piece * CLUSTER).min(neurons);
-            let gates = &mut self.gates[low * tokens..high * tokens];
-            let (shape, store) = (&self.shape, &self.store);
-            workers.for_each_part_mut(gates, CLUSTER * tokens, &|_, first, part| {
-                let first = low + first * CLUSTER;
+        let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
+        let shape = &self.shape;
+        let name = |c: usize, part: &mut [f32]| {
+            let first = c * CLUSTER;
+            if let Some(set) = oracle {
+                oracle::name(set, first, part);
+            } else if let Some(predictor) = predictor {
+                let start = Instant::now();
+                predictor.predict(cpu, bank, features, first, part);
+                spent.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
+                let ones = part.iter().filter(|&&w| w != 0.0).count();
+                wanted.fetch_add(ones as u64, Ordering::Relaxed);
+            }
+            if known {
+                let _span = tracer.open(&trace::GATE, [u64::from(bank), c as u64]);
+                if named {
+                    job::wanted_gates(cpu, shape, &resident, bank, first, input, part);
+                    return;
+                }
                 let firsts = (first..).step_by(CLUSTER);
-                if let Some(set) = oracle {
-                    oracle::name(set, first, part);
-                } else if let Some(predictor) = predictor {
-                    let start = Instant::now();
-                    predictor.predict(cpu, bank, features, first, part);
-                    spent.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
-                    let ones = part.iter().filter(|&&w| w != 0.0).count();
-                    wanted.fetch_add(ones as u64, Ordering::Relaxed);
-                } else {
-                    for (first, gates) in firsts.zip(part.chunks_mut(CLUSTER * tokens)) {
-                        job::resident_gates(cpu, shape, store, bank, first, input, gates);
-                    }
+                for (first, gates) in firsts.zip(part.chunks_mut(CLUSTER * tokens)) {
+                    job::resident_gates(cpu, shape, &resident, bank, first, input, gates);
                 }
-                if known && named {
-                    job::wanted_gates(cpu, shape, store, bank, first, input, part);
-                }
-            });
-            for first in (low..high).step_by(CLUSTER) {
-                let start = self.ids.len();
-                for n in first..(first + CLUSTER).min(high) {
-                    let gates = &self.gates[n * tokens..(n + 1) * tokens];
+            }
+        };
+        let (ids, store, fired) = (&mut self.ids, &mut self.store, &mut self.fired);
+        let mut outcome = Ok(());
+        let mut take = |c: usize, gates: &[f32]| {
+            for (c, gates) in (c..).zip(gates.chunks(CLUSTER * tokens)) {
+                let start = ids.len();
+                for (n, gates) in (c * CLUSTER..).zip(gates.chunks_exact(tokens)) {
                     let pairs = gates.iter().filter(|&&g| g != 0.0).count();
                     if pairs > 0 {
-                        self.ids.push(n as u32);
-                        self.fired += if known { pairs as u64 } else { 0 };
+                        ids.push(n as u32);
+                        *fired += if known { pairs as u64 } else { 0 };
                     }
                 }
-                self.store.need(&self.ids, start..self.ids.len());
+                store.need(ids, start..ids.len());
             }
-            self.store.poll(&self.ids)?;
-            self.store.advance(&self.ids)?;
+            if outcome.is_ok() {
+                outcome = store.poll(ids).and_then(|()| store.advance(ids));
+            }
+        };
+        let gates = &mut self.gates[..neurons * tokens];
+        let unit = CLUSTER * tokens;
+        if self.overlap == Overlap::Clusters {
+            let part = clusters.div_ceil(GATE_PIECES * workers.threads());
+            workers.for_each_part_then(gates, (unit, part), &name, &mut take);
+        } else {
+            workers.for_each_part_mut(gates, unit, &|_, c, part| name(c, part));
+            take(0, gates);
         }
+        outcome?;
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
         self.looked_at += wanted.into_inner();
         self.oracle.keep(&self.ids, neurons);
         Ok(())
     }
 
-    /// Reads ahead for the next bank, once.
+    /// Reads ahead for the next bank, once, and gives back what is done meanwhile.
     fn foresee(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
+        tokens: usize,
         next: &mut Option<Next<'_>>,
     ) -> Result<bool, Error> {
-        let (Some((bank, residual, norm)), Some(foresight), Some(predictors)) =
+        let (Some(next), Some(foresight), Some(predictors)) =
             (next.take(), &mut self.foresight, &mut self.predictors)
         else {
             return Ok(false);
         };
-        let start = Instant::now();
-        let ids = foresight.name((cpu, workers), predictors, bank, residual, norm);
-        self.predict_ns += nanoseconds(start.elapsed());
-        self.store.foresee(bank, ids)?;
+        let mut outcome = Ok(());
+        let (done, ids, gates) = (&mut self.done, &self.ids, &self.gates);
+        let store = &mut self.store;
+        let spent = foresight.name((cpu, workers), predictors, next, &mut |named| {
+            release(store, done, ids, gates, tokens);
+            if outcome.is_ok() {
+                outcome = store.foresee(next.0, named);
+            }
+        });
+        self.predict_ns += spent;
+        outcome?;
         Ok(true)
     }
 
@@ -377,7 +404,7 @@ impl Ffn {
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
                 // There is time now.
-                if !self.release_done(tokens) && !self.foresee(cpu, workers, next)? {
+                if !self.foresee(cpu, workers, tokens, next)? && !self.release_done(tokens) {
                     self.store.wait(&self.ids)?;
                 }
                 continue;
@@ -458,32 +485,43 @@ impl Ffn {
                 self.release_done(tokens);
             }
         }
-        self.release_done(tokens);
         Ok(())
     }
 
-    /// Gives back what the clusters that are done held. False when there were none.
     fn release_done(&mut self, tokens: usize) -> bool {
-        // Of a prompt only what its last token needed, or most of its tokens, is likely to be
-        // needed soon; the rest would push everything else out.
-        let gates = &self.gates;
-        let recent = |n: u32| {
-            let gates = &gates[n as usize * tokens..][..tokens];
-            let fires = |g: &&f32| **g != 0.0;
-            tokens <= FEW
-                || gates[tokens - 1] != 0.0
-                || 2 * gates.iter().filter(fires).count() >= tokens
-        };
-        let any = !self.done.is_empty();
-        for c in self.done.drain(..) {
-            self.store.release(&self.ids, c, recent);
-        }
-        any
+        release(
+            &mut self.store,
+            &mut self.done,
+            &self.ids,
+            &self.gates,
+            tokens,
+        )
     }
 }
 
-/// A bank to look ahead to: its number, the residual stream of this one, and its norm.
-type Next<'a> = (u32, &'a [f32], Norm<'a>);
+/// Gives back what the clusters that are `done` held. False when there were none.
+fn release(
+    store: &mut NeuronStore,
+    done: &mut Vec<u32>,
+    ids: &[u32],
+    gates: &[f32],
+    tokens: usize,
+) -> bool {
+    // Of a prompt only what its last token needed, or most of its tokens, is likely to be
+    // needed soon; the rest would push everything else out.
+    let recent = |n: u32| {
+        let gates = &gates[n as usize * tokens..][..tokens];
+        let fires = |g: &&f32| **g != 0.0;
+        tokens <= FEW
+            || gates[tokens - 1] != 0.0
+            || 2 * gates.iter().filter(fires).count() >= tokens
+    };
+    let any = !done.is_empty();
+    for c in done.drain(..) {
+        store.release(ids, c, recent);
+    }
+    any
+}
 
 /// As counters hold them.
 fn nanoseconds(time: Duration) -> u64 {
@@ -501,23 +539,23 @@ fn buffer_lens(shape: &FfnShape, chunk: usize, threads: usize) -> (usize, usize)
 }
 
 /// `out += partials[0] + partials[1] + …`, in that order for every element, over
-/// the partials that are `used`.
+/// the partials that are `used`, while the calling thread does something else first.
 fn reduce(
     workers: &Workers,
     partials: &[f32],
-    used: impl Fn(usize) -> bool + Sync,
+    used: &[bool],
     out: &mut [f32],
+    beside: &mut (dyn FnMut() + Send),
 ) {
     const PIECE: usize = 1024;
     let width = out.len();
-    workers.for_each_chunk_mut(out, PIECE, &|_, piece, out| {
-        for (c, partial) in partials.chunks_exact(width).enumerate() {
-            if used(c) {
-                let part = &partial[piece * PIECE..][..out.len()];
-                for (y, p) in out.iter_mut().zip(part) {
-                    *y += p;
-                }
+    let add = |piece: usize, out: &mut [f32]| {
+        for (partial, _) in partials.chunks_exact(width).zip(used).filter(|p| *p.1) {
+            let part = &partial[piece * PIECE..][..out.len()];
+            for (y, p) in out.iter_mut().zip(part) {
+                *y += p;
             }
         }
-    });
+    };
+    workers.for_each_part_then(out, (PIECE, 1), &add, &mut |_, _| beside());
 }

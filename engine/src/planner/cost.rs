@@ -370,9 +370,8 @@ impl Pass<'_> {
 
     fn gates(&self, rates: &ThreadRates, tokens: f64, rows: f64, set: f64) -> f64 {
         let s = self.shape;
-        let pieces = GATE_PIECES as f64 * rates.section_ns;
         let products = Self::products(rates, s.ffn, (rows, rows * s.gate_len), tokens, set);
-        products + Self::end(rates, products, rows / CLUSTER as f64) + pieces
+        products + Self::end(rates, products, rows / CLUSTER as f64) + rates.section_ns
     }
 
     /// Products, sums of `fires` neurons, and of the clusters' sums.

@@ -1,5 +1,6 @@
-//! A vocabulary of the right size: bytes, characters, and words of syllables.
-//! Any text can be encoded, and any token decodes to text.
+//! A vocabulary of the right size: bytes, characters, and words of syllables with the parts
+//! that they are merged from. Any text can be encoded, any token decodes to text, and words
+//! become the tokens again that they came from.
 
 use emberflow_models::gguf_vocab::GgufVocab;
 
@@ -23,7 +24,17 @@ pub fn vocabulary(size: u32) -> GgufVocab {
     token_types.resize(tokens.len(), BYTE);
     tokens.push("▁".into());
     tokens.extend(('!'..='~').map(String::from));
-    tokens.extend((0..).map(word).take(size as usize));
+    // The parts that words are merged from come before them.
+    tokens.extend((0..SYLLABLES).map(syllable));
+    tokens.extend((0..SYLLABLES).map(|first| format!("▁{}", syllable(first))));
+    tokens.extend((0..size as usize / SYLLABLES).flat_map(|stem| {
+        let stem = format!("▁{}{}", syllable(stem / SYLLABLES), syllable(stem));
+        let words = (0..SYLLABLES).map({
+            let stem = stem.clone();
+            move |last| format!("{stem}{}", syllable(last))
+        });
+        std::iter::once(stem).chain(words)
+    }));
     tokens.truncate(size as usize);
     token_types.resize(tokens.len(), NORMAL);
     let scores = (0..tokens.len())
@@ -44,20 +55,17 @@ pub fn vocabulary(size: u32) -> GgufVocab {
     }
 }
 
-/// The word with this number: three syllables, so that none is a character.
-fn word(number: u32) -> String {
-    const CONSONANTS: [char; 16] = [
-        'b', 'd', 'f', 'g', 'h', 'k', 'l', 'm', 'n', 'p', 'r', 's', 't', 'v', 'w', 'z',
-    ];
-    const VOWELS: [char; 5] = ['a', 'e', 'i', 'o', 'u'];
-    let mut text = String::from("▁");
-    let mut rest = number as usize;
-    for _ in 0..3 {
-        text.push(CONSONANTS[rest % 16]);
-        text.push(VOWELS[rest / 16 % 5]);
-        rest /= 80;
-    }
-    text
+const CONSONANTS: [char; 16] = [
+    'b', 'd', 'f', 'g', 'h', 'k', 'l', 'm', 'n', 'p', 'r', 's', 't', 'v', 'w', 'z',
+];
+const VOWELS: [char; 5] = ['a', 'e', 'i', 'o', 'u'];
+const SYLLABLES: usize = CONSONANTS.len() * VOWELS.len();
+
+/// The syllable with this number, from the first one again after the last.
+fn syllable(number: usize) -> String {
+    let number = number % SYLLABLES;
+    let (consonant, vowel) = (number % CONSONANTS.len(), number / CONSONANTS.len());
+    [CONSONANTS[consonant], VOWELS[vowel]].iter().collect()
 }
 
 /// The token that follows `token` in the walk that greedy decoding takes: all
@@ -91,6 +99,7 @@ fn stride(vocab: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use emberflow_models::tokenizer::Tokenizer;
     use std::collections::HashSet;
 
     #[test]
@@ -100,6 +109,21 @@ mod tests {
             assert_eq!(v.tokens.len(), size as usize);
             assert_eq!(v.tokens.iter().collect::<HashSet<_>>().len(), size as usize);
         }
+    }
+
+    #[test]
+    fn words_are_encoded_as_the_tokens_they_came_from() {
+        let v = vocabulary(32_000);
+        let json = v.to_tokenizer_json().unwrap();
+        let tokenizer = Tokenizer::from_json(&json).unwrap();
+        let words: Vec<u32> = (0..v.tokens.len() as u32)
+            .filter(|&t| v.tokens[t as usize].chars().count() == 7)
+            .step_by(97)
+            .collect();
+        assert!(words.len() > 300);
+        let text = tokenizer.decode(&words, false).unwrap();
+        let tokens = tokenizer.encode(&text, false).unwrap();
+        assert_eq!(tokens, words);
     }
 
     #[test]

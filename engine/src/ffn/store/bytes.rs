@@ -28,7 +28,7 @@ impl NeuronStore {
     #[inline]
     pub fn bytes(&self, place: usize, neuron: u32) -> Option<NeuronBytes<'_>> {
         let c = neuron as usize / CLUSTER;
-        let scales = self.scales_of(self.layer.bank, neuron);
+        let scales = self.resident.scales(self.layer.bank, neuron);
         let part = &self.part;
         let format = &self.banks.format;
         let gate_len = format.gate_len();

@@ -3,7 +3,7 @@
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Read;
 
-use super::NeuronStore;
+use super::{NeuronStore, alone};
 use crate::Error;
 use crate::policy::Keep;
 
@@ -61,8 +61,7 @@ impl NeuronStore {
         let neurons = self.banks.cluster_neurons(c as usize);
         let shift = self.banks.shift(b, neurons.start as u32, 0);
         let gate_len = self.banks.format.gate_len();
-        if let Some(gates) = self.gates.get_mut(b) {
-            let gates = gates.as_mut_slice();
+        if let Some(gates) = alone(&mut self.resident).gates_mut(b) {
             for (n, bundle) in neurons.clone().zip(buffer[shift..].chunks_exact(stride)) {
                 gates[n * gate_len..(n + 1) * gate_len].copy_from_slice(&bundle[..gate_len]);
             }

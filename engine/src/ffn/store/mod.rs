@@ -16,23 +16,22 @@ mod layer;
 mod recover;
 mod window;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use emberflow_kernels::Row;
-use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
 
 use super::banks::{Banks, COLD, Part};
 use super::hot::HotRegion;
+use super::resident::Resident;
 use crate::Error;
 use crate::counters::Counters;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
 use crate::policy::{Overlap, Policy};
-use crate::weights::region;
 
 pub(crate) use costs::ReadCosts;
 pub(crate) use foresee::Foreseen;
@@ -81,10 +80,8 @@ pub(crate) struct NeuronStore {
     scans: bool,
     /// Clusters of each bank that the statistics call hot.
     hot_wanted: Vec<u32>,
-    /// Gate rows by bank; empty unless resident.
-    gates: Vec<Slot>,
-    /// Resident scales by bank; empty when inline.
-    scales: Vec<Vec<u8>>,
+    /// Lent to those who name neurons, and to nobody between two layers.
+    resident: Arc<Resident>,
     memory: ArenaOptions,
     hot: HotRegion,
     cold: ColdCache,
@@ -135,15 +132,7 @@ impl NeuronStore {
             ..IoOptions::default()
         };
         let io = IoThread::spawn(source, options.io, io).map_err(emberflow_storage::Error::from)?;
-        let per_neuron = banks.format.resident_scales();
-        let scales = (0..banks.count)
-            .filter(|_| per_neuron > 0)
-            .map(|b| {
-                let mut bytes = vec![0; banks.neurons * per_neuron];
-                banks.container.read_scales(b, &mut bytes)?;
-                Ok(bytes)
-            })
-            .collect::<Result<_, emberflow_storage::Error>>()?;
+        let resident = Arc::new(Resident::read(&banks)?);
         let part = banks.part(plan.residency);
         let stream = Arena::new(
             banks.stream,
@@ -172,8 +161,7 @@ impl NeuronStore {
             gates_first,
             scans: false,
             hot_wanted,
-            gates: Vec::new(),
-            scales,
+            resident,
             io,
             reads: Vec::with_capacity(BATCH),
             completions: Vec::with_capacity(2 * banks.neurons),
@@ -210,7 +198,11 @@ impl NeuronStore {
         self.cold.resize(0);
         self.hot.set_border(0, &vec![0; self.banks.count]);
         self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
-        self.gates = Vec::new();
+        let Self {
+            resident, banks, ..
+        } = self;
+        let freed = alone(resident).hold_gates(banks, false);
+        self.latch(freed)?;
         self.part = self.banks.part(plan.residency);
         self.residency = plan.residency;
         self.hot = HotRegion::new(&self.banks, &self.part, self.memory)?;
@@ -222,11 +214,8 @@ impl NeuronStore {
     /// Takes over a plan with empty regions, and fills them.
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.set_border(plan);
-        if self.gates_resident() {
-            let len = self.banks.neurons * self.banks.format.gate_len();
-            let gates = (0..self.banks.count).map(|_| region(len));
-            self.gates = gates.collect::<Result<_, Error>>()?;
-        }
+        let hold = self.gates_resident();
+        alone(&mut self.resident).hold_gates(&self.banks, hold)?;
         self.fill()
     }
 
@@ -252,33 +241,9 @@ impl NeuronStore {
         self.residency == Residency::GatesResident
     }
 
-    /// Whether reads may be needed that depend on which neurons fire, so that
-    /// finding out early pays.
-    pub fn reads_on_demand(&self) -> bool {
-        u64::from(self.cold.slots()) < self.banks.total() && self.cold.slots() > 0
-    }
-
-    /// A resident Gate row.
-    pub fn resident_gate(&self, bank: u32, neuron: u32) -> Row<'_> {
-        let len = self.banks.format.gate_len();
-        let bytes = &self.gates[bank as usize].as_slice()[neuron as usize * len..][..len];
-        self.banks.format.gate(bytes, self.scales_of(bank, neuron))
-    }
-
-    /// All resident Gate rows of a bank and the bytes from one to the next, where their
-    /// scales lie with them.
-    pub fn resident_gates(&self, bank: u32) -> Option<(&[u8], usize)> {
-        let bytes = self.gates.get(bank as usize)?.as_slice();
-        let format = self.banks.format;
-        format.inline_scales.then(|| (bytes, format.gate_len()))
-    }
-
-    fn scales_of(&self, bank: u32, neuron: u32) -> &[u8] {
-        let len = self.banks.format.resident_scales();
-        match self.scales.get(bank as usize) {
-            Some(all) => &all[neuron as usize * len..][..len],
-            None => &[],
-        }
+    /// The Gate rows and scales that stay, to be given back before the layer ends.
+    pub fn resident(&self) -> Arc<Resident> {
+        Arc::clone(&self.resident)
     }
 
     /// The clusters of the hot region.
@@ -319,6 +284,14 @@ impl NeuronStore {
             busy_ns: io.busy_ns,
             ..self.counters
         }
+    }
+}
+
+/// For changes, between two layers.
+fn alone(resident: &mut Arc<Resident>) -> &mut Resident {
+    match Arc::get_mut(resident) {
+        Some(resident) => resident,
+        None => unreachable!("lent while a layer's neurons are named only"),
     }
 }
 
