@@ -12,7 +12,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{open_model, open_traced};
-use crate::{Failure, chrome, interrupt, print_json};
+use crate::{Failure, atomic, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -25,6 +25,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if args.chat {
         return chat(args);
     }
+    atomic::may_write_each([&args.trace], args.force)?;
     let text = prompt_text(args)?;
     let model = open_model(&args.model)?;
     let prompt = model.text().encode(&text)?;

@@ -13,10 +13,10 @@ use emberflow_storage::profile::{
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Table};
+use super::output::{Results, Table, may_write};
 use crate::cli::{BenchIoArgs, ReadSize};
 use crate::stats::Range;
-use crate::{Failure, progress, size, svg};
+use crate::{Failure, atomic, progress, size, svg};
 
 const FULL: u64 = 1 << 30;
 const QUICK: u64 = 64 << 20;
@@ -51,6 +51,10 @@ struct Row<'a> {
 
 /// Runs the command.
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
+    may_write(&args.output, "io", None)?;
+    if let Some(Some(path)) = &args.save {
+        atomic::may_replace(path, args.output.force)?;
+    }
     // Before a gigabyte is written for nothing.
     let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;
     let target = match &args.file {
