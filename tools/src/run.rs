@@ -168,6 +168,8 @@ fn best_of(
     }
     say(&report.text)?;
     say("\n")?;
+    let winner = &batch.samples[batch.best()];
+    tell_end(winner.stop, winner.tokens.len(), args);
     eprintln!("\n{}", report.summary());
     Ok(())
 }
@@ -228,11 +230,22 @@ fn finish(
         print_json(&report)
     } else {
         say("\n")?;
-        if generation.stop == Stop::Context {
-            eprintln!("\nthe context is full; --context makes more room");
-        }
+        tell_end(generation.stop, generation.tokens.len(), args);
         eprintln!("\n{}", report.summary());
         Ok(())
+    }
+}
+
+/// Why there are fewer tokens than were asked for. In a chat the end of an answer is no surprise.
+fn tell_end(stop: Stop, tokens: usize, args: &RunArgs) {
+    match stop {
+        Stop::Eos if !args.chat && tokens < args.tokens as usize => eprintln!(
+            "\nthe model ended the text (end-of-text token) after {tokens} of {} tokens; \
+             --ignore-eos goes on",
+            args.tokens
+        ),
+        Stop::Context => eprintln!("\nthe context is full; --context makes more room"),
+        _ => {}
     }
 }
 
