@@ -46,8 +46,9 @@ Examples:
 Every MODEL defaults to the model bundled in the program. Every command that reports takes --json.
 No command replaces a file that it is to write, unless --force is given.
 
-Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 a fault found (a damaged container,
-not the given source, weights that the chosen format cannot hold); 130 stopped by Ctrl-C.";
+Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 a
+fault found (a damaged container, not the given source, weights that the chosen format cannot hold);
+130 stopped by Ctrl-C.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -90,8 +91,8 @@ Examples:
   emberflow bench decode model.ember
   emberflow bench sweep model.ember --out       into benches/results/MACHINE
 
-Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 two variants differ in a bit of the
-logits, which none may; 130 stopped by Ctrl-C."
+Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 two
+variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     )]
     Bench(BenchCommand),
     /// Say how a model would be run under a budget, and how fast.

@@ -81,6 +81,10 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     // Minutes of measuring are shown even where they cannot be kept.
     let saved = save(args, &profile);
     let saved_to = saved.as_ref().ok().cloned().flatten();
+    let mut notes = notes(&profile, choice, &saved_to);
+    if args.quick && args.io == "auto" && args.save.is_none() {
+        notes.push("not saved for plans, as this was a quick look: measure without --quick".into());
+    }
     let facts = Facts {
         file: Some(profile.file.clone()),
         ..Facts::here()
@@ -100,7 +104,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
             plan.time.as_millis()
         ),
         facts,
-        notes: notes(&profile, choice, &saved_to),
+        notes,
         body: Report {
             version: profile.version,
             file: &profile.file,

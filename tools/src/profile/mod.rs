@@ -165,14 +165,14 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&done);
     }
-    let largest = (BATCHES.iter().zip(&done.steps)).filter(|&(_, &steps)| steps > 0);
+    let mut largest = (BATCHES.iter().zip(&done.steps)).filter(|&(_, &steps)| steps > 0);
     let mean = done.active_share.iter().sum::<f64>() / layers.max(1) as f64;
     writeln!(
         std::io::stdout().lock(),
         "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons fire per token, {:.1} s",
         done.output,
         done.tokens,
-        largest.last().map_or(1, |(&size, _)| size),
+        largest.next_back().map_or(1, |(&size, _)| size),
         100.0 * mean,
         done.seconds
     )?;
