@@ -11,6 +11,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::choice::Choice;
 use crate::counters::Counters;
 use crate::energy::Meter;
+use crate::explain::explain;
 use crate::ffn::{Banks, Ffn, MAX_CHUNK, NeuronStore, Oracle};
 use crate::forward::{Decoder, FfnObserver, Span, Times};
 use crate::kv_cache::KvCache;
@@ -80,7 +81,9 @@ impl Engine {
         } = Parts::of(model, options)?;
         let c = text.config().clone();
         let plan = planner.plan(planner.budget(options.budget))?;
-        tracing::info!(?plan, needs = ?planner.needs, "plan");
+        for line in explain(&plan, &planner.needs) {
+            tracing::info!("{line}");
+        }
         planned(plan.memory.loaded());
         (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
         options.io_core = plan.io_core;

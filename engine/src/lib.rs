@@ -25,6 +25,7 @@ mod details;
 pub mod energy;
 mod engine;
 mod error;
+mod explain;
 mod ffn;
 mod forward;
 mod generate;

@@ -7,6 +7,9 @@ use crate::memory::Residency;
 use crate::planner::cost::Limit;
 use crate::{Batch, Details, Energy, Engine, Generation, Stop};
 
+/// Fewest tokens of a second half whose speed says something.
+const SETTLED: usize = 16;
+
 /// Numbers of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -402,19 +405,37 @@ impl Report {
             _ => String::new(),
         };
         let mib = |b: u64| b as f64 / f64::from(1 << 20);
+        let settled = match self.settled {
+            Some(s) if s.tokens >= SETTLED => {
+                format!("{:.1} in the last {}; ", s.tokens_per_s, s.tokens)
+            }
+            _ => String::new(),
+        };
+        let reads = if self.io.reads > 0 {
+            format!(
+                "{:.1} KiB read/token at {:.2} GB/s, overlap {:.0} %, waited {:.1} %",
+                self.io.bytes_read as f64 / 1024.0 / tokens,
+                self.io.gb_per_s,
+                100.0 * self.io.overlap,
+                100.0 * self.io.wait_share,
+            )
+        } else {
+            "nothing read".to_owned()
+        };
+        // of neurons that nobody looked up there is no share
+        let hits = if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
+            format!("cache hits {:.1} %, ", 100.0 * self.cache.cold_hit_rate)
+        } else {
+            String::new()
+        };
         format!(
-            "{best_of}{:.1} tok/s ({}; {:.2} ms/{of}), prompt {:.1} tok/s | {:.1} KiB read/token at {:.2} GB/s, \
-             overlap {:.0} %, waited {:.1} % | cache hits {:.1} %, {:.1} % of neurons fired | \
+            "{best_of}{:.1} tok/s ({settled}{}; {:.2} ms/{of}), prompt {:.1} tok/s | {reads} | \
+             {hits}{:.1} % of neurons fired | \
              FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
             self.decode_tokens_per_s,
             self.plan.summary(),
             self.latency_ms.mean,
             self.prefill_tokens_per_s,
-            self.io.bytes_read as f64 / 1024.0 / tokens,
-            self.io.gb_per_s,
-            100.0 * self.io.overlap,
-            100.0 * self.io.wait_share,
-            100.0 * self.cache.cold_hit_rate,
             100.0 * self.sparsity.active_share,
             100.0 * self.memory.ffn_resident_share,
             self.memory
@@ -444,8 +465,15 @@ impl Expected {
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(
-                "expected {:.1}, limit: {}",
-                self.expected_tokens_per_s, self.limit
+                "expected {:.1}{}, limit: {}",
+                self.expected_tokens_per_s,
+                // where nothing is read there is nothing to warm
+                if self.expected_bytes_per_token > 0.0 {
+                    " once the cache is warm"
+                } else {
+                    ""
+                },
+                self.limit
             ),
             Some(doubt) => format!("expected: unknown, {doubt}"),
         }
@@ -491,4 +519,39 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
         .get(rank.saturating_sub(1))
         .copied()
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is expected holds when the cache has filled; without reads there is none to fill.
+    #[test]
+    fn an_expectation_says_when_it_holds() {
+        let expected = |bytes| Expected {
+            expected_tokens_per_s: 12.34,
+            expected_prefill_tokens_per_s: 0.0,
+            expected_cold_hit_rate: 0.0,
+            expected_bytes_per_token: bytes,
+            expected_compute_ms: 0.0,
+            expected_wait_ms: 0.0,
+            limit: Limit::RandomReads,
+            chunk: 16,
+            measured: true,
+            doubt: None,
+        };
+        assert_eq!(
+            expected(4096.0).summary(),
+            "expected 12.3 once the cache is warm, limit: random reads"
+        );
+        assert_eq!(
+            expected(0.0).summary(),
+            "expected 12.3, limit: random reads"
+        );
+        let doubted = Expected {
+            doubt: Some("nobody measured"),
+            ..expected(1.0)
+        };
+        assert_eq!(doubted.summary(), "expected: unknown, nobody measured");
+    }
 }

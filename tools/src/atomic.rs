@@ -1,13 +1,48 @@
-//! Files that are replaced whole or not at all.
+//! Files that are replaced whole or not at all, and never unasked.
+//!
+//! Every file that a command line names obeys one rule: where it exists, the command ends before any
+//! work with exit code 2, unless `--force` is given. Devices and pipes are written to, not replaced.
 
+use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// Refuses a result that exists, unless it may be replaced.
+/// Refuses, before any work, a file that could not be written or must not be replaced.
+///
+/// # Errors
+/// Wrong usage: a folder, no folder to put it in, or a file that exists without `force`.
 pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
-    if path.exists() && !force {
+    if path.is_dir() {
+        return Err(Failure::usage(format!(
+            "{} is a folder; name a file in it",
+            path.display()
+        )));
+    }
+    has_folder(path)?;
+    may_replace(path, force)
+}
+
+/// As [`may_write`], for those options that were given.
+///
+/// # Errors
+/// As [`may_write`].
+pub fn may_write_each<'a>(
+    paths: impl IntoIterator<Item = &'a Option<PathBuf>>,
+    force: bool,
+) -> Result<(), Failure> {
+    let mut given = paths.into_iter().flatten();
+    given.try_for_each(|path| may_write(path, force))
+}
+
+/// Refuses a file that exists, unless it may be replaced; the folders above it may be missing.
+///
+/// # Errors
+/// Wrong usage.
+pub fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
+    // a link that leads nowhere is there, too
+    if path.symlink_metadata().is_ok() && !is_stream(path) && !force {
         return Err(Failure::usage(format!(
             "{} exists; give --force to replace it",
             path.display()
@@ -16,20 +51,162 @@ pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// As [`may_write`], for a file that is made elsewhere and takes the name `path` at the end.
+///
+/// # Errors
+/// As [`may_write`], and for a device or pipe, which such a file would displace.
+pub fn may_create(path: &Path, force: bool) -> Result<(), Failure> {
+    if is_stream(path) {
+        return Err(Failure::usage(format!(
+            "{} is a device or a pipe; name a file",
+            path.display()
+        )));
+    }
+    may_write(path, force)
+}
+
+/// As [`may_create`], for a folder. Nothing replaces one: whatever else is in it would be lost.
+///
+/// # Errors
+/// As [`may_create`].
+pub fn may_create_folder(path: &Path) -> Result<(), Failure> {
+    if path.symlink_metadata().is_ok() {
+        return Err(Failure::usage(format!(
+            "{} exists; give another name or delete it first",
+            path.display()
+        )));
+    }
+    has_folder(path)
+}
+
+fn has_folder(path: &Path) -> Result<(), Failure> {
+    match path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        Some(folder) if !folder.is_dir() => Err(Failure::usage(format!(
+            "the folder {} does not exist; create it first",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A device or a pipe, such as `/dev/stdout`.
+fn is_stream(path: &Path) -> bool {
+    path.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir())
+}
+
 /// Writes `bytes` to a sibling, flushes it to disk and gives it the name `path`.
+///
+/// # Errors
+/// The system's; what was there is there still.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = Path::new(&partial);
-    let write = || {
-        let mut file = std::fs::File::create(partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(partial, path)
-    };
-    write().map_err(|e| {
-        // what is left of it is of no use; the first error is the one that is told
-        let _ = std::fs::remove_file(partial);
-        Failure::file(path)(e)
-    })
+    let file = Partial::create(path)?;
+    file.get().write_all(bytes).map_err(Failure::file(path))?;
+    file.publish()
+}
+
+/// A file that gets its name when it is whole. What is left of it otherwise is removed: it is of no
+/// use.
+pub struct Partial {
+    path: PathBuf,
+    /// The sibling; `None` for a device or pipe, which is written to as it is.
+    partial: Option<PathBuf>,
+    file: File,
+}
+
+impl Partial {
+    /// Begins the file that will be `path`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create(path: &Path) -> Result<Self, Failure> {
+        let partial = (!is_stream(path)).then(|| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".partial");
+            PathBuf::from(name)
+        });
+        Ok(Self {
+            path: path.to_owned(),
+            file: File::create(partial.as_deref().unwrap_or(path)).map_err(Failure::file(path))?,
+            partial,
+        })
+    }
+
+    /// What to write to.
+    pub fn get(&self) -> &File {
+        &self.file
+    }
+
+    /// Flushes it to disk and gives it its name.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn publish(mut self) -> Result<(), Failure> {
+        let Some(partial) = &self.partial else {
+            return Ok(());
+        };
+        let named = self.file.sync_all();
+        named
+            .and_then(|()| std::fs::rename(partial, &self.path))
+            .map_err(Failure::file(&self.path))?;
+        self.partial = None;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if let Some(partial) = &self.partial {
+            // the error that brought us here is the one to tell
+            let _ = std::fs::remove_file(partial);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_exists_is_refused_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
+        for name in ["file", "link"] {
+            assert!(may_write(&at(name), false).is_err(), "{name}");
+            assert!(may_write(&at(name), true).is_ok(), "{name}");
+        }
+        // neither of these gets better by force
+        for path in [dir.path().to_owned(), at("no/file"), at("file/file")] {
+            assert!(may_write(&path, true).is_err(), "{}", path.display());
+        }
+        assert!(may_create_folder(&at("file")).is_err());
+        assert!(may_create_folder(&at("new")).is_ok());
+        assert!(may_write_each([&None, &Some(at("new"))], false).is_ok());
+        assert!(may_write_each([&None, &Some(at("file"))], false).is_err());
+    }
+
+    #[test]
+    fn a_device_is_written_to_and_stays_one() {
+        let null = Path::new("/dev/null");
+        assert!(may_write(null, false).is_ok());
+        assert!(may_create(null, true).is_err());
+        write(null, b"gone").unwrap();
+        assert!(is_stream(null), "/dev/null was replaced");
+        let full = write(Path::new("/dev/full"), b"too much").unwrap_err();
+        assert!(full.to_string().contains("/dev/full"), "{full}");
+    }
+
+    #[test]
+    fn an_unfinished_file_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = Partial::create(&path).unwrap();
+        file.get().write_all(b"half").unwrap();
+        drop(file);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        write(&path, b"whole").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"whole");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }

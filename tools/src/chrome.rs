@@ -1,6 +1,5 @@
 //! `--trace FILE`: what every thread and the device did, for Chrome's about:tracing and Perfetto.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -8,14 +7,15 @@ use emberflow_storage::trace::{Lane, READ, Span, Trace};
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
+use crate::atomic::Partial;
 
 /// Spans that a lane keeps: some hundred tokens of a small model, some ten of a 7B one.
 pub const ROOM: usize = 1 << 15;
 
 /// Writes a trace in Chrome's JSON array format, one event in a line.
 pub fn write(trace: &Trace, path: &Path) -> Result<(), Failure> {
-    let file = File::create(path).map_err(Failure::file(path))?;
-    let mut out = BufWriter::new(file);
+    let file = Partial::create(path)?;
+    let mut out = BufWriter::new(file.get());
     let lanes = trace.lanes();
     let lost: u64 = lanes.iter().map(|lane| lane.lost).sum();
     if lost > 0 {
@@ -23,7 +23,9 @@ pub fn write(trace: &Trace, path: &Path) -> Result<(), Failure> {
     }
     chrome(&lanes, &mut out)
         .and_then(|()| out.flush())
-        .map_err(Failure::file(path))
+        .map_err(Failure::file(path))?;
+    drop(out);
+    file.publish()
 }
 
 fn chrome(lanes: &[Lane], out: &mut impl Write) -> std::io::Result<()> {

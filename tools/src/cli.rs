@@ -44,9 +44,11 @@ Examples:
   emberflow run --help
 
 Every MODEL defaults to the model bundled in the program. Every command that reports takes --json.
+No command replaces a file that it is to write, unless --force is given.
 
-Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage; 3 a fault found (a damaged container,
-not the given source, weights that the chosen format cannot hold); 130 stopped by Ctrl-C.";
+Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 a
+fault found (a damaged container, not the given source, weights that the chosen format cannot hold);
+130 stopped by Ctrl-C.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -89,8 +91,8 @@ Examples:
   emberflow bench decode model.ember
   emberflow bench sweep model.ember --out       into benches/results/MACHINE
 
-Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage; 3 two variants differ in a bit of the
-logits, which none may; 130 stopped by Ctrl-C."
+Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 two
+variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     )]
     Bench(BenchCommand),
     /// Say how a model would be run under a budget, and how fast.
@@ -158,6 +160,9 @@ pub struct SynthArgs {
     /// File that ends in .gguf, or folder to create.
     #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,
+    /// Replace an existing file. A folder is never replaced.
+    #[arg(long)]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -215,6 +220,9 @@ pub struct PlanArgs {
     /// Write expected speed over budget as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
 }
 
 /// `doctor`
@@ -255,4 +263,7 @@ pub struct ManArgs {
     /// Write a page for each command into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Replace pages that are there.
+    #[arg(long, requires = "out")]
+    pub force: bool,
 }

@@ -14,20 +14,27 @@ use serde::Serialize;
 use crate::cli::ExportArgs;
 use crate::model::open_container;
 use crate::packed::Packed;
-use crate::{Failure, print_json, progress, size};
+use crate::{Failure, atomic, print_json, progress, size};
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<(), Failure> {
     let start = Instant::now();
+    let to_file = args.output.extension().is_some_and(|e| e == "gguf");
+    if to_file {
+        atomic::may_create(&args.output, args.force)?;
+    } else {
+        atomic::may_create_folder(&args.output)?;
+    }
     let container = open_container(&args.model)?;
     let bar = progress::bytes("exporting", 0);
     let mut tell = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let bytes = match args.output.extension() {
-        Some(e) if e == "gguf" => gguf::export(&container, &args.output, &mut tell),
-        _ => export(&container, &args.output, &mut tell),
+    let bytes = if to_file {
+        gguf::export(&container, &args.output, &mut tell)
+    } else {
+        export(&container, &args.output, &mut tell)
     };
     bar.finish_and_clear();
     let done = Exported {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cli::InspectArgs;
 use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
-use crate::{Failure, print_json, size, svg};
+use crate::{Failure, atomic, print_json, size, svg};
 
 /// What `inspect --json` prints. Keys are a contract.
 #[derive(Debug, Serialize)]
@@ -108,6 +108,7 @@ pub struct TensorReport {
 
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<(), Failure> {
+    atomic::may_write_each([&args.svg], args.force)?;
     let container = open_container(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let stats = statistics(&container, &meta)?;
@@ -117,7 +118,7 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
                 "this container has no activation statistics to draw; pack it with --stats",
             ));
         };
-        std::fs::write(path, temperature_svg(&meta, stats)).map_err(Failure::file(path))?;
+        atomic::write(path, temperature_svg(&meta, stats).as_bytes())?;
     }
     let inspection = inspect(&container, &meta, stats.as_ref(), args.tensors)?;
     if args.json {

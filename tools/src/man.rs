@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::CommandFactory;
 
 use crate::Failure;
+use crate::atomic;
 use crate::cli::{Cli, ManArgs};
 
 /// Runs the command.
@@ -13,6 +14,8 @@ pub fn command(args: &ManArgs) -> Result<(), Failure> {
     let Some(folder) = &args.out else {
         return Ok(clap_mangen::Man::new(Cli::command()).render(&mut out)?);
     };
+    // the first of the pages stands for all
+    atomic::may_replace(&folder.join("emberflow.1"), args.force)?;
     std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
     clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::file(folder))?;
     Ok(writeln!(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, bench, print_json, size, svg};
+use crate::{Failure, atomic, bench, print_json, size, svg};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -25,6 +25,7 @@ struct Report {
 
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
+    atomic::may_write_each([&args.svg], args.force)?;
     measure_apart();
     bench::device::saved_or_measured()?;
     let model = open_model(&args.model)?;
@@ -51,7 +52,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         .map(|&budget| planner.plan(budget))
         .collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, chart(&name, &plans)).map_err(Failure::file(path))?;
+        atomic::write(path, chart(&name, &plans).as_bytes())?;
     }
     if args.json {
         return print_json(&Report {

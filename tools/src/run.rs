@@ -12,7 +12,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{open_model, open_traced};
-use crate::{Failure, chrome, interrupt, print_json};
+use crate::{Failure, atomic, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
 const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
@@ -25,6 +25,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if args.chat {
         return chat(args);
     }
+    atomic::may_write_each([&args.trace], args.force)?;
     let text = prompt_text(args)?;
     let model = open_model(&args.model)?;
     let prompt = model.text().encode(&text)?;
@@ -167,6 +168,8 @@ fn best_of(
     }
     say(&report.text)?;
     say("\n")?;
+    let winner = &batch.samples[batch.best()];
+    tell_end(winner.stop, winner.tokens.len(), args);
     eprintln!("\n{}", report.summary());
     Ok(())
 }
@@ -227,11 +230,22 @@ fn finish(
         print_json(&report)
     } else {
         say("\n")?;
-        if generation.stop == Stop::Context {
-            eprintln!("\nthe context is full; --context makes more room");
-        }
+        tell_end(generation.stop, generation.tokens.len(), args);
         eprintln!("\n{}", report.summary());
         Ok(())
+    }
+}
+
+/// Why there are fewer tokens than were asked for. In a chat the end of an answer is no surprise.
+fn tell_end(stop: Stop, tokens: usize, args: &RunArgs) {
+    match stop {
+        Stop::Eos if !args.chat && tokens < args.tokens as usize => eprintln!(
+            "\nthe model ended the text (end-of-text token) after {tokens} of {} tokens; \
+             --ignore-eos goes on",
+            args.tokens
+        ),
+        Stop::Context => eprintln!("\nthe context is full; --context makes more room"),
+        _ => {}
     }
 }
 

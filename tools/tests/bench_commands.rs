@@ -220,11 +220,16 @@ fn results_have_a_usual_place() {
     assert!(first.starts_with("benches/results/"), "{first}");
     assert!(first.ends_with("c/emberflow-demo-decode.csv"), "{first}");
     assert!(dir.path().join(first).exists());
-    let output = run(&["--csv", "no/such.csv"]);
+    let output = run(&["--csv", "/dev/full"]);
     let shown = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
     assert!(shown.contains("| context |"), "{shown}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no/such.csv"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/dev/full"));
+    // what can be known before is said before
+    let output = run(&["--csv", "no/such.csv"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("folder no does not exist"));
 }
 
 #[test]

@@ -5,26 +5,8 @@ mod common;
 use std::process::Command;
 
 use clap::{CommandFactory, Parser};
-use common::{call, emberflow, exported, words};
+use common::{call, commands, emberflow, exported, words};
 use emberflow::cli::Cli;
-
-/// Every command that does something, with its full name.
-fn commands() -> Vec<(String, clap::Command)> {
-    fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
-        for sub in command.get_subcommands() {
-            let name = format!("{name} {}", sub.get_name());
-            // profile alone does something too
-            if !sub.has_subcommands() || sub.is_args_conflicts_with_subcommands_set() {
-                out.push((name.clone(), sub.clone()));
-            }
-            walk(sub, &name, out);
-        }
-    }
-    let mut out = Vec::new();
-    walk(&Cli::command(), "emberflow", &mut out);
-    assert!(out.len() >= 20, "the walk lost commands");
-    out
-}
 
 #[test]
 fn every_help_text_has_examples_that_parse() {
@@ -195,6 +177,7 @@ fn exit_codes_are_as_documented() {
         (1, "run -p a --memory 1MiB".to_owned()),
         (2, "run --no-such-option".to_owned()),
         (2, "run -p a --best-of 2 --temp 0".to_owned()),
+        (2, format!("export -o {demo}")),
         (3, format!("verify {damaged}")),
         (130, profile),
     ];

@@ -92,6 +92,26 @@ fn bench_io_measures_draws_and_saves() {
     assert_eq!(doctor["device_profile"]["engine"], report["best"]["engine"]);
 }
 
+/// Plans rest on a full measurement; who looked quickly is told what is still to do.
+#[test]
+fn a_quick_look_is_not_saved_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = |more: &[&str]| {
+        let quick = [
+            "bench", "io", "--quick", "--size", "8MiB", "--millis", "5", "--json",
+        ];
+        let report = in_dir(dir.path(), &[&quick[..], more].concat());
+        assert!(
+            report["saved_to"].is_null() || more == ["--save"],
+            "{report}"
+        );
+        report["notes"].to_string()
+    };
+    assert!(notes(&[]).contains("not saved for plans"));
+    assert!(!notes(&["--save"]).contains("not saved"));
+    assert!(!notes(&["--io", "sim:ufs4"]).contains("not saved"));
+}
+
 #[test]
 fn numbers_are_shown_even_where_they_cannot_be_kept() {
     let dir = tempfile::tempdir().unwrap();

@@ -101,8 +101,35 @@ fn the_readme_works_and_shows_what_it_says() {
         );
     }
 
+    the_checkout_stays_clean(root, dir.path());
     pictures_are_well_formed(&all, dir.path());
     memory_changes_speed_and_no_text(&all);
+}
+
+/// Whatever the commands leave in the checkout, git ignores.
+fn the_checkout_stays_clean(root: &Path, dir: &Path) {
+    let rules = std::fs::read_to_string(root.join(".gitignore")).unwrap();
+    let ignores = |rule: &str, name: &str| {
+        let rule = rule.trim_start_matches('/').trim_end_matches('/');
+        match rule.strip_prefix('*') {
+            Some(end) => name.ends_with(end),
+            None => name == rule,
+        }
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        // the link to the models, and the caches of this test
+        if ["models", "emberflow"].contains(&&*name) {
+            continue;
+        }
+        assert!(
+            rules.lines().any(|rule| ignores(rule, &name)),
+            "the README's commands leave {name}, which git does not ignore"
+        );
+        seen += 1;
+    }
+    assert!(seen >= 10, "the README's commands leave {seen} files");
 }
 
 /// Every picture that a command was asked for is there and is an SVG with something in it.

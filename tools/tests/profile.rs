@@ -84,6 +84,14 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
             .status
             .success()
     );
+    // a batch of 32 takes as many windows; what was too short for one is told
+    let said = |file: &str| String::from_utf8(call(&["profile", "show", file]).stdout).unwrap();
+    assert!(said(&sum).contains("  32: ") && !said(&sum).contains("no batch of"));
+    let short = at("short");
+    assert!(profile(&a, &short, &["--limit", "700"]).status.success());
+    let said = said(&short);
+    assert!(said.contains("no batch of 32 was seen"), "{said}");
+    assert!(!said.contains("no batch of 2 was seen"), "{said}");
     let svg = std::fs::read_to_string(&svg).unwrap();
     for word in [
         "skew",

@@ -55,6 +55,72 @@ fn most_of_the_ffn_can_stay_on_disk() {
     );
 }
 
+/// A text that the model ends is not one that was cut off: the summary and JSON tell them apart.
+#[test]
+fn the_end_of_a_text_is_told() {
+    let text = |seed: &str, more: &[&str]| {
+        let common = ["run", "-p", "A vector is", "-n", "200", "--temp", "1"];
+        call(&[&common[..], &["--seed", seed], more].concat())
+    };
+    let seeds: Vec<String> = (0..32).map(|seed: u32| seed.to_string()).collect();
+    let mut told = [false; 2];
+    for seed in &seeds {
+        let report: serde_json::Value =
+            serde_json::from_slice(&text(seed, &["--json"]).stdout).unwrap();
+        let ended = report["stop"] == "eos";
+        assert!(ended || report["stop"] == "length", "{}", report["stop"]);
+        if told == [true; 2] {
+            break;
+        }
+        if std::mem::replace(&mut told[usize::from(ended)], true) {
+            continue;
+        }
+        let said = String::from_utf8(text(seed, &[]).stderr).unwrap();
+        let tokens = &report["generated_tokens"];
+        let line = format!("(end-of-text token) after {tokens} of 200 tokens; --ignore-eos");
+        assert_eq!(said.contains(&line), ended, "{said}");
+        if ended {
+            let on = text(seed, &["--ignore-eos"]);
+            assert!(!String::from_utf8_lossy(&on.stderr).contains("end-of-text"));
+        }
+    }
+    assert_eq!(told, [true; 2], "no seed ends its text, or all do");
+}
+
+/// Caches fill in the first half of a text; a long one shows its second half beside the whole.
+#[test]
+fn the_second_half_of_a_long_text_is_shown() {
+    let summary = |n: &str| {
+        let args = ["run", "-n", n, "--ignore-eos", "--ffn-resident", "0.5"];
+        String::from_utf8(call(&args).stderr).unwrap()
+    };
+    let (short, long) = (summary("30"), summary("32"));
+    assert!(!short.contains(" in the last "), "{short}");
+    assert!(long.contains(" in the last 16; expected"), "{long}");
+    let all = String::from_utf8(call(&["run", "-n", "4"]).stderr).unwrap();
+    assert!(all.contains("| nothing read |"), "{all}");
+}
+
+/// `-v` speaks to people.
+#[test]
+fn what_was_chosen_is_told_in_words() {
+    let output = call(&["run", "-v", "-n", "2", "--ffn-resident", "0.5"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "memory: ",
+        "FFN: 50 % in memory",
+        "reads: ",
+        "computing: ",
+        "rests on: ",
+    ] {
+        assert!(said.contains(part), "no {part:?}: {said}");
+    }
+    let lines = said.lines().filter(|l| l.contains("INFO"));
+    for line in lines {
+        assert!(!line.contains('{') && line.len() < 250, "{line}");
+    }
+}
+
 #[test]
 fn the_report_has_every_key_of_the_contract() {
     let report = generate(&[]);

@@ -194,8 +194,8 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
-    /// Creates the file `path`, which must not exist, and writes its header.
-    /// Everything goes into `path` with `.partial` appended.
+    /// Begins the file `path` with its header. Everything goes into `path` with `.partial`
+    /// appended; what may lie under `path` stays until [`GgufWriter::finish`] replaces it.
     ///
     /// # Errors
     /// [`Error::Export`] for a model that the format cannot express,
@@ -358,10 +358,6 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
     let Some(name) = path.file_name() else {
         return Err(Error::export(path, "not the name of a new file".into()));
     };
-    if path.symlink_metadata().is_ok() {
-        let reason = "exists; give the name of a new file, or delete it first";
-        return Err(Error::export(path, reason.into()));
-    }
     let mut name = name.to_owned();
     name.push(".partial");
     Ok(path.with_file_name(name))

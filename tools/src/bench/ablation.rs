@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run};
 use super::facts::{Facts, file_of};
-use super::output::{Results, Rows, Table, percent};
+use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::LADDER;
 use super::plot::{Labels, bars};
 use super::rounds::{Agreement, Series, in_turns};
@@ -48,6 +48,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let bench = &args.bench;
+    may_write(&bench.output, "ablation", Some(&bench.model))?;
     let (tokens, rounds) = (bench.tokens_or(16), bench.rounds_or(3));
     let facts = Facts::of(&bench.model)?;
     let child = Child::new(bench)?;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run, mean};
 use super::facts::Facts;
-use super::output::{Results, Rows, Table, mib, percent};
+use super::output::{Results, Rows, Table, may_write, mib, percent};
 use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::{bounds, memory_of, model_of};
@@ -41,6 +41,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     let bench = &args.bench;
+    may_write(&bench.output, "batch", Some(&bench.model))?;
     let points: Vec<(f64, u16)> = (args.shares.iter())
         .flat_map(|&share| args.sizes.iter().map(move |&size| (share, size)))
         .collect();

@@ -7,7 +7,7 @@ use emberflow_engine::planner::cold::{ColdRates, measure};
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Rows, Table};
+use super::output::{Results, Rows, Table, may_write};
 use super::plot::{Curve, Labels, curves};
 use crate::cli::BenchCacheArgs;
 use crate::stats::Range;
@@ -42,6 +42,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchCacheArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
+    may_write(&repeat.output, "cache", None)?;
     let time = Duration::from_millis(if repeat.quick { 2 } else { 50 });
     let sizes = match repeat.quick {
         true => &args.slots[..args.slots.len().min(1)],

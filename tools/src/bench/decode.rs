@@ -7,7 +7,7 @@ use emberflow_engine::{Counters, Engine, Logits, Sparsity};
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Table, percent};
+use super::output::{Results, Table, may_write, percent};
 use super::plot::{Labels, piles};
 use crate::cli::BenchDecodeArgs;
 use crate::model::{open_engine, open_model};
@@ -75,6 +75,7 @@ struct Report {
 
 /// Runs the command.
 pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
+    may_write(&args.output, "decode", Some(&args.model))?;
     let model = open_model(&args.model)?;
     let tokens = args.tokens.unwrap_or(if args.quick { 8 } else { 32 }) as usize;
     let facts = Facts::of(&args.model)?;

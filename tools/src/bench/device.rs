@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::cli::{BenchDeviceArgs, ModelArg};
 use crate::model::open_model;
-use crate::{Failure, print_json, progress};
+use crate::{Failure, atomic, print_json, progress};
 
 /// What `--json` prints: the rates and where they went.
 #[derive(Serialize)]
@@ -22,6 +22,9 @@ struct Report<'a> {
 
 /// Runs the command.
 pub fn command(args: &BenchDeviceArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.save {
+        atomic::may_replace(path, args.force)?;
+    }
     let path = args.save.clone().or_else(Rates::default_path);
     let rates = measure_here()?;
     if let Some(path) = &path {

@@ -13,10 +13,10 @@ use emberflow_storage::profile::{
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Table};
+use super::output::{Results, Table, may_write};
 use crate::cli::{BenchIoArgs, ReadSize};
 use crate::stats::Range;
-use crate::{Failure, progress, size, svg};
+use crate::{Failure, atomic, progress, size, svg};
 
 const FULL: u64 = 1 << 30;
 const QUICK: u64 = 64 << 20;
@@ -51,6 +51,10 @@ struct Row<'a> {
 
 /// Runs the command.
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
+    may_write(&args.output, "io", None)?;
+    if let Some(Some(path)) = &args.save {
+        atomic::may_replace(path, args.output.force)?;
+    }
     // Before a gigabyte is written for nothing.
     let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;
     let target = match &args.file {
@@ -77,6 +81,10 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     // Minutes of measuring are shown even where they cannot be kept.
     let saved = save(args, &profile);
     let saved_to = saved.as_ref().ok().cloned().flatten();
+    let mut notes = notes(&profile, choice, &saved_to);
+    if args.quick && args.io == "auto" && args.save.is_none() {
+        notes.push("not saved for plans, as this was a quick look: measure without --quick".into());
+    }
     let facts = Facts {
         file: Some(profile.file.clone()),
         ..Facts::here()
@@ -96,7 +104,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
             plan.time.as_millis()
         ),
         facts,
-        notes: notes(&profile, choice, &saved_to),
+        notes,
         body: Report {
             version: profile.version,
             file: &profile.file,

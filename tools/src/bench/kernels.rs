@@ -9,7 +9,7 @@ use emberflow_kernels::DType;
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Rows, Table};
+use super::output::{Results, Rows, Table, may_write};
 use super::plot::{Labels, bars};
 use crate::cli::BenchKernelsArgs;
 use crate::stats::Range;
@@ -51,6 +51,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchKernelsArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
+    may_write(&repeat.output, "kernels", None)?;
     let effort = if repeat.quick { QUICK } else { FULL };
     let steps = repeat.rounds() as usize * counts(facts.machine.cores).len() * FORMATS.len();
     let bar = progress::steps("measuring", steps as u64);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run, mean};
 use super::facts::Facts;
-use super::output::{Results, Rows, Table, percent};
+use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::{LATENCY, WAITING};
 use super::plot::{Labels, histogram};
 use super::rounds::{Agreement, Series, in_turns};
@@ -61,6 +61,7 @@ struct Class {
 /// Runs the command.
 pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
+    may_write(&bench.output, "latency", Some(&bench.model))?;
     let points: Vec<(f64, Policy)> = (args.shares.iter())
         .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
         .collect();

@@ -2,12 +2,53 @@
 
 use std::path::{Path, PathBuf};
 
+use emberflow_engine::meta::ContainerMeta;
 use serde::Serialize;
 
 use super::facts::Facts;
 use super::rounds::Agreement;
-use crate::cli::OutputArgs;
-use crate::{Failure, print_json};
+use crate::cli::{ModelArg, OutputArgs};
+use crate::model::open_container;
+use crate::{Failure, atomic, print_json};
+
+/// Refuses, before anything is measured, files that could not be written or must not be replaced.
+/// `bench` is the benchmark's name; `model` is `None` where only the machine is measured.
+///
+/// # Errors
+/// Wrong usage; a model that cannot be opened, where files are named for it.
+pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Result<(), Failure> {
+    atomic::may_write_each([&args.csv, &args.svg], args.force)?;
+    if args.out.is_some() && !args.force {
+        let name = model.map(|model| -> Result<String, Failure> {
+            let container = open_container(model)?;
+            Ok(ContainerMeta::parse(container.meta(), container.path())?
+                .config
+                .name)
+        });
+        let name = name.transpose()?;
+        for path in folder_files(args, &Facts::here(), name.as_deref(), bench)
+            .iter()
+            .flatten()
+        {
+            atomic::may_replace(path, false)?;
+        }
+    }
+    Ok(())
+}
+
+/// What `--out` writes: CSV, SVG and JSON.
+fn folder_files(
+    args: &OutputArgs,
+    facts: &Facts,
+    model: Option<&str>,
+    bench: &str,
+) -> Option<[PathBuf; 3]> {
+    let dir = args.out.as_ref()?;
+    let usual = || Path::new("benches/results").join(facts.folder_name());
+    let dir = dir.clone().unwrap_or_else(usual);
+    let model = model.map(|m| file_name(m) + "-").unwrap_or_default();
+    Some(["csv", "svg", "json"].map(|ext| dir.join(format!("{model}{bench}.{ext}"))))
+}
 
 /// A result in all its forms.
 pub struct Results<B> {
@@ -193,7 +234,7 @@ impl<B: Serialize> Results<B> {
 
     fn write(&self, args: &OutputArgs, written: &mut Vec<PathBuf>) -> Result<(), Failure> {
         let mut write = |path: PathBuf, text: &str| -> Result<(), Failure> {
-            std::fs::write(&path, text).map_err(Failure::file(&path))?;
+            atomic::write(&path, text.as_bytes())?;
             written.push(path);
             Ok(())
         };
@@ -204,18 +245,16 @@ impl<B: Serialize> Results<B> {
         if let Some(path) = &args.svg {
             write(path.clone(), &self.svg)?;
         }
-        if let Some(dir) = &args.out {
-            let usual = || Path::new("benches/results").join(self.facts.folder_name());
-            let dir = dir.clone().unwrap_or_else(usual);
-            std::fs::create_dir_all(&dir).map_err(Failure::file(&dir))?;
-            let model = self.model.as_ref().map(|m| file_name(m) + "-");
-            let stem = model.unwrap_or_default() + self.bench;
-            let name = |ext: &str| dir.join(format!("{stem}.{ext}"));
-            write(name("csv"), &csv)?;
-            write(name("svg"), &self.svg)?;
+        let files = folder_files(args, &self.facts, self.model.as_deref(), self.bench);
+        if let Some([to_csv, to_svg, to_json]) = files {
+            if let Some(dir) = to_csv.parent() {
+                std::fs::create_dir_all(dir).map_err(Failure::file(dir))?;
+            }
+            write(to_csv, &csv)?;
+            write(to_svg, &self.svg)?;
             let text =
                 serde_json::to_string_pretty(&self.json(&[])).map_err(std::io::Error::from)?;
-            write(name("json"), &(text + "\n"))?;
+            write(to_json, &(text + "\n"))?;
         }
         Ok(())
     }

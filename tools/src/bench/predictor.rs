@@ -13,7 +13,7 @@ use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::output::{Results, Rows, Table, percent};
+use super::output::{Results, Rows, Table, may_write, percent};
 use super::plot::{Labels, bars};
 use crate::cli::BenchPredictorArgs;
 use crate::inspect_predictors::{LayerPredictor, predictors, section};
@@ -60,6 +60,7 @@ struct Lab {
 /// Runs the command.
 pub fn command(args: &BenchPredictorArgs) -> Result<(), Failure> {
     let repeat = &args.repeat;
+    may_write(&repeat.output, "predictor", Some(&args.model))?;
     let (container, facts) = (open_container(&args.model)?, Facts::of(&args.model)?);
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let threads = match args.threads {

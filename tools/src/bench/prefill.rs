@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::bound::Device;
 use super::child::{Child, Run};
 use super::facts::Facts;
-use super::output::{Results, Rows, Table, percent};
+use super::output::{Results, Rows, Table, may_write, percent};
 use super::plot::{Labels, bars};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::model_of;
@@ -47,6 +47,7 @@ type Point = (usize, u16, f64);
 /// Runs the command.
 pub fn command(args: &BenchPrefillArgs) -> Result<(), Failure> {
     let bench = &args.bench;
+    may_write(&bench.output, "prefill", Some(&bench.model))?;
     let model = open_model(&bench.model)?;
     let most = model.text().config().max_context.saturating_sub(1);
     let lengths: Vec<u32> = match args.lengths.as_slice() {

@@ -10,7 +10,7 @@ use super::bound::{Bound, Device, NOTE};
 use super::cap::{self, Cap};
 use super::child::{Child, Run};
 use super::facts::{Facts, file_of};
-use super::output::{Results, Rows, Table, mib, percent};
+use super::output::{Results, Rows, Table, may_write, mib, percent};
 use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
 use crate::Failure;
@@ -52,6 +52,7 @@ type Point = (f64, Policy);
 /// Runs the command.
 pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     let bench = &args.bench;
+    may_write(&bench.output, "sweep", Some(&bench.model))?;
     let beside = args.beside.as_deref().map(beside).transpose()?;
     let shares: &[f64] = match args.shares.as_slice() {
         [] if bench.quick => &[0.45, 1.0],

@@ -11,7 +11,7 @@ use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{open_model, open_traced};
 use crate::svg::{self, Bar, Row};
-use crate::{Failure, print_json, progress};
+use crate::{Failure, atomic, print_json, progress};
 
 /// Tokens that are looked at; the one with the median time is shown.
 const TOKENS: usize = 9;
@@ -75,6 +75,7 @@ impl Shot {
 
 /// Runs the command.
 pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
+    atomic::may_write_each([&args.svg], args.force)?;
     let model = open_model(&args.model)?;
     let prompt = model
         .text()
@@ -133,7 +134,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         reads: device(&shot.lanes).count() as u64,
     };
     if let Some(path) = &args.svg {
-        std::fs::write(path, draw(&report, &shot, args.layers)).map_err(Failure::file(path))?;
+        atomic::write(path, draw(&report, &shot, args.layers).as_bytes())?;
     }
     if args.json {
         return print_json(&report);

@@ -86,6 +86,9 @@ pub struct OutputArgs {
     /// benches/results/MACHINE, below the current folder.
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     pub out: Option<Option<PathBuf>>,
+    /// Replace existing files.
+    #[arg(long)]
+    pub force: bool,
 }
 
 impl BenchArgs {
@@ -366,6 +369,9 @@ pub struct BenchTimelineArgs {
     /// Write the picture as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
@@ -443,4 +449,7 @@ pub struct BenchDeviceArgs {
     /// ($XDG_CACHE_HOME/emberflow/machine.json).
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// Replace an existing FILE.
+    #[arg(long, requires = "save")]
+    pub force: bool,
 }

@@ -104,6 +104,9 @@ pub struct InspectArgs {
     /// Write the temperature curve as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
 }
 
 /// `verify`
@@ -142,6 +145,9 @@ pub struct ExportArgs {
     /// File that ends in .gguf, or folder to create.
     #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,
+    /// Replace an existing file. A folder is never replaced.
+    #[arg(long)]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -72,7 +72,11 @@ pub struct RunArgs {
     /// format (about:tracing, Perfetto). The last part of a long run is kept.
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     pub trace: Option<PathBuf>,
-    /// Print one JSON object instead of text.
+    /// Replace an existing trace.
+    #[arg(long, requires = "trace")]
+    pub force: bool,
+    /// Print one JSON object instead of text; its `stop` says why the text ended: `eos` (end-of-text
+    /// token), `length` (-n), `context` (full) or `caller` (Ctrl-C).
     #[arg(long)]
     pub json: bool,
     /// With --json: also each token's time, waiting, hits and reads, the hash so far, and the speed

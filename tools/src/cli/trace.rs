@@ -104,6 +104,9 @@ pub struct ProfileShowArgs {
     /// Draw them.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -133,6 +136,9 @@ pub struct TraceRecordArgs {
     /// The trace to write.
     #[arg(short, long, value_name = "TRACE")]
     pub output: PathBuf,
+    /// Replace an existing trace.
+    #[arg(long)]
+    pub force: bool,
     /// Tokens per sequence; default: the model's limit, at most 1024.
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
@@ -179,6 +185,9 @@ pub struct TraceSimulateArgs {
     /// Draw the miss curves.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

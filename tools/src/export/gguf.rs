@@ -10,12 +10,12 @@ use emberflow_storage::container::Container;
 use crate::Failure;
 use crate::packed::Packed;
 
-/// Writes `container`'s weights, as f32, into the new file `path`. What GGUF has no key for, the
+/// Writes `container`'s weights, as f32, into the file `path`. What GGUF has no key for, the
 /// recommended sampling, is left out. `tell` hears of bytes done and in all; the latter come back.
 ///
 /// # Errors
 /// Where the container is damaged, the file cannot be written, or the format cannot express the
-/// model; nothing is left under `path` then.
+/// model; what lay under `path` is there still.
 pub fn export(
     container: &Container,
     path: &Path,

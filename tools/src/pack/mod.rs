@@ -182,21 +182,7 @@ pub fn pack(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
     let start = Instant::now();
-    if output.is_dir() {
-        return Err(Failure::usage(format!(
-            "{} is a folder; name a file in it with -o",
-            output.display()
-        )));
-    }
-    if let Some(folder) = output.parent().filter(|p| !p.as_os_str().is_empty())
-        && !folder.is_dir()
-    {
-        return Err(Failure::usage(format!(
-            "the folder {} does not exist; create it first",
-            folder.display()
-        )));
-    }
-    atomic::may_write(output, options.force)?;
+    atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
     check_tokenizer(source.as_ref())?;
     let plan = Plan::new(source.as_ref(), output, options)?;

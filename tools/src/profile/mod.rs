@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::{Engine, FfnSeen, Logits, Model};
 use emberflow_predictor::record::{Recorder, Subject, spread};
-use emberflow_predictor::stats::ActivationStats;
+use emberflow_predictor::stats::{ActivationStats, BATCHES};
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -165,12 +165,14 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&done);
     }
+    let mut largest = (BATCHES.iter().zip(&done.steps)).filter(|&(_, &steps)| steps > 0);
     let mean = done.active_share.iter().sum::<f64>() / layers.max(1) as f64;
     writeln!(
         std::io::stdout().lock(),
-        "{}: {} tokens in windows of {window}, {:.1} % of neurons fire per token, {:.1} s",
+        "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons fire per token, {:.1} s",
         done.output,
         done.tokens,
+        largest.next_back().map_or(1, |(&size, _)| size),
         100.0 * mean,
         done.seconds
     )?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::cli::ProfileShowArgs;
 use crate::svg::{LinePanel, line_panels};
 use crate::synth::firing::CURVES;
-use crate::{Failure, print_json};
+use crate::{Failure, atomic, print_json};
 
 /// Shares of steps from which a neuron is called hot, and nearly always active.
 const HOT: [f64; 2] = [0.5, 0.9];
@@ -23,6 +23,8 @@ struct Shown {
     tokens: u64,
     /// Model and checkpoint; absent for counts alone.
     model: Option<String>,
+    /// Tokens of a window, of which a batch takes as many as its size says; absent for counts alone.
+    window: Option<u32>,
     /// Tokens sampled with all neurons that fired.
     sampled: usize,
     /// By layer.
@@ -68,11 +70,12 @@ struct Batch {
 
 /// Runs the command.
 pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
+    atomic::may_write_each([&args.svg], args.force)?;
     let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
     let stats = ActivationStats::read(&bytes)?;
     let shown = shown(args.stats.display().to_string(), &stats);
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(&stats, &shown)).map_err(Failure::file(path))?;
+        atomic::write(path, svg(&stats, &shown).as_bytes())?;
     }
     if args.json {
         return print_json(&shown);
@@ -110,6 +113,7 @@ fn shown(file: String, stats: &ActivationStats) -> Shown {
         file,
         tokens: stats.tokens,
         model: profile.map(|p| p.model.clone()),
+        window: profile.map(|p| p.window),
         sampled: profile.map_or(0, |p| p.sample.tokens().len()),
         layers: layers.collect(),
         published_hot_share_80: CURVES.to_vec(),
@@ -178,6 +182,17 @@ fn text(s: &Shown) -> String {
             let _ = write!(out, "  {}: {a:.0} % ({h:.0}; {n:.0})", b.size);
         }
         out.push('\n');
+    }
+    if let (Some(window), Some(layer)) = (s.window, s.layers.first()) {
+        let seen = |size: &usize| layer.batches.iter().any(|b| b.size == *size);
+        for size in BATCHES.iter().filter(|size| !seen(size)) {
+            let _ = writeln!(
+                out,
+                "no batch of {size} was seen: one takes {size} windows of {window} tokens, a text of {} \
+                 tokens",
+                *size as u64 * u64::from(window)
+            );
+        }
     }
     let published: Vec<String> = (s.published_hot_share_80.iter())
         .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))

@@ -27,7 +27,6 @@ mod window;
 mod write;
 
 use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 
 use emberflow_models::Encoding;
@@ -38,7 +37,7 @@ use self::firing::{Firing, Targets};
 use self::measure::Measured;
 use self::recipe::Recipe;
 use crate::cli::{SynthArgs, SynthQuantArg};
-use crate::{Failure, print_json, progress, size};
+use crate::{Failure, atomic, print_json, progress, size};
 
 /// Threads that make rows: enough to keep ahead of a disk.
 const THREADS: usize = 2;
@@ -109,7 +108,12 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
             args.output.display()
         )));
     }
-    check_place(&args.output)?;
+    // Before minutes of work.
+    if gguf {
+        atomic::may_create(&args.output, args.force)?;
+    } else {
+        atomic::may_create_folder(&args.output)?;
+    }
     let act = args.act.unwrap_or_else(|| args.shape.default_act());
     let config = args.shape.config(act);
     let target = targets(args, &config);
@@ -211,23 +215,6 @@ fn name(choice: impl clap::ValueEnum) -> String {
     choice
         .to_possible_value()
         .map_or_else(String::new, |v| v.get_name().to_owned())
-}
-
-/// Before minutes of work: can the result be put there?
-fn check_place(output: &Path) -> Result<(), Failure> {
-    if output.symlink_metadata().is_ok() {
-        return Err(Failure::usage(format!(
-            "{} exists; give another name or delete it first",
-            output.display()
-        )));
-    }
-    match output.parent().filter(|p| !p.as_os_str().is_empty()) {
-        Some(folder) if !folder.is_dir() => Err(Failure::usage(format!(
-            "the folder {} does not exist; create it first",
-            folder.display()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// The published numbers of models with this activation, where none are given:

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::format::{Header, Writer};
 use crate::cli::TraceRecordArgs;
 use crate::model::{open_model, open_observed};
-use crate::{Failure, print_json, progress};
+use crate::{Failure, atomic, print_json, progress};
 
 /// Tokens of a sequence when none is given.
 const WINDOW: u32 = 1024;
@@ -29,6 +29,7 @@ struct Done {
 
 /// Runs the command.
 pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
+    atomic::may_write(&args.output, args.force)?;
     let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
     let model = open_model(&args.model)?;
     let c = model.text().config().clone();
@@ -51,9 +52,9 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let reserve = 4 * (chunk * layers * neurons) as u64;
     let mut engine = open_observed(model, &args.engine, window as usize, reserve)?;
 
-    let file = std::fs::File::create(&args.output).map_err(Failure::file(&args.output))?;
+    let file = atomic::Partial::create(&args.output)?;
     let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));
-    let mut writer = Writer::new(std::io::BufWriter::new(file), &header).map_err(failed)?;
+    let mut writer = Writer::new(std::io::BufWriter::new(file.get()), &header).map_err(failed)?;
     let bar = progress::steps("recording", ids.len() as u64);
     let (mut tokens, mut needed) = (0u64, 0u64);
     let mut sequence = engine.new_sequence();
@@ -85,7 +86,8 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    writer.finish().map_err(failed)?;
+    drop(writer.finish().map_err(failed)?);
+    file.publish()?;
     let per_token = needed as f64 / tokens.max(1) as f64;
     let done = Done {
         output: args.output.display().to_string(),

@@ -14,7 +14,7 @@ use super::policies::{Cache, Lfu, Lru, S3Fifo};
 use super::shipped::Shipped;
 use crate::cli::{PolicyArg, TraceSimulateArgs};
 use crate::svg::{LinePanel, line_panels};
-use crate::{Failure, print_json, progress};
+use crate::{Failure, atomic, print_json, progress};
 
 /// What is printed. Keys are a contract.
 #[derive(Debug, Serialize)]
@@ -68,6 +68,7 @@ impl PolicyArg {
 
 /// Runs the command.
 pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
+    atomic::may_write_each([&args.svg], args.force)?;
     let trace = Trace::load(&args.trace)?;
     let warm_up = match args.warm_up {
         Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
@@ -120,7 +121,7 @@ pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
         results,
     };
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(&simulated)).map_err(Failure::file(path))?;
+        atomic::write(path, svg(&simulated).as_bytes())?;
     }
     if args.json {
         return print_json(&simulated);

@@ -67,7 +67,7 @@ fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
             "the output is the model itself; containers are immutable, name another file with -o",
         ));
     }
-    atomic::may_write(output, args.force)
+    atomic::may_create(output, args.force)
 }
 
 /// What does not change from layer to layer.

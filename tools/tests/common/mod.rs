@@ -51,3 +51,26 @@ pub fn words(line: &str) -> Vec<String> {
         })
         .collect()
 }
+
+/// Every command that does something, with its full name.
+#[allow(dead_code, reason = "not every test file looks at all commands")]
+pub fn commands() -> Vec<(String, clap::Command)> {
+    fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands() {
+            let name = format!("{name} {}", sub.get_name());
+            // profile alone does something too
+            if !sub.has_subcommands() || sub.is_args_conflicts_with_subcommands_set() {
+                out.push((name.clone(), sub.clone()));
+            }
+            walk(sub, &name, out);
+        }
+    }
+    let mut out = Vec::new();
+    walk(
+        &<emberflow::cli::Cli as clap::CommandFactory>::command(),
+        "emberflow",
+        &mut out,
+    );
+    assert!(out.len() >= 20, "the walk lost commands");
+    out
+}

@@ -109,6 +109,9 @@ fn an_unfinished_file_is_gone() {
     assert!(message.contains("more than"), "{message}");
     drop(writer);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    std::fs::write(&path, "before").unwrap();
+    drop(create().unwrap());
+    assert_eq!(std::fs::read(&path).unwrap(), b"before");
 }
 
 #[test]

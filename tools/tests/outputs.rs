@@ -1,0 +1,123 @@
+//! Files that commands write: one rule for all of them.
+
+mod common;
+
+use std::path::Path;
+
+use common::{call, commands, json};
+
+/// What a command needs besides the file it writes, to get as far as looking at that.
+const NEEDED: [(&str, &[&str]); 8] = [
+    ("emberflow pack", &["x"]),
+    ("emberflow profile", &["-f", "x"]),
+    ("emberflow profile merge", &["x"]),
+    ("emberflow profile show", &["x"]),
+    ("emberflow trace record", &["-f", "x"]),
+    ("emberflow trace simulate", &["x"]),
+    ("emberflow train-predictor", &["-f", "x"]),
+    ("emberflow synth", &["--shape", "tiny"]),
+];
+
+/// Options that name a file to write, or a folder to write files into.
+const WRITES: [&str; 6] = ["output", "svg", "csv", "trace", "save", "out"];
+
+/// Every option of every command that writes a file refuses, before any work, one that is there.
+#[test]
+fn nothing_is_replaced_unasked() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("precious.gguf");
+    let out = dir.path().join("out");
+    std::fs::create_dir(&out).unwrap();
+    let mut tried = 0;
+    for (name, command) in commands() {
+        let bench = name.rsplit(' ').next().unwrap();
+        let names = [
+            format!("{bench}.json"),
+            format!("emberflow-demo-{bench}.json"),
+            "emberflow.1".into(),
+        ];
+        let has = |long: &str| command.get_arguments().any(|a| a.get_long() == Some(long));
+        for option in WRITES.into_iter().filter(|o| has(o)) {
+            assert!(has("force"), "{name} --{option} cannot be told to replace");
+            let files = match option {
+                "out" => names.iter().map(|n| out.join(n)).collect(),
+                _ => vec![file.clone()],
+            };
+            for file in &files {
+                std::fs::write(file, "precious").unwrap();
+            }
+            let place = if option == "out" { &out } else { &file };
+            let place = format!("--{option}={}", place.display());
+            let mut args: Vec<&str> = name.split(' ').skip(1).collect();
+            args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
+            args.push(&place);
+            let output = call(&args);
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+            assert!(
+                message.contains("exists; give --force"),
+                "{args:?}: {message}"
+            );
+            for file in files {
+                assert_eq!(std::fs::read(&file).unwrap(), b"precious", "{args:?}");
+                std::fs::remove_file(file).unwrap();
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 40, "{tried} options");
+}
+
+/// With `--force` the file is new, and nothing is left beside it.
+#[test]
+fn what_may_be_replaced_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let place = dir.path().join("file.gguf").display().to_string();
+    for line in [
+        "export --json -o",
+        "synth --shape tiny --measure 0 --json -o",
+        "trace record -f TEXT --limit 100 --json -o",
+        "profile -f TEXT --limit 100 --json -o",
+        "inspect --json --svg",
+        "run -n 2 --json --trace",
+        "bench decode --quick -n 1 --json --csv",
+    ] {
+        std::fs::write(&place, "before").unwrap();
+        let words = line.split(' ').map(|w| if w == "TEXT" { text } else { w });
+        let args: Vec<&str> = words.chain([&*place, "--force"]).collect();
+        json(&args);
+        assert_ne!(std::fs::read(&place).unwrap(), b"before", "{line}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "{line}");
+    }
+}
+
+/// A folder may hold more than what was once written there.
+#[test]
+fn no_folder_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("precious"), "precious").unwrap();
+    let folder = dir.path().display().to_string();
+    for line in [
+        "export -o",
+        "synth --shape tiny -o",
+        "pack x -o",
+        "inspect --svg",
+        "trace record -f x -o",
+    ] {
+        let args: Vec<&str> = line.split(' ').chain([&*folder, "--force"]).collect();
+        let output = call(&args);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {message}");
+        assert!(Path::new(&folder).join("precious").is_file(), "{line}");
+    }
+}
+
+/// What a shell redirects is a pipe or a device: written to, never displaced.
+#[test]
+fn pictures_go_to_standard_output_too() {
+    let output = call(&["inspect", "--svg", "/dev/stdout"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success());
+    assert!(text.contains("<svg") && text.contains("</svg>"), "{text}");
+}
