@@ -448,10 +448,8 @@ impl Ffn {
             };
             let partials = &mut self.partials[..group.len() * width];
             if self.ready.iter().any(|r| r.1 == Step::Sums) {
-                // Several at a time make long lists of rows, few enough for all threads.
-                let some = (self.ready.len() / (8 * workers.threads())).clamp(1, 8);
-                workers.for_each_chunk_mut(partials, some * width, &|_, at, partials| {
-                    let at = at * some;
+                // Several at a time make long lists of rows.
+                workers.for_each_part_mut(partials, width, &|_, at, partials| {
                     let (first, count) = (group.start + at, partials.len() / width);
                     let ready = (first..first + count).filter(|&c| now[c] == Some(Step::Sums));
                     let ready = ready.map(|c| c as u32);

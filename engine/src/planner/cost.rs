@@ -264,7 +264,10 @@ impl Pass<'_> {
         let gates = self.gates(self.rates, tokens, named, set) + predicting;
         let sums = self.sums(self.rates, tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
-        let arriving = reads.checked / m.check_gb_per_s + admitted * m.replace_ns;
+        let threads = f64::from(self.rates.threads.max(1));
+        // Single neurons are checked by the threads that compute them, clusters by the caller.
+        let checking = reads.checked / m.check_gb_per_s / if streams { 1.0 } else { threads };
+        let arriving = checking + admitted * m.replace_ns;
         // Each piece of the gates that misses something wakes the I/O thread.
         let pieces = GATE_PIECES as f64;
         let told = if streams {
@@ -274,11 +277,8 @@ impl Pass<'_> {
         };
         // With a thread on every core the I/O thread takes its time from them: all of it, as the
         // others wait for the one that it keeps away, but never more than one core of them.
-        let (busy, cores) = (
-            f64::from(self.rates.threads),
-            f64::from(m.machine.cores.max(1)),
-        );
-        let taken = (reads.busy_ns + told * m.wake_ns) * (busy / cores).min(1.0);
+        let cores = f64::from(m.machine.cores.max(1));
+        let taken = (reads.busy_ns + told * m.wake_ns) * (threads / cores).min(1.0);
         // Clusters of a scan come one at a time, and one thread computes each.
         let (mut together, mut alone) = (gates + sums, 0.0);
         if streams && reads.count > 0.0 {
@@ -288,7 +288,10 @@ impl Pass<'_> {
             together *= 1.0 - share;
             alone = one * share;
         }
-        let own = together + alone + naming + arriving + told * m.tell_ns + self.rates.layer_ns;
+        // The caller looks up and tells while the other threads name.
+        let beside = naming + told * m.tell_ns;
+        let naming = (beside / threads).max(beside - gates);
+        let own = together + alone + naming + arriving + self.rates.layer_ns;
         let taken = taken.min(own / (cores - 1.0).max(1.0));
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
