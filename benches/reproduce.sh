@@ -76,6 +76,7 @@ device() {
     bench predictor "$predicted" --threads "$threads"
     MILLIS=400 ROUNDS=$((rounds > 3 ? 3 : rounds)) EMBERFLOW=$emberflow "$here/io/compare_fio.sh"
     "$emberflow" bench io "$big.gguf" --save
+    (cd "$root" && cargo bench -p emberflow-benches --bench cache --bench io -- --warm-up-time 1 --measurement-time 2)
 }
 
 memory() {
