@@ -71,9 +71,9 @@ bench() { "$emberflow" bench "$@" --out "$out" --force; }
 
 device() {
     "$emberflow" bench device
-    bench kernels --threads "$threads"
+    bench kernels
     bench cache
-    bench predictor "$predicted" --threads "$threads"
+    bench predictor "$predicted"
     MILLIS=400 ROUNDS=$((rounds > 3 ? 3 : rounds)) EMBERFLOW=$emberflow "$here/io/compare_fio.sh"
     "$emberflow" bench io "$big.gguf" --save
     (cd "$root" && cargo bench -p emberflow-benches --bench cache --bench io -- --warm-up-time 1 --measurement-time 2)
