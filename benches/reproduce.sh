@@ -3,7 +3,7 @@
 #
 #   benches/reproduce.sh DIR [PART...]
 #
-# DIR gets the models (22 GB) and is best on the disk that is to be measured. Parts, in this order, all of
+# DIR gets the models (15 GB) and is best on the disk that is to be measured. Parts, in this order, all of
 # them by default: models, device, memory, disk, runs, plan. `models` takes about half an hour on two
 # cores, the others as long together. Nothing else should run. Settings from the environment: EMBERFLOW
 # (the program), OUT (folder of the tables), THREADS (2), ROUNDS (5; fewer for a quick look), PYTHON (with

@@ -296,15 +296,14 @@ impl Ffn {
                 let ones = part.iter().filter(|&&w| w != 0.0).count();
                 wanted.fetch_add(ones as u64, Ordering::Relaxed);
             }
-            if known {
-                let _span = tracer.open(&trace::GATE, [u64::from(bank), c as u64]);
-                if named {
-                    job::wanted_gates(cpu, shape, &resident, bank, first, input, part);
-                    return;
-                }
-                let firsts = (first..).step_by(CLUSTER);
-                for (first, gates) in firsts.zip(part.chunks_mut(CLUSTER * tokens)) {
-                    job::resident_gates(cpu, shape, &resident, bank, first, input, gates);
+            let span = |c: usize| tracer.open(&trace::GATE, [u64::from(bank), c as u64]);
+            if known && named {
+                let _span = span(c);
+                job::wanted_gates(cpu, shape, &resident, bank, first, input, part);
+            } else if known {
+                for (c, gates) in (c..).zip(part.chunks_mut(CLUSTER * tokens)) {
+                    let _span = span(c);
+                    job::resident_gates(cpu, shape, &resident, bank, c * CLUSTER, input, gates);
                 }
             }
         };
