@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy, SlotId};
+use emberflow_storage::cache::{ColdCache, Key, Policy};
 
 const BANKS: u32 = 8;
 const NEURONS: u32 = 14336;
@@ -49,7 +49,7 @@ fn lookups(c: &mut Criterion) {
         let arena = Arena::new(SLOTS, 512, 512, ArenaOptions::default()).expect("arena");
         let banks = [NEURONS; BANKS as usize];
         let mut cache = ColdCache::with_policy(arena, &banks, policy).expect("cache");
-        let mut pinned: Vec<SlotId> = Vec::with_capacity(NEURONS as usize);
+        let mut pinned: Vec<Key> = Vec::with_capacity(NEURONS as usize);
         group.bench_function(name, |b| {
             b.iter(|| {
                 cache.tick();
@@ -61,10 +61,11 @@ fn lookups(c: &mut Criterion) {
                             cache.admit(key, slot)
                         }
                     };
-                    pinned.push(black_box(id));
+                    black_box(id);
+                    pinned.push(key);
                 }
-                for id in pinned.drain(..) {
-                    cache.unpin(id);
+                for key in pinned.drain(..) {
+                    cache.unpin(key);
                 }
                 next += 1;
             });

@@ -17,8 +17,8 @@ fn fill(cache: &mut ColdCache) {
         }
         if let Some(mut slot) = cache.reserve_if_free(key) {
             slot.as_mut_slice().fill(n as u8);
-            let id = cache.admit(key, slot);
-            cache.unpin(id);
+            cache.admit(key, slot);
+            cache.unpin(key);
         }
     }
 }
@@ -53,11 +53,12 @@ fn rss_follows_the_size_of_the_cache() {
         );
         // The most recently used quarter is what stayed, with its bytes.
         for n in 0..SLOTS {
-            let id = cache.get_pin(Key::new(0, n));
+            let key = Key::new(0, n);
+            let id = cache.get_pin(key);
             assert_eq!(id.is_some(), n >= SLOTS / 4 * 3, "neuron {n}");
             if let Some(id) = id {
                 assert!(cache.bytes(id).iter().all(|&b| b == n as u8));
-                cache.unpin(id);
+                cache.unpin(key);
             }
         }
 

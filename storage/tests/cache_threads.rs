@@ -58,7 +58,7 @@ fn bytes_stay_while_a_handle_lives() {
                 }
             };
             let handle = cache.share(id);
-            cache.unpin(id);
+            cache.unpin(key);
             workers[i % 3].send((neuron, handle)).unwrap();
         }
         drop(workers);

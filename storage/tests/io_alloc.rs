@@ -65,8 +65,8 @@ fn wave(
 ) {
     for _ in 0..WAVE {
         let key = Key::new(0, rng.below(u64::from(NEURONS)) as u32);
-        if let Some(id) = cache.get_pin(key) {
-            cache.unpin(id);
+        if cache.get_pin(key).is_some() {
+            cache.unpin(key);
         } else if let Some(slot) = cache.reserve(key) {
             let offset = u64::from(key.neuron) * 4096;
             batch.push(Read::new(u64::from(key.neuron), offset, 4096, slot));
@@ -77,9 +77,10 @@ fn wave(
     io.wait(out, n).unwrap();
     for done in out.drain(..) {
         done.result.unwrap();
-        let id = cache.admit(Key::new(0, done.tag as u32), done.slot);
+        let key = Key::new(0, done.tag as u32);
+        let id = cache.admit(key, done.slot);
         expect_bytes(cache.bytes(id), done.tag * 4096);
-        cache.unpin(id);
+        cache.unpin(key);
     }
 }
 

@@ -103,8 +103,9 @@ impl HotRegion {
     }
 
     /// Ends the use of a cluster.
-    pub fn unpin(&mut self, slot: SlotId) {
-        self.cache.unpin(slot);
+    pub fn unpin(&mut self, bank: u32, cluster: u32) {
+        let neuron = cluster;
+        self.cache.unpin(Key { bank, neuron });
     }
 
     /// Takes in a cluster: `neurons` yields the payload pieces of each neuron in
@@ -126,8 +127,8 @@ impl HotRegion {
                 unit[self.place(kind, i)].copy_from_slice(piece);
             }
         }
-        let id = self.cache.admit(key, slot);
-        self.cache.unpin(id);
+        self.cache.admit(key, slot);
+        self.cache.unpin(key);
     }
 
     /// Gate (empty where it is not here), Up and Down of the `i`-th neuron of a pinned
@@ -154,11 +155,11 @@ impl HotRegion {
     /// The bytes of every resident cluster.
     pub fn resident(&mut self, banks: u32, clusters: u32) -> Vec<&[u8]> {
         let mut slots = Vec::new();
-        for bank in 0..banks {
-            slots.extend((0..clusters).filter_map(|c| self.get_pin(bank, c)));
-        }
-        for &slot in &slots {
-            self.cache.unpin(slot);
+        for (bank, c) in (0..banks).flat_map(|b| (0..clusters).map(move |c| (b, c))) {
+            if let Some(slot) = self.get_pin(bank, c) {
+                slots.push(slot);
+                self.unpin(bank, c);
+            }
         }
         slots.iter().map(|&slot| self.cache.bytes(slot)).collect()
     }

@@ -67,12 +67,12 @@ pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Error> {
         let one = Instant::now();
         cold.tick();
         for key in wanted() {
-            pinned.extend(cold.get_pin(key));
+            pinned.extend(cold.get_pin(key).map(|_| key));
         }
         pin = pin.min(one.elapsed().as_nanos() as f64);
         forget();
         let one = Instant::now();
-        pinned.drain(..).for_each(|id| cold.unpin(id));
+        pinned.drain(..).for_each(|key| cold.unpin(key));
         release = release.min(one.elapsed().as_nanos() as f64);
     }
     let mut next = slots;
@@ -99,8 +99,8 @@ fn key(neuron: u32) -> Key {
 
 fn admit(cold: &mut ColdCache, neuron: u32) {
     if let Some(slot) = cold.reserve(key(neuron)) {
-        let id = cold.admit(key(neuron), slot);
-        cold.unpin(id);
+        cold.admit(key(neuron), slot);
+        cold.unpin(key(neuron));
     }
 }
 

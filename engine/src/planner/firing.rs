@@ -246,8 +246,8 @@ impl Absent {
                 chain.on = f64::from(random()) < chain.often * f64::from(u32::MAX);
                 // The front of every bank, as a region is filled.
                 if let Some(slot) = (neuron < each).then(|| cold.reserve_if_free(key)).flatten() {
-                    let id = cold.admit(key, slot);
-                    cold.unpin(id);
+                    cold.admit(key, slot);
+                    cold.unpin(key);
                 }
             }
         }
@@ -264,7 +264,7 @@ impl Absent {
                     let key = Key { bank, neuron };
                     let found = cold.get_pin(key);
                     match found {
-                        Some(id) => pinned.push(id),
+                        Some(_) => pinned.push(key),
                         None => missing.push(key),
                     }
                     if token >= WARM_UP {
@@ -277,14 +277,15 @@ impl Absent {
                     let mut slot = cold.reserve(key);
                     if slot.is_none() {
                         // What was needed before it is done with.
-                        pinned.drain(..).for_each(|id| cold.unpin(id));
+                        pinned.drain(..).for_each(|key| cold.unpin(key));
                         slot = cold.reserve(key);
                     }
                     if let Some(slot) = slot {
-                        pinned.push(cold.admit(key, slot));
+                        cold.admit(key, slot);
+                        pinned.push(key);
                     }
                 }
-                pinned.drain(..).for_each(|id| cold.unpin(id));
+                pinned.drain(..).for_each(|key| cold.unpin(key));
             }
         }
         // Where hardly any fired, a neighbour in frequency tells more.

@@ -14,7 +14,7 @@ const OLD: u32 = 0;
 
 /// Indices in buckets of worth. A bucket is named by its number over all time, which is
 /// at least `lowest` and less than [`BUCKETS`] above it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Ages {
     /// By set, the buckets that may hold something.
     filled: [u128; SETS as usize],
@@ -52,12 +52,6 @@ impl Ages {
     pub fn push(&mut self, rings: &mut Rings, bucket: u32, i: u32) {
         self.fill(self.fresh, bucket);
         rings.push(ring(self.fresh, bucket), i);
-    }
-
-    /// Adds an index as the next to go.
-    pub fn push_oldest(&mut self, rings: &mut Rings, lowest: u32, i: u32) {
-        self.fill(OLD, lowest);
-        rings.push_oldest(ring(OLD, lowest), i);
     }
 
     /// Time passes. The lowest bucket rises from `from` to `to`.
@@ -112,16 +106,5 @@ impl Ages {
             }
         }
         best.map(|(_, i)| i)
-    }
-
-    /// All indices, in the order in which they would go.
-    pub fn iter<'a>(&self, rings: &'a Rings, lowest: u32) -> impl Iterator<Item = u32> + use<'a> {
-        let (stale, fresh, head_start) = (self.stale(), self.fresh, self.head_start);
-        (0..BUCKETS + head_start).flat_map(move |worth| {
-            let old = (worth < BUCKETS).then(|| ring(OLD, lowest + worth));
-            let recent = worth.checked_sub(head_start).filter(|w| *w < BUCKETS);
-            let recent = recent.map(|w| [stale, fresh].map(|set| ring(set, lowest + w)));
-            (old.into_iter().chain(recent.into_iter().flatten())).flat_map(|r| rings.iter(r))
-        })
     }
 }

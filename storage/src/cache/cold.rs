@@ -1,5 +1,7 @@
 //! A fixed number of slots for units of one size, and who leaves them for others.
 
+use super::lrfu::Lrfu;
+use super::lru::Lru;
 use super::policy::{Order, Policy};
 use super::table::{Key, Table};
 use crate::arena::{Arena, SharedSlot, Slot};
@@ -38,13 +40,11 @@ enum State {
     Resident(SharedSlot),
 }
 
-/// All of it together, because a lookup reads all of it.
 #[derive(Debug)]
 struct Entry {
     state: State,
     /// Flat number of the unit.
     key: u32,
-    pins: u32,
 }
 
 impl Entry {
@@ -52,7 +52,6 @@ impl Entry {
         Self {
             state: State::Home,
             key: 0,
-            pins: 0,
         }
     }
 }
@@ -63,15 +62,16 @@ impl Entry {
 /// resident and pinned -> unpinned -> evicted -> loading for somebody else.
 ///
 /// Recency is the time of release: under [`Policy::Lru`] an unpinned unit is the newest of the
-/// evictable ones. A pinned one keeps its place in the order, so that a lookup touches nothing
-/// but its entry; it is taken out when it would be the next victim, or put anew when released.
+/// evictable ones. Lookups, and under [`Policy::Lrfu`] releases, touch the table alone, which lies
+/// in the order in which units are asked for.
 ///
 /// Invariants, checked by [`check_invariants`](Self::check_invariants):
 /// 1. The table names slot `s` for key `k` if and only if slot `s` is loading or resident with
 ///    key `k`.
-/// 2. A resident slot is in exactly one list of the order: of those that may be evicted, or, only
-///    with a pin count above zero, of those in use. Others are in none and have pin count zero.
-/// 3. The list lengths add up to the number of resident slots.
+/// 2. Units that are not resident have pin count zero. Under [`Policy::Lru`] a resident slot is in
+///    exactly one list: of those that may be evicted, or, only with a pin count above zero, of
+///    those in use. Others are in none.
+/// 3. The counts of resident, pinned and loading slots are right.
 /// 4. Every slot is home, loading or resident; the arena agrees on who is home.
 /// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
 ///    the limit.
@@ -85,6 +85,8 @@ pub struct ColdCache {
     entries: Vec<Entry>,
     order: Order,
     resident: u32,
+    /// Resident ones that are pinned.
+    in_use: u32,
     loading: u32,
     stats: CacheStats,
 }
@@ -101,12 +103,19 @@ impl ColdCache {
     /// The same with another policy.
     #[must_use]
     pub fn with_policy(arena: Arena, banks: &[u32], policy: Policy) -> Option<Self> {
+        if arena.capacity() > Table::SLOTS {
+            return None;
+        }
         let table = Table::new(banks)?;
         let mut cache = Self {
-            order: Order::new(policy, table.len()),
+            order: match policy {
+                Policy::Lru => Order::Lru(Lru::new()),
+                Policy::Lrfu => Order::Lrfu(Box::new(Lrfu::new(table.len()))),
+            },
             table,
             entries: Vec::new(),
             resident: 0,
+            in_use: 0,
             loading: 0,
             stats: CacheStats::default(),
             arena,
@@ -116,14 +125,14 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 4 for each neuron, 5 more where uses are counted, 49 for
-    /// each slot. The arena's capacity costs nothing.
+    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 41 for
+    /// each slot, or 49 for the last use. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
-        // The entry, two links, and what the arena itself keeps.
-        let per_slot = size_of::<Entry>() as u64 + 2 * 4 + Arena::overhead_per_slot();
+        // The entry, and what the arena itself keeps.
+        let per_slot = size_of::<Entry>() as u64 + Arena::overhead_per_slot();
         Table::bytes_for(neurons)
-            .saturating_add(policy.bytes(neurons))
+            .saturating_add(policy.bytes(slots.into(), neurons))
             .saturating_add(u64::from(slots) * per_slot)
     }
 
@@ -134,13 +143,17 @@ impl ColdCache {
             .reserve_exact(len.saturating_sub(self.entries.len()));
         self.entries.resize_with(len, Entry::home);
         self.entries.shrink_to_fit();
-        self.order.resize(n);
+        match &mut self.order {
+            Order::Lru(lru) => lru.resize(n),
+            Order::Lrfu(lrfu) => lrfu.resize(n),
+        }
     }
 
     /// Time passes: what was used so far counts a little less. For every token, or chunk.
     pub fn tick(&mut self) {
-        let entries = &self.entries;
-        self.order.tick(|slot| entries[slot as usize].key);
+        if let Order::Lrfu(lrfu) = &mut self.order {
+            lrfu.tick();
+        }
     }
 
     /// Says how often a unit will be used per tick as far as is known, before it ever was.
@@ -148,7 +161,10 @@ impl ColdCache {
     /// # Panics
     /// When the key names no neuron.
     pub fn expect(&mut self, key: Key, uses: f64) {
-        self.order.expect(self.table.flat(key), uses);
+        let unit = self.table.at_mut(self.table.flat(key));
+        if let Order::Lrfu(lrfu) = &self.order {
+            lrfu.expect(unit, uses);
+        }
     }
 
     /// Looks a unit up and pins it. The caller unpins it, which counts as the use.
@@ -157,33 +173,34 @@ impl ColdCache {
     /// When the key names no neuron.
     #[inline]
     pub fn get_pin(&mut self, key: Key) -> Option<SlotId> {
-        let flat = self.table.flat(key);
-        if let Some(slot) = self.table.get(flat) {
-            let entry = &mut self.entries[slot as usize];
-            if matches!(entry.state, State::Resident(_)) {
-                entry.pins += 1;
-                self.stats.hits += 1;
-                return Some(SlotId(slot));
-            }
-        }
-        self.stats.misses += 1;
-        None
+        let unit = self.table.at_mut(self.table.flat(key));
+        let Some(slot) = unit.resident() else {
+            self.stats.misses += 1;
+            return None;
+        };
+        assert!(
+            unit.pins < u16::MAX,
+            "neuron {} is pinned too often",
+            key.neuron
+        );
+        self.in_use += u32::from(unit.pins == 0);
+        unit.pins += 1;
+        self.stats.hits += 1;
+        Some(SlotId(slot))
     }
 
     /// Whether a unit is resident. Does not count as a use.
     #[inline]
     #[must_use]
     pub fn contains(&self, key: Key) -> bool {
-        let slot = self.table.get(self.table.flat(key));
-        slot.is_some_and(|slot| self.is_resident(slot))
+        self.table.get(key).resident().is_some()
     }
 
     /// Whether a unit is being loaded.
     #[inline]
     #[must_use]
     pub fn is_loading(&self, key: Key) -> bool {
-        let slot = self.table.get(self.table.flat(key));
-        slot.is_some_and(|slot| matches!(self.entries[slot as usize].state, State::Loading))
+        self.table.get(key).loading().is_some()
     }
 
     /// A slot to load `key` into: a free one, or that of the next victim among unpinned units.
@@ -192,7 +209,7 @@ impl ColdCache {
     /// The caller ends it with [`admit`](Self::admit) or [`abandon`](Self::abandon).
     pub fn reserve(&mut self, key: Key) -> Option<Slot> {
         let flat = self.table.flat(key);
-        if self.table.get(flat).is_some() {
+        if self.table.at(flat).slot().is_some() {
             return None;
         }
         while self.is_full() {
@@ -205,7 +222,7 @@ impl ColdCache {
     /// somebody else's place.
     pub fn reserve_if_free(&mut self, key: Key) -> Option<Slot> {
         let flat = self.table.flat(key);
-        if self.table.get(flat).is_some() || self.is_full() {
+        if self.table.at(flat).slot().is_some() || self.is_full() {
             return None;
         }
         self.hand_out(flat)
@@ -218,11 +235,10 @@ impl ColdCache {
 
     fn hand_out(&mut self, flat: u32) -> Option<Slot> {
         let slot = self.arena.take()?;
-        self.table.set(flat, Some(slot.index()));
+        self.table.at_mut(flat).load(slot.index());
         self.entries[slot.index() as usize] = Entry {
             state: State::Loading,
             key: flat,
-            pins: 0,
         };
         self.loading += 1;
         Some(slot)
@@ -234,8 +250,12 @@ impl ColdCache {
     /// When the slot was not reserved for `key`.
     pub fn admit(&mut self, key: Key, slot: Slot) -> SlotId {
         let index = self.make_resident(key, slot);
-        self.entries[index as usize].pins = 1;
-        self.order.set_aside(index);
+        let unit = self.table.at_mut(self.table.flat(key));
+        unit.pins = 1;
+        self.in_use += 1;
+        if let Order::Lru(lru) = &mut self.order {
+            lru.add_in_use(index);
+        }
         SlotId(index)
     }
 
@@ -246,7 +266,10 @@ impl ColdCache {
     /// As [`admit`](Self::admit).
     pub fn admit_ahead(&mut self, key: Key, slot: Slot) {
         let index = self.make_resident(key, slot);
-        self.order.push_last_victim(index);
+        match &mut self.order {
+            Order::Lru(lru) => lru.add(index),
+            Order::Lrfu(lrfu) => lrfu.keep(self.table.at_mut(self.table.flat(key))),
+        }
     }
 
     fn make_resident(&mut self, key: Key, slot: Slot) -> u32 {
@@ -254,6 +277,7 @@ impl ColdCache {
         self.loading -= 1;
         self.resident += 1;
         self.entries[index as usize].state = State::Resident(slot.share());
+        self.table.at_mut(self.table.flat(key)).settle(index);
         index
     }
 
@@ -265,16 +289,14 @@ impl ColdCache {
         let index = self.loading_slot(key, &slot);
         self.loading -= 1;
         self.entries[index as usize].state = State::Home;
-        self.table.set(self.entries[index as usize].key, None);
+        self.table.at_mut(self.table.flat(key)).leave();
         self.arena.put(slot);
     }
 
     fn loading_slot(&self, key: Key, slot: &Slot) -> u32 {
         let index = slot.index();
-        let entry = self.entries.get(index as usize);
-        let loading = entry.is_some_and(|e| matches!(e.state, State::Loading));
         assert!(
-            loading && self.table.get(self.table.flat(key)) == Some(index),
+            self.table.get(key).loading() == Some(index),
             "slot {index} was not reserved for neuron {} of bank {}",
             key.neuron,
             key.bank
@@ -286,10 +308,9 @@ impl ColdCache {
     ///
     /// # Panics
     /// When the unit is not pinned.
-    pub fn unpin(&mut self, id: SlotId) {
-        if let Some(unit) = self.drop_pin(id) {
-            self.order.push(id.0, unit);
-        }
+    #[inline]
+    pub fn unpin(&mut self, key: Key) {
+        self.release(key, false);
     }
 
     /// Releases one pin. With the last one the unit becomes the next to be evicted: for units that
@@ -297,23 +318,32 @@ impl ColdCache {
     ///
     /// # Panics
     /// When the unit is not pinned.
-    pub fn unpin_first_victim(&mut self, id: SlotId) {
-        if self.drop_pin(id).is_some() {
-            self.order.push_first_victim(id.0);
-        }
+    pub fn unpin_first_victim(&mut self, key: Key) {
+        self.release(key, true);
     }
 
-    /// The unit, if that was the last pin; it is then in no list, and was used.
-    fn drop_pin(&mut self, id: SlotId) -> Option<u32> {
-        let entry = &mut self.entries[id.index()];
-        assert!(entry.pins > 0, "slot {} is not pinned", id.0);
-        entry.pins -= 1;
-        if entry.pins > 0 {
-            return None;
+    #[inline]
+    fn release(&mut self, key: Key, first: bool) {
+        let flat = self.table.flat(key);
+        let unit = self.table.at_mut(flat);
+        let (true, Some(slot)) = (unit.pins > 0, unit.slot()) else {
+            panic!("neuron {} of bank {} is not pinned", key.neuron, key.bank);
+        };
+        unit.pins -= 1;
+        if unit.pins > 0 {
+            return;
         }
-        self.order.remove(id.0);
-        self.order.used(entry.key);
-        Some(entry.key)
+        self.in_use -= 1;
+        match &mut self.order {
+            Order::Lru(lru) if first => lru.put_first(slot),
+            Order::Lru(lru) => lru.put_last(slot),
+            Order::Lrfu(lrfu) => {
+                lrfu.used(flat, unit);
+                if first {
+                    lrfu.put_first(flat, unit);
+                }
+            }
+        }
     }
 
     /// The bytes of a pinned unit.
@@ -329,11 +359,12 @@ impl ColdCache {
         }
     }
 
-    /// Whether a unit is resident and pinned.
+    /// Whether a slot holds a unit. Reads what [`bytes`](Self::bytes) reads, so that it can be
+    /// had on its way from memory.
     #[inline]
     #[must_use]
-    pub fn is_pinned(&self, id: SlotId) -> bool {
-        self.entries[id.index()].pins > 0
+    pub fn holds(&self, id: SlotId) -> bool {
+        matches!(self.entries[id.index()].state, State::Resident(_))
     }
 
     /// A handle to the bytes of a unit that does not borrow the cache, so that threads can compute
@@ -352,16 +383,13 @@ impl ColdCache {
 
     /// Makes a unit leave. `false` when it is not resident, or in use.
     pub fn remove(&mut self, key: Key) -> bool {
-        let Some(slot) = self.table.get(self.table.flat(key)) else {
+        let unit = self.table.get(key);
+        let (0, Some(slot)) = (unit.pins, unit.resident()) else {
             return false;
         };
-        if !self.is_resident(slot) || self.entries[slot as usize].pins > 0 {
-            return false;
-        }
         let Some(exclusive) = self.make_exclusive(slot) else {
             return false;
         };
-        self.order.remove(slot);
         self.retire(slot, exclusive);
         true
     }
@@ -423,7 +451,7 @@ impl ColdCache {
             let entry = &self.entries[index as usize];
             let gone = match entry.state {
                 State::Home => true,
-                State::Resident(_) if entry.pins == 0 => self.move_down(index),
+                State::Resident(_) if self.table.at(entry.key).pins == 0 => self.move_down(index),
                 _ => false,
             };
             if !gone {
@@ -443,20 +471,20 @@ impl ColdCache {
             return false;
         };
         let Some(mut new) = self.arena.take() else {
-            self.order.remove(from);
             self.retire(from, old);
             self.stats.evictions += 1;
             return true;
         };
         new.as_mut_slice().copy_from_slice(old.as_slice());
         let to = new.index();
-        self.order.rings.replace(from, to);
+        if let Order::Lru(lru) = &mut self.order {
+            lru.renumber(from, to);
+        }
         let key = self.entries[from as usize].key;
-        self.table.set(key, Some(to));
+        self.table.at_mut(key).move_to(to);
         self.entries[to as usize] = Entry {
             state: State::Resident(new.share()),
             key,
-            pins: 0,
         };
         self.arena.put(old);
         true
@@ -465,21 +493,29 @@ impl ColdCache {
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
         for _ in 0..self.resident {
-            let slot = self.order.victim()?;
-            self.order.remove(slot);
-            if self.entries[slot as usize].pins > 0 {
-                self.order.set_aside(slot);
-                continue;
-            }
-            // A unit with a shared handle is in use; it gets another round.
+            let slot = self.victim()?;
             if let Some(exclusive) = self.make_exclusive(slot) {
                 self.retire(slot, exclusive);
                 self.stats.evictions += 1;
                 return Some(());
             }
-            self.order.push_last_victim(slot);
+            // A unit with a shared handle is in use; it gets another round.
+            if let Order::Lru(lru) = &mut self.order {
+                lru.put_last(slot);
+            }
         }
         None
+    }
+
+    fn victim(&mut self) -> Option<u32> {
+        if self.in_use == self.resident {
+            return None;
+        }
+        let (table, entries) = (&self.table, &self.entries);
+        match &mut self.order {
+            Order::Lru(lru) => lru.victim(table, |slot| entries[slot as usize].key),
+            Order::Lrfu(lrfu) => lrfu.victim(table),
+        }
     }
 
     /// Takes the slot of a resident unit out of its state, unless handles to it are alive.
@@ -501,21 +537,31 @@ impl ColdCache {
     }
 
     fn retire(&mut self, index: u32, slot: Slot) {
+        if let Order::Lru(lru) = &mut self.order {
+            lru.remove(index);
+        }
         self.resident -= 1;
-        self.table.set(self.entries[index as usize].key, None);
+        self.table.at_mut(self.entries[index as usize].key).leave();
         self.arena.put(slot);
-    }
-
-    #[inline]
-    fn is_resident(&self, slot: u32) -> bool {
-        matches!(self.entries[slot as usize].state, State::Resident(_))
     }
 
     /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
     #[must_use]
     pub fn dump(&self) -> Vec<u32> {
-        let entries = self.order.iter().map(|s| &self.entries[s as usize]);
-        entries.filter(|e| e.pins == 0).map(|e| e.key).collect()
+        let (mut order, mut table) = (self.order.clone(), self.table.clone());
+        let key = |slot: u32| self.entries[slot as usize].key;
+        std::iter::from_fn(|| {
+            let slot = match &mut order {
+                Order::Lru(lru) => lru.victim(&table, key)?,
+                Order::Lrfu(lrfu) => lrfu.victim(&table)?,
+            };
+            if let Order::Lru(lru) = &mut order {
+                lru.remove(slot);
+            }
+            table.at_mut(key(slot)).leave();
+            Some(key(slot))
+        })
+        .collect()
     }
 
     /// Checks the numbered invariants; for tests.
@@ -525,43 +571,48 @@ impl ColdCache {
     pub fn check_invariants(&self) {
         let entries = self.entries.len();
         assert!(entries >= self.arena.limit() as usize, "6: too few entries");
-        assert_eq!(self.order.rings.len(), entries, "6: links");
         let mut listed = vec![0u32; entries];
-        for slot in self.order.iter() {
-            listed[slot as usize] += 1;
-        }
-        for slot in self.order.iter_aside() {
-            listed[slot as usize] += 1;
-            let pins = self.entries[slot as usize].pins;
-            assert!(pins > 0, "2: slot {slot} is not pinned");
+        if let Order::Lru(lru) = &self.order {
+            assert_eq!(lru.len(), entries, "6: links");
+            for (slot, aside) in lru.iter() {
+                listed[slot as usize] += 1;
+                let pins = self.table.at(self.entries[slot as usize].key).pins;
+                assert!(pins > 0 || !aside, "2: slot {slot} is not pinned");
+            }
         }
         let (mut home, mut loading, mut resident) = (0, 0, 0);
-        for (slot, Entry { state, key, pins }) in self.entries.iter().enumerate() {
-            let named = self.table.get(*key) == Some(slot as u32);
+        for (slot, Entry { state, key }) in (0u32..).zip(&self.entries) {
+            let unit = self.table.at(*key);
             match state {
                 State::Home => {
-                    home += u32::from((slot as u32) < self.arena.limit());
-                    assert!(!named, "1: home slot {slot} is in the table");
+                    home += u32::from(slot < self.arena.limit());
+                    assert_ne!(unit.slot(), Some(slot), "1: home slot is in the table");
                 }
-                State::Loading => loading += 1,
+                State::Loading => {
+                    loading += 1;
+                    assert_eq!(unit.loading(), Some(slot), "1: loading slot");
+                }
                 State::Resident(shared) => {
                     resident += 1;
-                    assert_eq!(shared.index() as usize, slot, "4: slot {slot} is misplaced");
+                    assert_eq!(shared.index(), slot, "4: slot is misplaced");
+                    assert_eq!(unit.resident(), Some(slot), "1: resident slot");
                 }
             }
-            let is_resident = matches!(state, State::Resident(_));
-            assert!(
-                matches!(state, State::Home) || named,
-                "1: slot {slot} has no entry"
-            );
+            let lists = matches!((state, &self.order), (State::Resident(_), Order::Lru(_)));
             assert_eq!(
-                listed[slot],
-                u32::from(is_resident),
+                listed[slot as usize],
+                u32::from(lists),
                 "2: lists of slot {slot}"
             );
-            assert!(is_resident || *pins == 0, "2: pins of slot {slot}");
         }
-        let entries = self.table.present().count() as u32;
+        let known = self.table.all().iter();
+        assert!(
+            known.clone().all(|u| u.pins == 0 || u.resident().is_some()),
+            "2: pins"
+        );
+        let in_use = known.clone().filter(|u| u.pins > 0).count() as u32;
+        assert_eq!(self.in_use, in_use, "2: units in use");
+        let entries = known.filter(|u| u.slot().is_some()).count() as u32;
         assert_eq!(entries, loading + resident, "1: stray table entries");
         assert_eq!(self.resident(), resident, "3: list lengths");
         assert_eq!(self.loading, loading, "4: loading count");

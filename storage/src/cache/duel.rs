@@ -27,7 +27,7 @@ const FORGET: u32 = 8;
 const MARGIN: u32 = 64;
 
 /// The models and what they saw.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Duel {
     models: [Model; HEAD_STARTS.len()],
     /// The one that decides.
@@ -38,7 +38,7 @@ pub(super) struct Duel {
 }
 
 /// A cache of units that hold nothing. Sampled units are indices.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Model {
     rings: Rings,
     ages: Ages,
@@ -81,11 +81,11 @@ impl Duel {
         self.room = (slots / SAMPLE).max(1);
     }
 
-    /// A unit was used.
+    /// A unit was used, which is worth `of` now.
     #[inline]
-    pub fn used(&mut self, unit: u32, worth: &Worth) {
+    pub fn used(&mut self, unit: u32, of: u32, worth: &Worth) {
         if unit % SAMPLE == SAMPLE / 2 {
-            let (i, bucket, lowest) = (unit / SAMPLE, worth.bucket(unit), worth.lowest());
+            let (i, bucket, lowest) = (unit / SAMPLE, worth.bucket(of), worth.lowest());
             for model in &mut self.models {
                 model.used(i, bucket, lowest, self.room);
             }
@@ -145,7 +145,8 @@ mod tests {
     /// `fires(state, random)` is a unit's next state.
     fn decides(fires: impl Fn(u32, bool, f64) -> bool) -> u32 {
         let units = 1024 * SAMPLE;
-        let (mut worth, mut duel) = (Worth::new(units), Duel::new(units));
+        let (mut worth, mut duel) = (Worth::new(), Duel::new(units));
+        let mut of = vec![0; units as usize];
         duel.resize(units / 2);
         let mut state = vec![false; 1024];
         let mut seed = 1u64;
@@ -158,9 +159,10 @@ mod tests {
                 *now = fires(i, *now, random);
                 if *now {
                     let unit = i * SAMPLE + SAMPLE / 2;
-                    worth.used(unit);
-                    duel.used(unit, &worth);
-                    duel.used(unit + 1, &worth);
+                    let of = &mut of[unit as usize];
+                    worth.used(of);
+                    duel.used(unit, *of, &worth);
+                    duel.used(unit + 1, *of, &worth);
                 }
             }
             let from = worth.lowest();

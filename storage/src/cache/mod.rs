@@ -6,6 +6,8 @@
 mod ages;
 mod cold;
 mod duel;
+mod lrfu;
+mod lru;
 mod policy;
 mod rings;
 mod table;
@@ -14,4 +16,4 @@ mod worth;
 pub use cold::{CacheStats, ColdCache, SlotId};
 pub use policy::Policy;
 pub use rings::Rings;
-pub use table::{Key, Table};
+pub use table::Key;

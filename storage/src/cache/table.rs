@@ -18,20 +18,96 @@ impl Key {
     }
 }
 
-const ABSENT: u32 = u32::MAX;
+/// What is known of a unit that may be cached, resident or not.
+///
+/// All that a lookup, a use and a release look at or change lies here, in the order of the keys:
+/// those of a layer are asked for in that order, so the processor fetches ahead.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unit {
+    /// The slot's index, [`NONE`] without one, and marks in the bits above.
+    slot: u32,
+    /// See `worth.rs`.
+    pub worth: u32,
+    /// The tick of the last use, modulo 2^16.
+    pub last: u16,
+    pub pins: u16,
+}
 
-/// Flat map from every possible key to a slot index. Costs 4 bytes per neuron of the model.
+/// Bits of a slot's index.
+const NONE: u32 = (1 << 30) - 1;
+/// The slot is being loaded.
+const LOADING: u32 = 1 << 31;
+/// The slot is to be the next victim, whatever the unit is worth.
+const FIRST: u32 = 1 << 30;
+
+impl Unit {
+    const ABSENT: Self = Self {
+        slot: NONE,
+        worth: 0,
+        // As if last used long ago.
+        last: 1 << 15,
+        pins: 0,
+    };
+
+    /// Its slot, being loaded or resident.
+    #[inline]
+    pub fn slot(&self) -> Option<u32> {
+        let slot = self.slot & NONE;
+        (slot != NONE).then_some(slot)
+    }
+
+    /// Its slot, if it is resident.
+    #[inline]
+    pub fn resident(&self) -> Option<u32> {
+        self.slot().filter(|_| self.slot & LOADING == 0)
+    }
+
+    /// Its slot, if it is being loaded.
+    pub fn loading(&self) -> Option<u32> {
+        self.slot().filter(|_| self.slot & LOADING != 0)
+    }
+
+    pub fn load(&mut self, slot: u32) {
+        self.slot = slot | LOADING;
+        self.pins = 0;
+    }
+
+    pub fn settle(&mut self, slot: u32) {
+        self.slot = slot;
+    }
+
+    /// Another slot, with the marks of the one before.
+    pub fn move_to(&mut self, slot: u32) {
+        self.slot = self.slot & !NONE | slot;
+    }
+
+    pub fn leave(&mut self) {
+        self.slot = NONE;
+        self.pins = 0;
+    }
+
+    #[inline]
+    pub fn is_first(&self) -> bool {
+        self.slot & FIRST != 0
+    }
+
+    #[inline]
+    pub fn set_first(&mut self, first: bool) {
+        self.slot = self.slot & !FIRST | if first { FIRST } else { 0 };
+    }
+}
+
+/// Every possible key's [`Unit`].
 #[derive(Debug, Clone)]
-pub struct Table {
+pub(super) struct Table {
     /// First entry of each bank, and the total at the end.
     base: Box<[u32]>,
-    slots: Box<[u32]>,
+    units: Box<[Unit]>,
 }
 
 impl Table {
     /// A table for banks of the given neuron counts. `None` when the neurons of all banks cannot
     /// be numbered with 32 bits.
-    #[must_use]
     pub fn new(banks: &[u32]) -> Option<Self> {
         let mut base = Vec::with_capacity(banks.len() + 1);
         let mut total = 0u32;
@@ -39,27 +115,24 @@ impl Table {
             base.push(total);
             total = total.checked_add(neurons)?;
         }
-        // The largest value marks an absent entry and must not become an index.
-        if total == u32::MAX {
-            return None;
-        }
         base.push(total);
         Some(Self {
             base: base.into_boxed_slice(),
-            slots: vec![ABSENT; total as usize].into_boxed_slice(),
+            units: vec![Unit::ABSENT; total as usize].into_boxed_slice(),
         })
     }
 
+    /// Slots that can be told apart.
+    pub const SLOTS: u32 = NONE;
+
     /// Neurons of all banks.
-    #[must_use]
-    pub(super) fn len(&self) -> u32 {
-        self.slots.len() as u32
+    pub fn len(&self) -> u32 {
+        self.units.len() as u32
     }
 
     /// Bytes a table over `neurons` neurons takes.
-    #[must_use]
     pub fn bytes_for(neurons: u64) -> u64 {
-        neurons.saturating_mul(4)
+        neurons.saturating_mul(size_of::<Unit>() as u64)
     }
 
     /// Flat number of a key.
@@ -67,7 +140,6 @@ impl Table {
     /// # Panics
     /// When the bank or neuron does not exist.
     #[inline]
-    #[must_use]
     pub fn flat(&self, key: Key) -> u32 {
         let bank = key.bank as usize;
         let (first, end) = (self.base[bank], self.base[bank + 1]);
@@ -80,24 +152,30 @@ impl Table {
         first + key.neuron
     }
 
-    /// Slot of a flat number.
+    /// What is known of a key.
+    ///
+    /// # Panics
+    /// When the bank or neuron does not exist.
     #[inline]
-    #[must_use]
-    pub fn get(&self, flat: u32) -> Option<u32> {
-        let slot = self.slots[flat as usize];
-        (slot != ABSENT).then_some(slot)
+    pub fn get(&self, key: Key) -> &Unit {
+        self.at(self.flat(key))
     }
 
-    /// Sets or clears the slot of a flat number.
+    /// By flat number.
     #[inline]
-    pub fn set(&mut self, flat: u32, slot: Option<u32>) {
-        self.slots[flat as usize] = slot.unwrap_or(ABSENT);
+    pub fn at(&self, flat: u32) -> &Unit {
+        &self.units[flat as usize]
     }
 
-    /// Entries that have a slot, with their flat number.
-    pub fn present(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let entries = (0u32..).zip(self.slots.iter().copied());
-        entries.filter(|&(_, slot)| slot != ABSENT)
+    /// By flat number.
+    #[inline]
+    pub fn at_mut(&mut self, flat: u32) -> &mut Unit {
+        &mut self.units[flat as usize]
+    }
+
+    /// All, by flat number.
+    pub fn all(&self) -> &[Unit] {
+        &self.units
     }
 }
 
@@ -112,13 +190,32 @@ mod tests {
         for (i, (b, n)) in keys.into_iter().enumerate() {
             let flat = t.flat(Key::new(b, n));
             assert_eq!(flat, i as u32);
-            assert_eq!(t.get(flat), None);
-            t.set(flat, Some(10 + i as u32));
+            assert_eq!(t.at(flat).slot(), None);
+            t.at_mut(flat).load(10 + i as u32);
         }
-        assert_eq!(t.present().count(), 5);
-        t.set(3, None);
-        assert_eq!(t.get(3), None);
-        assert_eq!(t.get(4), Some(14));
+        t.at_mut(3).leave();
+        assert_eq!(t.at(3).slot(), None);
+        assert_eq!(t.get(Key::new(2, 1)).loading(), Some(14));
+    }
+
+    #[test]
+    fn marks_do_not_mix() {
+        let mut unit = Unit::ABSENT;
+        assert_eq!(
+            (unit.slot(), unit.resident(), unit.loading()),
+            (None, None, None)
+        );
+        unit.load(Table::SLOTS - 1);
+        assert_eq!(
+            (unit.resident(), unit.loading()),
+            (None, Some(Table::SLOTS - 1))
+        );
+        unit.settle(5);
+        unit.set_first(true);
+        unit.move_to(6);
+        assert!(unit.is_first() && unit.resident() == Some(6));
+        unit.leave();
+        assert_eq!((unit.slot(), unit.is_first()), (None, false));
     }
 
     #[test]
@@ -131,6 +228,5 @@ mod tests {
     #[test]
     fn too_many_neurons_are_refused() {
         assert!(Table::new(&[u32::MAX, 1]).is_none());
-        assert!(Table::new(&[u32::MAX]).is_none());
     }
 }

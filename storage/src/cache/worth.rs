@@ -17,14 +17,22 @@ const BUCKET: u32 = DOUBLING / 8;
 /// every tick add up to.
 pub(super) const BUCKETS: u32 = 128;
 
+/// Worth covered by one level.
+const FINE: u32 = 2;
+
+/// Levels of a bucket.
+pub(super) const LEVELS: u32 = BUCKET / FINE;
+
+/// The highest level.
+pub(super) const TOP: u32 = BUCKETS * LEVELS - 1;
+
 /// Buckets below that of a fresh use.
 const BELOW: u32 = 72;
 
-/// The worth of every unit, resident or not.
-#[derive(Debug)]
+/// The standard that worth is counted against. A unit's worth is the logarithm of its uses, in
+/// parts of a doubling, whether it is resident or not.
+#[derive(Debug, Clone)]
 pub(super) struct Worth {
-    /// Logarithm of each unit's worth, in parts of a doubling.
-    of: Vec<u32>,
     /// log2(1 + 2^x) for x from -REACH to REACH.
     sums: Vec<u16>,
     /// That of a use right now.
@@ -32,22 +40,20 @@ pub(super) struct Worth {
 }
 
 impl Worth {
-    /// Of `units` units that were never used.
-    pub fn new(units: u32) -> Self {
+    pub fn new() -> Self {
         let unit = f64::from(DOUBLING);
         let sum = |i: u32| {
             let x = (f64::from(i) - f64::from(REACH)) / unit;
             ((1.0 + x.exp2()).log2() * unit).round() as u16
         };
         Self {
-            of: vec![0; units as usize],
             sums: (0..2 * REACH).map(sum).collect(),
             now: 2 * REACH,
         }
     }
 
-    /// Bytes beside those of the units, 4 each.
-    pub fn fixed_bytes() -> u64 {
+    /// Bytes that it allocates.
+    pub fn bytes() -> u64 {
         2 * 2 * u64::from(REACH)
     }
 
@@ -58,11 +64,18 @@ impl Worth {
         self.now / BUCKET - BELOW
     }
 
-    /// The bucket of a unit.
+    /// The bucket of a worth.
     #[inline]
-    pub fn bucket(&self, unit: u32) -> u32 {
+    pub fn bucket(&self, worth: u32) -> u32 {
         let lowest = self.lowest();
-        (self.of[unit as usize] / BUCKET).clamp(lowest, lowest + BUCKETS - 1)
+        (worth / BUCKET).clamp(lowest, lowest + BUCKETS - 1)
+    }
+
+    /// The level of a worth, at most [`TOP`]: finer than buckets.
+    #[inline]
+    pub fn level(&self, worth: u32) -> u32 {
+        let bottom = self.lowest() * BUCKET;
+        worth.saturating_sub(bottom).min(BUCKETS * BUCKET - 1) / FINE
     }
 
     /// Time passes.
@@ -70,19 +83,18 @@ impl Worth {
         self.now = self.now.saturating_add(TICK);
     }
 
-    /// Says how often a unit is used per tick before it ever was.
-    pub fn expect(&mut self, unit: u32, uses: f64) {
+    /// The worth of a unit that is used so often per tick.
+    pub fn expected(&self, uses: f64) -> u32 {
         let parts = f64::from(DOUBLING);
         let decay = 1.0 - (-f64::from(TICK) / parts).exp2();
         let log = (uses / decay).max(1e-9).log2() * parts;
         let log = log.clamp(-f64::from(REACH), f64::from(REACH));
-        self.of[unit as usize] = (f64::from(self.now) + log) as u32;
+        (f64::from(self.now) + log) as u32
     }
 
-    /// Counts a use of a unit.
+    /// Counts a use towards a worth.
     #[inline]
-    pub fn used(&mut self, unit: u32) {
-        let worth = &mut self.of[unit as usize];
+    pub fn used(&self, worth: &mut u32) {
         let x = worth.wrapping_add(REACH).wrapping_sub(self.now);
         *worth = match self.sums.get(x as usize) {
             Some(&sum) => self.now + u32::from(sum),
@@ -99,10 +111,10 @@ mod tests {
     /// Worth as it is defined: the sum of all uses, each weighted by its age.
     #[test]
     fn worth_is_the_sum_of_aged_uses() {
-        let mut worth = Worth::new(3);
+        let (mut worth, mut of) = (Worth::new(), [0; 3]);
         let mut exact = [0f64; 3];
         let weight = (-f64::from(TICK) / f64::from(DOUBLING)).exp2();
-        let log = |w: &Worth, unit: usize| (f64::from(w.of[unit]) - f64::from(w.now)) / 128.0;
+        let log = |w: &Worth, of: u32| (f64::from(of) - f64::from(w.now)) / 128.0;
         let mut seed = 7u32;
         for tick in 0..3000 {
             for (unit, exact) in exact.iter_mut().enumerate() {
@@ -110,30 +122,29 @@ mod tests {
                 *exact *= weight;
                 if (seed >> 16).is_multiple_of(3 + 40 * unit as u32) {
                     *exact += 1.0;
-                    worth.used(unit as u32);
+                    worth.used(&mut of[unit]);
                 }
-                let log = log(&worth, unit);
+                let log = log(&worth, of[unit]);
                 if *exact > 0.01 && tick > 200 {
                     assert!((log - exact.log2()).abs() < 0.15, "{tick}: {log} {exact}");
                 }
             }
             worth.tick();
         }
-        worth.expect(0, 0.25);
         let expected = (0.25 / (1.0 - weight)).log2();
-        assert!((log(&worth, 0) - expected).abs() < 0.02);
+        assert!((log(&worth, worth.expected(0.25)) - expected).abs() < 0.02);
     }
 
     #[test]
     fn worths_far_apart_add_up_to_the_larger_one() {
-        let mut worth = Worth::new(2);
+        let (mut worth, mut of) = (Worth::new(), 0);
         for _ in 0..2000 {
             worth.tick();
         }
-        worth.used(0);
-        assert_eq!(worth.of[0], worth.now);
-        worth.of[1] = worth.now + REACH;
-        worth.used(1);
-        assert_eq!(worth.of[1], worth.now + REACH);
+        worth.used(&mut of);
+        assert_eq!(of, worth.now);
+        of = worth.now + REACH;
+        worth.used(&mut of);
+        assert_eq!(of, worth.now + REACH);
     }
 }

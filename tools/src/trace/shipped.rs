@@ -3,7 +3,7 @@
 use emberflow_engine::CLUSTER;
 use emberflow_engine::regions::{hot_prefix, prefixes, split};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy, SlotId};
+use emberflow_storage::cache::{ColdCache, Key, Policy};
 
 use super::format::Header;
 use super::policies::Cache;
@@ -20,7 +20,7 @@ pub struct Shipped {
     /// Needed neurons of the present layer that are to be read.
     wanted: Vec<Key>,
     /// Those that are there.
-    pinned: Vec<SlotId>,
+    pinned: Vec<Key>,
 }
 
 impl Shipped {
@@ -65,8 +65,8 @@ impl Shipped {
     /// its neurons is missing there.
     fn read_cluster(&mut self, key: Key) {
         if let Some(slot) = self.hot.reserve(key) {
-            let id = self.hot.admit(key, slot);
-            self.hot.unpin(id);
+            self.hot.admit(key, slot);
+            self.hot.unpin(key);
         }
     }
 
@@ -82,7 +82,8 @@ impl Shipped {
                 }
             };
             if let Some(slot) = slot {
-                self.pinned.push(self.cold.admit(key, slot));
+                self.cold.admit(key, slot);
+                self.pinned.push(key);
             }
         }
     }
@@ -100,7 +101,7 @@ impl Cache for Shipped {
             if c < self.prefix[bank as usize] {
                 let key = Key::new(bank, c);
                 match self.hot.get_pin(key) {
-                    Some(id) => self.hot.unpin(id),
+                    Some(_) => self.hot.unpin(key),
                     None => {
                         missing.extend_from_slice(cluster);
                         self.read_cluster(key);
@@ -111,7 +112,7 @@ impl Cache for Shipped {
             for &key in cluster {
                 let cold = Key::new(bank, key % neurons);
                 match self.cold.get_pin(cold) {
-                    Some(id) => self.pinned.push(id),
+                    Some(_) => self.pinned.push(cold),
                     None => {
                         missing.push(key);
                         self.wanted.push(cold);
@@ -124,6 +125,6 @@ impl Cache for Shipped {
     }
 }
 
-fn release(cold: &mut ColdCache, pinned: &mut Vec<SlotId>) {
-    pinned.drain(..).for_each(|id| cold.unpin(id));
+fn release(cold: &mut ColdCache, pinned: &mut Vec<Key>) {
+    pinned.drain(..).for_each(|key| cold.unpin(key));
 }

@@ -109,7 +109,7 @@ impl NeuronStore {
             let bytes = self.hot.cluster(unit);
             buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         }
-        self.hot.unpin(unit);
+        self.hot.unpin(bank, c);
         self.hot.remove(bank, c);
         let Some(buffer) = buffer else { return };
         let units = self.hot.held();
@@ -137,8 +137,8 @@ impl NeuronStore {
             let rest = &mut to[part.gate_span - part.start..];
             rest[..up.len()].copy_from_slice(up);
             rest[up.len()..][..down.len()].copy_from_slice(down);
-            let id = self.cold.admit(key, slot);
-            self.cold.unpin(id);
+            self.cold.admit(key, slot);
+            self.cold.unpin(key);
         }
         self.stream.put(buffer);
     }

@@ -103,7 +103,7 @@ impl NeuronStore {
         let cluster = &mut self.layer.clusters[c as usize];
         let (first, end) = (cluster.first, cluster.end);
         match std::mem::replace(&mut cluster.source, Source::Unused) {
-            Source::Hot(slot) => self.hot.unpin(slot),
+            Source::Hot(_) => self.hot.unpin(bank, c),
             Source::Stream(Some(slot)) => {
                 if self.hot.wants(bank, c) {
                     self.keep(bank, c, slot.as_slice());
@@ -120,13 +120,13 @@ impl NeuronStore {
             Source::Cold => {
                 for (held, &neuron) in self.layer.held[first..end].iter_mut().zip(&ids[first..end])
                 {
-                    if let Held::Pinned(slot) | Held::Read(slot) =
-                        std::mem::replace(held, Held::Nothing)
-                    {
+                    let held = std::mem::replace(held, Held::Nothing);
+                    if let Held::Pinned(_) | Held::Read(_) = held {
+                        let key = Key { bank, neuron };
                         if keeps(neuron) {
-                            self.cold.unpin(slot);
+                            self.cold.unpin(key);
                         } else {
-                            self.cold.unpin_first_victim(slot);
+                            self.cold.unpin_first_victim(key);
                         }
                     }
                 }
@@ -158,8 +158,8 @@ impl NeuronStore {
         let (b, part) = (bank as usize, self.part);
         for &neuron in ids.iter().filter(|&&n| keeps(n)) {
             let key = Key { bank, neuron };
-            if let Some(slot) = self.cold.get_pin(key) {
-                self.cold.unpin(slot);
+            if self.cold.get_pin(key).is_some() {
+                self.cold.unpin(key);
                 continue;
             }
             if self.cold.is_loading(key) {
@@ -174,8 +174,8 @@ impl NeuronStore {
             let bundle = &buffer[at..at + part.stride];
             let to = self.banks.shift(b, neuron, part.start);
             slot.as_mut_slice()[to..to + part.len].copy_from_slice(&bundle[part.start..]);
-            let id = self.cold.admit(key, slot);
-            self.cold.unpin(id);
+            self.cold.admit(key, slot);
+            self.cold.unpin(key);
         }
     }
 
@@ -195,7 +195,7 @@ impl NeuronStore {
     pub fn touch(&self, places: Range<usize>) {
         let held = self.layer.held.get(places).unwrap_or(&[]);
         let resident = |held: &Held| match held {
-            Held::Pinned(slot) | Held::Read(slot) => self.cold.is_pinned(*slot),
+            Held::Pinned(slot) | Held::Read(slot) => self.cold.holds(*slot),
             _ => false,
         };
         std::hint::black_box(held.iter().filter(|h| resident(h)).count());

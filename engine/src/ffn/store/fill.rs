@@ -89,8 +89,8 @@ impl NeuronStore {
             let part = &self.part;
             let shift = self.banks.shift(b, neuron, part.start);
             slot.as_mut_slice()[shift..shift + part.len].copy_from_slice(&bundle[part.start..]);
-            let id = self.cold.admit(key, slot);
-            self.cold.unpin(id);
+            self.cold.admit(key, slot);
+            self.cold.unpin(key);
         }
     }
 }

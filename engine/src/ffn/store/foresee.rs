@@ -2,8 +2,9 @@
 //! this bank's residual stream instead names most of them (PowerInfer-2 §4.3 leaves the
 //! device idle during attention; these reads use that time).
 //!
-//! Such a neuron becomes resident when it arrives, unpinned and not counted as used. If the
-//! bank asks for it while it is on its way, its cluster waits for it like for any other.
+//! Such a neuron becomes resident when it arrives, unpinned and not counted as used. Its checksums
+//! are verified when it is first needed, by the thread that computes it. If the bank asks for it
+//! while it is on its way, its cluster waits for it like for any other.
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
@@ -28,6 +29,8 @@ const TRIAL: u32 = 64;
 pub(crate) struct Foreseen {
     /// One bit for each neuron, of this bank and the next.
     bits: [Vec<u64>; 2],
+    /// One bit for each neuron of each bank: resident, and its checksums not yet verified.
+    unchecked: Vec<Vec<u64>>,
     banks: Vec<Record>,
 }
 
@@ -55,6 +58,7 @@ impl Foreseen {
     pub fn new(banks: usize, neurons: usize) -> Self {
         let bits = vec![0; neurons.div_ceil(64)];
         Self {
+            unchecked: vec![bits.clone(); banks],
             bits: [bits.clone(), bits],
             banks: vec![Record::default(); banks],
         }
@@ -62,7 +66,8 @@ impl Foreseen {
 
     /// Bytes that [`Foreseen::new`] allocates.
     pub fn bytes_for(banks: usize, neurons: usize) -> u64 {
-        (16 * neurons.div_ceil(64) + size_of::<Record>() * banks) as u64
+        let bits = 8 * neurons.div_ceil(64) * (2 + banks);
+        (bits + (size_of::<Vec<u64>>() + size_of::<Record>()) * banks) as u64
     }
 
     /// A bank begins: what is said of the one after it is forgotten.
@@ -97,6 +102,20 @@ impl Foreseen {
         if record.asked >= 64 * TRIAL {
             (record.asked, record.needed) = (record.asked / 2, record.needed / 2);
         }
+    }
+
+    /// The checksums of a resident neuron are to be verified before it is computed with.
+    pub fn set_unchecked(&mut self, key: Key) {
+        self.unchecked[key.bank as usize][key.neuron as usize / 64] |= 1 << (key.neuron % 64);
+    }
+
+    /// Whether that is so, once.
+    #[inline]
+    pub fn take_unchecked(&mut self, key: Key) -> bool {
+        let bits = &mut self.unchecked[key.bank as usize][key.neuron as usize / 64];
+        let due = *bits >> (key.neuron % 64) & 1 == 1;
+        *bits &= !(1 << (key.neuron % 64));
+        due
     }
 
     pub fn has(&self, key: Key) -> bool {
@@ -148,16 +167,13 @@ impl NeuronStore {
         result: Result<(), Error>,
     ) -> Result<(), Error> {
         let awaited = self.awaited(ids, key);
-        let checked = match awaited {
-            Some(_) => result,
-            None => result.and_then(|()| self.check(key, slot.as_slice(), super::Step::Sums)),
-        };
-        if let Err(e) = checked {
+        if let Err(e) = result {
             self.cold.abandon(key, slot);
             return Err(e);
         }
         let Some(place) = awaited else {
             self.cold.admit_ahead(key, slot);
+            self.foreseen.set_unchecked(key);
             return Ok(());
         };
         self.layer.held[place] = Held::Read(self.cold.admit(key, slot));

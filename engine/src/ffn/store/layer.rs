@@ -15,12 +15,12 @@ use std::ops::Range;
 use std::time::Instant;
 
 use emberflow_storage::arena::Slot;
-use emberflow_storage::cache::{Key, SlotId};
+use emberflow_storage::cache::{ColdCache, Key, SlotId};
 use emberflow_storage::io::{Completion, Read};
 
 use super::super::CLUSTER;
 use super::super::banks::PREFILL;
-use super::{BATCH, NeuronStore};
+use super::{BATCH, Foreseen, NeuronStore};
 use crate::Error;
 use crate::policy::Keep;
 use crate::trace::WAIT;
@@ -120,6 +120,15 @@ const HALF: u64 = 1 << 62;
 /// A neuron of a bank, asked for before the bank began.
 pub(super) const FORESEEN: u64 = 1 << 61;
 
+/// Looks a neuron up and pins it.
+fn hold(cold: &mut ColdCache, foreseen: &mut Foreseen, key: Key) -> Option<Held> {
+    let slot = cold.get_pin(key)?;
+    Some(match foreseen.take_unchecked(key) {
+        true => Held::Read(slot),
+        false => Held::Pinned(slot),
+    })
+}
+
 impl NeuronStore {
     /// Starts a bank, for `tokens` tokens.
     pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
@@ -179,8 +188,8 @@ impl NeuronStore {
                     let key = Key { bank, neuron };
                     let foreseen = self.foreseen.has(key);
                     coming += usize::from(foreseen);
-                    match self.cold.get_pin(key) {
-                        Some(slot) => *held = Held::Pinned(slot),
+                    match hold(&mut self.cold, &mut self.foreseen, key) {
+                        Some(found) => *held = found,
                         None if foreseen => {}
                         None => absent += 1,
                     }
@@ -197,7 +206,7 @@ impl NeuronStore {
                 if self.reads_gates_first() {
                     step = Step::Gates;
                 } else if self.policy.bundles() && whole {
-                    self.unpin_places(places.clone());
+                    self.unpin_places(ids, places.clone());
                     source = Source::Stream(None);
                 }
             }
@@ -267,8 +276,8 @@ impl NeuronStore {
             }
             let key = Key { bank, neuron };
             // A pin may have been given up for another cluster.
-            if let Some(slot) = self.cold.get_pin(key) {
-                self.layer.held[place] = Held::Pinned(slot);
+            if let Some(found) = hold(&mut self.cold, &mut self.foreseen, key) {
+                self.layer.held[place] = found;
                 continue;
             }
             if self.cold.is_loading(key) {
@@ -391,12 +400,17 @@ impl NeuronStore {
         self.io.outstanding() > 0
     }
 
-    pub(super) fn unpin_places(&mut self, places: Range<usize>) {
-        for held in &mut self.layer.held[places] {
-            if let Held::Pinned(slot) = held {
-                self.cold.unpin(*slot);
-                *held = Held::Nothing;
+    pub(super) fn unpin_places(&mut self, ids: &[u32], places: Range<usize>) {
+        let bank = self.layer.bank;
+        for (held, &neuron) in self.layer.held[places.clone()].iter_mut().zip(&ids[places]) {
+            let key = Key { bank, neuron };
+            match held {
+                Held::Read(_) => self.foreseen.set_unchecked(key),
+                Held::Pinned(_) => {}
+                _ => continue,
             }
+            self.cold.unpin(key);
+            *held = Held::Nothing;
         }
     }
 

@@ -23,7 +23,7 @@ impl NeuronStore {
                 first
             });
             self.verify_places(ids, from..end);
-            self.unpin_places(from..end);
+            self.unpin_places(ids, from..end);
         }
         self.intact(ids)?;
         self.advance(ids)?;

@@ -48,7 +48,7 @@ fn eviction_waits_for_readers() {
         for key in [a, b] {
             let id = load(&mut cache, key).unwrap();
             workers.push(reads(cache.share(id), key.neuron as u8));
-            cache.unpin(id);
+            cache.unpin(key);
         }
         // Both may be in use: then there is no slot.
         let loaded = load(&mut cache, c);
@@ -62,8 +62,8 @@ fn eviction_waits_for_readers() {
         for worker in workers {
             worker.join().unwrap();
         }
-        if let Some(id) = loaded {
-            cache.unpin(id);
+        if loaded.is_some() {
+            cache.unpin(c);
         }
         assert!(loaded.is_some() || load(&mut cache, c).is_some());
         cache.check_invariants();
@@ -80,7 +80,7 @@ fn shrinking_and_abandoning_respect_readers() {
         slot.as_mut_slice().fill(7);
         let id = cache.admit(a, slot);
         let worker = reads(cache.share(id), 7);
-        cache.unpin(id);
+        cache.unpin(a);
         let mut slot = cache.reserve(b).unwrap();
         slot.as_mut_slice().fill(9);
         cache.abandon(b, slot);

@@ -219,7 +219,7 @@ fn slots_pass_between_cache_thread_and_workers() {
                 let compute = move || assert!(is_page(handle.as_slice(), neuron as u8));
                 workers.push(thread::spawn(compute));
             }
-            cache.unpin(id);
+            cache.unpin(key);
             cache.check_invariants();
         }
         for worker in workers {

@@ -1,0 +1,247 @@
+//! The order of eviction by worth, found by looking at all units.
+//!
+//! Kept in lists, every use would move a unit from one place to another, and touch memory at three
+//! places in no order. There are ten or twenty times as many uses as evictions, and one look at
+//! all units, in their order, costs as much as a few thousand such moves. So a use changes the unit
+//! alone, and the first eviction of a tick looks for the next victims, some thousand at a time.
+
+use super::duel::Duel;
+use super::table::{Table, Unit};
+use super::worth::{LEVELS, TOP, Worth};
+
+/// Victims that are looked for at once.
+const VICTIMS: usize = 8192;
+
+/// Units remembered that are to go before all others; more are found by looking.
+const FIRST: usize = 1024;
+
+/// The rank of what was read ahead in this tick. Others have less: what is to go first has 0, a
+/// unit its level and one more, and with the largest head start as much again.
+const AHEAD: u32 = 2 * (TOP + 1) + 1;
+
+/// Who goes before whom, and who goes next.
+#[derive(Debug, Clone)]
+pub(super) struct Lrfu {
+    worth: Worth,
+    duel: Duel,
+    /// Levels that a use in this tick or the one before counts as much as.
+    head_start: u32,
+    /// Ticks, modulo 2^16.
+    now: u16,
+    /// Room for these two is made once: how many they may be.
+    rooms: [usize; 2],
+    first: Vec<u32>,
+    /// Units and their ranks, the next victim first. Some are in use since, or worth more.
+    victims: Vec<(u32, u32)>,
+    /// Victims before this one are gone.
+    next: usize,
+    /// Where to begin to look: of equals not always the same go first.
+    hand: usize,
+}
+
+impl Lrfu {
+    /// For `units` units that may be cached.
+    pub fn new(units: u32) -> Self {
+        let rooms = [FIRST, VICTIMS].map(|n| n.min(units as usize));
+        Self {
+            worth: Worth::new(),
+            duel: Duel::new(units),
+            head_start: LEVELS * Duel::first(),
+            now: 0,
+            rooms,
+            first: Vec::with_capacity(rooms[0]),
+            victims: Vec::with_capacity(rooms[1]),
+            next: 0,
+            hand: 0,
+        }
+    }
+
+    /// Bytes that [`Lrfu::new`] allocates.
+    pub fn bytes(units: u64) -> u64 {
+        let first = 4 * units.min(FIRST as u64);
+        let victims = 8 * units.min(VICTIMS as u64);
+        (Worth::bytes() + first + victims).saturating_add(Duel::bytes_for(units))
+    }
+
+    /// The cache has `slots` slots from now on.
+    pub fn resize(&mut self, slots: u32) {
+        self.duel.resize(slots);
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self) {
+        let lowest = self.worth.lowest();
+        self.worth.tick();
+        self.now = self.now.wrapping_add(1);
+        if let Some(head_start) = self.duel.tick(lowest, self.worth.lowest()) {
+            self.head_start = LEVELS * head_start;
+        }
+        self.victims.clear();
+        self.next = 0;
+    }
+
+    /// Says how often a unit is used per tick before it ever was.
+    pub fn expect(&self, unit: &mut Unit, uses: f64) {
+        unit.worth = self.worth.expected(uses);
+    }
+
+    /// Counts a use of a unit, whose flat number is `flat`.
+    #[inline]
+    pub fn used(&mut self, flat: u32, unit: &mut Unit) {
+        self.worth.used(&mut unit.worth);
+        unit.last = self.now;
+        unit.set_first(false);
+        self.duel.used(flat, unit.worth, &self.worth);
+    }
+
+    /// Keeps a unit that was not used longer than all others in this tick, and then as long as
+    /// if it had been used in the next one.
+    pub fn keep(&self, unit: &mut Unit) {
+        unit.last = self.now.wrapping_add(1);
+    }
+
+    /// Makes a unit the next to go.
+    pub fn put_first(&mut self, flat: u32, unit: &mut Unit) {
+        unit.set_first(true);
+        if self.first.len() < self.rooms[0] {
+            self.first.push(flat);
+        }
+    }
+
+    #[inline]
+    fn rank(&self, unit: &Unit) -> u32 {
+        if unit.is_first() {
+            return 0;
+        }
+        match self.now.wrapping_sub(unit.last) {
+            u16::MAX => AHEAD,
+            0 | 1 => 1 + self.worth.level(unit.worth) + self.head_start,
+            _ => 1 + self.worth.level(unit.worth),
+        }
+    }
+
+    /// The slot of the next victim.
+    pub fn victim(&mut self, table: &Table) -> Option<u32> {
+        loop {
+            while let Some(flat) = self.first.pop() {
+                let unit = table.at(flat);
+                if unit.is_first() && unit.pins == 0 && unit.resident().is_some() {
+                    return unit.resident();
+                }
+            }
+            while let Some(&(flat, rank)) = self.victims.get(self.next) {
+                self.next += 1;
+                let unit = table.at(flat);
+                let due = unit.pins == 0 && self.rank(unit) <= rank;
+                if let Some(slot) = unit.resident().filter(|_| due) {
+                    return Some(slot);
+                }
+            }
+            if !self.look(table.all()) {
+                return None;
+            }
+        }
+    }
+
+    /// Looks for the next victims. False where there is none.
+    fn look(&mut self, units: &[Unit]) -> bool {
+        self.victims.clear();
+        self.next = 0;
+        let evictable = |unit: &&Unit| unit.pins == 0 && unit.resident().is_some();
+        let mut counts = [0u32; AHEAD as usize + 1];
+        for unit in units.iter().filter(evictable) {
+            counts[self.rank(unit) as usize] += 1;
+        }
+        // Where those of each rank begin in the list.
+        let (mut begin, mut room) = (counts, self.rooms[1] as u32);
+        let mut highest = 0;
+        for (rank, begin) in (0..).zip(&mut begin) {
+            let count = (*begin).min(room);
+            *begin = self.rooms[1] as u32 - room;
+            room -= count;
+            if count > 0 {
+                highest = rank;
+            }
+        }
+        let found = self.rooms[1] as u32 - room;
+        self.victims.resize(found as usize, (0, 0));
+        let (before, after) = units.split_at(self.hand.min(units.len()));
+        let in_turn = (before.len()..).zip(after).chain((0..).zip(before));
+        for (flat, unit) in in_turn.filter(|(_, unit)| evictable(unit)) {
+            let rank = self.rank(unit);
+            if rank > highest {
+                continue;
+            }
+            let at = &mut begin[rank as usize];
+            if let Some(place) = self.victims.get_mut(*at as usize) {
+                *place = (flat as u32, rank);
+                *at += 1;
+                if rank == highest {
+                    self.hand = flat + 1;
+                }
+            }
+        }
+        found > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The order in which all would leave.
+    fn leave(order: &Lrfu, table: &Table) -> Vec<u32> {
+        let (mut order, mut table) = (order.clone(), table.clone());
+        std::iter::from_fn(|| {
+            let slot = order.victim(&table)?;
+            // Unit and slot are the same here.
+            table.at_mut(slot).leave();
+            Some(slot)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_least_worth_leaves_first_however_long_it_stays() {
+        let (mut order, mut table) = (Lrfu::new(4), Table::new(&[4]).unwrap());
+        for i in 0..4 {
+            let unit = table.at_mut(i);
+            unit.settle(i);
+            (0..=i).for_each(|_| order.used(i, unit));
+        }
+        order.tick();
+        order.tick();
+        assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
+        // a long time later 1 is used once: it is worth more than what is forgotten
+        (0..30_000).for_each(|_| order.tick());
+        assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
+        order.used(1, table.at_mut(1));
+        assert_eq!(leave(&order, &table), [0, 2, 3, 1]);
+        order.put_first(3, table.at_mut(3));
+        assert_eq!(leave(&order, &table), [3, 0, 2, 1]);
+        order.used(3, table.at_mut(3));
+        order.used(2, table.at_mut(2));
+        order.keep(table.at_mut(3));
+        assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
+        // what is in use stays, and what was used since the last look
+        assert_eq!(order.victim(&table), Some(0));
+        table.at_mut(0).pins = 1;
+        order.used(1, table.at_mut(1));
+        assert_eq!(leave(&order, &table), [2, 1, 3]);
+    }
+
+    #[test]
+    fn of_many_equals_each_has_its_turn() {
+        let n = 3 * VICTIMS as u32;
+        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+        (0..n).for_each(|i| table.at_mut(i).settle(i));
+        let mut left = vec![0; n as usize];
+        for _ in 0..3 {
+            order.tick();
+            for _ in 0..VICTIMS {
+                left[order.victim(&table).unwrap() as usize] += 1;
+            }
+        }
+        assert!(left.iter().all(|&times| times == 1));
+    }
+}

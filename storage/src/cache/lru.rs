@@ -1,0 +1,89 @@
+//! The order of eviction by last use.
+
+use super::rings::Rings;
+use super::table::Table;
+
+/// The ring of indices that may be evicted, and that of those set aside because they are in use.
+const EVICTABLE: u32 = 0;
+const ASIDE: u32 = 1;
+const RINGS: u32 = 2;
+
+/// Indices by the time of their release.
+#[derive(Debug, Clone)]
+pub(super) struct Lru {
+    rings: Rings,
+}
+
+impl Lru {
+    pub fn new() -> Self {
+        Self {
+            rings: Rings::new(RINGS, 0),
+        }
+    }
+
+    /// Bytes for `slots` indices.
+    pub fn bytes(slots: u64) -> u64 {
+        8 * (u64::from(RINGS)).saturating_add(slots)
+    }
+
+    /// Entries for indices below `n` from now on. Those from `n` on must be in no ring.
+    pub fn resize(&mut self, n: u32) {
+        self.rings.resize(n);
+    }
+
+    /// Adds index `i`, which is in use.
+    pub fn add_in_use(&mut self, i: u32) {
+        self.rings.push(ASIDE, i);
+    }
+
+    /// Adds index `i` as the last to go.
+    pub fn add(&mut self, i: u32) {
+        self.rings.push(EVICTABLE, i);
+    }
+
+    /// Makes index `i` the last to go.
+    pub fn put_last(&mut self, i: u32) {
+        self.rings.remove(i);
+        self.rings.push(EVICTABLE, i);
+    }
+
+    /// Makes index `i` the next to go.
+    pub fn put_first(&mut self, i: u32) {
+        self.rings.remove(i);
+        self.rings.push_oldest(EVICTABLE, i);
+    }
+
+    /// Forgets index `i`.
+    pub fn remove(&mut self, i: u32) {
+        self.rings.remove(i);
+    }
+
+    /// What was index `from` is index `to` now.
+    pub fn renumber(&mut self, from: u32, to: u32) {
+        self.rings.replace(from, to);
+    }
+
+    /// The next to go. `key` tells the flat number of the unit that an index holds.
+    pub fn victim(&mut self, table: &Table, key: impl Fn(u32) -> u32) -> Option<u32> {
+        loop {
+            let i = self.rings.oldest(EVICTABLE)?;
+            if table.at(key(i)).pins == 0 {
+                return Some(i);
+            }
+            // It comes back with its release.
+            self.rings.remove(i);
+            self.rings.push(ASIDE, i);
+        }
+    }
+
+    /// Entries there are.
+    pub fn len(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// All indices, and whether each was set aside.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, bool)> + '_ {
+        let ring = |ring| self.rings.iter(ring).map(move |i| (i, ring == ASIDE));
+        ring(EVICTABLE).chain(ring(ASIDE))
+    }
+}
