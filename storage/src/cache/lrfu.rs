@@ -12,6 +12,12 @@ use super::worth::{LEVELS, TOP, Worth};
 /// Victims that are looked for at once.
 const VICTIMS: usize = 8192;
 
+/// Of tables with as many units only some are looked at to find out what victims are worth: one
+/// run of [`RUN`] units in [`STEP`].
+const MANY: usize = 1 << 16;
+const RUN: usize = 64;
+const STEP: usize = 16;
+
 /// Units remembered that are to go before all others; more are found by looking.
 const FIRST: usize = 1024;
 
@@ -108,16 +114,17 @@ impl Lrfu {
         }
     }
 
+    // Few jumps that cannot be foreseen: it is asked of every unit.
     #[inline]
     fn rank(&self, unit: &Unit) -> u32 {
         if unit.is_first() {
             return 0;
         }
-        match self.now.wrapping_sub(unit.last) {
-            u16::MAX => AHEAD,
-            0 | 1 => 1 + self.worth.level(unit.worth) + self.head_start,
-            _ => 1 + self.worth.level(unit.worth),
+        let age = self.now.wrapping_sub(unit.last);
+        if age == u16::MAX {
+            return AHEAD;
         }
+        1 + self.worth.level(unit.worth) + u32::from(age < 2) * self.head_start
     }
 
     /// The slot of the next victim.
@@ -125,16 +132,15 @@ impl Lrfu {
         loop {
             while let Some(flat) = self.first.pop() {
                 let unit = table.at(flat);
-                if unit.is_first() && unit.pins == 0 && unit.resident().is_some() {
+                if unit.is_first() && unit.is_evictable() {
                     return unit.resident();
                 }
             }
             while let Some(&(flat, rank)) = self.victims.get(self.next) {
                 self.next += 1;
                 let unit = table.at(flat);
-                let due = unit.pins == 0 && self.rank(unit) <= rank;
-                if let Some(slot) = unit.resident().filter(|_| due) {
-                    return Some(slot);
+                if unit.is_evictable() && self.rank(unit) <= rank {
+                    return unit.resident();
                 }
             }
             if !self.look(table.all()) {
@@ -147,41 +153,50 @@ impl Lrfu {
     fn look(&mut self, units: &[Unit]) -> bool {
         self.victims.clear();
         self.next = 0;
-        let evictable = |unit: &&Unit| unit.pins == 0 && unit.resident().is_some();
-        let mut counts = [0u32; AHEAD as usize + 1];
-        for unit in units.iter().filter(evictable) {
-            counts[self.rank(unit) as usize] += 1;
-        }
-        // Where those of each rank begin in the list.
-        let (mut begin, mut room) = (counts, self.rooms[1] as u32);
-        let mut highest = 0;
-        for (rank, begin) in (0..).zip(&mut begin) {
-            let count = (*begin).min(room);
-            *begin = self.rooms[1] as u32 - room;
-            room -= count;
-            if count > 0 {
-                highest = rank;
-            }
-        }
-        let found = self.rooms[1] as u32 - room;
-        self.victims.resize(found as usize, (0, 0));
-        let (before, after) = units.split_at(self.hand.min(units.len()));
-        let in_turn = (before.len()..).zip(after).chain((0..).zip(before));
-        for (flat, unit) in in_turn.filter(|(_, unit)| evictable(unit)) {
+        let step = if units.len() < MANY { 1 } else { STEP };
+        let highest = match self.highest(units, step) {
+            None if step > 1 => self.highest(units, 1),
+            found => found,
+        };
+        let Some(highest) = highest else {
+            return false;
+        };
+        let hand = self.hand % units.len();
+        let (before, after) = units.split_at(hand);
+        let in_turn = (hand..).zip(after).chain((0..).zip(before));
+        for (flat, unit) in in_turn {
             let rank = self.rank(unit);
-            if rank > highest {
-                continue;
-            }
-            let at = &mut begin[rank as usize];
-            if let Some(place) = self.victims.get_mut(*at as usize) {
-                *place = (flat as u32, rank);
-                *at += 1;
-                if rank == highest {
-                    self.hand = flat + 1;
+            if unit.is_evictable() & (rank <= highest) {
+                self.hand = flat + 1;
+                self.victims.push((flat as u32, rank));
+                if self.victims.len() == self.rooms[1] {
+                    break;
                 }
             }
         }
-        found > 0
+        let turn = |flat: u32| (flat as usize + units.len() - hand) % units.len();
+        (self.victims).sort_unstable_by_key(|&(flat, rank)| (rank, turn(flat)));
+        !self.victims.is_empty()
+    }
+
+    /// The rank up to which there is room for all victims, or that of the first ones where not
+    /// even those have room: reckoned from one run of units in `step`.
+    fn highest(&self, units: &[Unit], step: usize) -> Option<u32> {
+        let mut counts = [0usize; AHEAD as usize + 1];
+        for unit in units.chunks(RUN).step_by(step).flatten() {
+            counts[self.rank(unit) as usize] += usize::from(unit.is_evictable());
+        }
+        // Some more may be there than the sample says.
+        let room = if step > 1 { VICTIMS * 7 / 8 } else { VICTIMS };
+        let (mut sum, mut highest) = (0, None);
+        for (rank, count) in (0..).zip(counts).filter(|c| c.1 > 0) {
+            sum += step * count;
+            if highest.is_some() && sum > room {
+                break;
+            }
+            highest = Some(rank);
+        }
+        highest
     }
 }
 
@@ -223,25 +238,51 @@ mod tests {
         order.used(2, table.at_mut(2));
         order.keep(table.at_mut(3));
         assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
-        // what is in use stays, and what was used since the last look
+        // what is in use stays, and what was used since the last look is looked at again
         assert_eq!(order.victim(&table), Some(0));
         table.at_mut(0).pins = 1;
         order.used(1, table.at_mut(1));
-        assert_eq!(leave(&order, &table), [2, 1, 3]);
+        assert_eq!(leave(&order, &table), [2, 3, 1]);
     }
 
     #[test]
     fn of_many_equals_each_has_its_turn() {
-        let n = 3 * VICTIMS as u32;
-        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
-        (0..n).for_each(|i| table.at_mut(i).settle(i));
-        let mut left = vec![0; n as usize];
-        for _ in 0..3 {
-            order.tick();
-            for _ in 0..VICTIMS {
-                left[order.victim(&table).unwrap() as usize] += 1;
+        for times in [3, 16] {
+            let n = times * VICTIMS as u32;
+            let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+            (0..n).for_each(|i| table.at_mut(i).settle(i));
+            let mut left = vec![0; n as usize];
+            for _ in 0..times {
+                order.tick();
+                for _ in 0..VICTIMS {
+                    left[order.victim(&table).unwrap() as usize] += 1;
+                }
             }
+            assert!(left.iter().all(|&times| times == 1));
         }
-        assert!(left.iter().all(|&times| times == 1));
+    }
+
+    #[test]
+    fn of_many_the_least_worth_leave() {
+        let n = 2 * MANY as u32;
+        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+        let mut state = 1u32;
+        let mut worths = Vec::new();
+        for i in 0..n {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let unit = table.at_mut(i);
+            unit.settle(i);
+            order.expect(unit, 0.01 + f64::from(state >> 8) / f64::from(1 << 24));
+            worths.push(unit.worth);
+        }
+        let mut sorted = worths.clone();
+        sorted.sort_unstable();
+        let mut last = 0;
+        for gone in 1..=VICTIMS / 2 {
+            let worth = worths[order.victim(&table).unwrap() as usize];
+            // To a level, which has two steps.
+            assert!(worth + 1 >= last && worth <= sorted[gone - 1] + 1);
+            last = worth;
+        }
     }
 }

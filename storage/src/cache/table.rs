@@ -62,6 +62,12 @@ impl Unit {
         self.slot().filter(|_| self.slot & LOADING == 0)
     }
 
+    /// Whether it is resident and not in use.
+    #[inline]
+    pub fn is_evictable(&self) -> bool {
+        (self.pins == 0) & (self.slot & LOADING == 0) & (self.slot & NONE != NONE)
+    }
+
     /// Its slot, if it is being loaded.
     pub fn loading(&self) -> Option<u32> {
         self.slot().filter(|_| self.slot & LOADING != 0)
