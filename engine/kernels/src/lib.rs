@@ -110,7 +110,7 @@ pub use dtype::{DType, GROUP};
 pub use math::argmax;
 pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
-pub use quantize::{QuantizeError, error_bound, quantize_row};
+pub use quantize::{QuantizeError, error_bound, quantize_row, store_q4_row};
 pub use row::Row;
 pub use signs::sign_bytes;
 pub use two_bit::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};

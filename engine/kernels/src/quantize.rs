@@ -182,6 +182,31 @@ fn quantize_q4(group: &[f32], scale: f32, quants: &mut [u8]) {
     }
 }
 
+/// Stores a q4 row whose rounding somebody else did: a quant of 0 to 15 per element, of the value
+/// `(quant − 8) × scale`, and the bits of an f16 scale per group. Scales lie behind the quants.
+///
+/// # Panics
+/// If a length does not fit: `out` takes [`DType::row_bytes`], `scales` one entry per group.
+pub fn store_q4_row(quants: &[u8], scales: &[u16], out: &mut [u8]) {
+    let n = quants.len();
+    assert!(
+        out.len() == DType::Q4.row_bytes(n) && scales.len() == n.div_ceil(GROUP),
+        "{} bytes and {} scales for {n} elements",
+        out.len(),
+        scales.len()
+    );
+    let (to, scales_to) = out.split_at_mut(DType::Q4.quants_bytes(n));
+    for (group, to) in quants.chunks(GROUP).zip(to.chunks_exact_mut(GROUP / 2)) {
+        let nibble = |i: usize| group.get(i).map_or(8, |quant| quant & 15);
+        for (j, byte) in to.iter_mut().enumerate() {
+            *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
+        }
+    }
+    for (bytes, scale) in scales_to.chunks_exact_mut(2).zip(scales) {
+        bytes.copy_from_slice(&scale.to_le_bytes());
+    }
+}
+
 /// Relative error of rounding to f16, and half of its smallest step.
 const F16_ROUNDING: f32 = 1.0 / 2048.0;
 const F16_HALF_STEP: f32 = 1.0 / 33_554_432.0; // 2^-25

@@ -3,10 +3,16 @@
 //! For inputs with covariance `C` the best rank-`r` map to the gates `G x` is `U Uᵀ G`,
 //! where `U` holds the leading eigenvectors of `G C Gᵀ` (reduced-rank regression). They
 //! are found by subspace iteration, in `d × d` products.
+//!
+//! The second factor is then fitted anew to what the first one, as it is stored, makes of the
+//! inputs, which undoes most of what its rounding did, and is rounded itself against the
+//! covariance of that (`rounding.rs`).
 
-use emberflow_kernels::{DType, quantize_row};
+use emberflow_kernels::{Cpu, DType, GROUP, Row, Workers, quantize_row, store_q4_row};
+use half::f16;
 
 use super::gemm::{Gemm, transpose};
+use super::rounding::{DAMPING, Levels, inverse_factor, round_row};
 
 /// Most rounds of subspace iteration: the spectrum falls slowly, and what is mixed up near
 /// the cut matters little.
@@ -14,14 +20,108 @@ const ROUNDS: usize = 6;
 /// A round that adds less than this share to the energy of the gates kept is the last.
 const GAIN: f64 = 1e-3;
 
-/// The two factors, `fc1 [rank × d]` and `fc2 [neurons × rank]`.
-pub(crate) fn factors(
+/// What is added to the variances of the hidden layer for the fit, as a share of their mean.
+const RIDGE: f64 = 1e-4;
+
+/// Candidates for the scale of a q4 group, as shares of the one that reaches its largest element.
+const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
+
+/// Rows that a thread rounds at a time.
+const ROWS: usize = 16;
+
+/// The two factors as stored, `fc1 [rank × d]` and `fc2 [neurons × rank]`; `None` where an element
+/// is not finite.
+pub(crate) fn make(
+    (cpu, workers): (Cpu, &Workers),
+    (d, gate): (usize, &[f32]),
+    covariance: &[f32],
+    (rank, dtype): (usize, DType),
+) -> Option<[Vec<u8>; 2]> {
+    let mut gemm = Gemm::new(cpu, workers);
+    let first = first_factor(&mut gemm, d, gate, covariance, rank);
+    let fc1 = store(dtype, d, &first)?;
+    // What will be multiplied with.
+    let mut read = first;
+    let rows = fc1.chunks_exact(dtype.row_bytes(d));
+    for (row, read) in rows.zip(read.chunks_exact_mut(d)) {
+        cpu.dequantize(Row::inline(dtype, d, row), read);
+    }
+    let mut spread = vec![0.0; rank * d];
+    gemm.product(d, &read, covariance, &mut spread);
+    let mut hidden = vec![0.0; rank * rank];
+    gemm.product(d, &spread, &read, &mut hidden);
+    let mut against = vec![0.0; gate.len() / d * rank];
+    gemm.product(d, gate, &spread, &mut against);
+    // Least squares: `fc2 = G C fc1ᵀ · (fc1 C fc1ᵀ)⁻¹`.
+    let mut factor = Vec::new();
+    transpose(&inverse_factor(rank, &hidden, RIDGE), rank, &mut factor);
+    let mut inverse = vec![0.0; rank * rank];
+    gemm.product(rank, &factor, &factor, &mut inverse);
+    let mut second = vec![0.0; against.len()];
+    gemm.product(rank, &against, &inverse, &mut second);
+    let finite = second.iter().all(|x| x.is_finite());
+    let fc2 = match dtype {
+        DType::Q4 => finite.then(|| round(cpu, workers, &second, &hidden, rank))?,
+        _ => store(dtype, rank, &second)?,
+    };
+    Some([fc1, fc2])
+}
+
+/// Rows of `rank` elements in q4, for inputs with the covariance `hidden`.
+fn round(cpu: Cpu, workers: &Workers, rows: &[f32], hidden: &[f32], rank: usize) -> Vec<u8> {
+    let levels = Levels {
+        group: GROUP,
+        scale: best_scale,
+        nearest,
+    };
+    let u = inverse_factor(rank, hidden, DAMPING);
+    let bytes = DType::Q4.row_bytes(rank);
+    let mut out = vec![0; rows.len() / rank * bytes];
+    workers.for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
+        let first = chunk * ROWS;
+        let (mut row, mut quants) = (vec![0.0; rank], vec![0; rank]);
+        for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
+            row.copy_from_slice(&rows[(first + r) * rank..(first + r + 1) * rank]);
+            let scales = round_row(cpu, &mut row, &u, &levels, &mut quants);
+            store_q4_row(&quants, &scales, out);
+        }
+    });
+    out
+}
+
+/// The quant nearest to `x`, and its value.
+fn nearest(x: f32, scale: f32) -> (u8, f32) {
+    if scale == 0.0 {
+        return (8, 0.0);
+    }
+    let quant = (x / scale).round().clamp(-8.0, 7.0);
+    ((quant + 8.0) as u8, quant * scale)
+}
+
+/// The scale with the least squared error on `group`.
+fn best_scale(group: &[f32]) -> f16 {
+    let largest = group
+        .iter()
+        .fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
+    let error = |scale: f32| -> f32 {
+        let square = |&x: &f32| (nearest(x, scale).1 - x).powi(2);
+        group.iter().map(square).sum()
+    };
+    let candidates = SCALES.map(|k| f16::from_f32(largest / -8.0 * k as f32 / 20.0));
+    let finite = candidates.filter(|scale| scale.is_finite());
+    finite
+        .min_by(|a, b| error(a.to_f32()).total_cmp(&error(b.to_f32())))
+        .unwrap_or(f16::ZERO)
+}
+
+/// The first factor, `fc1 [rank × d]`; with its own basis it is the best one.
+fn first_factor(
     gemm: &mut Gemm<'_>,
     d: usize,
     gate: &[f32],
     covariance: &[f32],
     rank: usize,
-) -> [Vec<f32>; 2] {
+) -> Vec<f32> {
     let neurons = gate.len() / d;
     let mut gate_t = Vec::new();
     transpose(gate, d, &mut gate_t);
@@ -48,9 +148,7 @@ pub(crate) fn factors(
         gemm.orthonormalise(&mut basis, neurons);
     }
     gemm.product(neurons, &basis, &gate_t, &mut narrow);
-    let mut fc2 = Vec::new();
-    transpose(&basis, neurons, &mut fc2);
-    [narrow, fc2]
+    narrow
 }
 
 /// A start that no eigenvector is likely to be orthogonal to, the same every time.
@@ -66,7 +164,7 @@ fn start(rank: usize, neurons: usize) -> Vec<f32> {
 }
 
 /// Rows of `cols` elements as stored; `None` where one is not finite.
-pub(crate) fn store(dtype: DType, cols: usize, rows: &[f32]) -> Option<Vec<u8>> {
+fn store(dtype: DType, cols: usize, rows: &[f32]) -> Option<Vec<u8>> {
     let stride = dtype.row_bytes(cols);
     let mut out = vec![0; rows.len() / cols * stride];
     for (row, out) in rows.chunks_exact(cols).zip(out.chunks_exact_mut(stride)) {

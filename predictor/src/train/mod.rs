@@ -3,13 +3,14 @@
 //! No gradients: each design has a closed form. The gate is known, so there is nothing
 //! to discover about it; what is left is to keep as much of it as the bytes allow, where
 //! the inputs of real text lie. Sign bits need nothing, a low-rank pair is a reduced-rank
-//! regression (`low_rank.rs`), a coarse gate is rounded against the inputs' covariance
-//! (`coarse.rs`). Thresholds come from held-out text (`calibrate.rs`).
+//! regression (`low_rank.rs`), a coarse gate its rows in two bits (`coarse.rs`); both are rounded
+//! against the inputs' covariance (`rounding.rs`). Thresholds come from held-out text (`calibrate.rs`).
 
 mod calibrate;
 mod coarse;
 mod gemm;
 mod low_rank;
+mod rounding;
 mod score;
 
 use std::sync::{Mutex, PoisonError};
@@ -161,10 +162,8 @@ impl<'a> Trainer<'a> {
                 vec![signs]
             }
             Design::LowRank { rank, dtype } => {
-                let mut gemm = Gemm::new(self.cpu, self.workers);
-                let [fc1, fc2] = low_rank::factors(&mut gemm, d, gate, covariance, rank);
-                let store = |cols, rows: &[f32]| low_rank::store(dtype, cols, rows);
-                vec![store(d, &fc1)?, store(rank, &fc2)?]
+                let threads = (self.cpu, self.workers);
+                low_rank::make(threads, (d, gate), covariance, (rank, dtype))?.into()
             }
             Design::Coarse => vec![coarse::round(self.cpu, self.workers, d, gate, covariance)],
         };
