@@ -7,7 +7,8 @@
 //! reads ahead, up to the buffers │ reads of the other clusters ······→│           │   scan
 //! ```
 //!
-//! What overlaps takes the longer of both times; the first piece of the gates, the latency of the
+//! What overlaps takes the longer of both times, which on average is more than the longer of the
+//! average times, as one token misses more than another; the first piece of the gates, the latency of the
 //! first read, the ways to the I/O thread and back, and the sums of the last cluster do not overlap.
 //! What is read is counted in `reads.rs`.
 
@@ -18,7 +19,7 @@ use serde::Serialize;
 use super::PredictorNeeds;
 use super::firing::{Absent, Firing};
 use super::rates::{Rates, ThreadRates};
-use super::reads::Reads;
+use super::reads::{Reads, SPREAD};
 use crate::ffn::{CLUSTER, GATE_PIECES};
 use crate::memory::{MemoryPlan, Residency};
 use crate::weights::ROWS_PER_CHUNK;
@@ -265,8 +266,7 @@ impl Pass<'_> {
         let sums = self.sums(self.rates, tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
         let threads = f64::from(self.rates.threads.max(1));
-        // Single neurons are checked by the threads that compute them, clusters by the caller.
-        let checking = reads.checked / m.check_gb_per_s / if streams { 1.0 } else { threads };
+        let checking = (reads.checked / threads + reads.checked_alone) / m.check_gb_per_s;
         let arriving = checking + admitted * m.replace_ns;
         // Each piece of the gates that misses something wakes the I/O thread.
         let pieces = GATE_PIECES as f64;
@@ -322,7 +322,8 @@ impl Pass<'_> {
         let all = times.head + way + reads.ns + times.last;
         // A device that is faster than the gates waits for the last piece of them.
         let rest = times.gates + way + reads.ns / GATE_PIECES as f64 + times.last;
-        times.work.max(all).max(rest)
+        let deviation = reads.ns * (SPREAD / reads.count).sqrt();
+        mean_of_larger(times.work, all.max(rest), deviation)
     }
 
     /// Bytes of memory that a token walks through.
@@ -405,5 +406,30 @@ impl Pass<'_> {
         Self::products(self.rates, s.head, (rows, bytes), 1.0, set)
             + rows * 2.0 * self.machine.element_ns
             + self.rates.section_ns
+    }
+}
+
+/// Mean of the larger of `fixed` and a number with this mean and standard deviation.
+fn mean_of_larger(fixed: f64, mean: f64, deviation: f64) -> f64 {
+    if deviation <= 0.0 {
+        return fixed.max(mean);
+    }
+    let z = (mean - fixed) / deviation;
+    let below = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
+    let density = (-0.5 * z * z).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    fixed + deviation * density + (mean - fixed) * below
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_of_the_larger_is_above_the_larger_mean() {
+        assert_eq!(mean_of_larger(3.0, 2.0, 0.0), 3.0);
+        assert!((mean_of_larger(10.0, 2.0, 1.0) - 10.0).abs() < 1e-9);
+        assert!((mean_of_larger(2.0, 10.0, 1.0) - 10.0).abs() < 1e-9);
+        // Equal: 0.4 deviations more.
+        assert!((mean_of_larger(5.0, 5.0, 1.0) - 5.398_942).abs() < 1e-5);
     }
 }

@@ -11,7 +11,7 @@ use crate::memory::MemoryPlan;
 /// How much wider the number of needed neurons of a cluster spreads than that of neurons that fire
 /// independently of each other: the variance of the bundled model's clusters over held-out text is
 /// 3 to 4 times the binomial one.
-const SPREAD: f64 = 3.5;
+pub(super) const SPREAD: f64 = 3.5;
 
 /// What is read of one layer.
 #[derive(Default, Clone, Copy)]
@@ -19,9 +19,11 @@ pub(super) struct Reads {
     /// Reads, and nanoseconds of the device.
     pub count: f64,
     pub ns: f64,
-    /// Bytes from the device, and those of them that are checked.
+    /// Bytes from the device, and those of them that the threads which compute check, and that
+    /// the caller checks.
     pub bytes: f64,
     pub checked: f64,
+    pub checked_alone: f64,
     /// Nanoseconds in which the I/O thread keeps its core from others.
     pub busy_ns: f64,
     /// Nanoseconds until the first one is there.
@@ -37,6 +39,7 @@ impl Reads {
         self.ns += other.ns;
         self.bytes += other.bytes;
         self.checked += other.checked;
+        self.checked_alone += other.checked_alone;
         self.busy_ns += other.busy_ns;
         self.latency_ns = self.latency_ns.max(other.latency_ns);
         self.asked += other.asked;
@@ -77,7 +80,14 @@ impl Pass<'_> {
             let [asked, missed] = [asked, missed].map(|n| (n * named).min(neurons));
             let (whole, singles) = split(missed, (SPREAD * varies * named).sqrt(), most);
             let mut reads = self.picks(neurons * (1.0 - whole), len, singles);
-            reads.add(self.whole(whole));
+            let latency_ns = match whole > 0.5 {
+                true => self.device.latency_ns(s.cluster_read),
+                false => 0.0,
+            };
+            reads.add(Reads {
+                latency_ns,
+                ..self.whole(whole)
+            });
             sum.add(Reads {
                 asked,
                 missed,
@@ -129,7 +139,8 @@ impl Pass<'_> {
         self.device.cpu_ns(len).max(ns.min(self.machine.wake_ns))
     }
 
-    /// `count` clusters as a whole, in the order in which they lie.
+    /// `count` clusters as a whole, in the order in which they lie; without the time until the
+    /// first one is there, which a scan does not see.
     fn whole(&self, count: f64) -> Reads {
         if count <= 0.0 {
             return Reads::default();
@@ -141,9 +152,8 @@ impl Pass<'_> {
             count,
             ns: count * ns,
             bytes,
-            checked: bytes,
+            checked_alone: bytes,
             busy_ns: count * self.busy(len, ns),
-            latency_ns: 0.0,
             ..Reads::default()
         }
     }
