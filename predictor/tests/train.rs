@@ -105,6 +105,36 @@ fn a_planted_low_rank_problem_is_solved() {
 }
 
 #[test]
+fn the_second_factor_makes_up_for_the_rounding_of_the_first() {
+    // Gates of any kind, on inputs that take few directions.
+    let mut random = Random(11);
+    let width = 95;
+    let directions: Vec<f32> = (0..width * D).map(|_| random.normal()).collect();
+    let mut problem = Problem::planted(1, 1.0);
+    for text in &mut problem.texts {
+        for x in text.chunks_exact_mut(D) {
+            x.fill(0.0);
+            for direction in directions.chunks_exact(D) {
+                let along = random.normal() / (width as f32).sqrt();
+                x.iter_mut()
+                    .zip(direction)
+                    .for_each(|(x, d)| *x += along * d);
+            }
+            x[0] = 1.0;
+        }
+    }
+    let design = |dtype| Design::LowRank { rank: 96, dtype };
+    let [q4, q8] = [DType::Q4, DType::Q8].map(|d| problem.solve(design(d)).layer.quality);
+    eprintln!(
+        "{} {} {} {}",
+        q4.recall(),
+        q4.overhead(),
+        q8.recall(),
+        q8.overhead()
+    );
+}
+
+#[test]
 fn designs_stand_in_the_order_of_what_they_know() {
     let problem = Problem::planted(90, 1.0);
     let [sign, coarse] = [Design::Sign, Design::Coarse].map(|d| problem.solve(d).layer.quality);

@@ -1,6 +1,8 @@
 //! Stored rows: exact bytes, error bounds, the q8 fixed point, and refused input.
 
-use emberflow_kernels::{Cpu, DType, QuantizeError, Row, error_bound, quantize_row};
+use emberflow_kernels::{
+    Cpu, DType, GROUP, QuantizeError, Row, error_bound, quantize_row, store_q4_row,
+};
 use proptest::prelude::*;
 
 fn quantize(dtype: DType, src: &[f32]) -> Result<(Vec<u8>, Vec<u8>), QuantizeError> {
@@ -183,5 +185,25 @@ fn the_bound_is_tight() {
             worst * factor * exponent_slack >= bound,
             "{dtype}: worst {worst:e}, bound {bound:e}"
         );
+    }
+}
+
+proptest! {
+    #[test]
+    fn q4_rows_rounded_elsewhere_hold_the_values_they_were_given(
+        quants in prop::collection::vec(0u8..16, 1..300),
+        seed in 1u16..1000,
+    ) {
+        let scales: Vec<f32> = (0..quants.len().div_ceil(GROUP))
+            .map(|g| f32::from(seed) * 0.25 - g as f32)
+            .collect();
+        let stored: Vec<u16> = scales.iter().map(|&s| half::f16::from_f32(s).to_bits()).collect();
+        let mut row = vec![0xa5; DType::Q4.row_bytes(quants.len())];
+        store_q4_row(&quants, &stored, &mut row);
+        let mut values = vec![f32::NAN; quants.len()];
+        Cpu::detect().dequantize(Row::inline(DType::Q4, quants.len(), &row), &mut values);
+        for (i, (value, quant)) in values.iter().zip(&quants).enumerate() {
+            prop_assert_eq!(*value, (f32::from(*quant) - 8.0) * scales[i / GROUP]);
+        }
     }
 }

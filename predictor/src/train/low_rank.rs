@@ -23,6 +23,12 @@ const GAIN: f64 = 1e-3;
 /// What is added to the variances of the hidden layer for the fit, as a share of their mean.
 const RIDGE: f64 = 1e-4;
 
+/// What every variance of the inputs is raised by, as a share of their mean.
+/// Gates of 4096 elements made from 3,000 tokens look at 1.26 neurons per firing one with it and at
+/// 1.36 without; with a third or three times of it the results differ by 1 % (the bundled model, and
+/// synthetic gates of 2048 elements).
+const SHRINKAGE: f32 = 0.03;
+
 /// Candidates for the scale of a q4 group, as shares of the one that reaches its largest element.
 const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
 
@@ -37,6 +43,7 @@ pub(crate) fn make(
     covariance: &[f32],
     (rank, dtype): (usize, DType),
 ) -> Option<[Vec<u8>; 2]> {
+    let covariance = &shrunk(d, covariance);
     let mut gemm = Gemm::new(cpu, workers);
     let first = first_factor(&mut gemm, d, gate, covariance, rank);
     let fc1 = store(dtype, d, &first)?;
@@ -65,6 +72,17 @@ pub(crate) fn make(
         _ => store(dtype, rank, &second)?,
     };
     Some([fc1, fc2])
+}
+
+/// The covariance of a text is that of few independent inputs, as each depends on those before it,
+/// and knows nothing of directions that they did not take. Other texts take them: every direction
+/// gets some variance.
+fn shrunk(d: usize, covariance: &[f32]) -> Vec<f32> {
+    let mut shrunk = covariance.to_vec();
+    let variance = shrunk.iter_mut().step_by(d + 1);
+    let mean = covariance.iter().step_by(d + 1).sum::<f32>() / d as f32;
+    variance.for_each(|v| *v += SHRINKAGE * mean);
+    shrunk
 }
 
 /// Rows of `rank` elements in q4, for inputs with the covariance `hidden`.
