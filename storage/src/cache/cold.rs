@@ -418,21 +418,10 @@ impl ColdCache {
         &self.arena
     }
 
-    /// Bytes per slot.
-    #[must_use]
-    pub fn slot_len(&self) -> usize {
-        self.arena.slot_len()
-    }
-
     /// Counters so far.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.stats
-    }
-
-    /// Sets the counters to zero, for a new measurement.
-    pub fn reset_stats(&mut self) {
-        self.stats = CacheStats::default();
     }
 
     /// Changes how many slots may be used, at most the arena's capacity. Memory beyond is given
@@ -492,7 +481,7 @@ impl ColdCache {
 
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
-        for _ in 0..self.resident {
+        for _ in self.in_use..self.resident {
             let slot = self.victim()?;
             if let Some(exclusive) = self.make_exclusive(slot) {
                 self.retire(slot, exclusive);
@@ -508,9 +497,6 @@ impl ColdCache {
     }
 
     fn victim(&mut self) -> Option<u32> {
-        if self.in_use == self.resident {
-            return None;
-        }
         let (table, entries) = (&self.table, &self.entries);
         match &mut self.order {
             Order::Lru(lru) => lru.victim(table, |slot| entries[slot as usize].key),
@@ -611,11 +597,11 @@ impl ColdCache {
             "2: pins"
         );
         let in_use = known.clone().filter(|u| u.pins > 0).count() as u32;
-        assert_eq!(self.in_use, in_use, "2: units in use");
+        assert_eq!(self.in_use, in_use, "3: in use");
         let entries = known.filter(|u| u.slot().is_some()).count() as u32;
         assert_eq!(entries, loading + resident, "1: stray table entries");
-        assert_eq!(self.resident(), resident, "3: list lengths");
-        assert_eq!(self.loading, loading, "4: loading count");
+        assert_eq!(self.resident(), resident, "3: resident");
+        assert_eq!(self.loading, loading, "3: loading");
         assert_eq!(
             self.arena.free() as u32,
             home,

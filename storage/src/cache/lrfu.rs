@@ -10,7 +10,11 @@ use super::table::{Table, Unit};
 use super::worth::{LEVELS, TOP, Worth};
 
 /// Victims that are looked for at once.
-const VICTIMS: usize = 8192;
+const VICTIMS: usize = 1 << 14;
+
+/// Ticks for which the victims of a large table are good: of those that were used last two ticks ago
+/// none is looked at in between.
+const VALID: u16 = 3;
 
 /// Of tables with as many units only some are looked at to find out what victims are worth: one
 /// run of [`RUN`] units in [`STEP`].
@@ -39,6 +43,9 @@ pub(super) struct Lrfu {
     first: Vec<u32>,
     /// Units and their ranks, the next victim first. Some are in use since, or worth more.
     victims: Vec<(u32, u32)>,
+    /// When they were looked for, and for how many ticks they are.
+    looked: u16,
+    valid: u16,
     /// Victims before this one are gone.
     next: usize,
     /// Where to begin to look: of equals not always the same go first.
@@ -57,6 +64,8 @@ impl Lrfu {
             rooms,
             first: Vec::with_capacity(rooms[0]),
             victims: Vec::with_capacity(rooms[1]),
+            looked: 0,
+            valid: if (units as usize) < MANY { 1 } else { VALID },
             next: 0,
             hand: 0,
         }
@@ -82,8 +91,10 @@ impl Lrfu {
         if let Some(head_start) = self.duel.tick(lowest, self.worth.lowest()) {
             self.head_start = LEVELS * head_start;
         }
-        self.victims.clear();
-        self.next = 0;
+        if self.now.wrapping_sub(self.looked) >= self.valid {
+            self.victims.clear();
+            self.next = 0;
+        }
     }
 
     /// Says how often a unit is used per tick before it ever was.
@@ -161,22 +172,32 @@ impl Lrfu {
         let Some(highest) = highest else {
             return false;
         };
+        self.looked = self.now;
         let hand = self.hand % units.len();
         let (before, after) = units.split_at(hand);
-        let in_turn = (hand..).zip(after).chain((0..).zip(before));
-        for (flat, unit) in in_turn {
-            let rank = self.rank(unit);
-            if unit.is_evictable() & (rank <= highest) {
-                self.hand = flat + 1;
-                self.victims.push((flat as u32, rank));
-                if self.victims.len() == self.rooms[1] {
-                    break;
-                }
-            }
-        }
+        self.collect(hand, after, highest);
+        self.collect(0, before, highest);
         let turn = |flat: u32| (flat as usize + units.len() - hand) % units.len();
         (self.victims).sort_unstable_by_key(|&(flat, rank)| (rank, turn(flat)));
         !self.victims.is_empty()
+    }
+
+    /// Adds the victims up to rank `highest` among `units`, which begin with number `first`, as far
+    /// as there is room.
+    fn collect(&mut self, first: usize, units: &[Unit], highest: u32) {
+        if self.victims.len() == self.rooms[1] {
+            return;
+        }
+        for (i, unit) in units.iter().enumerate() {
+            let rank = self.rank(unit);
+            if unit.is_evictable() & (rank <= highest) {
+                self.hand = first + i + 1;
+                self.victims.push((self.hand as u32 - 1, rank));
+                if self.victims.len() == self.rooms[1] {
+                    return;
+                }
+            }
+        }
     }
 
     /// The rank up to which there is room for all victims, or that of the first ones where not
@@ -253,7 +274,7 @@ mod tests {
             (0..n).for_each(|i| table.at_mut(i).settle(i));
             let mut left = vec![0; n as usize];
             for _ in 0..times {
-                order.tick();
+                (0..VALID).for_each(|_| order.tick());
                 for _ in 0..VICTIMS {
                     left[order.victim(&table).unwrap() as usize] += 1;
                 }
