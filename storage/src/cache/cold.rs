@@ -481,7 +481,12 @@ impl ColdCache {
 
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
-        for _ in self.in_use..self.resident {
+        // Once round; the second order may be in the middle of a round at first.
+        let rounds = match self.order {
+            Order::Lru(_) => 1,
+            Order::Lrfu(_) => 2,
+        };
+        for _ in 0..rounds * (self.resident - self.in_use) {
             let slot = self.victim()?;
             if let Some(exclusive) = self.make_exclusive(slot) {
                 self.retire(slot, exclusive);
