@@ -12,8 +12,8 @@ use super::worth::{LEVELS, TOP, Worth};
 /// Victims that are looked for at once.
 const VICTIMS: usize = 1 << 14;
 
-/// Ticks for which the victims of a large table are good: of those that were used last two ticks ago
-/// none is looked at in between.
+/// Ticks for which the victims of a large table are taken before others are looked for. Who falls
+/// below them meanwhile has to wait: a look at a million units at every tick would cost more.
 const VALID: u16 = 3;
 
 /// Of tables with as many units only some are looked at to find out what victims are worth: one
