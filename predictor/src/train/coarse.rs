@@ -1,48 +1,23 @@
 //! Gate rows in two bits, rounded so that their products with a text's inputs change
 //! least (`rounding.rs`).
 
-use emberflow_kernels::{Cpu, TWO_BIT_GROUP, Workers, store_two_bit_row, two_bit_row_bytes};
+use emberflow_kernels::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
 use half::f16;
 
-use super::rounding::{DAMPING, Levels, inverse_factor, round_row};
+use super::rounding::Levels;
 
 /// Two bits and a scale for each group.
-const LEVELS: Levels = Levels {
+pub(crate) const LEVELS: Levels = Levels {
     group: TWO_BIT_GROUP,
     scale: best_scale,
     nearest,
+    bytes: two_bit_row_bytes,
+    store: store_two_bit_row,
 };
 
 /// Candidates for a group's scale, as shares of the one that just reaches its largest
 /// element.
 const SCALES: std::ops::RangeInclusive<u32> = 8..=21;
-
-/// Rows that a thread takes at a time.
-const ROWS: usize = 16;
-
-/// Two-bit rows of `gate [neurons × d]`, for inputs with the covariance `c [d × d]`.
-pub(crate) fn round(
-    cpu: Cpu,
-    workers: &Workers,
-    d: usize,
-    gate: &[f32],
-    covariance: &[f32],
-) -> Vec<u8> {
-    let u = inverse_factor(d, covariance, DAMPING);
-    let bytes = two_bit_row_bytes(d);
-    let mut out = vec![0; gate.len() / d * bytes];
-    workers.for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
-        let first = chunk * ROWS;
-        let mut row = vec![0.0; d];
-        let mut quants = vec![0; d];
-        for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
-            row.copy_from_slice(&gate[(first + r) * d..(first + r + 1) * d]);
-            let scales = round_row(cpu, &mut row, &u, &LEVELS, &mut quants);
-            store_two_bit_row(&quants, &scales, out);
-        }
-    });
-    out
-}
 
 /// The quant nearest to `x`, and its value.
 fn nearest(x: f32, scale: f32) -> (u8, f32) {
@@ -69,8 +44,9 @@ fn best_scale(group: &[f32]) -> f16 {
 
 #[cfg(test)]
 mod tests {
-    use emberflow_kernels::Row;
+    use emberflow_kernels::{Cpu, Row, Workers};
 
+    use super::super::rounding::round;
     use super::*;
 
     #[test]
@@ -81,7 +57,7 @@ mod tests {
         let gate: Vec<f32> = (0..2 * d).map(|i| [-1.5, -0.5, 0.5, 1.5][i % 4]).collect();
         let workers = Workers::new(1, None);
         let cpu = Cpu::detect();
-        let rows = round(cpu, &workers, d, &gate, &identity);
+        let rows = round((cpu, &workers), (d, &gate), &identity, &LEVELS);
         let mut wide = vec![0; 2 * emberflow_kernels::DType::Q4.row_bytes(d)];
         cpu.widen_two_bit(&rows, d, &mut wide);
         for (row, gate) in wide.chunks_exact(wide.len() / 2).zip(gate.chunks_exact(d)) {

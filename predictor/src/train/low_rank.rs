@@ -12,7 +12,7 @@ use emberflow_kernels::{Cpu, DType, GROUP, Row, Workers, quantize_row, store_q4_
 use half::f16;
 
 use super::gemm::{Gemm, transpose};
-use super::rounding::{DAMPING, Levels, inverse_factor, round_row};
+use super::rounding::{Levels, inverse_factor, round};
 
 /// Most rounds of subspace iteration: the spectrum falls slowly, and what is mixed up near
 /// the cut matters little.
@@ -31,9 +31,6 @@ const SHRINKAGE: f32 = 0.03;
 
 /// Candidates for the scale of a q4 group, as shares of the one that reaches its largest element.
 const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
-
-/// Rows that a thread rounds at a time.
-const ROWS: usize = 16;
 
 /// The two factors as stored, `fc1 [rank × d]` and `fc2 [neurons × rank]`; `None` where an element
 /// is not finite.
@@ -68,7 +65,7 @@ pub(crate) fn make(
     gemm.product(rank, &against, &inverse, &mut second);
     let finite = second.iter().all(|x| x.is_finite());
     let fc2 = match dtype {
-        DType::Q4 => finite.then(|| round(cpu, workers, &second, &hidden, rank))?,
+        DType::Q4 => finite.then(|| round((cpu, workers), (rank, &second), &hidden, &LEVELS))?,
         _ => store(dtype, rank, &second)?,
     };
     Some([fc1, fc2])
@@ -85,27 +82,14 @@ fn shrunk(d: usize, covariance: &[f32]) -> Vec<f32> {
     shrunk
 }
 
-/// Rows of `rank` elements in q4, for inputs with the covariance `hidden`.
-fn round(cpu: Cpu, workers: &Workers, rows: &[f32], hidden: &[f32], rank: usize) -> Vec<u8> {
-    let levels = Levels {
-        group: GROUP,
-        scale: best_scale,
-        nearest,
-    };
-    let u = inverse_factor(rank, hidden, DAMPING);
-    let bytes = DType::Q4.row_bytes(rank);
-    let mut out = vec![0; rows.len() / rank * bytes];
-    workers.for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
-        let first = chunk * ROWS;
-        let (mut row, mut quants) = (vec![0.0; rank], vec![0; rank]);
-        for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
-            row.copy_from_slice(&rows[(first + r) * rank..(first + r + 1) * rank]);
-            let scales = round_row(cpu, &mut row, &u, &levels, &mut quants);
-            store_q4_row(&quants, &scales, out);
-        }
-    });
-    out
-}
+/// Four bits and a scale for each group.
+const LEVELS: Levels = Levels {
+    group: GROUP,
+    scale: best_scale,
+    nearest,
+    bytes: |n| DType::Q4.row_bytes(n),
+    store: store_q4_row,
+};
 
 /// The quant nearest to `x`, and its value.
 fn nearest(x: f32, scale: f32) -> (u8, f32) {

@@ -165,7 +165,15 @@ impl<'a> Trainer<'a> {
                 let threads = (self.cpu, self.workers);
                 low_rank::make(threads, (d, gate), covariance, (rank, dtype))?.into()
             }
-            Design::Coarse => vec![coarse::round(self.cpu, self.workers, d, gate, covariance)],
+            Design::Coarse => {
+                let threads = (self.cpu, self.workers);
+                vec![rounding::round(
+                    threads,
+                    (d, gate),
+                    covariance,
+                    &coarse::LEVELS,
+                )]
+            }
         };
         let mut kind = match design {
             Design::Sign => Kind::Sign { limit: 0 },

@@ -2,11 +2,14 @@
 //! 2210.17323): element by element, the error that rounding makes is passed on to the elements
 //! that have not been rounded yet, by the inputs' covariance.
 
-use emberflow_kernels::{Cpu, Row};
+use emberflow_kernels::{Cpu, Row, Workers};
 use half::f16;
 
 /// Share of the mean variance that is usually added to every variance.
-pub(crate) const DAMPING: f64 = 0.01;
+const DAMPING: f64 = 0.01;
+
+/// Rows that a thread takes at a time.
+const ROWS: usize = 16;
 
 /// What a format can hold.
 pub(crate) struct Levels {
@@ -16,17 +19,37 @@ pub(crate) struct Levels {
     pub scale: fn(&[f32]) -> f16,
     /// The quant nearest to an element, and its value, under a scale.
     pub nearest: fn(f32, f32) -> (u8, f32),
+    /// Bytes of a row of so many elements.
+    pub bytes: fn(usize) -> usize,
+    /// Stores the quants and the bits of the groups' scales.
+    pub store: fn(&[u8], &[u16], &mut [u8]),
+}
+
+/// Stored rows of `d` elements, for inputs with the covariance `c [d × d]`.
+pub(crate) fn round(
+    (cpu, workers): (Cpu, &Workers),
+    (d, rows): (usize, &[f32]),
+    covariance: &[f32],
+    levels: &Levels,
+) -> Vec<u8> {
+    let u = inverse_factor(d, covariance, DAMPING);
+    let bytes = (levels.bytes)(d);
+    let mut out = vec![0; rows.len() / d * bytes];
+    workers.for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
+        let first = chunk * ROWS;
+        let (mut row, mut quants) = (vec![0.0; d], vec![0; d]);
+        for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
+            row.copy_from_slice(&rows[(first + r) * d..(first + r + 1) * d]);
+            let scales = round_row(cpu, &mut row, &u, levels, &mut quants);
+            (levels.store)(&quants, &scales, out);
+        }
+    });
+    out
 }
 
 /// Rounds one row, which is used up; `u` is the [`inverse_factor`] of the inputs' covariance.
 /// Returns the bits of the groups' scales.
-pub(crate) fn round_row(
-    cpu: Cpu,
-    row: &mut [f32],
-    u: &[f32],
-    levels: &Levels,
-    quants: &mut [u8],
-) -> Vec<u16> {
+fn round_row(cpu: Cpu, row: &mut [f32], u: &[f32], levels: &Levels, quants: &mut [u8]) -> Vec<u16> {
     let d = row.len();
     let mut scales = Vec::with_capacity(d.div_ceil(levels.group));
     let mut scale = 0.0;

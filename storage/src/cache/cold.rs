@@ -1,5 +1,7 @@
 //! A fixed number of slots for units of one size, and who leaves them for others.
 
+mod inspect;
+
 use super::lrfu::Lrfu;
 use super::lru::Lru;
 use super::policy::{Order, Policy};
@@ -534,83 +536,5 @@ impl ColdCache {
         self.resident -= 1;
         self.table.at_mut(self.entries[index as usize].key).leave();
         self.arena.put(slot);
-    }
-
-    /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
-    #[must_use]
-    pub fn dump(&self) -> Vec<u32> {
-        let (mut order, mut table) = (self.order.clone(), self.table.clone());
-        let key = |slot: u32| self.entries[slot as usize].key;
-        std::iter::from_fn(|| {
-            let slot = match &mut order {
-                Order::Lru(lru) => lru.victim(&table, key)?,
-                Order::Lrfu(lrfu) => lrfu.victim(&table)?,
-            };
-            if let Order::Lru(lru) = &mut order {
-                lru.remove(slot);
-            }
-            table.at_mut(key(slot)).leave();
-            Some(key(slot))
-        })
-        .collect()
-    }
-
-    /// Checks the numbered invariants; for tests.
-    ///
-    /// # Panics
-    /// When one does not hold, naming it.
-    pub fn check_invariants(&self) {
-        let entries = self.entries.len();
-        assert!(entries >= self.arena.limit() as usize, "6: too few entries");
-        let mut listed = vec![0u32; entries];
-        if let Order::Lru(lru) = &self.order {
-            assert_eq!(lru.len(), entries, "6: links");
-            for (slot, aside) in lru.iter() {
-                listed[slot as usize] += 1;
-                let pins = self.table.at(self.entries[slot as usize].key).pins;
-                assert!(pins > 0 || !aside, "2: slot {slot} is not pinned");
-            }
-        }
-        let (mut home, mut loading, mut resident) = (0, 0, 0);
-        for (slot, Entry { state, key }) in (0u32..).zip(&self.entries) {
-            let unit = self.table.at(*key);
-            match state {
-                State::Home => {
-                    home += u32::from(slot < self.arena.limit());
-                    assert_ne!(unit.slot(), Some(slot), "1: home slot is in the table");
-                }
-                State::Loading => {
-                    loading += 1;
-                    assert_eq!(unit.loading(), Some(slot), "1: loading slot");
-                }
-                State::Resident(shared) => {
-                    resident += 1;
-                    assert_eq!(shared.index(), slot, "4: slot is misplaced");
-                    assert_eq!(unit.resident(), Some(slot), "1: resident slot");
-                }
-            }
-            let lists = matches!((state, &self.order), (State::Resident(_), Order::Lru(_)));
-            assert_eq!(
-                listed[slot as usize],
-                u32::from(lists),
-                "2: lists of slot {slot}"
-            );
-        }
-        let known = self.table.all().iter();
-        assert!(
-            known.clone().all(|u| u.pins == 0 || u.resident().is_some()),
-            "2: pins"
-        );
-        let in_use = known.clone().filter(|u| u.pins > 0).count() as u32;
-        assert_eq!(self.in_use, in_use, "3: in use");
-        let entries = known.filter(|u| u.slot().is_some()).count() as u32;
-        assert_eq!(entries, loading + resident, "1: stray table entries");
-        assert_eq!(self.resident(), resident, "3: resident");
-        assert_eq!(self.loading, loading, "3: loading");
-        assert_eq!(
-            self.arena.free() as u32,
-            home,
-            "4: home slots against the arena"
-        );
     }
 }
