@@ -2,10 +2,10 @@
 //!
 //! A [`Slot`] is the only exclusive way into its bytes. It is moved into a read and comes back in
 //! the completion, so the compiler forbids touching bytes the kernel may still write. After a load
-//! the slot is turned into a [`SharedSlot`], which can be cloned and read from several threads, and
-//! back into a [`Slot`] only when a single handle is left.
+//! the slot is put on the arena's *shelf*: whoever can look at the arena can read it, from several
+//! threads at once, and only who may change the arena gets the [`Slot`] back.
 //!
-//! Every handle keeps the mapping alive, so memory is unmapped only after the last one is gone.
+//! Every slot keeps the mapping alive, so memory is unmapped only after the last one is gone.
 //! Code that must abandon a slot the kernel may still write to (see `io::engine`) forgets the
 //! handle: the mapping then stays for the life of the process, on purpose.
 //!
@@ -24,15 +24,10 @@
 
 use std::cmp::Ordering as CmpOrdering;
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::io::pages::{Pages, page_size};
-use crate::sync::{Accesses, AtomicU32};
-
-/// Slots whose counters are allocated together.
-const CHUNK: u32 = 4096;
+use crate::sync::Accesses;
 
 /// Why an arena could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -80,36 +75,20 @@ pub struct ArenaOptions {
 struct Mapping {
     pages: Pages,
     slot_len: usize,
-    /// Counters of the slots, [`CHUNK`] at a time, made before a slot is first handed out.
-    users: Box<[OnceLock<Box<[Users]>>]>,
+    /// By slot, for the model checker; else nothing.
+    accesses: Box<[Accesses]>,
 }
 
-/// Who uses a slot.
-#[derive(Default)]
-struct Users {
-    /// Live [`SharedSlot`] handles; 0 while the slot is exclusive or at home.
-    shares: AtomicU32,
-    accesses: Accesses,
+/// Where a slot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Home,
+    /// Somebody has the [`Slot`].
+    Out,
+    Shelf,
 }
 
 impl Mapping {
-    /// # Panics
-    /// When the slot was never below the limit, so that nobody can hold it.
-    fn users(&self, index: u32) -> &Users {
-        match self.users[(index / CHUNK) as usize].get() {
-            Some(chunk) => &chunk[(index % CHUNK) as usize],
-            None => unreachable!("slot {index} was never handed out"),
-        }
-    }
-
-    /// Makes the counters of all slots below `limit`.
-    fn make_users(&self, limit: u32, capacity: u32) {
-        for (i, chunk) in (0u32..).zip(&self.users[..limit.div_ceil(CHUNK) as usize]) {
-            let len = CHUNK.min(capacity - i * CHUNK);
-            chunk.get_or_init(|| (0..len).map(|_| Users::default()).collect());
-        }
-    }
-
     fn ptr(&self, index: u32) -> *mut u8 {
         self.pages.at(index as usize * self.slot_len)
     }
@@ -126,8 +105,8 @@ pub struct Arena {
     limit: u32,
     /// Room for the limit, so that slots come home without an allocation.
     free: Vec<u32>,
-    /// Of the slots below the limit or out; the others are home.
-    home: Vec<bool>,
+    /// Of the slots below the limit or not home; the others are home.
+    places: Vec<Place>,
     page: usize,
     /// Bytes from the start that are locked.
     locked: usize,
@@ -188,18 +167,19 @@ impl Arena {
         let pages = Pages::map(len).map_err(|source| ArenaError::Map { bytes: len, source })?;
         // Refused only by kernels that have no huge pages at all.
         let _ = pages.prefer_small(0..len);
-        let chunks = (0..capacity.div_ceil(CHUNK)).map(|_| OnceLock::new());
         let mut arena = Self {
             map: Arc::new(Mapping {
                 pages,
                 slot_len,
-                users: chunks.collect(),
+                accesses: std::iter::repeat_with(Default::default)
+                    .take(capacity as usize)
+                    .collect(),
             }),
             options,
             capacity,
             limit: 0,
             free: Vec::new(),
-            home: Vec::new(),
+            places: Vec::new(),
             page,
             locked: 0,
         };
@@ -220,8 +200,8 @@ impl Arena {
     /// Bytes of bookkeeping for each slot below the limit, beside [`Arena::charge`].
     #[must_use]
     pub const fn overhead_per_slot() -> u64 {
-        // Counter, free list, mark.
-        (size_of::<Users>() + size_of::<u32>() + size_of::<bool>()) as u64
+        // Free list, place.
+        (size_of::<u32>() + size_of::<Place>()) as u64
     }
 
     /// Slots mapped, retired ones included.
@@ -263,7 +243,7 @@ impl Arena {
     /// Takes a free slot. Its content is whatever the last user left, at first zeros.
     pub fn take(&mut self) -> Option<Slot> {
         let index = self.free.pop()?;
-        self.home[index as usize] = false;
+        self.places[index as usize] = Place::Out;
         Some(Slot {
             map: Arc::clone(&self.map),
             index,
@@ -275,17 +255,62 @@ impl Arena {
     /// # Panics
     /// When the slot belongs to another arena.
     pub fn put(&mut self, slot: Slot) {
-        assert!(
-            Arc::ptr_eq(&slot.map, &self.map),
-            "a slot must go home to its own arena"
-        );
-        let index = slot.index;
-        self.home[index as usize] = true;
+        let index = self.place(&slot, Place::Home);
         if index < self.limit {
             self.free.push(index);
         } else {
             self.discard(index, index + 1);
         }
+    }
+
+    fn place(&mut self, slot: &Slot, place: Place) -> u32 {
+        assert!(
+            Arc::ptr_eq(&slot.map, &self.map),
+            "a slot must go home to its own arena"
+        );
+        self.places[slot.index as usize] = place;
+        slot.index
+    }
+
+    /// Puts a filled slot on the shelf, where many may read it by its index.
+    ///
+    /// # Panics
+    /// When the slot belongs to another arena.
+    pub fn shelve(&mut self, slot: Slot) {
+        self.place(&slot, Place::Shelf);
+    }
+
+    /// The bytes of a slot on the shelf; `None` when it is not there.
+    #[inline]
+    #[must_use]
+    pub fn shelved(&self, index: u32) -> Option<&[u8]> {
+        if !self.is_shelved(index) {
+            return None;
+        }
+        self.map.accesses[index as usize].read();
+        // SAFETY: mapped and initialised. No `Slot` of this index exists while it is on the shelf, and
+        // one is made only by a call that borrows the arena uniquely, so nobody writes while this
+        // borrow lives.
+        Some(unsafe { std::slice::from_raw_parts(self.map.ptr(index), self.map.slot_len) })
+    }
+
+    /// Whether a slot is on the shelf.
+    #[inline]
+    #[must_use]
+    pub fn is_shelved(&self, index: u32) -> bool {
+        self.places.get(index as usize) == Some(&Place::Shelf)
+    }
+
+    /// Takes a slot from the shelf; `None` when it is not there.
+    pub fn unshelve(&mut self, index: u32) -> Option<Slot> {
+        if !self.is_shelved(index) {
+            return None;
+        }
+        self.places[index as usize] = Place::Out;
+        Some(Slot {
+            map: Arc::clone(&self.map),
+            index,
+        })
     }
 
     /// Sets how many slots may be handed out, at most the capacity; the lowest indices stay.
@@ -303,13 +328,14 @@ impl Arena {
 
     fn grow(&mut self, old: u32) {
         let new = self.limit;
-        self.map.make_users(new, self.capacity);
-        let missing = (new as usize).saturating_sub(self.home.len());
-        self.home.reserve_exact(missing);
-        self.home.resize(self.home.len() + missing, true);
+        let missing = (new as usize).saturating_sub(self.places.len());
+        self.places.reserve_exact(missing);
+        self.places.resize(self.places.len() + missing, Place::Home);
         self.free.reserve_exact(new as usize - self.free.len());
-        let home = &self.home;
-        let back = (old..new).rev().filter(|&index| home[index as usize]);
+        let places = &self.places;
+        let back = (old..new)
+            .rev()
+            .filter(|&index| places[index as usize] == Place::Home);
         self.free.extend(back);
 
         let (from, to) = (self.end_of(old), self.end_of(new));
@@ -363,9 +389,9 @@ impl Arena {
     /// Gives back the bookkeeping of retired slots that are home.
     pub(crate) fn trim(&mut self) {
         let limit = self.limit as usize;
-        let out = self.home.iter().rposition(|&home| !home);
-        self.home.truncate(out.map_or(0, |i| i + 1).max(limit));
-        self.home.shrink_to_fit();
+        let out = self.places.iter().rposition(|&p| p != Place::Home);
+        self.places.truncate(out.map_or(0, |i| i + 1).max(limit));
+        self.places.shrink_to_fit();
         self.free.shrink_to(limit);
     }
 
@@ -375,8 +401,8 @@ impl Arena {
         (limit as usize * self.map.slot_len).next_multiple_of(self.page)
     }
 
-    fn is_home(&self, index: u32) -> bool {
-        self.home.get(index as usize).is_none_or(|&home| home)
+    pub(crate) fn is_home(&self, index: u32) -> bool {
+        (self.places.get(index as usize)).is_none_or(|&p| p == Place::Home)
     }
 
     /// Gives back the pages that lie wholly inside retired home slots around `first..end`.
@@ -409,7 +435,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        let out = self.home.iter().filter(|&&home| !home).count();
+        let out = (self.places.iter()).filter(|&&p| p == Place::Out).count();
         if out > 0 {
             tracing::debug!(
                 out,
@@ -455,7 +481,7 @@ impl Slot {
     /// The bytes, read only.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        self.map.users(self.index).accesses.read();
+        self.map.accesses[self.index as usize].read();
         // SAFETY: the range is mapped and initialised (anonymous memory), and this is the only
         // handle to it, so nobody writes while the borrow lives.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
@@ -464,108 +490,21 @@ impl Slot {
     /// The bytes, writable.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.map.users(self.index).accesses.write();
+        self.map.accesses[self.index as usize].write();
         // SAFETY: as in `as_slice`; the unique borrow of the only handle makes access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.map.ptr(self.index), self.map.slot_len) }
     }
 
     /// Address of `offset..offset + len` inside the slot, or `None` when that leaves the slot.
     pub(crate) fn range(&mut self, offset: u32, len: u32) -> Option<*mut u8> {
-        self.map.users(self.index).accesses.write();
+        self.map.accesses[self.index as usize].write();
         let end = (offset as usize).checked_add(len as usize)?;
         (end <= self.map.slot_len).then(|| self.map.ptr(self.index).wrapping_add(offset as usize))
-    }
-
-    /// Gives up exclusive access for a handle that can be cloned and read from many threads.
-    #[must_use]
-    pub fn share(self) -> SharedSlot {
-        let shares = &self.map.users(self.index).shares;
-        shares.store(1, Ordering::Relaxed);
-        SharedSlot {
-            map: self.map,
-            index: self.index,
-        }
     }
 }
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slot({})", self.index)
-    }
-}
-
-/// Shared read access to one slot. Cloning and dropping are atomic counter steps, no allocation.
-pub struct SharedSlot {
-    map: Arc<Mapping>,
-    index: u32,
-}
-
-impl SharedSlot {
-    /// Number of the slot in its arena.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
-        self.map.users(self.index).accesses.read();
-        // SAFETY: mapped and initialised; while a shared handle lives no exclusive one exists, so
-        // nobody writes.
-        unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
-    }
-
-    /// Whether other handles to this slot are alive.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.count().load(Ordering::Relaxed) > 1
-    }
-
-    /// Back to exclusive access, if this is the only handle.
-    ///
-    /// # Errors
-    /// The handle itself while other handles are alive.
-    pub fn try_unshare(self) -> Result<Slot, Self> {
-        // Acquire pairs with the release in `drop`: all reads through other handles are over.
-        let last = self
-            .count()
-            .compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed);
-        if last.is_err() {
-            return Err(self);
-        }
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped, so its mapping handle is moved out exactly once.
-        let map = unsafe { std::ptr::read(&raw const this.map) };
-        Ok(Slot {
-            map,
-            index: this.index,
-        })
-    }
-
-    fn count(&self) -> &AtomicU32 {
-        &self.map.users(self.index).shares
-    }
-}
-
-impl Clone for SharedSlot {
-    fn clone(&self) -> Self {
-        self.count().fetch_add(1, Ordering::Relaxed);
-        Self {
-            map: Arc::clone(&self.map),
-            index: self.index,
-        }
-    }
-}
-
-impl Drop for SharedSlot {
-    fn drop(&mut self) {
-        self.count().fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl fmt::Debug for SharedSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedSlot({})", self.index)
     }
 }

@@ -5,7 +5,7 @@
 //! Counters that nobody decides by, and the clockwork of the `sim` device, stay outside: they would
 //! only multiply the orders to try.
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use std::thread::{Builder, JoinHandle};
 

@@ -1,4 +1,4 @@
-//! The arena from outside: exclusive and shared handles, retiring, alignment.
+//! The arena from outside: slots, the shelf, retiring, alignment.
 
 use emberflow_storage::arena::{Arena, ArenaError, ArenaOptions};
 
@@ -35,15 +35,33 @@ fn impossible_geometry_is_refused() {
 }
 
 #[test]
-fn a_shared_slot_becomes_exclusive_only_when_alone() {
-    let mut a = arena(1, 512);
-    let one = a.take().unwrap().share();
-    let two = one.clone();
-    let one = one.try_unshare().unwrap_err();
-    drop(two);
-    let slot = one.try_unshare().unwrap();
+fn what_is_on_the_shelf_can_be_read_and_taken_back() {
+    let mut a = arena(2, 512);
+    let mut slot = a.take().unwrap();
+    slot.as_mut_slice().fill(5);
+    let index = slot.index();
+    assert!(a.shelved(index).is_none() && a.unshelve(index).is_none());
+    a.shelve(slot);
+    let (one, two) = (a.shelved(index).unwrap(), a.shelved(index).unwrap());
+    assert!(one == two && one == [5; 512]);
+    // Shrinking takes nothing from the shelf.
+    a.set_limit(0);
+    assert!(a.take().is_none());
+    assert_eq!(a.shelved(index).unwrap(), [5; 512]);
+    let slot = a.unshelve(index).unwrap();
+    assert!(a.shelved(index).is_none() && a.unshelve(index).is_none());
     a.put(slot);
-    assert_eq!(a.free(), 1);
+    a.set_limit(2);
+    assert_eq!(a.free(), 2);
+    assert!(a.shelved(index).is_none() && a.shelved(7).is_none());
+}
+
+#[test]
+#[should_panic(expected = "own arena")]
+fn a_slot_of_another_arena_is_not_shelved() {
+    let (mut a, mut b) = (arena(1, 512), arena(1, 512));
+    let s = a.take().unwrap();
+    b.shelve(s);
 }
 
 #[test]
@@ -101,17 +119,18 @@ fn an_arena_grows_in_place_up_to_its_capacity() {
     assert_eq!((a.limit(), a.capacity(), a.bytes()), (1, 5000, 4096));
     let mut first = a.take().unwrap();
     first.as_mut_slice().fill(3);
-    let first = first.share();
+    let at = first.index();
+    a.shelve(first);
     assert!(a.take().is_none());
     a.set_limit(5000);
-    let others: Vec<_> = std::iter::from_fn(|| a.take()).map(|s| s.share()).collect();
+    let others: Vec<_> = std::iter::from_fn(|| a.take()).collect();
     assert_eq!(others.len(), 4999);
-    assert!(first.as_slice().iter().all(|&b| b == 3));
+    assert!(a.shelved(at).unwrap().iter().all(|&b| b == 3));
     // Down again with everything out: nothing can be taken until they come home.
     a.set_limit(2);
     assert!(a.take().is_none());
     for slot in others {
-        a.put(slot.try_unshare().unwrap());
+        a.put(slot);
     }
     assert_eq!(a.free(), 1);
     a.set_limit(9000);

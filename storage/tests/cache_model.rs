@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use emberflow_storage::arena::{Arena, ArenaOptions, SharedSlot, Slot};
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{CacheStats, ColdCache, Key, Policy, SlotId};
 use proptest::prelude::*;
 
@@ -48,8 +48,6 @@ enum Op {
     Unpin(u32),
     UnpinFirstVictim(u32),
     Resize(u32),
-    Share(u32),
-    DropShare,
     Tick,
 }
 
@@ -62,10 +60,8 @@ fn op() -> impl Strategy<Value = Op> {
         6 => n.clone().prop_map(Op::Admit),
         1 => n.clone().prop_map(Op::Abandon),
         6 => n.clone().prop_map(Op::Unpin),
-        2 => n.clone().prop_map(Op::UnpinFirstVictim),
+        2 => n.prop_map(Op::UnpinFirstVictim),
         1 => (0..=CAPACITY).prop_map(Op::Resize),
-        1 => n.prop_map(Op::Share),
-        2 => Just(Op::DropShare),
         2 => Just(Op::Tick),
     ]
 }
@@ -92,17 +88,11 @@ impl Model {
         self.lru.len() + self.pinned.len() + self.loading.len()
     }
 
-    /// Evicts the oldest that nobody holds; those held are passed over to the new end.
-    fn evict(&mut self, held: &dyn Fn(Key) -> bool) -> bool {
-        for _ in 0..self.lru.len() {
-            let Some(k) = self.lru.pop_front() else { break };
-            if !held(k) {
-                self.stats.evictions += 1;
-                return true;
-            }
-            self.lru.push_back(k);
-        }
-        false
+    /// Evicts the oldest.
+    fn evict(&mut self) -> bool {
+        let some = self.lru.pop_front().is_some();
+        self.stats.evictions += u64::from(some);
+        some
     }
 }
 
@@ -112,7 +102,6 @@ struct World {
     model: Model,
     slots: HashMap<Key, Slot>,
     ids: HashMap<Key, SlotId>,
-    shares: Vec<(Key, SharedSlot)>,
 }
 
 impl World {
@@ -127,7 +116,6 @@ impl World {
             model,
             slots: HashMap::new(),
             ids: HashMap::new(),
-            shares: Vec::new(),
         }
     }
 
@@ -157,14 +145,12 @@ impl World {
             }
             Op::Reserve(n) | Op::ReserveIfFree(n) => {
                 let k = key(n);
-                let shares = &self.shares;
-                let held = |k: Key| shares.iter().any(|(x, _)| *x == k);
                 let m = &mut self.model;
                 let known = m.resident(k) || m.loading.contains(&k);
                 let evict = matches!(op, Op::Reserve(_));
                 let mut room = !known;
                 while room && m.used() >= m.limit {
-                    room = evict && m.evict(&held);
+                    room = evict && m.evict();
                 }
                 let got = if evict {
                     self.cache.reserve(k)
@@ -218,36 +204,17 @@ impl World {
                 }
             }
             Op::Resize(slots) => self.resize(slots),
-            Op::Share(n) => {
-                let k = key(n);
-                if self.model.pinned.contains(&k) {
-                    let share = self.cache.share(self.ids[&k]);
-                    assert!(is_marked(share.as_slice(), k));
-                    self.shares.push((k, share));
-                }
-            }
-            Op::DropShare => {
-                if !self.shares.is_empty() {
-                    let (k, share) = self.shares.remove(0);
-                    assert!(
-                        is_marked(share.as_slice(), k),
-                        "bytes changed under a handle"
-                    );
-                }
-            }
         }
         self.check();
     }
 
     fn resize(&mut self, slots: u32) {
-        let shares = &self.shares;
-        let held = |k: Key| shares.iter().any(|(x, _)| *x == k);
         let m = &mut self.model;
         m.limit = slots as usize;
-        while m.used() > m.limit && m.evict(&held) {}
+        while m.used() > m.limit && m.evict() {}
         let stuck = self.cache.resize(slots);
         // Stuck slots are those in use; with nothing in use there are none.
-        let in_use = m.pinned.len() + m.loading.len() + shares.len();
+        let in_use = m.pinned.len() + m.loading.len();
         assert!(stuck as usize <= in_use, "{stuck} stuck, {in_use} in use");
         assert_eq!(self.cache.slots(), slots);
     }

@@ -36,11 +36,8 @@ static COUNTING: Counting = Counting;
 const BANKS: [u32; 32] = [14336; 32];
 const NEURONS: u32 = 32 * 14336;
 
-/// Counters come in chunks of 16 KiB, and there is a list of the chunks and of the banks.
-const ROUNDING: u64 = 32 << 10;
-
-/// Counters stay when a cache shrinks: 4 bytes for each slot it once had.
-const KEPT: u64 = 4;
+/// The list of the banks, and the allocator's own.
+const ROUNDING: u64 = 8 << 10;
 
 fn fill(cache: &mut ColdCache) {
     for (bank, &neurons) in (0u32..).zip(&BANKS) {
@@ -63,19 +60,16 @@ fn bookkeeping_is_for_slots_below_the_limit() {
     let arena = Arena::with_limit(limit, NEURONS, 8192, 4096, options).unwrap();
     let mut cache = ColdCache::with_policy(arena, &BANKS, Policy::Lrfu).unwrap();
     let neurons = u64::from(NEURONS);
-    // 5.9 MB of tables and 1.9 MB for 45,875 slots; for all slots it would be 24.7 MB.
+    // 5.9 MB of tables and 0.4 MB for 45,875 slots; for all slots it would be 10 MB.
     let said = |slots| ColdCache::overhead(Policy::Lrfu, slots, neurons);
     let per_neuron = 12 * neurons + 3 * 9 * neurons.div_ceil(32);
     let fixed = said(0) - per_neuron;
     assert!(fixed < 160 << 10, "{fixed}");
-    assert_eq!(said(limit), fixed + per_neuron + 41 * u64::from(limit));
-    let mut peak = 0;
+    assert_eq!(said(limit), fixed + per_neuron + 9 * u64::from(limit));
     for slots in [limit, 128, NEURONS / 2, NEURONS, 1000, NEURONS / 4] {
         assert_eq!(cache.resize(slots), 0);
-        peak = peak.max(slots);
-        let kept = KEPT * u64::from(peak - slots);
         let needed = said(slots);
-        let said = needed + kept + ROUNDING;
+        let said = needed + ROUNDING;
         assert!(
             held() <= said,
             "{} bytes held for {slots} slots, {said} said",

@@ -15,9 +15,9 @@ use crate::sync::{AtomicU64, Ordering, park, yield_now};
 const SPIN: Duration = Duration::from_micros(10);
 
 /// How long it waits before it sleeps, offering its core to other threads after [`SPIN`]:
-/// about what waking a thread costs, and longer than the serial steps between two runs of a
-/// forward pass.
-const STAY: Duration = Duration::from_micros(50);
+/// longer than nearly all serial steps between two runs of a forward pass, some of which look up
+/// and request neurons.
+const STAY: Duration = Duration::from_micros(250);
 
 /// The state of a run in one word, so that entering it, leaving it and closing it are
 /// single steps.

@@ -45,6 +45,15 @@ impl Cpu {
         simd::axpy_rows(self, factors, rows, y);
     }
 
+    /// [`axpy_rows`](Cpu::axpy_rows) to zeros, which are not read: whatever `y` held is gone.
+    ///
+    /// # Panics
+    /// As [`axpy_rows`](Cpu::axpy_rows).
+    #[inline]
+    pub fn sum_rows(self, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+        simd::sum_rows(self, factors, rows, y);
+    }
+
     /// [`axpy_rows`](Cpu::axpy_rows) for `tokens` tokens that share the rows: row `i` has
     /// the factor `factors[i * tokens + t]` for token `t`, whose sum is row `t` of `ys`,
     /// `tokens × n`. A row is left out where its factor is zero; the bits are those of

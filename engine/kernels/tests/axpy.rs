@@ -137,6 +137,11 @@ proptest! {
             let mut whole = y.clone();
             cpu.axpy_rows(&factors, &views, &mut whole[shift..]);
             prop_assert_eq!(bits(&whole), bits(&expected), "{}", name);
+            let mut zeros = vec![0.0; rows.n];
+            cpu.axpy_rows(&factors, &views, &mut zeros);
+            let mut new = y.clone();
+            cpu.sum_rows(&factors, &views, &mut new[shift..]);
+            prop_assert_eq!(bits(&new[shift..]), bits(&zeros), "{} sum", name);
             let mut parts = y.clone();
             cpu.axpy_rows(&factors[..cut], &views[..cut], &mut parts[shift..]);
             cpu.axpy_rows(&factors[cut..], &views[cut..], &mut parts[shift..]);

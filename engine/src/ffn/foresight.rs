@@ -10,7 +10,7 @@ use std::time::Instant;
 use emberflow_kernels::{Activations, Cpu, Workers};
 
 use super::predict::Predictors;
-use super::{CLUSTER, GATE_PIECES, nanoseconds};
+use super::{CLUSTER, GATE_PIECES, list_needed, nanoseconds};
 use crate::input::Input;
 
 /// The norm before a layer's FFN.
@@ -89,11 +89,9 @@ impl Foresight {
             },
             &mut |c, wanted| {
                 let start = ids.len();
-                let named = |(n, pairs): (usize, &[f32])| {
-                    let some = pairs.iter().any(|&w| w != 0.0);
-                    some.then_some((c * CLUSTER + n) as u32)
-                };
-                ids.extend(wanted.chunks_exact(tokens).enumerate().filter_map(named));
+                for (c, wanted) in (c..).zip(wanted.chunks(CLUSTER * tokens)) {
+                    list_needed(c * CLUSTER, wanted, tokens, ids);
+                }
                 then(&ids[start..]);
             },
         );

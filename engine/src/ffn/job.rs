@@ -274,9 +274,9 @@ impl Job<'_> {
         partial: &mut [f32],
     ) {
         let _span = self.store.trace_cluster(&trace::DOWN, c as usize);
-        partial.fill(0.0);
         let tokens = self.input.tokens();
         if tokens > 1 {
+            partial.fill(0.0);
             cpu.axpy_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
             return;
         }
@@ -287,7 +287,7 @@ impl Job<'_> {
             downs.keep_if_not_zero(rows.start, hidden)
         };
         let downs = &downs.list()[rows][..kept];
-        cpu.axpy_rows(&hidden[..kept], downs, partial);
+        cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
     /// Collects the rows of the neurons that are there, and their gates.

@@ -27,7 +27,7 @@ mod temperature;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::{Cpu, Workers};
+use emberflow_kernels::{Cpu, Workers, prefetch};
 use emberflow_models::config::FfnKind;
 
 use crate::Error;
@@ -312,13 +312,8 @@ impl Ffn {
         let mut take = |c: usize, gates: &[f32]| {
             for (c, gates) in (c..).zip(gates.chunks(CLUSTER * tokens)) {
                 let start = ids.len();
-                for (n, gates) in (c * CLUSTER..).zip(gates.chunks_exact(tokens)) {
-                    let pairs = gates.iter().filter(|&&g| g != 0.0).count();
-                    if pairs > 0 {
-                        ids.push(n as u32);
-                        *fired += if known { pairs as u64 } else { 0 };
-                    }
-                }
+                let pairs = list_needed(c * CLUSTER, gates, tokens, ids);
+                *fired += if known { pairs } else { 0 };
                 store.need(ids, start..ids.len());
             }
             if outcome.is_ok() {
@@ -520,6 +515,21 @@ fn release(
     any
 }
 
+/// Adds the numbers of the neurons, the first being `first`, that some token needs to `ids`:
+/// `gates [neurons × tokens]` of a cluster at most. Returns how many (neuron, token) pairs that are.
+fn list_needed(first: usize, gates: &[f32], tokens: usize, ids: &mut Vec<u32>) -> u64 {
+    // No jumps: whether a neuron is needed cannot be foreseen.
+    let (mut needed, mut count, mut pairs) = ([0u32; CLUSTER], 0, 0);
+    for (n, gates) in (first..).zip(gates.chunks_exact(tokens)) {
+        let firing = gates.iter().filter(|&&g| g != 0.0).count();
+        needed[count % CLUSTER] = n as u32;
+        count += usize::from(firing > 0);
+        pairs += firing as u64;
+    }
+    ids.extend_from_slice(&needed[..count]);
+    pairs
+}
+
 /// As counters hold them.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -545,10 +555,17 @@ fn reduce(
     beside: &mut (dyn FnMut() + Send),
 ) {
     const PIECE: usize = 1024;
+    const AHEAD: usize = 2;
     let width = out.len();
     let add = |piece: usize, out: &mut [f32]| {
-        for (partial, _) in partials.chunks_exact(width).zip(used).filter(|p| *p.1) {
-            let part = &partial[piece * PIECE..][..out.len()];
+        let len = out.len();
+        let part = |partial: usize| &partials[partial * width + piece * PIECE..][..len];
+        for (i, _) in used.iter().enumerate().filter(|(_, used)| **used) {
+            // Half of them lie in another core's cache.
+            if let Some(next) = (i + AHEAD < used.len()).then_some(i + AHEAD) {
+                prefetch(bytemuck::cast_slice(part(next)));
+            }
+            let part = part(i);
             for (y, p) in out.iter_mut().zip(part) {
                 *y += p;
             }

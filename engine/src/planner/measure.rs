@@ -268,7 +268,6 @@ impl Lab<'_> {
                         let (up, down) = at(i).split_at(len);
                         (ups[i], downs[i]) = (row(up), row(down));
                     }
-                    out.fill(0.0);
                     let hidden = &mut hidden[..count];
                     if dtype.is_grouped() {
                         cpu.dot_rows_q(&ups[..count], input.quantized, hidden);
@@ -277,7 +276,7 @@ impl Lab<'_> {
                             *h = cpu.dot(*up, &x);
                         }
                     }
-                    cpu.axpy_rows(hidden, &downs[..count], out);
+                    cpu.sum_rows(hidden, &downs[..count], out);
                 }
             });
         });

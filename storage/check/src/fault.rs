@@ -1,7 +1,6 @@
 //! Ways to break the primitives, so that the models can show that they would notice.
 
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
 /// Environment variable with the name of the fault to make.
 pub const VARIABLE: &str = "EMBERFLOW_CHECK_FAULT";
@@ -11,10 +10,6 @@ pub const VARIABLE: &str = "EMBERFLOW_CHECK_FAULT";
 pub enum Fault {
     /// Fences do nothing.
     Fence,
-    /// Releasing a share counter publishes nothing.
-    Release,
-    /// Taking a share counter over sees nothing.
-    Acquire,
     /// Signals to one waiter are lost.
     NotifyOne,
     /// Signals to all waiters are lost.
@@ -23,21 +18,13 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Fence,
-        Self::Release,
-        Self::Acquire,
-        Self::NotifyOne,
-        Self::NotifyAll,
-    ];
+    pub const ALL: [Self; 3] = [Self::Fence, Self::NotifyOne, Self::NotifyAll];
 
     /// Name in [`VARIABLE`].
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Fence => "fence",
-            Self::Release => "release",
-            Self::Acquire => "acquire",
             Self::NotifyOne => "notify-one",
             Self::NotifyAll => "notify-all",
         }
@@ -50,13 +37,5 @@ impl Fault {
             Self::ALL.into_iter().find(|f| f.name() == name)
         });
         *chosen == Some(self)
-    }
-
-    pub(crate) fn weaken(self, order: Ordering) -> Ordering {
-        if self.is_on() {
-            Ordering::Relaxed
-        } else {
-            order
-        }
     }
 }

@@ -36,38 +36,6 @@ pub(crate) fn fence(order: Ordering) {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct AtomicU32(model::AtomicU32);
-
-impl AtomicU32 {
-    pub(crate) fn load(&self, order: Ordering) -> u32 {
-        self.0.load(order)
-    }
-
-    pub(crate) fn store(&self, value: u32, order: Ordering) {
-        self.0.store(value, order);
-    }
-
-    pub(crate) fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
-        self.0.fetch_add(value, order)
-    }
-
-    pub(crate) fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
-        self.0.fetch_sub(value, Fault::Release.weaken(order))
-    }
-
-    pub(crate) fn compare_exchange(
-        &self,
-        old: u32,
-        new: u32,
-        success: Ordering,
-        failure: Ordering,
-    ) -> Result<u32, u32> {
-        let success = Fault::Acquire.weaken(success);
-        self.0.compare_exchange(old, new, success, failure)
-    }
-}
-
 /// A thread sleeps here until somebody has told it to wake up since it last did.
 #[derive(Debug, Default)]
 pub(crate) struct Parker(Unparker);

@@ -2,11 +2,13 @@
 
 mod inspect;
 
+use std::hint::black_box;
+
 use super::lrfu::Lrfu;
 use super::lru::Lru;
 use super::policy::{Order, Policy};
 use super::table::{Key, Table};
-use crate::arena::{Arena, SharedSlot, Slot};
+use crate::arena::{Arena, Slot};
 
 /// A resident unit. Stays valid while the unit is pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,33 +33,6 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
-/// What is known of one slot.
-#[derive(Debug)]
-enum State {
-    /// In the arena.
-    Home,
-    /// Handed out to be filled.
-    Loading,
-    /// Filled.
-    Resident(SharedSlot),
-}
-
-#[derive(Debug)]
-struct Entry {
-    state: State,
-    /// Flat number of the unit.
-    key: u32,
-}
-
-impl Entry {
-    fn home() -> Self {
-        Self {
-            state: State::Home,
-            key: 0,
-        }
-    }
-}
-
 /// Cache of units of one size (bundles, or parts of them). Who is evicted says its [`Policy`].
 ///
 /// Life of a slot: home -> [`reserve`](Self::reserve) -> loading -> [`admit`](Self::admit) ->
@@ -74,17 +49,17 @@ impl Entry {
 ///    exactly one list: of those that may be evicted, or, only with a pin count above zero, of
 ///    those in use. Others are in none.
 /// 3. The counts of resident, pinned and loading slots are right.
-/// 4. Every slot is home, loading or resident; the arena agrees on who is home.
+/// 4. Every slot is home, loading or resident, which is on the arena's shelf.
 /// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
 ///    the limit.
-/// 6. There are entries for every slot below the limit and for every slot that is not home.
+/// 6. There are keys for every slot below the limit and for every slot that is not home.
 #[derive(Debug)]
 pub struct ColdCache {
     arena: Arena,
     table: Table,
-    /// All of the following have one entry per slot below the limit, and for those above as long
-    /// as one is in use. The others are home.
-    entries: Vec<Entry>,
+    /// Flat numbers of the units in the slots below the limit, and in those above as long as one is
+    /// in use. The others are home.
+    keys: Vec<u32>,
     order: Order,
     resident: u32,
     /// Resident ones that are pinned.
@@ -115,36 +90,35 @@ impl ColdCache {
                 Policy::Lrfu => Order::Lrfu(Box::new(Lrfu::new(table.len()))),
             },
             table,
-            entries: Vec::new(),
+            keys: Vec::new(),
             resident: 0,
             in_use: 0,
             loading: 0,
             stats: CacheStats::default(),
             arena,
         };
-        cache.keep_entries(cache.arena.limit());
+        cache.keep_keys(cache.arena.limit());
         Some(cache)
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 41 for
-    /// each slot, or 49 for the last use. The arena's capacity costs nothing.
+    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 9 for
+    /// each slot, or 17 for the last use. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
-        // The entry, and what the arena itself keeps.
-        let per_slot = size_of::<Entry>() as u64 + Arena::overhead_per_slot();
+        // The key, and what the arena itself keeps.
+        let per_slot = size_of::<u32>() as u64 + Arena::overhead_per_slot();
         Table::bytes_for(neurons)
             .saturating_add(policy.bytes(slots.into(), neurons))
             .saturating_add(u64::from(slots) * per_slot)
     }
 
-    /// Makes or drops entries, so that there are those of the first `n` slots.
-    fn keep_entries(&mut self, n: u32) {
+    /// Makes or drops keys, so that there are those of the first `n` slots.
+    fn keep_keys(&mut self, n: u32) {
         let len = n as usize;
-        self.entries
-            .reserve_exact(len.saturating_sub(self.entries.len()));
-        self.entries.resize_with(len, Entry::home);
-        self.entries.shrink_to_fit();
+        self.keys.reserve_exact(len.saturating_sub(self.keys.len()));
+        self.keys.resize(len, 0);
+        self.keys.shrink_to_fit();
         match &mut self.order {
             Order::Lru(lru) => lru.resize(n),
             Order::Lrfu(lrfu) => lrfu.resize(n),
@@ -238,10 +212,7 @@ impl ColdCache {
     fn hand_out(&mut self, flat: u32) -> Option<Slot> {
         let slot = self.arena.take()?;
         self.table.at_mut(flat).load(slot.index());
-        self.entries[slot.index() as usize] = Entry {
-            state: State::Loading,
-            key: flat,
-        };
+        self.keys[slot.index() as usize] = flat;
         self.loading += 1;
         Some(slot)
     }
@@ -278,7 +249,7 @@ impl ColdCache {
         let index = self.loading_slot(key, &slot);
         self.loading -= 1;
         self.resident += 1;
-        self.entries[index as usize].state = State::Resident(slot.share());
+        self.arena.shelve(slot);
         self.table.at_mut(self.table.flat(key)).settle(index);
         index
     }
@@ -288,9 +259,8 @@ impl ColdCache {
     /// # Panics
     /// When the slot was not reserved for `key`.
     pub fn abandon(&mut self, key: Key, slot: Slot) {
-        let index = self.loading_slot(key, &slot);
+        self.loading_slot(key, &slot);
         self.loading -= 1;
-        self.entries[index as usize].state = State::Home;
         self.table.at_mut(self.table.flat(key)).leave();
         self.arena.put(slot);
     }
@@ -355,9 +325,9 @@ impl ColdCache {
     #[inline]
     #[must_use]
     pub fn bytes(&self, id: SlotId) -> &[u8] {
-        match &self.entries[id.index()].state {
-            State::Resident(slot) => slot.as_slice(),
-            _ => panic!("slot {} is not resident; it was used without a pin", id.0),
+        match self.arena.shelved(id.0) {
+            Some(bytes) => bytes,
+            None => panic!("slot {} is not resident; it was used without a pin", id.0),
         }
     }
 
@@ -366,21 +336,7 @@ impl ColdCache {
     #[inline]
     #[must_use]
     pub fn holds(&self, id: SlotId) -> bool {
-        matches!(self.entries[id.index()].state, State::Resident(_))
-    }
-
-    /// A handle to the bytes of a unit that does not borrow the cache, so that threads can compute
-    /// on it while the cache goes on. It keeps the unit from being evicted, like a pin.
-    ///
-    /// # Panics
-    /// As [`bytes`](Self::bytes).
-    #[inline]
-    #[must_use]
-    pub fn share(&self, id: SlotId) -> SharedSlot {
-        match &self.entries[id.index()].state {
-            State::Resident(slot) => slot.clone(),
-            _ => panic!("slot {} is not resident; it was used without a pin", id.0),
-        }
+        self.arena.is_shelved(id.0)
     }
 
     /// Makes a unit leave. `false` when it is not resident, or in use.
@@ -389,11 +345,7 @@ impl ColdCache {
         let (0, Some(slot)) = (unit.pins, unit.resident()) else {
             return false;
         };
-        let Some(exclusive) = self.make_exclusive(slot) else {
-            return false;
-        };
-        self.retire(slot, exclusive);
-        true
+        self.retire(slot)
     }
 
     /// Units resident now.
@@ -436,105 +388,79 @@ impl ColdCache {
         let slots = slots.min(self.arena.capacity());
         while self.resident + self.loading > slots && self.evict_oldest().is_some() {}
         self.arena.set_limit(slots);
-        let known = self.entries.len() as u32;
+        let known = self.keys.len() as u32;
         let (mut stuck, mut needed) = (0, slots);
         for index in slots..known {
-            let entry = &self.entries[index as usize];
-            let gone = match entry.state {
-                State::Home => true,
-                State::Resident(_) if self.table.at(entry.key).pins == 0 => self.move_down(index),
-                _ => false,
-            };
-            if !gone {
+            let key = self.keys[index as usize];
+            let idle = self.arena.is_shelved(index) && self.table.at(key).pins == 0;
+            if idle {
+                self.move_down(index);
+            } else if !self.arena.is_home(index) {
                 stuck += 1;
                 needed = index + 1;
             }
         }
-        self.keep_entries(needed);
+        self.keep_keys(needed);
         self.arena.trim();
         stuck
     }
 
-    /// Moves an unpinned unit to a free slot, or evicts it when there is none. `false` when
-    /// somebody holds a handle to it.
-    fn move_down(&mut self, from: u32) -> bool {
-        let Some(old) = self.make_exclusive(from) else {
-            return false;
-        };
+    /// Moves an unpinned unit to a free slot, or evicts it when there is none.
+    fn move_down(&mut self, from: u32) {
         let Some(mut new) = self.arena.take() else {
-            self.retire(from, old);
-            self.stats.evictions += 1;
-            return true;
+            self.stats.evictions += u64::from(self.retire(from));
+            return;
+        };
+        let Some(old) = self.arena.unshelve(from) else {
+            return self.arena.put(new);
         };
         new.as_mut_slice().copy_from_slice(old.as_slice());
         let to = new.index();
         if let Order::Lru(lru) = &mut self.order {
             lru.renumber(from, to);
         }
-        let key = self.entries[from as usize].key;
+        let key = self.keys[from as usize];
         self.table.at_mut(key).move_to(to);
-        self.entries[to as usize] = Entry {
-            state: State::Resident(new.share()),
-            key,
-        };
+        self.keys[to as usize] = key;
+        self.arena.shelve(new);
         self.arena.put(old);
-        true
     }
 
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
-        // Once round; the second order may be in the middle of a round at first.
-        let rounds = match self.order {
-            Order::Lru(_) => 1,
-            Order::Lrfu(_) => 2,
+        self.foresee_victims();
+        let (table, keys) = (&self.table, &self.keys);
+        let slot = match &mut self.order {
+            Order::Lru(lru) => lru.victim(table, |slot| keys[slot as usize])?,
+            Order::Lrfu(lrfu) => lrfu.victim(table)?,
         };
-        for _ in 0..rounds * (self.resident - self.in_use) {
-            let slot = self.victim()?;
-            if let Some(exclusive) = self.make_exclusive(slot) {
-                self.retire(slot, exclusive);
-                self.stats.evictions += 1;
-                return Some(());
-            }
-            // A unit with a shared handle is in use; it gets another round.
-            if let Order::Lru(lru) = &mut self.order {
-                lru.put_last(slot);
-            }
-        }
-        None
+        self.stats.evictions += u64::from(self.retire(slot));
+        Some(())
     }
 
-    fn victim(&mut self) -> Option<u32> {
-        let (table, entries) = (&self.table, &self.entries);
-        match &mut self.order {
-            Order::Lru(lru) => lru.victim(table, |slot| entries[slot as usize].key),
-            Order::Lrfu(lrfu) => lrfu.victim(table),
-        }
+    /// Has what an eviction reads of the later victims on its way from memory. It lies at several
+    /// places in no order, and one after the other they would cost a wait each.
+    fn foresee_victims(&self) {
+        let Order::Lrfu(lrfu) = &self.order else {
+            return;
+        };
+        let unit = |ahead| Some(self.table.at(lrfu.later(ahead)?));
+        let slot = |ahead| unit(ahead)?.resident();
+        black_box(unit(8).map(|unit| unit.pins));
+        black_box(slot(4).map(|slot| (self.keys[slot as usize], self.arena.is_shelved(slot))));
     }
 
-    /// Takes the slot of a resident unit out of its state, unless handles to it are alive.
-    fn make_exclusive(&mut self, slot: u32) -> Option<Slot> {
-        let state = &mut self.entries[slot as usize].state;
-        match std::mem::replace(state, State::Home) {
-            State::Resident(shared) => match shared.try_unshare() {
-                Ok(exclusive) => Some(exclusive),
-                Err(shared) => {
-                    *state = State::Resident(shared);
-                    None
-                }
-            },
-            other => {
-                *state = other;
-                None
-            }
-        }
-    }
-
-    fn retire(&mut self, index: u32, slot: Slot) {
+    /// Sends the slot of a resident unit home. `false` where none is in it.
+    fn retire(&mut self, index: u32) -> bool {
+        let Some(slot) = self.arena.unshelve(index) else {
+            return false;
+        };
         if let Order::Lru(lru) = &mut self.order {
             lru.remove(index);
         }
         self.resident -= 1;
-        self.table.at_mut(self.entries[index as usize].key).leave();
+        self.table.at_mut(self.keys[index as usize]).leave();
         self.arena.put(slot);
+        true
     }
 }

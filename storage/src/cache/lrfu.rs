@@ -160,6 +160,11 @@ impl Lrfu {
         }
     }
 
+    /// The unit that is probably the `ahead`-th victim from now on, by its flat number.
+    pub fn later(&self, ahead: usize) -> Option<u32> {
+        Some(self.victims.get(self.next + ahead)?.0)
+    }
+
     /// Looks for the next victims. False where there is none.
     fn look(&mut self, units: &[Unit]) -> bool {
         self.victims.clear();

@@ -27,7 +27,13 @@ macro_rules! entry_points {
         $(#[target_feature(enable = $feature)])*
         pub(in crate::simd) fn axpy_rows(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
             // SAFETY: the features are enabled here; the dispatcher checked the rows.
-            unsafe { super::axpy_rows::<$lanes, $groups>(factors, rows, y) }
+            unsafe { super::axpy_rows::<$lanes, $groups, false>(factors, rows, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd) fn sum_rows(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { super::axpy_rows::<$lanes, $groups, true>(factors, rows, y) }
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -104,30 +110,37 @@ stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
 stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
 
 /// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i`
-/// holds `scale · q` at `j`.
+/// holds `scale · q` at `j`. With `NEW` there is nothing in `y` yet: zeros.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`; there are as many factors as rows, and all rows
 /// have the same format and the length of `y`.
 #[inline(always)]
-unsafe fn axpy_rows<L: Lanes, const G: usize>(factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    y: &mut [f32],
+) {
     let Some(first) = rows.first() else {
+        if NEW {
+            y.fill(0.0);
+        }
         return;
     };
     // SAFETY: passed on from the caller.
     unsafe {
         match first.dtype() {
-            DType::F32 => axpy_rows_as::<L, F32, G>(factors, rows, y),
-            DType::F16 => axpy_rows_as::<L, F16, G>(factors, rows, y),
-            DType::BF16 => axpy_rows_as::<L, BF16, G>(factors, rows, y),
-            DType::Q8 => axpy_rows_as::<L, Q8, G>(factors, rows, y),
-            DType::Q4 => axpy_rows_as::<L, Q4, G>(factors, rows, y),
+            DType::F32 => axpy_rows_as::<L, F32, G, NEW>(factors, rows, y),
+            DType::F16 => axpy_rows_as::<L, F16, G, NEW>(factors, rows, y),
+            DType::BF16 => axpy_rows_as::<L, BF16, G, NEW>(factors, rows, y),
+            DType::Q8 => axpy_rows_as::<L, Q8, G, NEW>(factors, rows, y),
+            DType::Q4 => axpy_rows_as::<L, Q4, G, NEW>(factors, rows, y),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize>(
+unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     factors: &[f32],
     rows: &[Row<'_>],
     y: &mut [f32],
@@ -148,10 +161,19 @@ unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize>(
             let count = GROUPS.min(groups - group);
             // SAFETY: groups `group..group + count` of all rows and of `y` are full; the
             // caller guarantees the rest.
-            unsafe { block::<L, S, G>(factors, here, next, group, count, y) }
+            unsafe {
+                if NEW && done == 0 {
+                    block::<L, S, G, true>(factors, here, next, group, count, y);
+                } else {
+                    block::<L, S, G, false>(factors, here, next, group, count, y);
+                }
+            }
             group += count;
         }
         if !y.len().is_multiple_of(GROUP) {
+            if NEW && done == 0 {
+                y[groups * GROUP..].fill(0.0);
+            }
             for (&a, row) in factors.iter().zip(here) {
                 // SAFETY: as above.
                 unsafe { last_group::<L, S>(a, *row, &mut y[groups * GROUP..]) }
@@ -164,7 +186,7 @@ unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize>(
 /// Adds at most [`ROWS`] rows to `count <= GROUPS` groups of `y`, and fetches what comes
 /// next: the same rows further on, or the beginnings of the rows in `next`.
 #[inline(always)]
-unsafe fn block<L: Lanes, S: Stored, const G: usize>(
+unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     factors: &[f32],
     rows: &[Row<'_>],
     next: &[Row<'_>],
@@ -195,11 +217,11 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize>(
     // SAFETY: all rows and `y` have the groups `first..first + count`.
     unsafe {
         while k + G <= count {
-            tile::<L, S, G>(&scaled, rows, &ahead, first, k, y);
+            tile::<L, S, G, NEW>(&scaled, rows, &ahead, first, k, y);
             k += G;
         }
         while k < count {
-            tile::<L, S, 1>(&scaled, rows, &ahead, first, k, y);
+            tile::<L, S, 1, NEW>(&scaled, rows, &ahead, first, k, y);
             k += 1;
         }
     }
@@ -207,7 +229,7 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize>(
 
 /// Adds the rows to the `G` groups of `y` from `first + k` on.
 #[inline(always)]
-unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
+unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     scaled: &[[f32; GROUPS]; ROWS],
     rows: &[Row<'_>],
     ahead: &[*const u8; ROWS],
@@ -221,8 +243,10 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize>(
     unsafe {
         let y = y.as_mut_ptr().add(group * GROUP).cast::<u8>();
         let mut sums = [L::zero(); G];
-        for (g, sum) in sums.iter_mut().enumerate() {
-            *sum = L::load_f32(y.add(4 * GROUP * g));
+        if !NEW {
+            for (g, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load_f32(y.add(4 * GROUP * g));
+            }
         }
         for ((scaled, row), ahead) in scaled.iter().zip(rows).zip(ahead) {
             // A few at a time: a burst of fetches holds up the sums behind it.

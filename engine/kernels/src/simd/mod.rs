@@ -221,6 +221,12 @@ pub(crate) fn axpy_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f3
     dispatch!(cpu, axpy_rows(factors, rows, y), axpy)
 }
 
+pub(crate) fn sum_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
+    check_len("factors", factors.len(), rows.len());
+    check_rows(rows, y.len());
+    dispatch!(cpu, sum_rows(factors, rows, y), axpy)
+}
+
 pub(crate) fn axpy_rows_tokens(
     cpu: Cpu,
     factors: &[f32],

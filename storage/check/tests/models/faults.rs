@@ -5,7 +5,7 @@ use std::process::Command;
 use emberflow_storage_check::fault::{Fault, VARIABLE};
 
 /// A model, what is broken in it, and what it must say.
-const NOTICED: [(&str, Fault, &str); 7] = [
+const NOTICED: [(&str, Fault, &str); 4] = [
     (
         "thread::a_sleeping_device_is_woken_for_new_reads",
         Fault::Fence,
@@ -25,21 +25,6 @@ const NOTICED: [(&str, Fault, &str); 7] = [
         "device::two_lanes_finish_everything",
         Fault::NotifyOne,
         "deadlock",
-    ),
-    (
-        "cache::handles_keep_writers_away",
-        Fault::Release,
-        "Causality violation",
-    ),
-    (
-        "cache::eviction_waits_for_readers",
-        Fault::Acquire,
-        "Causality violation",
-    ),
-    (
-        "thread::slots_pass_between_cache_thread_and_workers",
-        Fault::Release,
-        "Causality violation",
     ),
 ];
 

@@ -2,7 +2,6 @@
 //!
 //! `faults` runs them again with primitives that do not keep their promises, and expects failures.
 
-mod cache;
 mod device;
 mod faults;
 mod thread;

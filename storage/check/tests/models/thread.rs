@@ -200,30 +200,26 @@ fn slots_pass_between_cache_thread_and_workers() {
     check(2, || {
         let (io, log) = spawn(LIMITS, Script::PLAIN);
         let mut cache = ColdCache::new(arena(2), &[8]).unwrap();
-        let mut workers = Vec::new();
         let mut done = Vec::new();
         for neuron in [1, 2, 3] {
             let key = Key::new(0, neuron);
-            let Some(slot) = cache.reserve(key) else {
-                continue;
-            };
+            let slot = cache.reserve(key).unwrap();
             let read = Read::new(neuron.into(), page(neuron as u8), LEN as u32, slot);
             io.submit(&mut vec![read]).unwrap();
             io.wait(&mut done, 1).unwrap();
             let c = done.pop().unwrap();
             c.result.unwrap();
             let id = cache.admit(key, c.slot);
-            assert!(is_page(cache.bytes(id), neuron as u8));
-            if workers.len() < 2 {
-                let handle = cache.share(id);
-                let compute = move || assert!(is_page(handle.as_slice(), neuron as u8));
-                workers.push(thread::spawn(compute));
-            }
+            // A section: others look at the cache until all are done.
+            let shared = Arc::new(cache);
+            let seen = Arc::clone(&shared);
+            let compute = move || assert!(is_page(seen.bytes(id), neuron as u8));
+            let worker = thread::spawn(compute);
+            assert!(is_page(shared.bytes(id), neuron as u8));
+            worker.join().unwrap();
+            cache = Arc::try_unwrap(shared).unwrap();
             cache.unpin(key);
             cache.check_invariants();
-        }
-        for worker in workers {
-            worker.join().unwrap();
         }
         drop(io);
         nothing_is_held(&log);

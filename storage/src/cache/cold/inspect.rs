@@ -1,13 +1,13 @@
 //! What tests look at: the order of eviction and the invariants.
 
-use super::{ColdCache, Entry, Order, State};
+use super::{ColdCache, Order};
 
 impl ColdCache {
     /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
     #[must_use]
     pub fn dump(&self) -> Vec<u32> {
         let (mut order, mut table) = (self.order.clone(), self.table.clone());
-        let key = |slot: u32| self.entries[slot as usize].key;
+        let key = |slot: u32| self.keys[slot as usize];
         std::iter::from_fn(|| {
             let slot = match &mut order {
                 Order::Lru(lru) => lru.victim(&table, key)?,
@@ -27,36 +27,32 @@ impl ColdCache {
     /// # Panics
     /// When one does not hold, naming it.
     pub fn check_invariants(&self) {
-        let entries = self.entries.len();
-        assert!(entries >= self.arena.limit() as usize, "6: too few entries");
-        let mut listed = vec![0u32; entries];
+        let known = self.keys.len();
+        assert!(known >= self.arena.limit() as usize, "6: too few keys");
+        let mut listed = vec![0u32; known];
         if let Order::Lru(lru) = &self.order {
-            assert_eq!(lru.len(), entries, "6: links");
+            assert_eq!(lru.len(), known, "6: links");
             for (slot, aside) in lru.iter() {
                 listed[slot as usize] += 1;
-                let pins = self.table.at(self.entries[slot as usize].key).pins;
+                let pins = self.table.at(self.keys[slot as usize]).pins;
                 assert!(pins > 0 || !aside, "2: slot {slot} is not pinned");
             }
         }
         let (mut home, mut loading, mut resident) = (0, 0, 0);
-        for (slot, Entry { state, key }) in (0u32..).zip(&self.entries) {
-            let unit = self.table.at(*key);
-            match state {
-                State::Home => {
-                    home += u32::from(slot < self.arena.limit());
-                    assert_ne!(unit.slot(), Some(slot), "1: home slot is in the table");
-                }
-                State::Loading => {
-                    loading += 1;
-                    assert_eq!(unit.loading(), Some(slot), "1: loading slot");
-                }
-                State::Resident(shared) => {
-                    resident += 1;
-                    assert_eq!(shared.index(), slot, "4: slot is misplaced");
-                    assert_eq!(unit.resident(), Some(slot), "1: resident slot");
-                }
+        for (slot, &key) in (0u32..).zip(&self.keys) {
+            let unit = self.table.at(key);
+            let shelved = self.arena.is_shelved(slot);
+            if shelved {
+                resident += 1;
+                assert_eq!(unit.resident(), Some(slot), "1: resident slot");
+            } else if self.arena.is_home(slot) {
+                home += u32::from(slot < self.arena.limit());
+                assert_ne!(unit.slot(), Some(slot), "1: home slot is in the table");
+            } else {
+                loading += 1;
+                assert_eq!(unit.loading(), Some(slot), "1: loading slot");
             }
-            let lists = matches!((state, &self.order), (State::Resident(_), Order::Lru(_)));
+            let lists = shelved && matches!(self.order, Order::Lru(_));
             assert_eq!(
                 listed[slot as usize],
                 u32::from(lists),
