@@ -71,13 +71,23 @@ fn generate(
     engine: &mut Engine,
     budgets: &mut dyn FnMut(&mut Engine) -> Result<(), Error>,
 ) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let mut bits = Vec::new();
+    let tokens = generate_into(engine, budgets, &mut bits)?;
+    Ok((tokens, bits))
+}
+
+/// The same; `bits` has the logits before an error too.
+fn generate_into(
+    engine: &mut Engine,
+    budgets: &mut dyn FnMut(&mut Engine) -> Result<(), Error>,
+    bits: &mut Vec<u32>,
+) -> Result<Vec<u32>, Error> {
     let prompt = engine.text().encode(PROMPT)?;
     let mut sequence = engine.new_sequence();
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut sequence, chunk, Logits::Last)?;
     }
     let mut tokens = Vec::new();
-    let mut bits = Vec::new();
     for _ in 0..TOKENS {
         bits.extend(engine.logits().iter().map(|l| l.to_bits()));
         let token = emberflow_kernels::argmax(engine.logits()).expect("finite logits") as u32;
@@ -85,7 +95,7 @@ fn generate(
         budgets(engine)?;
         engine.forward(&mut sequence, &[token], Logits::Last)?;
     }
-    Ok((tokens, bits))
+    Ok(tokens)
 }
 
 fn resident(sparsity: Sparsity) -> (Vec<u32>, Vec<u32>) {
@@ -171,43 +181,54 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
 }
 
 /// Faults that cannot be repaired end the run with an error that says where, or
-/// were not on the way of this run; they never change a bit.
+/// were not on the way of this run; they never change a bit, of what came before the error
+/// neither: damage that was read ahead and is needed must not be computed with.
 #[test]
 fn damage_ends_the_run_and_never_changes_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let expected = resident(Sparsity::Auto);
-    let mut ended = 0;
-    for seed in seeds(1000..1040) {
+    let modes = [Sparsity::Exact, Sparsity::Predicted];
+    let expected = modes.map(|sparsity| resident(sparsity).1);
+    let (mut ended, mut foreseen) = (0, 0);
+    for seed in seeds(1000..1100) {
         let mut random = Random(seed);
         let faults = Faults {
             eio: [0, 3][random.below(2) as usize],
-            flip: [3, 20][random.below(2) as usize],
+            flip: [1, 3, 20][random.below(3) as usize],
             ..Faults::default()
         };
         let io = simulated(&mut random, faults);
+        let mode = random.below(2) as usize;
         let opened = open(Options {
             io,
+            sparsity: modes[mode],
+            phases: [Phases::Auto, Phases::One][random.below(2) as usize],
             ..options(Budget::FfnShare(0.1 + 0.8 * random.share()))
         });
         let outcome = opened.and_then(|mut engine| {
-            let outcome = generate(&mut engine, &mut |_| Ok(()));
+            let mut found = Vec::new();
+            let outcome = generate_into(&mut engine, &mut |_| Ok(()), &mut found);
+            assert!(
+                expected[mode].starts_with(&found),
+                "seed {seed}: the output changed"
+            );
+            foreseen += engine.counters().foreseen_needed;
             if outcome.is_err() {
                 let again = generate(&mut engine, &mut |_| Ok(()));
                 assert!(again.is_err(), "seed {seed}: went on after a failure");
             }
             outcome
         });
-        match outcome {
-            Ok(found) => assert!(found == expected, "seed {seed}: the output changed"),
-            Err(e) => {
-                ended += 1;
-                let message = e.to_string();
-                assert!(
-                    message.contains("bundled model") && message.contains("offset"),
-                    "seed {seed}: {message:?} does not say where"
-                );
-            }
+        if let Err(e) = outcome {
+            ended += 1;
+            let message = e.to_string();
+            assert!(
+                message.contains("bundled model") && message.contains("offset"),
+                "seed {seed}: {message:?} does not say where"
+            );
         }
     }
-    assert!(ended > 5, "only {ended} runs met a fault");
+    if std::env::var_os("EMBERFLOW_SEED").is_none() {
+        assert!(ended > 5, "only {ended} runs met a fault");
+        assert!(foreseen > 5_000, "only {foreseen} neurons were foreseen");
+    }
 }
