@@ -428,7 +428,7 @@ impl ColdCache {
 
     /// Evicts the next victim; its slot goes home. `None` when there is none.
     fn evict_oldest(&mut self) -> Option<()> {
-        self.foresee_victims();
+        self.touch_later_victims();
         let (table, keys) = (&self.table, &self.keys);
         let slot = match &mut self.order {
             Order::Lru(lru) => lru.victim(table, |slot| keys[slot as usize])?,
@@ -440,7 +440,7 @@ impl ColdCache {
 
     /// Has what an eviction reads of the later victims on its way from memory. It lies at several
     /// places in no order, and one after the other they would cost a wait each.
-    fn foresee_victims(&self) {
+    fn touch_later_victims(&self) {
         let Order::Lrfu(lrfu) = &self.order else {
             return;
         };

@@ -9,8 +9,12 @@ use super::duel::Duel;
 use super::table::{Table, Unit};
 use super::worth::{LEVELS, TOP, Worth};
 
-/// Victims that are looked for at once.
+/// Victims that are looked for at once, at most, and as a share of the slots: what comes after a
+/// look and is worth less than they are has to wait.
 const VICTIMS: usize = 1 << 14;
+const OF_SLOTS: usize = 16;
+/// Always as many, however few slots there are.
+const FEW: usize = 64;
 
 /// Ticks for which the victims of a large table are taken before others are looked for. Who falls
 /// below them meanwhile has to wait: a look at a million units at every tick would cost more.
@@ -43,6 +47,8 @@ pub(super) struct Lrfu {
     first: Vec<u32>,
     /// Units and their ranks, the next victim first. Some are in use since, or worth more.
     victims: Vec<(u32, u32)>,
+    /// How many of them to look for.
+    wanted: usize,
     /// When they were looked for, and for how many ticks they are.
     looked: u16,
     valid: u16,
@@ -64,6 +70,7 @@ impl Lrfu {
             rooms,
             first: Vec::with_capacity(rooms[0]),
             victims: Vec::with_capacity(rooms[1]),
+            wanted: rooms[1],
             looked: 0,
             valid: if (units as usize) < MANY { 1 } else { VALID },
             next: 0,
@@ -81,6 +88,7 @@ impl Lrfu {
     /// The cache has `slots` slots from now on.
     pub fn resize(&mut self, slots: u32) {
         self.duel.resize(slots);
+        self.wanted = (slots as usize / OF_SLOTS).max(FEW).min(self.rooms[1]);
     }
 
     /// Time passes.
@@ -190,7 +198,7 @@ impl Lrfu {
     /// Adds the victims up to rank `highest` among `units`, which begin with number `first`, as far
     /// as there is room.
     fn collect(&mut self, first: usize, units: &[Unit], highest: u32) {
-        if self.victims.len() == self.rooms[1] {
+        if self.victims.len() >= self.wanted {
             return;
         }
         for (i, unit) in units.iter().enumerate() {
@@ -198,7 +206,7 @@ impl Lrfu {
             if unit.is_evictable() & (rank <= highest) {
                 self.hand = first + i + 1;
                 self.victims.push((self.hand as u32 - 1, rank));
-                if self.victims.len() == self.rooms[1] {
+                if self.victims.len() == self.wanted {
                     return;
                 }
             }
@@ -213,7 +221,11 @@ impl Lrfu {
             counts[self.rank(unit) as usize] += usize::from(unit.is_evictable());
         }
         // Some more may be there than the sample says.
-        let room = if step > 1 { VICTIMS * 7 / 8 } else { VICTIMS };
+        let room = if step > 1 {
+            self.wanted * 7 / 8
+        } else {
+            self.wanted
+        };
         let (mut sum, mut highest) = (0, None);
         for (rank, count) in (0..).zip(counts).filter(|c| c.1 > 0) {
             sum += step * count;
@@ -286,6 +298,22 @@ mod tests {
             }
             assert!(left.iter().all(|&times| times == 1));
         }
+    }
+
+    /// Where many leave in a tick, as of a cache smaller than what a token uses, what came since has
+    /// to be looked at soon.
+    #[test]
+    fn few_are_looked_for_where_slots_are_few() {
+        let n = 2 * MANY as u32;
+        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+        order.resize(16 * 100);
+        (0..1600).for_each(|i| table.at_mut(i).settle(i));
+        assert!(order.victim(&table).is_some());
+        assert!((1..=100).contains(&order.victims.len()));
+        // And always some.
+        order.resize(8);
+        (0..100).for_each(|_| assert!(order.victim(&table).is_some()));
+        assert_eq!(order.victims.len(), FEW);
     }
 
     #[test]
