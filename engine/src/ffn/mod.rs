@@ -555,6 +555,7 @@ fn reduce(
     beside: &mut (dyn FnMut() + Send),
 ) {
     const PIECE: usize = 1024;
+    // Partials between the one that is added and the one that is asked for.
     const AHEAD: usize = 2;
     let width = out.len();
     let add = |piece: usize, out: &mut [f32]| {

@@ -194,7 +194,7 @@ fn a_broken_device_leaves_nobody_waiting() {
 }
 
 /// What the engine does: reads go into slots of the cache, workers compute on what has arrived,
-/// and slots are evicted and read into again while they do.
+/// and between two sections slots are evicted and read into again.
 #[test]
 fn slots_pass_between_cache_thread_and_workers() {
     check(2, || {
