@@ -26,7 +26,9 @@ pub use active_set::ActiveSet;
 pub use bytes::SharedBytes;
 pub use coarse::CoarseGate;
 pub use low_rank::{LowRank, LowRankSpec};
-pub use predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, predict_all};
+pub use predict::{
+    Features, Predictor, RANGE, Reads, Shared, SharedShape, keep_wanted, predict_all,
+};
 pub use quality::Quality;
 pub use sign::SignBit;
 pub use thresholds::Thresholds;

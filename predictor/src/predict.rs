@@ -71,7 +71,31 @@ pub trait Predictor: Send + Sync {
     /// The scores from which on the neurons from `first` on are wanted.
     fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
 
-    /// As [`scores`](Predictor::scores), with 1 where a neuron is worth computing for a
+    /// As [`scores`](Predictor::scores), with how far each score is above the neuron's threshold:
+    /// what is not negative is worth computing.
+    fn margins(
+        &self,
+        cpu: Cpu,
+        input: Features<'_>,
+        shared: &Shared,
+        first: usize,
+        margins: &mut [f32],
+    ) {
+        let tokens = input.tokens();
+        self.scores(cpu, input, shared, first, margins);
+        for (first, scores) in blocks(first, margins, tokens) {
+            let mut thresholds = [0.0; RANGE];
+            let thresholds = &mut thresholds[..scores.len() / tokens];
+            self.thresholds(cpu, first, thresholds);
+            for (scores, threshold) in scores.chunks_exact_mut(tokens).zip(thresholds) {
+                for score in scores {
+                    *score -= *threshold;
+                }
+            }
+        }
+    }
+
+    /// As [`margins`](Predictor::margins), with 1 where a neuron is worth computing for a
     /// token and 0 where not.
     fn predict(
         &self,
@@ -81,18 +105,15 @@ pub trait Predictor: Send + Sync {
         first: usize,
         wanted: &mut [f32],
     ) {
-        let tokens = input.tokens();
-        self.scores(cpu, input, shared, first, wanted);
-        for (first, wanted) in blocks(first, wanted, tokens) {
-            let mut thresholds = [0.0; RANGE];
-            let thresholds = &mut thresholds[..wanted.len() / tokens];
-            self.thresholds(cpu, first, thresholds);
-            for (scores, threshold) in wanted.chunks_exact_mut(tokens).zip(thresholds) {
-                for score in scores {
-                    *score = f32::from(u8::from(*score >= *threshold));
-                }
-            }
-        }
+        self.margins(cpu, input, shared, first, wanted);
+        keep_wanted(wanted);
+    }
+}
+
+/// Makes margins into 1 where a neuron is worth computing and 0 where not.
+pub fn keep_wanted(margins: &mut [f32]) {
+    for margin in margins {
+        *margin = f32::from(u8::from(*margin >= 0.0));
     }
 }
 

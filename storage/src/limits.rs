@@ -37,7 +37,7 @@ pub struct Limits {
 impl Limits {
     /// The values used outside tests.
     pub const PRODUCTION: Self = Self {
-        depth: 64,
+        depth: 128,
         lanes: if cfg!(target_os = "android") { 2 } else { 16 },
         batches: 64,
         queued: 4096,

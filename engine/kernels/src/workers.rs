@@ -13,6 +13,8 @@
 use std::{
     any::Any,
     cell::{Cell, UnsafeCell},
+    marker::PhantomData,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr,
     sync::{
@@ -31,6 +33,12 @@ use crate::{
 const STACK_BYTES: usize = 512 * 1024;
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// Computes a part, from the unit with that number on, and what lies beside it.
+pub type Part<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
+
+/// Takes what is complete, from the unit with that number on.
+pub type Then<'a, T, U> = dyn FnMut(usize, &[T], &[U]) + Send + 'a;
 
 /// What the caller shows the workers for one run.
 struct Task {
@@ -338,24 +346,26 @@ impl Workers {
 
     /// As [`for_each_part_mut`](Workers::for_each_part_mut), in at most 64 parts of equal
     /// length, while the calling thread, between its own parts, hands what is complete to
-    /// `then(first, stretch)`: stretches of units that follow each other, `first` being the
+    /// `then(first, stretch, beside)`: stretches of units that follow each other, `first` being the
     /// first unit's number. What only one thread may do runs so beside the others' work.
+    ///
+    /// `beside` is cut like `data`, as far as it goes: for a second result, or none.
     ///
     /// # Panics
     /// As [`for_each_part_mut`](Workers::for_each_part_mut), and if `then` panics.
-    pub fn for_each_part_then<T: Send + Sync>(
+    pub fn for_each_part_then<T: Send + Sync, U: Send + Sync>(
         &self,
-        data: &mut [T],
+        (data, beside): (&mut [T], &mut [U]),
         (unit, units_per_part): (usize, usize),
-        f: &(dyn Fn(usize, &mut [T]) + Sync),
-        then: &mut (dyn FnMut(usize, &[T]) + Send),
+        f: &Part<'_, T, U>,
+        then: &mut Then<'_, T, U>,
     ) {
         assert!(unit > 0, "a slice cannot be cut into parts of no elements");
-        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
-        let units = len.div_ceil(unit);
+        let units = data.len().div_ceil(unit);
         let part = units_per_part.max(1).max(units.div_ceil(64));
         let parts = units.div_ceil(part);
-        let range = |p: usize| p * part * unit..len.min((p + 1) * part * unit);
+        let range = |p: usize| p * part * unit..(p + 1) * part * unit;
+        let (data, beside) = (Cut::new(data), Cut::new(beside));
         let (next, complete) = (AtomicUsize::new(0), AtomicU64::new(0));
         let then = Mutex::new((0, then));
         let hand_over = || {
@@ -364,12 +374,11 @@ impl Workers {
             // Acquire pairs with the release below: what was written to these parts is seen.
             let end = complete.load(Ordering::Acquire).trailing_ones() as usize;
             if end > *handed {
-                let (from, to) = (range(*handed).start, range(end - 1).end);
+                let done = range(*handed).start..range(end - 1).end;
                 // SAFETY: all parts in this range are complete, so nobody writes to them any
-                // more. `data` is borrowed until the run is over.
-                let stretch =
-                    unsafe { std::slice::from_raw_parts(base.get().add(from), to - from) };
-                then(*handed * part, stretch);
+                // more.
+                let (stretch, other) = unsafe { (data.get(done.clone()), beside.get(done)) };
+                then(*handed * part, stretch, other);
                 *handed = end;
             }
         };
@@ -379,13 +388,10 @@ impl Workers {
                 if p >= parts {
                     break;
                 }
-                let range = range(p);
-                // SAFETY: each number is handed out once, so no two parts overlap, and the
-                // range lies in `data`, which is borrowed until the run is over.
-                let piece = unsafe {
-                    std::slice::from_raw_parts_mut(base.get().add(range.start), range.len())
-                };
-                f(p * part, piece);
+                // SAFETY: each number is handed out once, and parts do not overlap; they are
+                // not read before they are marked as complete.
+                let (piece, other) = unsafe { (data.get_mut(range(p)), beside.get_mut(range(p))) };
+                f(p * part, piece, other);
                 complete.fetch_or(1 << p, Ordering::Release);
                 if thread == 0 {
                     hand_over();
@@ -542,6 +548,45 @@ impl<T> Shareable<T> {
 
 // SAFETY: the elements it leads to are used by one thread at a time and may move there.
 unsafe impl<T: Send> Sync for Shareable<T> {}
+
+/// A borrowed slice that several threads use different parts of.
+struct Cut<'a, T> {
+    base: Shareable<T>,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> Cut<'a, T> {
+    fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            base: Shareable(slice.as_mut_ptr()),
+            len: slice.len(),
+            slice: PhantomData,
+        }
+    }
+
+    /// The part of a range that the slice has.
+    fn within(&self, range: Range<usize>) -> Range<usize> {
+        range.start.min(self.len)..range.end.min(self.len)
+    }
+
+    /// # Safety
+    /// Nobody writes to this range as long as the result lives.
+    unsafe fn get(&self, range: Range<usize>) -> &[T] {
+        let range = self.within(range);
+        // SAFETY: the range lies in the slice, which is borrowed, and nobody writes to it.
+        unsafe { std::slice::from_raw_parts(self.base.get().add(range.start), range.len()) }
+    }
+
+    /// # Safety
+    /// Nobody else uses this range as long as the result lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get_mut(&self, range: Range<usize>) -> &mut [T] {
+        let range = self.within(range);
+        // SAFETY: the range lies in the slice, which is borrowed, and nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.base.get().add(range.start), range.len()) }
+    }
+}
 
 #[cfg(test)]
 mod tests {

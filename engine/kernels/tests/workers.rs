@@ -49,23 +49,36 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
     for threads in [1, 2, 3] {
         let workers = Workers::new(threads, None);
         for (len, unit, part) in [(0, 3, 2), (1, 3, 2), (1000, 3, 2), (1000, 7, 1), (64, 1, 0)] {
-            let (mut data, mut seen) = (vec![0u32; len], Vec::new());
-            workers.for_each_part_then(
-                &mut data,
-                (unit, part),
-                &|first, part| {
-                    for (i, value) in part.iter_mut().enumerate() {
-                        *value += (first * unit + i) as u32 + 1;
-                    }
-                },
-                &mut |first, stretch: &[u32]| {
-                    assert_eq!(std::thread::current().id(), caller);
-                    assert_eq!(first * unit, seen.len());
-                    seen.extend_from_slice(stretch);
-                },
-            );
-            assert!((1..=len as u32).eq(seen.iter().copied()), "{len} {unit}");
-            assert_eq!(seen, data);
+            for beside in [0, len / 2, len] {
+                let (mut data, mut seen) = (vec![0u32; len], Vec::new());
+                let (mut other, mut seen_beside) = (vec![0u64; beside], Vec::new());
+                workers.for_each_part_then(
+                    (&mut data, &mut other),
+                    (unit, part),
+                    &|first, part, other| {
+                        for (i, value) in part.iter_mut().enumerate() {
+                            *value += (first * unit + i) as u32 + 1;
+                        }
+                        for (i, value) in other.iter_mut().enumerate() {
+                            *value += 2 * (first * unit + i) as u64 + 1;
+                        }
+                    },
+                    &mut |first, stretch: &[u32], other: &[u64]| {
+                        assert_eq!(std::thread::current().id(), caller);
+                        assert_eq!(first * unit, seen.len());
+                        seen.extend_from_slice(stretch);
+                        seen_beside.extend_from_slice(other);
+                    },
+                );
+                assert!((1..=len as u32).eq(seen.iter().copied()), "{len} {unit}");
+                assert_eq!(seen, data);
+                assert!(
+                    (0..beside as u64)
+                        .map(|i| 2 * i + 1)
+                        .eq(seen_beside.iter().copied())
+                );
+                assert_eq!(seen_beside, other);
+            }
         }
     }
 }

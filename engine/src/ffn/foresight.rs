@@ -1,13 +1,17 @@
 //! Naming the next layer's neurons by the residual stream of this one.
 //!
 //! The stream changes little from one layer to the next, so the next layer's predictor is
-//! mostly right about it a layer early. What it names is only read ahead, never computed:
-//! a wrong guess costs a read and changes no result.
+//! mostly right about it a layer early. Where it was wrong for the last token, by how much is known
+//! once that layer was named, and it will be wrong in nearly the same way for this one: what a
+//! layer adds to the stream changes slowly, and some of it never. So each guess is corrected by the
+//! error of the last one, as far as errors have agreed of late. What is named is only read ahead,
+//! never computed: a wrong guess costs a read and changes no result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use emberflow_kernels::{Activations, Cpu, Workers};
+use emberflow_predictor::keep_wanted;
 
 use super::predict::Predictors;
 use super::{CLUSTER, GATE_PIECES, list_needed, nanoseconds};
@@ -23,6 +27,39 @@ pub(crate) struct Norm<'a> {
 /// A bank to look ahead to: its number, the residual stream of the one before, and its norm.
 pub(super) type Next<'a> = (u32, &'a [f32], Norm<'a>);
 
+/// Part of what is known of the errors' agreement that a new token leaves.
+const KEPT: f32 = 0.95;
+
+/// How wrong the guesses for a bank were.
+struct Errors {
+    /// By neuron: its margin less the guess, for the last token that both are known of.
+    last: Vec<f32>,
+    /// Sums over neurons and tokens, older ones counting less: of an error times the one before,
+    /// and of the one before times itself.
+    agreed: f32,
+    size: f32,
+}
+
+impl Errors {
+    fn new(neurons: usize) -> Self {
+        Self {
+            last: vec![0.0; neurons],
+            agreed: 0.0,
+            size: 0.0,
+        }
+    }
+
+    /// The part of an error that the next one has, too (least squares).
+    fn kept(&self) -> f32 {
+        let part = self.agreed / self.size;
+        if part.is_finite() {
+            part.clamp(0.0, 1.0)
+        } else {
+            0.0
+        }
+    }
+}
+
 /// Memory for looking one layer ahead, for a few tokens.
 pub(super) struct Foresight {
     neurons: usize,
@@ -30,23 +67,60 @@ pub(super) struct Foresight {
     input: Activations,
     wanted: Vec<f32>,
     ids: Vec<u32>,
+    /// The margins that were guessed for one token, not corrected, and for which bank. Errors once
+    /// the bank was named.
+    guess: Vec<f32>,
+    guessed: Option<u32>,
+    /// By bank.
+    errors: Vec<Errors>,
 }
 
 impl Foresight {
-    pub fn new(d: usize, neurons: usize, tokens: usize) -> Self {
+    pub fn new(d: usize, neurons: usize, tokens: usize, banks: usize) -> Self {
         Self {
             neurons,
             normed: vec![0.0; d * tokens],
             input: Activations::with_capacity(d, tokens),
             wanted: vec![0.0; neurons * tokens],
             ids: Vec::with_capacity(neurons),
+            guess: vec![0.0; neurons],
+            guessed: None,
+            errors: (0..banks).map(|_| Errors::new(neurons)).collect(),
         }
     }
 
     /// Bytes that [`Foresight::new`] allocates.
-    pub fn bytes_for(d: usize, neurons: usize, tokens: usize) -> u64 {
-        let floats = d * tokens + neurons * tokens + neurons;
-        (4 * floats + Activations::bytes(d, tokens)) as u64
+    pub fn bytes_for(d: usize, neurons: usize, tokens: usize, banks: usize) -> u64 {
+        let floats = d * tokens + neurons * (tokens + 2 + banks);
+        (4 * floats + Activations::bytes(d, tokens) + banks * size_of::<Errors>()) as u64
+    }
+
+    /// Whether margins of `bank` were guessed for this token, so that there is something to learn
+    /// when it is named.
+    pub fn guessed(&self, bank: u32) -> bool {
+        self.guessed == Some(bank)
+    }
+
+    /// The guess for `bank` was made for a token whose margins are `margins` from neuron `first` on;
+    /// in order, each neuron once.
+    pub fn learn(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32]) {
+        let errors = &mut self.errors[bank as usize];
+        let range = first..first + margins.len();
+        let (guess, last) = (&mut self.guess[range.clone()], &mut errors.last[range]);
+        for (guess, margin) in guess.iter_mut().zip(margins) {
+            let error = margin - *guess;
+            *guess = if error.is_finite() { error } else { 0.0 };
+        }
+        if first == 0 {
+            errors.agreed *= KEPT;
+            errors.size *= KEPT;
+        }
+        errors.agreed += cpu.dot_f32(guess, last);
+        errors.size += cpu.dot_f32(last, last);
+        last.copy_from_slice(guess);
+        if first + margins.len() == self.neurons {
+            self.guessed = None;
+        }
     }
 
     /// Hands the neurons, ascending, that the predictor of `bank` names for tokens whose
@@ -75,19 +149,33 @@ impl Foresight {
         let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let wanted = &mut self.wanted[..self.neurons * tokens];
         let (predictors, ids) = (&*predictors, &mut self.ids);
+        // Errors of several sequences are not told apart.
+        let single = tokens == 1;
+        self.guessed = single.then_some(bank);
+        let guess = &mut self.guess[..if single { self.neurons } else { 0 }];
+        let errors = &self.errors[bank as usize];
+        let kept = errors.kept();
         let clusters = self.neurons.div_ceil(CLUSTER);
         workers.for_each_part_then(
-            wanted,
+            (wanted, guess),
             (
                 CLUSTER * tokens,
                 clusters.div_ceil(GATE_PIECES * workers.threads()),
             ),
-            &|c, wanted| {
+            &|c, wanted, guess| {
                 let start = Instant::now();
-                predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
+                predictors.margins(cpu, bank, features, c * CLUSTER, wanted);
+                if !guess.is_empty() {
+                    guess.copy_from_slice(wanted);
+                    let last = &errors.last[c * CLUSTER..];
+                    for (margin, error) in wanted.iter_mut().zip(last) {
+                        *margin += kept * error;
+                    }
+                }
+                keep_wanted(wanted);
                 alone.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
             },
-            &mut |c, wanted| {
+            &mut |c, wanted, _| {
                 let start = ids.len();
                 for (c, wanted) in (c..).zip(wanted.chunks(CLUSTER * tokens)) {
                     list_needed(c * CLUSTER, wanted, tokens, ids);

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Cpu, Workers, prefetch};
 use emberflow_models::config::FfnKind;
+use emberflow_predictor::keep_wanted;
 
 use crate::Error;
 use crate::bundle::NeuronFormat;
@@ -99,6 +100,8 @@ pub(crate) struct Ffn {
     named: bool,
     predictors: Option<Predictors>,
     foresight: Option<Foresight>,
+    /// How far neurons of the layer are above their thresholds, for one token.
+    margins: Vec<f32>,
     /// Active sets that are known in advance, for measurements.
     pub oracle: Oracle,
     partials: Vec<f32>,
@@ -137,8 +140,9 @@ impl Ffn {
             ids: Vec::with_capacity(shape.neurons),
             gates: vec![0.0; gates],
             named: false,
+            margins: (predictors.as_ref()).map_or(Vec::new(), |_| vec![0.0; shape.neurons]),
             foresight: (predictors.as_ref())
-                .map(|_| Foresight::new(shape.format.d, shape.neurons, chunk.min(FEW))),
+                .map(|p| Foresight::new(shape.format.d, shape.neurons, chunk.min(FEW), p.banks())),
             predictors,
             oracle: Oracle::default(),
             partials: vec![0.0; partials],
@@ -224,6 +228,7 @@ impl Ffn {
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
             let end = (first + group).min(clusters);
+            self.foresee(cpu, workers, tokens, &mut next)?;
             self.sum_group(cpu, workers, input, first..end, &mut next)?;
             self.used.clear();
             let places = |c: usize| self.store.places(c as u32);
@@ -285,13 +290,17 @@ impl Ffn {
         let (wanted, spent, named) = (AtomicU64::new(0), AtomicU64::new(0), self.named);
         let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
         let shape = &self.shape;
-        let name = |c: usize, part: &mut [f32]| {
+        let name = |c: usize, part: &mut [f32], margins: &mut [f32]| {
             let first = c * CLUSTER;
             if let Some(set) = oracle {
                 oracle::name(set, first, part);
             } else if let Some(predictor) = predictor {
                 let start = Instant::now();
-                predictor.predict(cpu, bank, features, first, part);
+                predictor.margins(cpu, bank, features, first, part);
+                if !margins.is_empty() {
+                    margins.copy_from_slice(part);
+                }
+                keep_wanted(part);
                 spent.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
                 let ones = part.iter().filter(|&&w| w != 0.0).count();
                 wanted.fetch_add(ones as u64, Ordering::Relaxed);
@@ -308,8 +317,20 @@ impl Ffn {
             }
         };
         let (ids, store, fired) = (&mut self.ids, &mut self.store, &mut self.fired);
+        // Of several sequences it is not told apart what is whose.
+        let margins = match predictor {
+            Some(_) if tokens == 1 => &mut self.margins[..],
+            _ => &mut [],
+        };
+        let mut foresight = self.foresight.as_mut().filter(|f| f.guessed(bank));
         let mut outcome = Ok(());
-        let mut take = |c: usize, gates: &[f32]| {
+        let mut take = |c: usize, gates: &[f32], margins: &[f32]| {
+            if !margins.is_empty() {
+                store.lean(cpu, bank, c * CLUSTER, margins);
+                if let Some(foresight) = &mut foresight {
+                    foresight.learn(cpu, bank, c * CLUSTER, margins);
+                }
+            }
             for (c, gates) in (c..).zip(gates.chunks(CLUSTER * tokens)) {
                 let start = ids.len();
                 let pairs = list_needed(c * CLUSTER, gates, tokens, ids);
@@ -324,10 +345,10 @@ impl Ffn {
         let unit = CLUSTER * tokens;
         if self.overlap == Overlap::Clusters {
             let part = clusters.div_ceil(GATE_PIECES * workers.threads());
-            workers.for_each_part_then(gates, (unit, part), &name, &mut take);
+            workers.for_each_part_then((gates, margins), (unit, part), &name, &mut take);
         } else {
-            workers.for_each_part_mut(gates, unit, &|_, c, part| name(c, part));
-            take(0, gates);
+            workers.for_each_part_mut(gates, unit, &|_, c, part| name(c, part, &mut []));
+            take(0, gates, &[]);
         }
         outcome?;
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
@@ -558,7 +579,7 @@ fn reduce(
     // Partials between the one that is added and the one that is asked for.
     const AHEAD: usize = 2;
     let width = out.len();
-    let add = |piece: usize, out: &mut [f32]| {
+    let add = |piece: usize, out: &mut [f32], _: &mut [u8]| {
         let len = out.len();
         let part = |partial: usize| &partials[partial * width + piece * PIECE..][..len];
         for (i, _) in used.iter().enumerate().filter(|(_, used)| **used) {
@@ -572,5 +593,7 @@ fn reduce(
             }
         }
     };
-    workers.for_each_part_then(out, (PIECE, 1), &add, &mut |_, _| beside());
+    workers.for_each_part_then((out, &mut [0u8; 0]), (PIECE, 1), &add, &mut |_, _, _| {
+        beside()
+    });
 }

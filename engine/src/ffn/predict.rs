@@ -12,7 +12,7 @@ use emberflow_models::names::{Role, TensorId};
 use emberflow_predictor::section::{Directory, Kind};
 use emberflow_predictor::{
     Features, LowRank, LowRankSpec, Predictor, Quality, Reads, Shared, SharedBytes, SharedShape,
-    Thresholds,
+    Thresholds, keep_wanted,
 };
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::Container;
@@ -183,7 +183,8 @@ impl Stored {
         let [d, neurons] = self.size;
         self.bytes
             + Shared::bytes_for(self.shape, chunk)
-            + Foresight::bytes_for(d, neurons, chunk.min(FEW))
+            + Foresight::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
+            + 4 * neurons as u64
     }
 
     /// Reads and checks the weights.
@@ -261,6 +262,11 @@ pub(crate) struct Predictors {
 }
 
 impl Predictors {
+    /// Number of banks.
+    pub fn banks(&self) -> usize {
+        self.layers.len()
+    }
+
     /// Smallest magnitude of an activated gate of `bank` that counts.
     pub fn cut(&self, bank: u32) -> f32 {
         self.cuts.get(bank as usize).copied().unwrap_or(0.0)
@@ -286,6 +292,21 @@ impl Predictors {
         }
     }
 
+    /// After [`Predictors::prepare`]: how far above its threshold each pair of `margins
+    /// [neurons × tokens]` is, neurons from `first` on. What is not negative is wanted.
+    pub fn margins(
+        &self,
+        cpu: Cpu,
+        bank: u32,
+        input: Features<'_>,
+        first: usize,
+        margins: &mut [f32],
+    ) {
+        if let Some(Some(predictor)) = self.layers.get(bank as usize) {
+            predictor.margins(cpu, input, &self.shared, first, margins);
+        }
+    }
+
     /// After [`Predictors::prepare`]: 1 or 0 for each pair of `wanted
     /// [neurons × tokens]`, neurons from `first` on.
     pub fn predict(
@@ -296,8 +317,7 @@ impl Predictors {
         first: usize,
         wanted: &mut [f32],
     ) {
-        if let Some(Some(predictor)) = self.layers.get(bank as usize) {
-            predictor.predict(cpu, input, &self.shared, first, wanted);
-        }
+        self.margins(cpu, bank, input, first, wanted);
+        keep_wanted(wanted);
     }
 }

@@ -143,6 +143,19 @@ impl ColdCache {
         }
     }
 
+    /// Says how near the units from `first` on are to being used, in every tick in which that is
+    /// known, as by a predictor's margins. What is not negative is due; one step is worth a
+    /// sixteenth of a doubling of uses.
+    ///
+    /// # Panics
+    /// When the key names no neuron.
+    pub fn lean(&mut self, first: Key, near: impl ExactSizeIterator<Item = i8>) {
+        let flat = self.table.flat(first);
+        if let Order::Lrfu(lrfu) = &mut self.order {
+            lrfu.lean(flat, near);
+        }
+    }
+
     /// Looks a unit up and pins it. The caller unpins it, which counts as the use.
     ///
     /// # Panics

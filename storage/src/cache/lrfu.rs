@@ -29,9 +29,22 @@ const STEP: usize = 16;
 /// Units remembered that are to go before all others; more are found by looking.
 const FIRST: usize = 1024;
 
+/// Nearness of a unit of which nobody knows it.
+const UNKNOWN: i8 = i8::MIN;
+
+/// Levels of a step of nearness: a sixteenth of a doubling.
+const STEP_OF_NEARNESS: i32 = LEVELS as i32 / 2;
+
+/// As far below and above as nearness moves a unit, in levels.
+const NEAR: u32 = 128 * STEP_OF_NEARNESS as u32;
+
+/// Nearness counts where of ten units that were due as many are due again in the next tick. Where
+/// fewer are, it changes too fast to say more than how often units were used.
+const DUE_AGAIN: u64 = 6;
+
 /// The rank of what was read ahead in this tick. Others have less: what is to go first has 0, a
 /// unit its level and one more, and with the largest head start as much again.
-const AHEAD: u32 = 2 * (TOP + 1) + 1;
+const AHEAD: u32 = 2 * (TOP + 1) + 2 * NEAR + 1;
 
 /// Who goes before whom, and who goes next.
 #[derive(Debug, Clone)]
@@ -40,6 +53,12 @@ pub(super) struct Lrfu {
     duel: Duel,
     /// Levels that a use in this tick or the one before counts as much as.
     head_start: u32,
+    /// By unit: how near it is to being used, or [`UNKNOWN`]; what is not negative is due.
+    near: Box<[i8]>,
+    /// Whether that counts instead of a head start.
+    leans: bool,
+    /// Units that were due at their last two reports, and at the one before the last, in this tick.
+    due: [u64; 2],
     /// Ticks, modulo 2^16.
     now: u16,
     /// Room for these two is made once: how many they may be.
@@ -66,6 +85,9 @@ impl Lrfu {
             worth: Worth::new(),
             duel: Duel::new(units),
             head_start: LEVELS * Duel::first(),
+            near: vec![UNKNOWN; units as usize].into_boxed_slice(),
+            leans: false,
+            due: [0; 2],
             now: 0,
             rooms,
             first: Vec::with_capacity(rooms[0]),
@@ -82,7 +104,7 @@ impl Lrfu {
     pub fn bytes(units: u64) -> u64 {
         let first = 4 * units.min(FIRST as u64);
         let victims = 8 * units.min(VICTIMS as u64);
-        (Worth::bytes() + first + victims).saturating_add(Duel::bytes_for(units))
+        (Worth::bytes() + first + victims + units).saturating_add(Duel::bytes_for(units))
     }
 
     /// The cache has `slots` slots from now on.
@@ -99,6 +121,8 @@ impl Lrfu {
         if let Some(head_start) = self.duel.tick(lowest, self.worth.lowest()) {
             self.head_start = LEVELS * head_start;
         }
+        let [again, before] = std::mem::take(&mut self.due);
+        self.leans = before > 0 && 10 * again >= DUE_AGAIN * before;
         if self.now.wrapping_sub(self.looked) >= self.valid {
             self.victims.clear();
             self.next = 0;
@@ -119,6 +143,20 @@ impl Lrfu {
         self.duel.used(flat, unit.worth, &self.worth);
     }
 
+    /// Says how near units are to being used, from the one with flat number `first` on.
+    pub fn lean(&mut self, first: u32, near: impl ExactSizeIterator<Item = i8>) {
+        let units = &mut self.near[first as usize..][..near.len()];
+        let [mut again, mut before] = [0u32; 2];
+        for (unit, near) in units.iter_mut().zip(near) {
+            let due = *unit >= 0;
+            before += u32::from(due);
+            again += u32::from(due & (near >= 0));
+            *unit = near.max(UNKNOWN + 1);
+        }
+        self.due[0] += u64::from(again);
+        self.due[1] += u64::from(before);
+    }
+
     /// Keeps a unit that was not used longer than all others in this tick, and then as long as
     /// if it had been used in the next one.
     pub fn keep(&self, unit: &mut Unit) {
@@ -135,7 +173,7 @@ impl Lrfu {
 
     // Few jumps that cannot be foreseen: it is asked of every unit.
     #[inline]
-    fn rank(&self, unit: &Unit) -> u32 {
+    fn rank(&self, flat: u32, unit: &Unit) -> u32 {
         if unit.is_first() {
             return 0;
         }
@@ -143,7 +181,13 @@ impl Lrfu {
         if age == u16::MAX {
             return AHEAD;
         }
-        1 + self.worth.level(unit.worth) + u32::from(age < 2) * self.head_start
+        let near = self.near[flat as usize];
+        let more = if self.leans & (near != UNKNOWN) {
+            NEAR.wrapping_add_signed(i32::from(near) * STEP_OF_NEARNESS)
+        } else {
+            NEAR + u32::from(age < 2) * self.head_start
+        };
+        1 + self.worth.level(unit.worth) + more
     }
 
     /// The slot of the next victim.
@@ -158,7 +202,7 @@ impl Lrfu {
             while let Some(&(flat, rank)) = self.victims.get(self.next) {
                 self.next += 1;
                 let unit = table.at(flat);
-                if unit.is_evictable() && self.rank(unit) <= rank {
+                if unit.is_evictable() && self.rank(flat, unit) <= rank {
                     return unit.resident();
                 }
             }
@@ -202,7 +246,7 @@ impl Lrfu {
             return;
         }
         for (i, unit) in units.iter().enumerate() {
-            let rank = self.rank(unit);
+            let rank = self.rank((first + i) as u32, unit);
             if unit.is_evictable() & (rank <= highest) {
                 self.hand = first + i + 1;
                 self.victims.push((self.hand as u32 - 1, rank));
@@ -217,8 +261,10 @@ impl Lrfu {
     /// even those have room: reckoned from one run of units in `step`.
     fn highest(&self, units: &[Unit], step: usize) -> Option<u32> {
         let mut counts = [0usize; AHEAD as usize + 1];
-        for unit in units.chunks(RUN).step_by(step).flatten() {
-            counts[self.rank(unit) as usize] += usize::from(unit.is_evictable());
+        for (run, units) in units.chunks(RUN).enumerate().step_by(step) {
+            for (flat, unit) in ((run * RUN) as u32..).zip(units) {
+                counts[self.rank(flat, unit) as usize] += usize::from(unit.is_evictable());
+            }
         }
         // Some more may be there than the sample says.
         let room = if step > 1 {

@@ -13,6 +13,7 @@ mod costs;
 mod fill;
 mod foresee;
 mod layer;
+mod lean;
 mod recover;
 mod window;
 
@@ -37,6 +38,7 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use foresee::Foreseen;
 use layer::Layer;
 pub(crate) use layer::Step;
+use lean::Spread;
 use window::Window;
 
 /// Reads handed over at once: the first are under way while the next are still
@@ -94,6 +96,7 @@ pub(crate) struct NeuronStore {
     completions: Vec<Completion>,
     layer: Layer,
     foreseen: Foreseen,
+    spreads: Vec<Spread>,
     counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,
@@ -167,6 +170,7 @@ impl NeuronStore {
             completions: Vec::with_capacity(2 * banks.neurons),
             layer: Layer::new(banks.neurons, banks.clusters()),
             foreseen: Foreseen::new(banks.count, banks.neurons),
+            spreads: vec![Spread::default(); banks.count],
             counters: Counters::default(),
             past_evictions: 0,
             waited: Duration::ZERO,

@@ -1,0 +1,43 @@
+//! Keeping neurons longer that are near to firing.
+//!
+//! How often a neuron fired of late says what it is worth on average; how far it is below the
+//! threshold of its predictor says more about the next tokens, as what it reads changes slowly.
+
+use emberflow_kernels::Cpu;
+use emberflow_storage::cache::Key;
+
+use super::NeuronStore;
+
+/// Steps of nearness for the root of the mean square of a bank's margins: four doublings of uses.
+/// By simulation of caches of 25, 50 and 75 % on margins of the synthetic 7B model, 3 to 8 miss about
+/// as little.
+const STEPS: f32 = 64.0;
+
+/// How wide a bank's margins are spread.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spread {
+    /// Of the pass before: one over the root of their mean square.
+    scale: f32,
+    /// Sum of squares so far.
+    squares: f32,
+}
+
+impl NeuronStore {
+    /// Neurons of `bank`, from `first` on and in order, are `margins` above their thresholds: the cold
+    /// region keeps those longer that are near.
+    pub fn lean(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32]) {
+        let spread = &mut self.spreads[bank as usize];
+        if first == 0 {
+            spread.scale = (spread.squares / self.banks.neurons as f32).sqrt().recip();
+            spread.squares = 0.0;
+        }
+        spread.squares += cpu.dot_f32(margins, margins);
+        let scale = STEPS * spread.scale;
+        let near = margins.iter().map(|m| (m * scale) as i8);
+        let key = Key {
+            bank,
+            neuron: first as u32,
+        };
+        self.cold.lean(key, near);
+    }
+}
