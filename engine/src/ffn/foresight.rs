@@ -186,3 +186,60 @@ impl Foresight {
         nanoseconds(together) + alone.into_inner() / workers.threads() as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEURONS: usize = 2 * CLUSTER;
+
+    /// What is kept of errors after some tokens, for which guesses are wrong by `error(token,
+    /// neuron)`.
+    fn kept(error: impl Fn(usize, usize) -> f32) -> f32 {
+        let mut foresight = Foresight::new(32, NEURONS, 1, 2);
+        for token in 0..40 {
+            foresight.guess.fill(3.0);
+            foresight.guessed = Some(1);
+            assert!(foresight.guessed(1) && !foresight.guessed(0));
+            for first in [0, CLUSTER] {
+                let margins: Vec<f32> = (first..first + CLUSTER)
+                    .map(|neuron| 3.0 + error(token, neuron))
+                    .collect();
+                foresight.learn(Cpu::detect(), 1, first, &margins);
+            }
+            assert!(!foresight.guessed(1));
+        }
+        assert_eq!(foresight.errors[0].kept(), 0.0);
+        foresight.errors[1].kept()
+    }
+
+    fn noise(token: usize, neuron: usize) -> f32 {
+        let n = ((token * NEURONS + neuron) as u32).wrapping_mul(0x9E37_79B9);
+        (n ^ n >> 15).wrapping_mul(0x85EB_CA6B) as f32 / u32::MAX as f32 - 0.5
+    }
+
+    #[test]
+    fn errors_are_kept_as_far_as_they_agree() {
+        assert!(kept(|_, neuron| neuron as f32) > 0.99);
+        assert!(kept(noise) < 0.1);
+        let half = kept(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
+        assert!((0.4..0.6).contains(&half), "{half}");
+        // An error that turns each time is none to correct by.
+        assert_eq!(
+            kept(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
+            0.0
+        );
+    }
+
+    #[test]
+    fn what_is_no_number_spoils_nothing() {
+        let error = |_, neuron| match neuron {
+            1 => f32::NAN,
+            2 => f32::NEG_INFINITY,
+            _ => 1.0,
+        };
+        assert!(kept(error) > 0.99);
+        // Too large to be squared.
+        assert_eq!(kept(|_, _| f32::MAX), 0.0);
+    }
+}

@@ -214,10 +214,9 @@ impl Ffn {
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
-        let looks = tokens <= FEW && self.store.foresees(bank + 1);
-        let mut next = next
-            .filter(|_| looks)
-            .map(|norm| (bank + 1, residual, norm));
+        if let Some(norm) = next.filter(|_| tokens <= FEW && self.store.foresees(bank + 1)) {
+            self.foresee(cpu, workers, (bank + 1, residual, norm))?;
+        }
         let gates = if self.named {
             self.ids.len()
         } else {
@@ -228,8 +227,7 @@ impl Ffn {
         let group = clusters_per_group(tokens, d, clusters, workers.threads());
         for first in (0..clusters).step_by(group) {
             let end = (first + group).min(clusters);
-            self.foresee(cpu, workers, tokens, &mut next)?;
-            self.sum_group(cpu, workers, input, first..end, &mut next)?;
+            self.sum_group(cpu, workers, input, first..end)?;
             self.used.clear();
             let places = |c: usize| self.store.places(c as u32);
             self.used
@@ -357,42 +355,30 @@ impl Ffn {
         Ok(())
     }
 
-    /// Reads ahead for the next bank, once, and gives back what is done meanwhile.
-    fn foresee(
-        &mut self,
-        cpu: Cpu,
-        workers: &Workers,
-        tokens: usize,
-        next: &mut Option<Next<'_>>,
-    ) -> Result<bool, Error> {
-        let (Some(next), Some(foresight), Some(predictors)) =
-            (next.take(), &mut self.foresight, &mut self.predictors)
+    /// Reads ahead for the next bank: at once, behind what this bank misses, so that the device has
+    /// work until the next one is named.
+    fn foresee(&mut self, cpu: Cpu, workers: &Workers, next: Next<'_>) -> Result<(), Error> {
+        let (Some(foresight), Some(predictors)) = (&mut self.foresight, &mut self.predictors)
         else {
-            return Ok(false);
+            return Ok(());
         };
-        let mut outcome = Ok(());
-        let (done, ids, gates) = (&mut self.done, &self.ids, &self.gates);
-        let store = &mut self.store;
-        let spent = foresight.name((cpu, workers), predictors, next, &mut |named| {
-            release(store, done, ids, gates, tokens);
+        let (store, mut outcome) = (&mut self.store, Ok(()));
+        self.predict_ns += foresight.name((cpu, workers), predictors, next, &mut |named| {
             if outcome.is_ok() {
                 outcome = store.foresee(next.0, named);
             }
         });
-        self.predict_ns += spent;
-        outcome?;
-        Ok(true)
+        outcome
     }
 
     /// Fills the partial sums of a group of clusters, in the order in which their
-    /// bytes arrive. The first time that it has to wait for them, it looks ahead to `next`.
+    /// bytes arrive.
     fn sum_group(
         &mut self,
         cpu: Cpu,
         workers: &Workers,
         input: Input<'_>,
         group: std::ops::Range<usize>,
-        next: &mut Option<Next<'_>>,
     ) -> Result<(), Error> {
         let tokens = input.tokens();
         let width = tokens * self.shape.format.d;
@@ -419,7 +405,7 @@ impl Ffn {
             self.store.take_ready(group.end, &mut self.ready);
             if self.ready.is_empty() {
                 // There is time now.
-                if !self.foresee(cpu, workers, tokens, next)? && !self.release_done(tokens) {
+                if !self.release_done(tokens) {
                     self.store.wait(&self.ids)?;
                 }
                 continue;

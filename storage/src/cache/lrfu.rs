@@ -330,6 +330,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_near_stays_where_nearness_lasts() {
+        let n = 100;
+        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+        for i in 0..n {
+            let unit = table.at_mut(i);
+            unit.settle(i);
+            order.used(i, unit);
+        }
+        let by_use = leave(&order, &table);
+        // The lower its number the nearer a unit is, and those below 40 are due, or in every
+        // second tick the others.
+        let near = |turn: bool| (0..n as i8).map(move |i| if turn { i - 60 } else { 39 - i });
+        for turns in [false, true] {
+            for tick in 0..4 {
+                order.tick();
+                order.lean(0, near(turns && tick % 2 == 1));
+            }
+            order.tick();
+            let left = leave(&order, &table);
+            match turns {
+                false => assert!((0..n).rev().eq(left), "the farthest first"),
+                true => assert_eq!(left, by_use, "it changes too fast to tell"),
+            }
+        }
+        // Without word of it in a tick it counts no longer.
+        (0..4).for_each(|_| order.lean(0, near(false)));
+        order.tick();
+        assert!((0..n).rev().eq(leave(&order, &table)));
+        order.tick();
+        assert_eq!(leave(&order, &table), by_use);
+    }
+
+    #[test]
     fn of_many_equals_each_has_its_turn() {
         for times in [3, 16] {
             let n = times * VICTIMS as u32;

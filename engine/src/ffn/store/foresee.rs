@@ -19,8 +19,8 @@ use crate::Error;
 const ENOUGH: usize = 768;
 
 /// Missing neurons of a bank in its last pass below which foresight costs more than it
-/// saves.
-const FEW_MISSING: u32 = 4;
+/// saves: they are read while the others are computed.
+const FEW_MISSING: u32 = 16;
 
 /// Neurons read ahead for a bank before it is judged how many of them it needed.
 const TRIAL: u32 = 64;
