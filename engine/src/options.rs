@@ -81,6 +81,9 @@ pub struct Options {
     pub lock: bool,
     /// Positions to make room for: prompt plus generated tokens.
     pub context: usize,
+    /// Tokens of the longest prompt, where that is known: longer chunks only take memory. 0 = up to
+    /// `context`.
+    pub prompt: usize,
     /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
     /// afford.
     pub chunk: usize,
@@ -121,6 +124,7 @@ impl Default for Options {
             io_core: None,
             lock: false,
             context: 1024,
+            prompt: 0,
             chunk: 0,
             trace: 0,
             batch: 1,

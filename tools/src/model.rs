@@ -57,20 +57,30 @@ fn open(model: Model, options: Options, quiet: bool) -> Result<Engine, Failure> 
     Ok(engine?)
 }
 
-/// As [`open_engine`], with room for `batch` sequences at once, and with `spans` of each thread in
-/// a trace. Nothing is shown where it is `quiet`.
-pub fn open_traced(
+/// What an engine is opened for.
+pub struct Use {
+    /// Positions to make room for.
+    pub context: usize,
+    /// Tokens of the longest prompt; 0 where nobody knows.
+    pub prompt: usize,
+    /// Sequences at once.
+    pub batch: usize,
+    /// Spans of each thread in a trace.
+    pub spans: usize,
+}
+
+/// As [`open_engine`], for a known use. Nothing is shown where it is `quiet`.
+pub fn open_for(
     model: Model,
     args: &EngineArgs,
-    context: usize,
-    batch: usize,
-    spans: usize,
+    wanted: &Use,
     quiet: bool,
 ) -> Result<Engine, Failure> {
     let options = Options {
-        batch,
-        trace: spans,
-        ..engine_options(args, context)?
+        prompt: wanted.prompt,
+        batch: wanted.batch,
+        trace: wanted.spans,
+        ..engine_options(args, wanted.context)?
     };
     open(model, options, quiet)
 }
@@ -105,6 +115,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         io_core: args.io_core,
         lock: args.lock,
         context,
+        prompt: 0,
         batch: 1,
         trace: 0,
         chunk: args.chunk.unwrap_or(0).into(),

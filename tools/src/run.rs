@@ -11,7 +11,7 @@ use emberflow_engine::{
 use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
-use crate::model::{open_model, open_traced};
+use crate::model::{Use, open_for, open_model};
 use crate::{Failure, atomic, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -52,7 +52,13 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         ));
     }
     let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
-    let mut engine = open_traced(model, &args.engine, context, batch, spans, args.json)?;
+    let wanted = Use {
+        context,
+        prompt: prompt.len(),
+        batch,
+        spans,
+    };
+    let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     if args.details {
         engine.keep_steps();
     }
@@ -258,7 +264,13 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             "this model has no chat template; use -p TEXT or -f FILE",
         ));
     };
-    let mut engine = open_traced(model, &args.engine, context, 1, 0, args.json)?;
+    let wanted = Use {
+        context,
+        prompt: 0,
+        batch: 1,
+        spans: 0,
+    };
+    let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     let stop = engine.stop_flag();
     interrupt::sets(&stop);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();

@@ -56,7 +56,11 @@ impl Planner {
         // A buffer is empty while its cluster is computed.
         let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
         let costs = banks.read_costs(&device, firing.share());
-        let scratch: Vec<Scratched> = chunks(options.chunk, options.context)
+        let prompt = match options.prompt {
+            0 => options.context,
+            tokens => tokens.min(options.context),
+        };
+        let scratch: Vec<Scratched> = chunks(options.chunk, prompt)
             .into_iter()
             .map(|chunk| Scratched {
                 chunk,

@@ -372,12 +372,12 @@ fn no_rates(rates: &Rates) -> Error {
     ))
 }
 
-/// Chunks to choose from, up to `context` tokens: `chosen` alone where it is not 0.
-pub(crate) fn chunks(chosen: usize, context: usize) -> Vec<usize> {
+/// Chunks to choose from for prompts of up to `prompt` tokens: `chosen` alone where it is not 0.
+pub(crate) fn chunks(chosen: usize, prompt: usize) -> Vec<usize> {
     if chosen > 0 {
         return vec![chosen];
     }
-    let needed = |&&chunk: &&usize| chunk < context.next_power_of_two() * 2 || chunk == CHUNKS[0];
+    let needed = |&&chunk: &&usize| chunk < prompt.next_power_of_two() * 2 || chunk == CHUNKS[0];
     CHUNKS.iter().filter(needed).copied().collect()
 }
 

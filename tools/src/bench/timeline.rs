@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
-use crate::model::{open_model, open_traced};
+use crate::model::{Use, open_for, open_model};
 use crate::svg::{self, Bar, Row};
 use crate::{Failure, atomic, print_json, progress};
 
@@ -84,7 +84,13 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         return Err(Failure::usage("the prompt is empty; give some text"));
     }
     let context = prompt.len() + args.warm_up + TOKENS;
-    let mut engine = open_traced(model, &args.engine, context, 1, ROOM, false)?;
+    let wanted = Use {
+        context,
+        prompt: 0,
+        batch: 1,
+        spans: ROOM,
+    };
+    let mut engine = open_for(model, &args.engine, &wanted, false)?;
     let Some(trace) = engine.trace().cloned() else {
         return Err(Failure::usage("the engine records nothing"));
     };
