@@ -4,8 +4,8 @@
 /// Bounds of the I/O thread and its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Commands in flight on the device. Random reads gain up to about 32 on NVMe-like disks and
-    /// almost nothing beyond; UFS saturates far earlier.
+    /// Commands in flight on the device. Random reads of 8 KiB from a virtual disk: 359, 441, 500 and
+    /// 455 MB/s with 32, 64, 128 and 256; UFS saturates far earlier.
     pub depth: u32,
     /// Threads of the `pread` engine. Each carries one command, so this is its depth; as many
     /// again wait at hand, so that threads do not sleep between reads. UFS has a

@@ -86,6 +86,7 @@ mod activations;
 mod bandwidth;
 mod columns;
 mod cpu;
+mod cut;
 mod dtype;
 mod elementwise;
 mod gate;

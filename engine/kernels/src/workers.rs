@@ -13,8 +13,6 @@
 use std::{
     any::Any,
     cell::{Cell, UnsafeCell},
-    marker::PhantomData,
-    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr,
     sync::{
@@ -26,6 +24,7 @@ use std::{
 
 use crate::{
     columns::Columns,
+    cut::{Cut, Shareable},
     gate::{Gate, MAX_WORKERS},
 };
 
@@ -297,15 +296,13 @@ impl Workers {
             chunk_len > 0,
             "a slice cannot be cut into chunks of no elements"
         );
-        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
-        self.for_each_chunk(len.div_ceil(chunk_len), &|thread, index| {
+        let (chunks, data) = (data.len().div_ceil(chunk_len), Cut::new(data));
+        self.for_each_chunk(chunks, &|thread, index| {
             let start = index * chunk_len;
-            // SAFETY: each index is handed out once, so no two chunks overlap, and
-            // `start < len`. `data` is borrowed until the run is over.
-            let chunk = unsafe {
-                std::slice::from_raw_parts_mut(base.get().add(start), chunk_len.min(len - start))
-            };
-            f(thread, index, chunk);
+            // SAFETY: each index is handed out once, so no two chunks overlap.
+            f(thread, index, unsafe {
+                data.get_mut(start..start + chunk_len)
+            });
         });
     }
 
@@ -323,8 +320,8 @@ impl Workers {
         f: &(dyn Fn(usize, usize, &mut [T]) + Sync),
     ) {
         assert!(unit > 0, "a slice cannot be cut into parts of no elements");
-        let (len, base) = (data.len(), Shareable(data.as_mut_ptr()));
-        let (units, pieces) = (len.div_ceil(unit), 2 * self.threads());
+        let (units, pieces) = (data.len().div_ceil(unit), 2 * self.threads());
+        let data = Cut::new(data);
         let next = AtomicUsize::new(0);
         let take = |first: usize| {
             let part = ((units - first.min(units)) / pieces).max(1);
@@ -332,13 +329,10 @@ impl Workers {
         };
         self.share(units, &|thread| {
             while let Ok(first) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-                let end = take(first).unwrap_or(units).min(units) * unit;
-                let start = first * unit;
+                let end = take(first).unwrap_or(units);
                 // SAFETY: `next` moved from `first` to the end of this part at once, so no two
-                // parts overlap, and `start < len`. `data` is borrowed until the run is over.
-                let part = unsafe {
-                    std::slice::from_raw_parts_mut(base.get().add(start), end.min(len) - start)
-                };
+                // parts overlap.
+                let part = unsafe { data.get_mut(first * unit..end * unit) };
                 f(thread, first, part);
             }
         });
@@ -533,58 +527,6 @@ fn work(shared: &Shared, index: usize) {
         if shared.gate.leave() {
             caller.unpark();
         }
-    }
-}
-
-/// A pointer that several threads may hold; each use says why it is exclusive.
-struct Shareable<T>(*mut T);
-
-impl<T> Shareable<T> {
-    // A method, so that closures capture the wrapper and not the bare pointer.
-    fn get(&self) -> *mut T {
-        self.0
-    }
-}
-
-// SAFETY: the elements it leads to are used by one thread at a time and may move there.
-unsafe impl<T: Send> Sync for Shareable<T> {}
-
-/// A borrowed slice that several threads use different parts of.
-struct Cut<'a, T> {
-    base: Shareable<T>,
-    len: usize,
-    slice: PhantomData<&'a mut [T]>,
-}
-
-impl<'a, T> Cut<'a, T> {
-    fn new(slice: &'a mut [T]) -> Self {
-        Self {
-            base: Shareable(slice.as_mut_ptr()),
-            len: slice.len(),
-            slice: PhantomData,
-        }
-    }
-
-    /// The part of a range that the slice has.
-    fn within(&self, range: Range<usize>) -> Range<usize> {
-        range.start.min(self.len)..range.end.min(self.len)
-    }
-
-    /// # Safety
-    /// Nobody writes to this range as long as the result lives.
-    unsafe fn get(&self, range: Range<usize>) -> &[T] {
-        let range = self.within(range);
-        // SAFETY: the range lies in the slice, which is borrowed, and nobody writes to it.
-        unsafe { std::slice::from_raw_parts(self.base.get().add(range.start), range.len()) }
-    }
-
-    /// # Safety
-    /// Nobody else uses this range as long as the result lives.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn get_mut(&self, range: Range<usize>) -> &mut [T] {
-        let range = self.within(range);
-        // SAFETY: the range lies in the slice, which is borrowed, and nobody else uses it.
-        unsafe { std::slice::from_raw_parts_mut(self.base.get().add(range.start), range.len()) }
     }
 }
 

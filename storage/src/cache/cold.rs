@@ -102,7 +102,7 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 9 for
+    /// [`Arena::charge`], for the budget: 12 for each neuron, 2 more where uses are counted, 9 for
     /// each slot, or 17 for the last use. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
