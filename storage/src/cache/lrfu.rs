@@ -57,7 +57,8 @@ pub(super) struct Lrfu {
     near: Box<[i8]>,
     /// Whether that counts instead of a head start.
     leans: bool,
-    /// Units that were due at their last two reports, and at the one before the last, in this tick.
+    /// Of the units reported in this tick: those that were due both in their report before and in
+    /// this one, and those that were due in the one before.
     due: [u64; 2],
     /// Ticks, modulo 2^16.
     now: u16,
