@@ -135,6 +135,7 @@ impl Foresight {
     ) -> u64 {
         let start = Instant::now();
         self.ids.clear();
+        self.guessed = None;
         let d = norm.weight.len();
         let tokens = residual.len() / d;
         let normed = &mut self.normed[..residual.len()];
@@ -151,7 +152,9 @@ impl Foresight {
         let (predictors, ids) = (&*predictors, &mut self.ids);
         // Errors of several sequences are not told apart.
         let single = tokens == 1;
-        self.guessed = single.then_some(bank);
+        if single {
+            self.guessed = Some(bank);
+        }
         let guess = &mut self.guess[..if single { self.neurons } else { 0 }];
         let errors = &self.errors[bank as usize];
         let kept = errors.kept();

@@ -341,12 +341,12 @@ impl Ffn {
         };
         let gates = &mut self.gates[..neurons * tokens];
         let unit = CLUSTER * tokens;
+        let parts = (unit, clusters.div_ceil(GATE_PIECES * workers.threads()));
         if self.overlap == Overlap::Clusters {
-            let part = clusters.div_ceil(GATE_PIECES * workers.threads());
-            workers.for_each_part_then((gates, margins), (unit, part), &name, &mut take);
+            workers.for_each_part_then((gates, margins), parts, &name, &mut take);
         } else {
-            workers.for_each_part_mut(gates, unit, &|_, c, part| name(c, part, &mut []));
-            take(0, gates, &[]);
+            workers.for_each_part_then((gates, margins), parts, &name, &mut |_, _, _| ());
+            take(0, gates, margins);
         }
         outcome?;
         self.predict_ns += spent.into_inner() / workers.threads() as u64;
