@@ -18,7 +18,7 @@ use crate::kv_cache::KvCache;
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::options::{Options, Sparsity};
-use crate::parts::{Parts, gates_first_of_wanted};
+use crate::parts::Parts;
 use crate::planner::cores::compute_cores;
 use crate::planner::rates::Rates;
 use crate::planner::{Plan, Planner};
@@ -102,10 +102,6 @@ impl Engine {
         }
         let (batch, rows) = (options.batch, options.chunk.max(options.batch));
         let costs = planner.read_costs(&banks);
-        let gates_first = match &stored {
-            Some(stored) if banks.predicts => gates_first_of_wanted(options.phases, costs, stored),
-            _ => true,
-        };
         let hot = planner.hot(batch).to_vec();
         let predictors = stored
             .map(|s| s.load(&banks.container, &c, rows))
@@ -116,7 +112,7 @@ impl Engine {
             source,
             &plan.memory,
             (hot, rates),
-            (costs, gates_first),
+            (costs, planner.gates_first),
             &options,
             tracer_of_store,
         )?;

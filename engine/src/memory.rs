@@ -202,16 +202,16 @@ impl Needs {
         self.two_phases || self.predicts
     }
 
-    /// Bytes of resident Gate rows and the fewest slots beside them. Where predictors
-    /// say which Gate rows to read, those of all neurons pay only when half of the rest
-    /// fits too: below that the memory holds more of what is needed as whole bundles.
+    /// Bytes of resident Gate rows and the fewest slots beside them. Where predictors say which Gate
+    /// rows to read, those of all neurons pay only when everything fits: whole bundles of fewer
+    /// neurons hold more of what is named, and guesses name bundles better than firing neurons.
     fn with_gates(&self) -> u64 {
         let least = self.min_slots.saturating_mul(self.rest_slot);
-        let half = self
-            .clusters
-            .saturating_mul(self.cluster_len(Residency::GatesResident) / 2);
         let rest = if self.predicts {
-            least.max(half)
+            let all = self
+                .clusters
+                .saturating_mul(self.cluster_len(Residency::GatesResident));
+            least.max(all)
         } else {
             least
         };
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn predictors_make_whole_bundles_of_a_small_budget_useful() {
+    fn with_predictors_bundles_stay_whole_until_everything_fits() {
         let n = Needs {
             predicts: true,
             predictor: 300 << 10,
@@ -355,11 +355,15 @@ mod tests {
         assert_eq!(n.base(), needs().base() + (300 << 10));
         let small = n.plan(n.smallest_budget()).unwrap();
         assert_eq!((small.residency, small.slots), (Residency::Bundles, 256));
-        let third = n.plan(n.budget_for_share(0.4)).unwrap();
-        assert_eq!(third.residency, Residency::Bundles);
-        assert!(third.slots > 2000, "{}", third.slots);
-        let most = n.plan(n.budget_for_share(0.8)).unwrap();
-        assert_eq!(most.residency, Residency::GatesResident);
+        for share in [0.4, 0.8, 0.95] {
+            let part = n.plan(n.budget_for_share(share)).unwrap();
+            assert_eq!(part.residency, Residency::Bundles);
+            let held = part.ffn_resident_share(&n);
+            assert!((share - 0.02..=share).contains(&held), "{share}: {held}");
+        }
+        let all = n.plan(n.full_budget()).unwrap();
+        assert_eq!(all.residency, Residency::GatesResident);
+        assert_eq!(all.ffn_resident_share(&n), 1.0);
     }
 
     #[test]

@@ -9,10 +9,10 @@ use crate::Error;
 use crate::bundle::NeuronFormat;
 use crate::choice::{Choice, choose};
 use crate::engine::MAX_BATCH;
-use crate::ffn::{Banks, FfnShape, MAX_CHUNK, ReadCosts, StoredPredictors};
+use crate::ffn::{Banks, FfnShape, MAX_CHUNK, StoredPredictors};
 use crate::memory::Needs;
 use crate::model::{Model, Text};
-use crate::options::{Budget, Options, Phases, Sparsity};
+use crate::options::{Budget, Options, Sparsity};
 use crate::planner::Planner;
 
 /// What a plan is made from and an engine is built of.
@@ -95,19 +95,6 @@ impl Planner {
             Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
             Budget::FfnShare(share) => self.needs.budget_for_share(share),
         }
-    }
-}
-
-/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
-pub(crate) fn gates_first_of_wanted(
-    phases: Phases,
-    costs: ReadCosts,
-    stored: &StoredPredictors,
-) -> bool {
-    match phases {
-        Phases::One => false,
-        Phases::Two => true,
-        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
     }
 }
 

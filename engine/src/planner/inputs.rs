@@ -97,6 +97,12 @@ impl Planner {
                 },
                 _ => PredictorNeeds::default(),
             },
+            gates_first: match stored {
+                Some(stored) if banks.predicts => {
+                    gates_first_of_wanted(options.phases, costs, stored)
+                }
+                _ => true,
+            },
             io_core: options.io_core.or_else(|| cores::io_core(threads)),
         };
         Ok((planner, often))
@@ -105,6 +111,15 @@ impl Planner {
     /// What reads cost, for the choices that are made while the model runs.
     pub(crate) fn read_costs(&self, banks: &Banks) -> ReadCosts {
         banks.read_costs(&self.device, self.firing.share())
+    }
+}
+
+/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
+fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
+    match phases {
+        Phases::One => false,
+        Phases::Two => true,
+        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
     }
 }
 

@@ -84,6 +84,8 @@ pub struct Planner {
     /// Which mechanisms are at work; forecasts are for all of them.
     pub(crate) policy: Policy,
     pub(crate) predictor: PredictorNeeds,
+    /// Whether Gate parts that are not resident are read before Up and Down.
+    pub(crate) gates_first: bool,
     /// The core for the I/O thread, where one is better than others.
     pub(crate) io_core: Option<usize>,
 }
@@ -312,20 +314,16 @@ impl Planner {
                 share: hot as f64 / clusters as f64,
             }
         };
-        let random = if gates_resident {
-            self.shape.rest_read
-        } else {
-            self.shape.gate_read
+        let (random, reads_per_bundle) = match () {
+            () if gates_resident => (self.shape.rest_read, 1),
+            () if !self.gates_first => (self.shape.stride, 1),
+            () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,
-            reads_per_bundle: if gates_resident || memory.slots == 0 {
-                1
-            } else {
-                2
-            },
+            reads_per_bundle,
             hot_cut: BATCHES.map(cut).to_vec(),
             random_read_bytes: random,
             sequential_read_bytes: self.shape.cluster_read,

@@ -79,6 +79,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
         batch: 1,
         policy: Policy::Full,
         predictor: PredictorNeeds::default(),
+        gates_first: true,
         io_core: None,
     }
 }
