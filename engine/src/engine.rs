@@ -10,6 +10,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::choice::Choice;
 use crate::counters::Counters;
+use crate::embedding::Embedding;
 use crate::energy::Meter;
 use crate::explain::explain;
 use crate::ffn::{Banks, Ffn, MAX_CHUNK, NeuronStore, Oracle};
@@ -116,8 +117,13 @@ impl Engine {
             &options,
             tracer_of_store,
         )?;
+        let mut embedding = Embedding::open(&store, &c)?;
+        if let Some(embedding) = &mut embedding {
+            embedding.hold(&store.banks().container, plan.memory.embedding)?;
+        }
         Ok(Self {
             decoder: Decoder {
+                embedding,
                 cpu: Cpu::detect(),
                 workers,
                 rope: RopeTable::new(&c.rope, rows),
@@ -310,7 +316,15 @@ impl Engine {
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
         let plan = self.replan(bytes)?;
-        self.decoder.ffn.store.set_plan(&plan.memory)?;
+        let Decoder { embedding, ffn, .. } = &mut self.decoder;
+        // What is given back goes before what comes.
+        if let Some(embedding) = embedding.as_mut().filter(|_| !plan.memory.embedding) {
+            embedding.hold(&ffn.store.banks().container, false)?;
+        }
+        ffn.store.set_plan(&plan.memory)?;
+        if let Some(embedding) = embedding {
+            embedding.hold(&ffn.store.banks().container, plan.memory.embedding)?;
+        }
         self.plan = plan;
         Ok(())
     }

@@ -8,6 +8,7 @@ use emberflow_models::config::ModelConfig;
 
 use crate::Error;
 use crate::attention::attention;
+use crate::embedding::Embedding;
 use crate::ffn::{Ffn, FfnSeen, Norm};
 use crate::input::Input;
 use crate::rope::RopeTable;
@@ -42,6 +43,8 @@ pub(crate) struct Decoder {
     pub workers: Workers,
     pub config: ModelConfig,
     pub weights: Weights,
+    /// Where it is not the head, too.
+    pub embedding: Option<Embedding>,
     pub ffn: Ffn,
     pub rope: RopeTable,
     pub scratch: Scratch,
@@ -82,6 +85,7 @@ impl Decoder {
             workers,
             config: c,
             weights,
+            embedding,
             ffn,
             rope,
             scratch: s,
@@ -95,11 +99,19 @@ impl Decoder {
         let mut n = 0;
         for span in &*spans {
             let first = span.sequence.len();
-            for (i, &token) in span.tokens.iter().enumerate() {
-                let x = &mut s.x[n * d..(n + 1) * d];
-                cpu.dequantize(weights.embed.row(token as usize), x);
+            for i in 0..span.tokens.len() {
                 rope.fill(n, first + i);
                 n += 1;
+            }
+        }
+        ffn.store.tracer().section(&trace::EMBEDDING, [0; 2]);
+        let tokens = spans.iter().flat_map(|span| span.tokens).copied();
+        match embedding {
+            Some(embedding) => embedding.rows(cpu, &mut ffn.store, tokens, &mut s.x)?,
+            None => {
+                for (token, x) in tokens.zip(s.x.chunks_exact_mut(d)) {
+                    cpu.dequantize(weights.head.row(token as usize), x);
+                }
             }
         }
         let mut last = Instant::now();
@@ -141,7 +153,7 @@ impl Decoder {
             rmsnorm_rows(cpu, x, &weights.final_norm, c.rms_eps, count, &mut s.normed);
             let input = Input::new(cpu, &s.normed[..count * d], count, &mut s.input);
             let logits = &mut s.logits[..count * vocab];
-            (weights.head()).matmul(cpu, workers, input, &mut s.rows, logits);
+            (weights.head).matmul(cpu, workers, input, &mut s.rows, logits);
         };
         match wanted {
             Logits::Last => head(n - 1..n, s),

@@ -22,6 +22,7 @@ pub mod bundle;
 mod choice;
 mod counters;
 mod details;
+mod embedding;
 pub mod energy;
 mod engine;
 mod error;

@@ -19,8 +19,10 @@ pub struct Needs {
     pub process: u64,
     /// Highest resident set so far; a budget below it is already broken.
     pub process_peak: u64,
-    /// Attention, norms, embedding, head.
+    /// Attention, norms, head, and what reading single rows of the embedding takes.
     pub fixed: u64,
+    /// All rows of the embedding; 0 where it is the head, too.
+    pub embedding: u64,
     /// Quantisation scales that stay resident.
     pub scales: u64,
     /// Keys and values at full context.
@@ -86,6 +88,8 @@ pub struct MemoryPlan {
     pub hot_clusters: u64,
     /// Neurons the cold region holds at once.
     pub slots: u64,
+    /// Whether all rows of the embedding stay in memory: where everything else does.
+    pub embedding: bool,
 }
 
 impl MemoryPlan {
@@ -96,7 +100,15 @@ impl MemoryPlan {
 
     /// Bytes that are read when the plan takes effect, at most.
     pub fn loaded(&self) -> u64 {
-        let parts = ["fixed", "scales", "predictor", "gates", "hot", "cold"];
+        let parts = [
+            "fixed",
+            "scales",
+            "predictor",
+            "gates",
+            "hot",
+            "cold",
+            "embedding",
+        ];
         parts.iter().map(|part| self.ledger.held(part)).sum()
     }
 
@@ -227,8 +239,8 @@ impl Needs {
         };
         let all = self.clusters.saturating_mul(self.cluster_len(residency));
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
-        let ffn = gates.saturating_add(ffn);
-        self.base().saturating_add(ffn).max(self.smallest_budget())
+        let rest = gates.saturating_add(ffn).saturating_add(self.embedding);
+        self.base().saturating_add(rest).max(self.smallest_budget())
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights
@@ -296,10 +308,15 @@ impl Needs {
         } else {
             (left / unit, 0)
         };
+        let ffn = hot_clusters * unit + slots * slot;
+        let embedding = hot_clusters == self.clusters
+            && self.embedding > 0
+            && left.saturating_sub(ffn) >= self.embedding;
         for (what, bytes) in [
             ("gates", gates),
             ("hot", hot_clusters * unit),
             ("cold", slots * slot),
+            ("embedding", if embedding { self.embedding } else { 0 }),
         ] {
             ledger
                 .charge(what, bytes)
@@ -310,6 +327,7 @@ impl Needs {
             residency,
             hot_clusters,
             slots,
+            embedding,
         })
     }
 }
@@ -324,6 +342,7 @@ mod tests {
             process: 10 << 20,
             process_peak: 11 << 20,
             fixed: 3 << 20,
+            embedding: 1 << 20,
             scales: 1 << 20,
             kv: 1 << 20,
             scratch: 1 << 20,
@@ -380,6 +399,22 @@ mod tests {
             (63, 0, Residency::GatesResident)
         );
         assert_eq!(all.ffn_resident_share(&n), 1.0);
+    }
+
+    #[test]
+    fn the_embedding_stays_where_everything_else_does() {
+        let n = needs();
+        let full = n.full_budget();
+        let held = |budget| {
+            let plan = n.plan(budget).unwrap();
+            assert_eq!(plan.hot_clusters, n.clusters);
+            (plan.embedding, plan.ledger.held("embedding"))
+        };
+        assert_eq!(held(full), (true, n.embedding));
+        assert_eq!(held(full - 1), (false, 0));
+        assert_eq!(held(full - n.embedding), (false, 0));
+        let less = n.plan(full - n.embedding - (1 << 20)).unwrap();
+        assert!(less.hot_clusters < n.clusters && !less.embedding);
     }
 
     #[test]
@@ -458,6 +493,7 @@ mod tests {
             let n = Needs { gates_help, predicts, ..needs() };
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
             let held = n.base() + plan.ledger.held("gates") + plan.ledger.held("cold")
+                + plan.ledger.held("embedding")
                 + plan.ledger.held("hot");
             prop_assert_eq!(held, plan.ledger.used());
             prop_assert!(held <= plan.budget());

@@ -128,8 +128,10 @@ pub struct Memory {
     pub budget_bytes: u64,
     /// Highest resident set of the process (VmHWM); `null` when the system does not tell.
     pub peak_rss_bytes: Option<u64>,
-    /// Resident weights: attention, norms, embedding, head, scales.
+    /// Resident weights: attention, norms, head, scales.
     pub fixed: u64,
+    /// Rows of the embedding; 0 where they are read when needed.
+    pub embedding: u64,
     /// Gate rows that stay resident.
     pub gates: u64,
     /// Clusters of hot neurons.
@@ -277,6 +279,7 @@ impl Report {
                 budget_bytes: plan.budget(),
                 peak_rss_bytes: mem::peak_rss(),
                 fixed: needs.fixed + needs.scales,
+                embedding: plan.ledger.held("embedding"),
                 gates: plan.ledger.held("gates"),
                 hot: plan.ledger.held("hot"),
                 cold: plan.ledger.held("cold"),

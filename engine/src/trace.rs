@@ -20,6 +20,12 @@ pub static REDUCE: Kind = Kind {
     keys: ["layer", ""],
 };
 
+/// The tokens' rows of the embedding.
+pub static EMBEDDING: Kind = Kind {
+    name: "embedding",
+    keys: ["", ""],
+};
+
 /// Last norm and logits.
 pub static HEAD: Kind = Kind {
     name: "head",

@@ -121,10 +121,8 @@ pub struct Layer {
 /// All resident weights.
 #[derive(Debug)]
 pub struct Weights {
-    /// Token embedding, `[vocab × d_model]`.
-    pub embed: Matrix,
-    /// Output head, `[vocab × d_model]`; `None` = the embedding.
-    pub head: Option<Matrix>,
+    /// Output head, `[vocab × d_model]`; in some models the token embedding, too.
+    pub head: Matrix,
     /// RMSNorm before the head.
     pub final_norm: Vec<f32>,
     /// One entry per decoder layer.
@@ -174,20 +172,10 @@ impl Weights {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         Ok(Self {
-            embed: src.matrix(Role::Embed, 0, vocab, d)?,
-            head: if c.tied_head {
-                None
-            } else {
-                Some(src.matrix(Role::Head, 0, vocab, d)?)
-            },
+            head: src.matrix(head_role(c), 0, vocab, d)?,
             final_norm: src.vector(Role::FinalNorm, 0, d)?,
             layers,
         })
-    }
-
-    /// The head's matrix.
-    pub fn head(&self) -> &Matrix {
-        self.head.as_ref().unwrap_or(&self.embed)
     }
 
     /// The bytes of attention's matrices.
@@ -196,19 +184,20 @@ impl Weights {
         matrices.map(|m| m.bytes.as_slice()).collect()
     }
 
-    /// Bytes that every token is computed from: all but the embedding's other rows.
+    /// Bytes that every token is computed from.
     pub fn bytes_per_token(&self) -> u64 {
         let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
         let layer = |l: &Layer| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
-        self.layers.iter().map(layer).sum::<u64>() + bytes(self.head())
+        self.layers.iter().map(layer).sum::<u64>() + bytes(&self.head)
     }
 
     /// Bytes that [`Weights::load`] will hold, from the directory alone.
-    pub fn bytes_for(container: &Container) -> u64 {
+    pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
+        let embedding = (!c.tied_head).then(|| name_of(Role::Embed, 0));
         container
             .tensors()
             .iter()
-            .filter(|t| !is_predictor(t.name()))
+            .filter(|t| !is_predictor(t.name()) && Some(t.name()) != embedding.as_deref())
             .map(|t| Arena::charge(1, t.len as usize))
             .sum()
     }
@@ -218,24 +207,40 @@ fn is_predictor(name: &str) -> bool {
     name.contains(".predictor.")
 }
 
-struct Loader<'a> {
-    container: &'a Container,
+/// What the head is.
+fn head_role(c: &ModelConfig) -> Role {
+    match c.tied_head {
+        true => Role::Embed,
+        false => Role::Head,
+    }
 }
 
-impl Loader<'_> {
-    fn entry(
+/// Name of a tensor of the container.
+pub(crate) fn name_of(role: Role, layer: u32) -> String {
+    let expert = 0;
+    TensorId {
+        role,
+        layer,
+        expert,
+    }
+    .to_string()
+}
+
+/// Finds tensors and proves their shapes.
+pub(crate) struct Loader<'a> {
+    pub container: &'a Container,
+}
+
+impl<'a> Loader<'a> {
+    /// The record of a `[rows × cols]` matrix, and its block format.
+    pub fn entry(
         &self,
         role: Role,
         layer: u32,
         rows: usize,
         cols: usize,
-    ) -> Result<(&TensorEntry, DType), Error> {
-        let name = TensorId {
-            role,
-            layer,
-            expert: 0,
-        }
-        .to_string();
+    ) -> Result<(&'a TensorEntry, DType), Error> {
+        let name = name_of(role, layer);
         let bad = |reason: String| Error::Tensor {
             path: self.container.path().to_path_buf(),
             name: name.clone(),

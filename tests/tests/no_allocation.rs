@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling, Sparsity};
+use emberflow_kernels::DType;
 use emberflow_storage::io::EngineChoice;
+use emberflow_tests::{fixtures, packed};
 
 struct Counting;
 
@@ -40,13 +42,18 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_token_allocates_nothing() {
     // one test, so that nothing else allocates meanwhile
-    for (io, sparsity, share) in [
-        (EngineChoice::Auto, Sparsity::Exact, 0.45),
-        (EngineChoice::Pread, Sparsity::Exact, 0.45),
-        (EngineChoice::Auto, Sparsity::Predicted, 0.45),
-        (EngineChoice::Auto, Sparsity::Predicted, 0.8),
+    let dir = tempfile::tempdir().expect("a folder");
+    // Its embedding is not its head, so rows of it are read.
+    let untied = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8);
+    for (model, io, sparsity, share) in [
+        (None, EngineChoice::Auto, Sparsity::Exact, 0.45),
+        (None, EngineChoice::Pread, Sparsity::Exact, 0.45),
+        (None, EngineChoice::Auto, Sparsity::Predicted, 0.45),
+        (None, EngineChoice::Auto, Sparsity::Predicted, 0.8),
+        (Some(&untied), EngineChoice::Auto, Sparsity::Exact, 0.45),
     ] {
-        let model = open_model(&ModelArg { model: None }).expect("the bundled model");
+        let model = model.cloned();
+        let model = open_model(&ModelArg { model }).expect("a model");
         let mut engine = Engine::open(
             model,
             Options {

@@ -152,6 +152,7 @@ fn the_report_has_every_key_of_the_contract() {
                 "budget_bytes",
                 "peak_rss_bytes",
                 "fixed",
+                "embedding",
                 "hot",
                 "cold",
                 "kv",

@@ -231,7 +231,14 @@ impl Banks {
     /// Aligned read that covers `len` bytes from byte `start` of a bundle on:
     /// offset in the container, and length.
     pub fn cover(&self, bank: usize, neuron: u32, start: usize, len: usize) -> (u64, u32) {
-        let from = self.container.neuron_offset(bank, neuron) + start as u64;
+        self.cover_of(
+            self.container.neuron_offset(bank, neuron) + start as u64,
+            len,
+        )
+    }
+
+    /// Aligned read that covers `len` bytes from `from` on: offset in the container, and length.
+    pub fn cover_of(&self, from: u64, len: usize) -> (u64, u32) {
         let low = from & !(self.align.0 as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.0 as u64);
         (low, (high - low) as u32)
@@ -240,8 +247,20 @@ impl Banks {
     /// Where the wanted bytes begin in what [`cover`](Self::cover) reads.
     #[inline]
     pub fn shift(&self, bank: usize, neuron: u32, start: usize) -> usize {
-        let from = self.container.neuron_offset(bank, neuron) + start as u64;
+        self.shift_of(self.container.neuron_offset(bank, neuron) + start as u64)
+    }
+
+    /// The same for bytes from `from` on.
+    #[inline]
+    pub fn shift_of(&self, from: u64) -> usize {
         (from & (self.align.0 as u64 - 1)) as usize
+    }
+
+    /// Length and alignment of a slot for any `len` bytes of the container.
+    pub fn piece(&self, len: usize) -> (usize, usize) {
+        let (offset, memory) = self.align;
+        let cover = len.next_multiple_of(offset) + offset;
+        (cover.next_multiple_of(memory), memory)
     }
 
     /// Bytes of a cache slot.

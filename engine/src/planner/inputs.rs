@@ -2,6 +2,7 @@
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
+use emberflow_storage::io::trim_heap;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 
@@ -10,6 +11,7 @@ use super::firing::Firing;
 use super::rates::Rates;
 use super::{BATCHES, Planner, PredictorNeeds, Scratched, chunks, cores};
 use crate::Error;
+use crate::embedding::Embedding;
 use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts, StoredPredictors, Temperature};
 use crate::kv_cache::KvCache;
 use crate::memory::{Needs, Residency};
@@ -189,6 +191,8 @@ fn needs(
     costs: ReadCosts,
     least: Scratched,
 ) -> Result<Needs, Error> {
+    // What was freed meanwhile would be counted as the process's, and again as what takes its place.
+    trim_heap();
     // Without them the budget could not be kept.
     let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
         return Err(Error::Option(
@@ -202,10 +206,12 @@ fn needs(
         Phases::One => false,
         Phases::Two => true,
     };
+    let (rows_kept, embedding) = Embedding::bytes_for(banks, c);
     Ok(Needs {
         process,
         process_peak,
-        fixed: Weights::bytes_for(&banks.container),
+        fixed: Weights::bytes_for(&banks.container, c) + rows_kept,
+        embedding,
         scales: banks.resident_scales(),
         predictor: least.predictor,
         predicts: banks.predicts,

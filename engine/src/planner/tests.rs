@@ -23,6 +23,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             process: 20 << 20,
             process_peak: 25 << 20,
             fixed: 1 << 30,
+            embedding: 0,
             scales: 0,
             predictor: 0,
             kv: 128 << 20,
@@ -246,8 +247,8 @@ fn the_published_split_of_a_47b_model() {
     let kv_rows = u64::from(c.kv_heads * c.head_dim);
     let attention = (2 * d as u64 + 2 * kv_rows) * row(d);
     let router = u64::from(c.experts) * 4 * d as u64;
-    let embeddings = 2 * u64::from(c.vocab) * row(d);
-    let fixed = u64::from(c.layers) * (attention + router) + embeddings;
+    let embedding = u64::from(c.vocab) * row(d);
+    let fixed = u64::from(c.layers) * (attention + router) + embedding;
     // Two matrices for each expert, of the rank that makes the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
@@ -257,6 +258,7 @@ fn the_published_split_of_a_47b_model() {
         process: runtime - Scratch::bytes_for(&c, 128, 1, 4),
         process_peak: 0,
         fixed,
+        embedding,
         scales: neurons * u64::from(g.scales_per_neuron),
         predictor,
         kv,
@@ -284,7 +286,10 @@ fn the_published_split_of_a_47b_model() {
             "{what}: {found:.3e}"
         );
     };
-    near("other layers", held("fixed") + held("kv"), 1.0 * GB, 0.15);
+    // Of what is published the embedding is a part; here its rows are read from flash.
+    let other = held("fixed") + held("kv") + embedding as f64;
+    assert_eq!(held("embedding"), 0.0);
+    near("other layers", other, 1.0 * GB, 0.15);
     near("predictors", held("predictor"), 2.6 * GB, 0.1);
     near("scales", held("scales"), 2.7 * GB, 0.05);
     near("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);

@@ -41,7 +41,7 @@ pub use engine::{Engine, EngineStats};
 pub use error::IoError;
 pub use mapped::Mapped;
 pub use merge::Merge;
-pub use pages::prefer_huge_pages;
+pub use pages::{prefer_huge_pages, trim_heap};
 pub use probe::{UringFacts, probe_uring};
 pub use profile::{Core, Profile};
 pub use sim::{Faults, SimClock, SimOptions};

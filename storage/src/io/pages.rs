@@ -25,6 +25,16 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(n).ok().filter(|&n| n > 0).unwrap_or(4096)
 }
 
+/// Gives the pages of freed allocations back to the system, as far as the allocator can: what was
+/// only needed to open a model would be held for ever.
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim has no preconditions, and touches free memory alone.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Asks for huge pages under the part of `bytes` that fills whole ones. Nothing else
 /// changes, and no byte outside of it becomes resident. Best effort.
 pub fn prefer_huge_pages(bytes: &mut [u8]) {

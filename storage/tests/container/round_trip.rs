@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use emberflow_storage::container::Container;
+use emberflow_storage::container::{Container, TensorEntry};
 use proptest::prelude::*;
 
 use crate::support::{Model, Packed, bare, full, random};
@@ -23,6 +23,7 @@ fn check_content(model: &Model, c: &Container) {
         let mut bytes = vec![0; entry.len as usize];
         c.read_tensor(entry, &mut bytes).unwrap();
         assert_eq!(bytes, model.tensor(i));
+        check_rows(c, entry, &bytes);
     }
     assert!(c.tensor("no such tensor").is_none());
 
@@ -60,6 +61,27 @@ fn check_content(model: &Model, c: &Container) {
         report.bundles,
         spec.banks.iter().map(|b| u64::from(b.neurons)).sum::<u64>()
     );
+}
+
+/// Rows read one by one are those of the tensor, and another row's bytes are damage.
+fn check_rows(c: &Container, entry: &TensorEntry, bytes: &[u8]) {
+    let count = entry.dims().first().map_or(0, |&rows| rows as usize);
+    let whole = count > 0 && bytes.len() >= count && bytes.len().is_multiple_of(count);
+    let rows = c.rows(entry, count);
+    assert_eq!(rows.is_ok(), whole, "{rows:?}");
+    let Ok(rows) = rows else { return };
+    for (r, row) in bytes.chunks_exact(rows.row_len()).enumerate() {
+        let mut read = vec![0; rows.row_len()];
+        let at = c.base() + rows.offset_of(r);
+        c.file().read_exact_at(&mut read, at).unwrap();
+        assert_eq!(read, row);
+        c.check_row(&rows, r, &read).unwrap();
+        read[0] ^= 1;
+        let damaged = c.check_row(&rows, r, &read).unwrap_err().to_string();
+        assert!(damaged.contains(&format!("(row {r})")), "{damaged}");
+        assert!(c.check_row(&rows, r, &row[1..]).is_err());
+        assert!(c.check_row(&rows, count, row).is_err());
+    }
 }
 
 #[test]

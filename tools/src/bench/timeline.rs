@@ -228,7 +228,8 @@ fn times(lanes: &[Lane]) -> Vec<KindTime> {
 }
 
 /// Colours, and which spans lie behind others.
-const FILLS: [(&str, &str); 12] = [
+const FILLS: [(&str, &str); 13] = [
+    ("embedding", "#d8a7c9"),
     ("attention", "#74b774"),
     ("ffn", "#e6e6e6"),
     ("head", "#b59ad6"),

@@ -120,6 +120,9 @@ const HALF: u64 = 1 << 62;
 /// A neuron of a bank, asked for before the bank began.
 pub(super) const FORESEEN: u64 = 1 << 61;
 
+/// A row of a dense tensor, and its place among those asked for together.
+pub(super) const PIECE: u64 = 1 << 60;
+
 /// Looks a neuron up and pins it.
 fn hold(cold: &mut ColdCache, foreseen: &mut Foreseen, key: Key) -> Option<Held> {
     let slot = cold.get_pin(key)?;
@@ -366,6 +369,11 @@ impl NeuronStore {
         if self.io.outstanding() == 0 {
             return self.make_room(ids);
         }
+        self.sleep(ids)
+    }
+
+    /// Waits for a read and takes in what has arrived.
+    pub(super) fn sleep(&mut self, ids: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
         let span = self.tracer.open(&WAIT, [u64::from(self.layer.bank), 0]);
         let waited = self.io.wait(&mut self.completions, 1);
@@ -388,6 +396,9 @@ impl NeuronStore {
                 }
             }
         }
+        // Between two banks nobody can be asked for by its place.
+        self.layer.clusters.clear();
+        self.layer.held.clear();
     }
 
     /// Whether named clusters wait for memory that others hold.
@@ -473,6 +484,10 @@ impl NeuronStore {
         if done.tag & FORESEEN != 0 {
             let (bank, neuron) = ((done.tag >> 32) as u32 & 0x1fff_ffff, done.tag as u32);
             return self.take_foreseen(ids, Key { bank, neuron }, done.slot, result);
+        }
+        if done.tag & PIECE != 0 {
+            self.pieces.push((done.tag, done.slot));
+            return result;
         }
         let place = (done.tag & !HALF) as usize;
         if done.tag & HALF != 0 && result.is_ok() {

@@ -10,6 +10,7 @@ mod ahead;
 mod border;
 mod bytes;
 mod costs;
+mod fetch;
 mod fill;
 mod foresee;
 mod layer;
@@ -20,7 +21,7 @@ mod window;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{ColdCache, Key};
 use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
@@ -95,6 +96,9 @@ pub(crate) struct NeuronStore {
     reads: Vec<Read>,
     completions: Vec<Completion>,
     layer: Layer,
+    /// Rows of dense tensors that have come, with their tags, and how many are to come or have.
+    pieces: Vec<(u64, Slot)>,
+    pieces_coming: usize,
     foreseen: Foreseen,
     spreads: Vec<Spread>,
     counters: Counters,
@@ -169,6 +173,8 @@ impl NeuronStore {
             reads: Vec::with_capacity(BATCH),
             completions: Vec::with_capacity(2 * banks.neurons),
             layer: Layer::new(banks.neurons, banks.clusters()),
+            pieces: Vec::with_capacity(BATCH),
+            pieces_coming: 0,
             foreseen: Foreseen::new(banks.count, banks.neurons),
             spreads: vec![Spread::default(); banks.count],
             counters: Counters::default(),
@@ -254,6 +260,11 @@ impl NeuronStore {
     pub fn hot_bytes(&mut self) -> Vec<&[u8]> {
         let (banks, clusters) = (self.banks.count as u32, self.banks.clusters() as u32);
         self.hot.resident(banks, clusters)
+    }
+
+    /// The container's banks.
+    pub fn banks(&self) -> &Banks {
+        &self.banks
     }
 
     /// Where to record what is done.
