@@ -138,6 +138,8 @@ pub struct Pass<'a> {
     pub stream_buffers: u32,
     /// Gate parts are read first where gates are not resident.
     pub two_phases: bool,
+    /// What a predictor's guess names is read a layer ahead.
+    pub foresees: bool,
 }
 
 /// What an FFN computes, in nanoseconds.
@@ -170,6 +172,7 @@ impl Pass<'_> {
         let bundles = plan.residency == Residency::Bundles;
         let scan = s.dense || bundles && !predicts;
         let streams = scan && (s.dense || !self.two_phases);
+        let foresees = self.foresees && predicts && bundles && tokens == 1;
         let t = tokens as f64;
         let mut sum = Forecast {
             tokens,
@@ -203,12 +206,27 @@ impl Pass<'_> {
             };
             asked += reads.asked;
             missed += reads.missed;
+            let (reads, late) = match foresees && reads.count > 0.0 {
+                true => reads.foreseen(),
+                false => (reads, reads),
+            };
+            let ahead = if foresees && reads.count > 0.0 {
+                self.naming(set)
+            } else {
+                0.0
+            };
             let attention = self.attention(t, positions as f64, set);
-            let times = Times {
+            let mut times = Times {
                 attention,
                 ..self.ffn(&reads, fires, t, predicts, streams, set)
             };
-            let (work, all) = (times.work, self.overlapped(&times, &reads, streams));
+            times.work += ahead;
+            let (work, mut all) = (times.work, self.overlapped(&times, &late, streams));
+            if foresees {
+                // From one naming to the next the device has all the time there is.
+                let deviation = reads.ns * (SPREAD / reads.count.max(1.0)).sqrt();
+                all = mean_of_larger(attention + all, reads.ns, deviation) - attention;
+            }
             let ms = 1e-6;
             sum.ms += (attention + all) * ms;
             sum.compute_ms += (attention + work.min(all)) * ms;
@@ -254,14 +272,13 @@ impl Pass<'_> {
             true => (fires * self.predictor.named).min(neurons),
             false => neurons,
         };
-        let naming_ahead = self.predictor.bytes as f64 / s.layers as f64;
         let found = if streams {
             0.0
         } else {
             (reads.asked - reads.missed).max(0.0)
         };
         let naming = neurons * m.name_ns + found * m.lookup_ns;
-        let predicting = naming_ahead / self.rates.read.at(set);
+        let predicting = self.naming(set);
         let gates = self.gates(self.rates, tokens, named, set) + predicting;
         let sums = self.sums(self.rates, tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
@@ -303,6 +320,11 @@ impl Pass<'_> {
             head: (gates + naming) / pieces,
             last: (sums + arriving) / clusters + self.rates.section_ns,
         }
+    }
+
+    /// Nanoseconds in which a predictor's weights are read.
+    fn naming(&self, set: f64) -> f64 {
+        self.predictor.bytes as f64 / self.shape.layers as f64 / self.rates.read.at(set)
     }
 
     /// Nanoseconds of an FFN whose reads run beside its computation.

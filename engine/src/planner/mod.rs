@@ -281,6 +281,7 @@ impl Planner {
                 predictor: self.predictor,
                 stream_buffers,
                 two_phases: needs.two_phases && memory.slots > 0,
+                foresees: self.policy.foresees() && !self.gates_first,
             };
             let before = if tokens > 1 { 0 } else { self.context / 2 };
             Some((

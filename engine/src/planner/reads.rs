@@ -13,6 +13,12 @@ use crate::memory::MemoryPlan;
 /// 3 to 4 times the binomial one.
 pub(super) const SPREAD: f64 = 3.5;
 
+/// Of what a layer misses, the share that a guess of the layer before names, and the share of such
+/// guesses that are right: between what the synthetic 7B model (88 and 90 %) and a layer of the
+/// bundled one (70 and 80 %) give.
+const FORESEEN: f64 = 0.8;
+const RIGHT: f64 = 0.85;
+
 /// What is read of one layer.
 #[derive(Default, Clone, Copy)]
 pub(super) struct Reads {
@@ -26,6 +32,8 @@ pub(super) struct Reads {
     pub checked_alone: f64,
     /// Nanoseconds in which the I/O thread keeps its core from others.
     pub busy_ns: f64,
+    /// Nanoseconds of processor time of the I/O thread.
+    pub cpu_ns: f64,
     /// Nanoseconds until the first one is there.
     pub latency_ns: f64,
     /// Neurons that are needed outside the hot region, and those of them that miss.
@@ -34,6 +42,29 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// As many as `times` of them, with what they cost and bring.
+    fn times(self, times: f64) -> Self {
+        Self {
+            count: self.count * times,
+            ns: self.ns * times,
+            bytes: self.bytes * times,
+            cpu_ns: self.cpu_ns * times,
+            ..self
+        }
+    }
+
+    /// Those of a layer that was looked ahead to: all that are made for it, and those that are
+    /// asked for only when it is named. As the device is at work while everything else is computed,
+    /// the I/O thread sleeps seldom, and takes its processor time from others and no more.
+    pub(super) fn foreseen(self) -> (Self, Self) {
+        let all = self.times(1.0 - FORESEEN + FORESEEN / RIGHT);
+        let all = Self {
+            busy_ns: all.cpu_ns,
+            ..all
+        };
+        (all, self.times(1.0 - FORESEEN))
+    }
+
     fn add(&mut self, other: Self) {
         self.count += other.count;
         self.ns += other.ns;
@@ -41,6 +72,7 @@ impl Reads {
         self.checked += other.checked;
         self.checked_alone += other.checked_alone;
         self.busy_ns += other.busy_ns;
+        self.cpu_ns += other.cpu_ns;
         self.latency_ns = self.latency_ns.max(other.latency_ns);
         self.asked += other.asked;
         self.missed += other.missed;
@@ -127,6 +159,7 @@ impl Pass<'_> {
             bytes,
             checked: wanted * len as f64,
             busy_ns: commands * self.busy(each, ns),
+            cpu_ns: commands * self.device.cpu_ns(each),
             latency_ns: self.device.latency_ns(each),
             ..Reads::default()
         }
@@ -154,6 +187,7 @@ impl Pass<'_> {
             bytes,
             checked_alone: bytes,
             busy_ns: count * self.busy(len, ns),
+            cpu_ns: count * self.device.cpu_ns(len),
             ..Reads::default()
         }
     }

@@ -118,6 +118,33 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
 }
 
 #[test]
+fn looking_a_layer_ahead_hides_reads() {
+    let mut p = planner(Profile::Nvme, sparse());
+    p.needs.predicts = true;
+    p.needs.predictor = 256 << 20;
+    p.predictor = PredictorNeeds {
+        bytes: 256 << 20,
+        named: 1.3,
+    };
+    p.gates_first = false;
+    let budget = p.needs.budget_for_share(0.6);
+    let ahead = p.plan(budget).unwrap();
+    assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
+    p.policy = Policy::NoPipeline;
+    let late = p.plan(budget).unwrap();
+    assert_eq!(ahead.memory.slots, late.memory.slots);
+    let [ahead, late] = [ahead.decode, late.decode];
+    // Some guesses are wrong, and naming twice takes time.
+    assert!(ahead.reads > late.reads && ahead.compute_ms < ahead.ms);
+    assert!(
+        ahead.wait_ms < late.wait_ms && ahead.ms < late.ms,
+        "{ahead:?} {late:?}"
+    );
+    // But reading takes the time it takes.
+    assert!(ahead.ms > 0.99 * ahead.io_ms, "{ahead:?}");
+}
+
+#[test]
 fn a_faster_device_and_a_faster_machine_give_more() {
     let budget = 3 << 30;
     let speed = |p: &Planner| p.plan(budget).unwrap().decode.tokens_per_s;
