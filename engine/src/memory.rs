@@ -68,6 +68,17 @@ pub struct Needs {
 /// code pages, allocator slack. Checked by the peak-RSS tests.
 pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
+/// Part of a budget that is left to what the kernel holds for the process: page tables, reads under
+/// way, pages of the program's file. No resident set counts it all, but control groups do, and in one
+/// with the budget as its limit the program's own pages would be read again and again. At 2.6 GiB it is
+/// 18 MiB.
+const KERNEL_PART: u64 = 128;
+
+/// The least budget with room for `bytes` beside the kernel's part.
+fn with_kernel(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes.div_ceil(KERNEL_PART - 1))
+}
+
 /// What a cache slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
@@ -205,7 +216,7 @@ impl Needs {
         } else {
             streaming
         };
-        let budget = self.base().saturating_add(least);
+        let budget = with_kernel(self.base().saturating_add(least));
         budget.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
     }
 
@@ -240,7 +251,7 @@ impl Needs {
         let all = self.clusters.saturating_mul(self.cluster_len(residency));
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
         let rest = gates.saturating_add(ffn).saturating_add(self.embedding);
-        self.base().saturating_add(rest).max(self.smallest_budget())
+        with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights
@@ -252,7 +263,7 @@ impl Needs {
             Err(_) => 0.0,
         };
         // The share grows with the budget on both sides of the step where Gate rows become resident.
-        let step = self.base().saturating_add(self.with_gates());
+        let step = with_kernel(self.base().saturating_add(self.with_gates()));
         let (mut low, mut high) = if !self.gates_help || share_of(step.max(smallest)) <= share {
             (step.max(smallest), self.full_budget())
         } else {
@@ -286,7 +297,8 @@ impl Needs {
             });
         }
         let mut ledger = Ledger::new(budget);
-        for (what, bytes) in self.base_entries() {
+        let kernel = [("kernel", budget / KERNEL_PART)];
+        for (what, bytes) in self.base_entries().into_iter().chain(kernel) {
             ledger
                 .charge(what, bytes)
                 .map_err(emberflow_storage::Error::from)?;
@@ -391,7 +403,7 @@ mod tests {
         let smallest = n.smallest_budget();
         let plan = n.plan(smallest).unwrap();
         assert_eq!((plan.residency, plan.slots), (Residency::Bundles, 0));
-        let plan = n.plan(smallest + n.with_gates()).unwrap();
+        let plan = n.plan(with_kernel(smallest + n.with_gates())).unwrap();
         assert_eq!(plan.residency, Residency::GatesResident);
         let all = n.plan(n.full_budget()).unwrap();
         assert_eq!(
@@ -411,9 +423,8 @@ mod tests {
             (plan.embedding, plan.ledger.held("embedding"))
         };
         assert_eq!(held(full), (true, n.embedding));
-        assert_eq!(held(full - 1), (false, 0));
-        assert_eq!(held(full - n.embedding), (false, 0));
-        let less = n.plan(full - n.embedding - (1 << 20)).unwrap();
+        assert_eq!(held(full - n.embedding / 2), (false, 0));
+        let less = n.plan(full - n.embedding - (2 << 20)).unwrap();
         assert!(less.hot_clusters < n.clusters && !less.embedding);
     }
 
@@ -492,7 +503,7 @@ mod tests {
             let predicts = predicts && gates_help;
             let n = Needs { gates_help, predicts, ..needs() };
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
-            let held = n.base() + plan.ledger.held("gates") + plan.ledger.held("cold")
+            let held = n.base() + plan.ledger.held("kernel") + plan.ledger.held("gates") + plan.ledger.held("cold")
                 + plan.ledger.held("embedding")
                 + plan.ledger.held("hot");
             prop_assert_eq!(held, plan.ledger.used());
