@@ -30,15 +30,15 @@ pub(crate) struct Embedding {
 
 impl Embedding {
     /// Checks the table row by row. `None` where it is the head, too.
-    pub fn open(store: &NeuronStore, c: &ModelConfig) -> Result<Option<Self>, Error> {
+    pub fn open(banks: &Banks, c: &ModelConfig) -> Result<Option<Self>, Error> {
         if c.tied_head {
             return Ok(None);
         }
         let (rows, d) = (c.vocab as usize, c.d_model as usize);
-        let container = &store.banks().container;
+        let container = &banks.container;
         let (entry, dtype) = Loader { container }.entry(Role::Embed, 0, rows, d)?;
         let rows = container.rows(entry, rows)?;
-        let (slot_len, align) = store.banks().piece(rows.row_len());
+        let (slot_len, align) = banks.piece(rows.row_len());
         let arrivals = Arena::new(ROWS, slot_len, align, ArenaOptions::default())
             .map_err(emberflow_storage::Error::from)?;
         Ok(Some(Self {

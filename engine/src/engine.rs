@@ -94,6 +94,7 @@ impl Engine {
             room => Arc::new(Trace::new(options.threads, room)).into(),
         };
 
+        let mut embedding = Embedding::open(&banks, &c)?;
         let weights = Weights::load(&banks.container, &c)?;
         let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
         let cores = compute_cores(options.threads, options.io_core);
@@ -117,7 +118,6 @@ impl Engine {
             &options,
             tracer_of_store,
         )?;
-        let mut embedding = Embedding::open(&store, &c)?;
         if let Some(embedding) = &mut embedding {
             embedding.hold(&store.banks().container, plan.memory.embedding)?;
         }
@@ -322,10 +322,11 @@ impl Engine {
             embedding.hold(&ffn.store.banks().container, false)?;
         }
         ffn.store.set_plan(&plan.memory)?;
-        if let Some(embedding) = embedding {
-            embedding.hold(&ffn.store.banks().container, plan.memory.embedding)?;
-        }
         self.plan = plan;
+        if let Some(embedding) = embedding {
+            let hold = self.plan.memory.embedding;
+            embedding.hold(&ffn.store.banks().container, hold)?;
+        }
         Ok(())
     }
 
