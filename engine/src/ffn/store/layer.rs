@@ -425,18 +425,6 @@ impl NeuronStore {
         }
     }
 
-    /// Verifies here what no thread has computed yet, so that it can be given up.
-    pub(super) fn verify_places(&mut self, ids: &[u32], places: Range<usize>) {
-        for place in places {
-            if let Held::Read(slot) = self.layer.held[place] {
-                let bytes = self.cold.bytes(slot);
-                if self.verified(ids[place], bytes).is_some() {
-                    self.layer.held[place] = Held::Pinned(slot);
-                }
-            }
-        }
-    }
-
     /// What the computing threads found damaged, as an error; everything is then taken back.
     pub fn intact(&mut self, ids: &[u32]) -> Result<(), Error> {
         let damage = self.damage.get_mut().unwrap_or_else(|e| e.into_inner());

@@ -1,6 +1,8 @@
 //! Taking back what a bank holds or has asked for: where memory is short, after an error, and
 //! before the regions change.
 
+use std::ops::Range;
+
 use emberflow_storage::cache::Key;
 
 use super::NeuronStore;
@@ -34,6 +36,18 @@ impl NeuronStore {
         let slots = self.cold.slots();
         let first = format!("none of {slots} cache slots can be had");
         self.latch(Err(Error::Failed { first }))
+    }
+
+    /// Verifies here what no thread has computed yet, so that it can be given up.
+    fn verify_places(&mut self, ids: &[u32], places: Range<usize>) {
+        for place in places {
+            if let Held::Read(slot) = self.layer.held[place] {
+                let bytes = self.cold.bytes(slot);
+                if self.verified(ids[place], bytes).is_some() {
+                    self.layer.held[place] = Held::Pinned(slot);
+                }
+            }
+        }
     }
 
     /// After an error: takes back every read and unpins everything.
