@@ -94,6 +94,7 @@ impl Decoder {
         let (cpu, workers) = (*cpu, &*workers);
         let d = c.d_model as usize;
         ffn.store.step_border()?;
+        ffn.begin(spans.iter().map(|span| span.tokens.len()));
 
         // x [n × d]
         let mut n = 0;

@@ -34,6 +34,19 @@ impl<'a> Features<'a> {
         self.quantized.tokens()
     }
 
+    /// Token `t` alone.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub fn alone(&self, t: usize) -> Self {
+        let d = self.quantized.n();
+        Self {
+            normed: &self.normed[t * d..(t + 1) * d],
+            quantized: self.quantized.range(t, 1),
+            residual: &self.residual[t * d..(t + 1) * d],
+        }
+    }
+
     /// The vector of token `t` that a predictor reads.
     pub fn token(&self, reads: Reads, t: usize) -> &'a [f32] {
         let d = self.quantized.n();

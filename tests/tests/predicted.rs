@@ -21,10 +21,11 @@ fn predicted(context: usize) -> Options {
     }
 }
 
+const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+
 fn train(arguments: &[&str], output: &Path) {
-    let heldout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/heldout.txt");
-    let mut line = vec!["emberflow", "train-predictor", "--json", "-f"];
-    line.extend([heldout.to_str().unwrap(), "-o", output.to_str().unwrap()]);
+    let mut line = vec!["emberflow", "train-predictor", "--json", "-f", HELDOUT];
+    line.extend(["-o", output.to_str().unwrap()]);
     line.extend(arguments);
     let Command::TrainPredictor(args) = Cli::parse_from(line).command else {
         unreachable!("that is the command");
@@ -73,6 +74,22 @@ fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
     foreseen
 }
 
+/// Neurons that the tokens after a prompt have to read, with half of the FFN in memory.
+fn missed_after(path: &Path, prompt: &[u32], chunk: usize, after: &[u32]) -> u64 {
+    let context = prompt.len() + after.len();
+    let mut engine = open(path, predicted(context));
+    squeeze(&mut engine, 0.5);
+    let mut sequence = engine.new_sequence();
+    for part in prompt.chunks(chunk) {
+        (engine.forward(&mut sequence, part, Logits::Last)).unwrap();
+    }
+    let before = engine.counters().misses;
+    for token in after {
+        (engine.forward(&mut sequence, std::slice::from_ref(token), Logits::Last)).unwrap();
+    }
+    engine.counters().misses - before
+}
+
 #[test]
 fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,6 +97,8 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
     let model = open_model(&bundled).unwrap();
     let tokens = model.text().encode("A reference to a vector that").unwrap();
     let container = open_container(&bundled).unwrap();
+    let text = std::fs::read_to_string(HELDOUT).unwrap();
+    let text = model.text().encode(&text[2000..2300]).unwrap();
     for kind in ["coarse", "low-rank", "sign"] {
         let output = dir.path().join(format!("{kind}.ember"));
         train(
@@ -112,6 +131,19 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
         assert!(dense == same, "predictors must not touch exact mode");
         let foreseen = check_one_answer(&output, &tokens);
         assert!(foreseen > 0, "nothing was read ahead of its layer");
+        // As a pass of its own for each token would leave it, and a third of the reads more at most.
+        let missed = |chunk: Option<usize>| -> u64 {
+            let prompts = [4, 12, 24].map(|len| text[..len + 2].split_at(len));
+            let one = |(prompt, after): (&[u32], _)| {
+                missed_after(&output, prompt, chunk.unwrap_or(prompt.len()), after)
+            };
+            prompts.into_iter().map(one).sum()
+        };
+        let (together, one_by_one) = (missed(None), missed(Some(1)));
+        assert!(
+            3 * together <= 4 * one_by_one,
+            "{kind}: {together} neurons missed after whole prompts, {one_by_one} token by token"
+        );
     }
 }
 

@@ -16,6 +16,7 @@ mod banks;
 mod foresight;
 mod hot;
 mod job;
+mod keep;
 mod oracle;
 mod predict;
 mod record;
@@ -24,6 +25,7 @@ mod resident;
 mod store;
 mod temperature;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,7 @@ use crate::trace;
 pub(crate) use foresight::Norm;
 use foresight::{Foresight, Next};
 use job::Job;
+use keep::{RECENT, release};
 pub(crate) use oracle::Oracle;
 use record::Record;
 use store::Step;
@@ -112,6 +115,8 @@ pub(crate) struct Ffn {
     done: Vec<u32>,
     /// Clusters of a group of which some neuron is needed.
     used: Vec<bool>,
+    /// The last rows of each text in the pass, [`RECENT`] at most.
+    ends: Vec<Range<usize>>,
     /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
     fired: u64,
     looked_at: u64,
@@ -150,6 +155,7 @@ impl Ffn {
             now: vec![None; clusters],
             done: Vec::with_capacity(clusters),
             used: Vec::with_capacity(clusters),
+            ends: Vec::with_capacity(chunk),
             shape,
             overlap: store.overlap(),
             store,
@@ -166,7 +172,18 @@ impl Ffn {
     pub fn bytes_for(shape: &FfnShape, chunk: usize, threads: usize, observe: bool) -> u64 {
         let (gates, partials) = buffer_lens(shape, chunk, threads);
         let record = if observe { Record::bytes_for(gates) } else { 0 };
-        4 * (gates + partials + 2 * shape.neurons) as u64 + record
+        let ends = chunk * size_of::<Range<usize>>();
+        (4 * (gates + partials + 2 * shape.neurons) + ends) as u64 + record
+    }
+
+    /// A pass begins: how many rows each of its texts has, which lie one after the other.
+    pub fn begin(&mut self, rows: impl Iterator<Item = usize>) {
+        self.ends.clear();
+        let mut end = 0;
+        self.ends.extend(rows.map(|rows| {
+            end += rows;
+            end - rows.min(RECENT)..end
+        }));
     }
 
     /// Gates and hidden values of the last layer, for `tokens` tokens,
@@ -214,6 +231,9 @@ impl Ffn {
         let layer = [u64::from(bank), 0];
         self.store.tracer().section(&trace::FFN, layer);
         self.name_needs(cpu, workers, bank, input, residual)?;
+        if tokens > 1 {
+            self.lean_on_end(cpu, workers, bank, input.features(residual));
+        }
         if let Some(norm) = next.filter(|_| tokens <= FEW && self.store.foresees(bank + 1)) {
             self.foresee(cpu, workers, (bank + 1, residual, norm))?;
         }
@@ -234,10 +254,10 @@ impl Ffn {
                 .extend((first..end).map(|c| !places(c).is_empty()));
             let partials = &self.partials[..(end - first) * tokens * d];
             self.store.tracer().section(&trace::REDUCE, layer);
-            let (store, done, ids, gates) =
-                (&mut self.store, &mut self.done, &self.ids, &self.gates);
+            let (store, done, ids) = (&mut self.store, &mut self.done, &self.ids);
+            let gates = (&self.gates[..], tokens, &self.ends[..]);
             reduce(workers, partials, &self.used, out, &mut || {
-                release(store, done, ids, gates, tokens);
+                release(store, done, ids, gates);
             });
         }
         self.store.end(&self.ids);
@@ -324,7 +344,7 @@ impl Ffn {
         let mut outcome = Ok(());
         let mut take = |c: usize, gates: &[f32], margins: &[f32]| {
             if !margins.is_empty() {
-                store.lean(cpu, bank, c * CLUSTER, margins);
+                store.lean(cpu, bank, c * CLUSTER, margins, true);
                 if let Some(foresight) = &mut foresight {
                     foresight.learn(cpu, bank, c * CLUSTER, margins);
                 }
@@ -378,7 +398,7 @@ impl Ffn {
         cpu: Cpu,
         workers: &Workers,
         input: Input<'_>,
-        group: std::ops::Range<usize>,
+        group: Range<usize>,
     ) -> Result<(), Error> {
         let tokens = input.tokens();
         let width = tokens * self.shape.format.d;
@@ -488,38 +508,9 @@ impl Ffn {
     }
 
     fn release_done(&mut self, tokens: usize) -> bool {
-        release(
-            &mut self.store,
-            &mut self.done,
-            &self.ids,
-            &self.gates,
-            tokens,
-        )
+        let gates = (&self.gates[..], tokens, &self.ends[..]);
+        release(&mut self.store, &mut self.done, &self.ids, gates)
     }
-}
-
-/// Gives back what the clusters that are `done` held. False when there were none.
-fn release(
-    store: &mut NeuronStore,
-    done: &mut Vec<u32>,
-    ids: &[u32],
-    gates: &[f32],
-    tokens: usize,
-) -> bool {
-    // Of a prompt only what its last token needed, or most of its tokens, is likely to be
-    // needed soon; the rest would push everything else out.
-    let recent = |n: u32| {
-        let gates = &gates[n as usize * tokens..][..tokens];
-        let fires = |g: &&f32| **g != 0.0;
-        tokens <= FEW
-            || gates[tokens - 1] != 0.0
-            || 2 * gates.iter().filter(fires).count() >= tokens
-    };
-    let any = !done.is_empty();
-    for c in done.drain(..) {
-        store.release(ids, c, recent);
-    }
-    any
 }
 
 /// Adds the numbers of the neurons, the first being `first`, that some token needs to `ids`:

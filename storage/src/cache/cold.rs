@@ -22,6 +22,15 @@ impl SlotId {
     }
 }
 
+/// What a unit is after its last pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    Used,
+    Unused,
+    /// The next victim.
+    First,
+}
+
 /// What happened so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
@@ -145,14 +154,15 @@ impl ColdCache {
 
     /// Says how near the units from `first` on are to being used, in every tick in which that is
     /// known, as by a predictor's margins. What is not negative is due; one step is worth a
-    /// sixteenth of a doubling of uses.
+    /// sixteenth of a doubling of uses. `follows`: what was said before is one token older, so that
+    /// both together tell how long nearness lasts.
     ///
     /// # Panics
     /// When the key names no neuron.
-    pub fn lean(&mut self, first: Key, near: impl ExactSizeIterator<Item = i8>) {
+    pub fn lean(&mut self, first: Key, near: impl ExactSizeIterator<Item = i8>, follows: bool) {
         let flat = self.table.flat(first);
         if let Order::Lrfu(lrfu) = &mut self.order {
-            lrfu.lean(flat, near);
+            lrfu.lean(flat, near, follows);
         }
     }
 
@@ -295,7 +305,16 @@ impl ColdCache {
     /// When the unit is not pinned.
     #[inline]
     pub fn unpin(&mut self, key: Key) {
-        self.release(key, false);
+        self.release(key, After::Used);
+    }
+
+    /// Releases one pin. With the last one the unit is worth what it was before, as if it had not been
+    /// used. Under [`Policy::Lru`] it is the most recently used one all the same.
+    ///
+    /// # Panics
+    /// When the unit is not pinned.
+    pub fn unpin_unused(&mut self, key: Key) {
+        self.release(key, After::Unused);
     }
 
     /// Releases one pin. With the last one the unit becomes the next to be evicted: for units that
@@ -304,11 +323,11 @@ impl ColdCache {
     /// # Panics
     /// When the unit is not pinned.
     pub fn unpin_first_victim(&mut self, key: Key) {
-        self.release(key, true);
+        self.release(key, After::First);
     }
 
     #[inline]
-    fn release(&mut self, key: Key, first: bool) {
+    fn release(&mut self, key: Key, after: After) {
         let flat = self.table.flat(key);
         let unit = self.table.at_mut(flat);
         let (true, Some(slot)) = (unit.pins > 0, unit.slot()) else {
@@ -320,11 +339,12 @@ impl ColdCache {
         }
         self.in_use -= 1;
         match &mut self.order {
-            Order::Lru(lru) if first => lru.put_first(slot),
+            Order::Lru(lru) if after == After::First => lru.put_first(slot),
             Order::Lru(lru) => lru.put_last(slot),
+            Order::Lrfu(_) if after == After::Unused => {}
             Order::Lrfu(lrfu) => {
                 lrfu.used(flat, unit);
-                if first {
+                if after == After::First {
                     lrfu.put_first(flat, unit);
                 }
             }

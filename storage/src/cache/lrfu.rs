@@ -55,8 +55,10 @@ pub(super) struct Lrfu {
     head_start: u32,
     /// By unit: how near it is to being used, or [`UNKNOWN`]; what is not negative is due.
     near: Box<[i8]>,
-    /// Whether that counts instead of a head start.
+    /// Whether that counts instead of a head start, and whether the tick before had word to judge it
+    /// by: else it is judged by what this one has so far.
     leans: bool,
+    judged: bool,
     /// Of the units reported in this tick: those that were due both in their report before and in
     /// this one, and those that were due in the one before.
     due: [u64; 2],
@@ -88,6 +90,7 @@ impl Lrfu {
             head_start: LEVELS * Duel::first(),
             near: vec![UNKNOWN; units as usize].into_boxed_slice(),
             leans: false,
+            judged: false,
             due: [0; 2],
             now: 0,
             rooms,
@@ -122,8 +125,9 @@ impl Lrfu {
         if let Some(head_start) = self.duel.tick(lowest, self.worth.lowest()) {
             self.head_start = LEVELS * head_start;
         }
-        let [again, before] = std::mem::take(&mut self.due);
-        self.leans = before > 0 && 10 * again >= DUE_AGAIN * before;
+        self.leans = self.nearness_lasts();
+        self.judged = self.due[1] > 0;
+        self.due = [0; 2];
         if self.now.wrapping_sub(self.looked) >= self.valid {
             self.victims.clear();
             self.next = 0;
@@ -144,8 +148,9 @@ impl Lrfu {
         self.duel.used(flat, unit.worth, &self.worth);
     }
 
-    /// Says how near units are to being used, from the one with flat number `first` on.
-    pub fn lean(&mut self, first: u32, near: impl ExactSizeIterator<Item = i8>) {
+    /// Says how near units are to being used, from the one with flat number `first` on, and whether
+    /// the word before it was that of the tick before.
+    pub fn lean(&mut self, first: u32, near: impl ExactSizeIterator<Item = i8>, follows: bool) {
         let units = &mut self.near[first as usize..][..near.len()];
         let [mut again, mut before] = [0u32; 2];
         for (unit, near) in units.iter_mut().zip(near) {
@@ -154,8 +159,19 @@ impl Lrfu {
             again += u32::from(due & (near >= 0));
             *unit = near.max(UNKNOWN + 1);
         }
-        self.due[0] += u64::from(again);
-        self.due[1] += u64::from(before);
+        if follows {
+            self.due[0] += u64::from(again);
+            self.due[1] += u64::from(before);
+            if !self.judged {
+                self.leans = self.nearness_lasts();
+            }
+        }
+    }
+
+    /// Whether most of the units that were due are due again, as far as this tick tells.
+    fn nearness_lasts(&self) -> bool {
+        let [again, before] = self.due;
+        before > 0 && 10 * again >= DUE_AGAIN * before
     }
 
     /// Keeps a unit that was not used longer than all others in this tick, and then as long as
@@ -346,7 +362,7 @@ mod tests {
         for turns in [false, true] {
             for tick in 0..4 {
                 order.tick();
-                order.lean(0, near(turns && tick % 2 == 1));
+                order.lean(0, near(turns && tick % 2 == 1), true);
             }
             order.tick();
             let left = leave(&order, &table);
@@ -356,11 +372,16 @@ mod tests {
             }
         }
         // Without word of it in a tick it counts no longer.
-        (0..4).for_each(|_| order.lean(0, near(false)));
+        (0..4).for_each(|_| order.lean(0, near(false), true));
         order.tick();
         assert!((0..n).rev().eq(leave(&order, &table)));
         order.tick();
         assert_eq!(leave(&order, &table), by_use);
+        // The first words are judged at once, where one follows the other.
+        order.lean(0, near(false), false);
+        assert_eq!(leave(&order, &table), by_use);
+        order.lean(0, near(false), true);
+        assert!((0..n).rev().eq(leave(&order, &table)));
     }
 
     #[test]

@@ -121,13 +121,12 @@ impl NeuronStore {
                 for (held, &neuron) in self.layer.held[first..end].iter_mut().zip(&ids[first..end])
                 {
                     let held = std::mem::replace(held, Held::Nothing);
-                    if let Held::Pinned(_) | Held::Read(_) = held {
-                        let key = Key { bank, neuron };
-                        if keeps(neuron) {
-                            self.cold.unpin(key);
-                        } else {
-                            self.cold.unpin_first_victim(key);
-                        }
+                    let key = Key { bank, neuron };
+                    match held {
+                        Held::Pinned(_) | Held::Read(_) if keeps(neuron) => self.cold.unpin(key),
+                        Held::Pinned(_) => self.cold.unpin_unused(key),
+                        Held::Read(_) => self.cold.unpin_first_victim(key),
+                        Held::Nothing | Held::Gate(_) | Held::Coming => {}
                     }
                 }
             }

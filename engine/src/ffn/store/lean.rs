@@ -24,8 +24,9 @@ pub(super) struct Spread {
 
 impl NeuronStore {
     /// Neurons of `bank`, from `first` on and in order, are `margins` above their thresholds: the cold
-    /// region keeps those longer that are near.
-    pub fn lean(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32]) {
+    /// region keeps those longer that are near. `follows`: what was said before was of the token
+    /// before.
+    pub fn lean(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32], follows: bool) {
         let spread = &mut self.spreads[bank as usize];
         if first == 0 {
             spread.scale = (spread.squares / self.banks.neurons as f32).sqrt().recip();
@@ -38,6 +39,6 @@ impl NeuronStore {
             bank,
             neuron: first as u32,
         };
-        self.cold.lean(key, near);
+        self.cold.lean(key, near, follows);
     }
 }
