@@ -5,12 +5,13 @@
 //! and what was there before is worth as much as it was, as if each token had had a pass of its own.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use emberflow_kernels::{Cpu, Workers};
 use emberflow_predictor::Features;
 
 use super::store::NeuronStore;
-use super::{CLUSTER, Ffn};
+use super::{CLUSTER, Ffn, nanoseconds};
 
 /// Tokens at the end of a text's pass whose neurons are kept.
 pub(super) const RECENT: usize = 2;
@@ -29,6 +30,7 @@ impl Ffn {
         let (Some(predictors), [end]) = (&mut self.predictors, &self.ends[..]) else {
             return;
         };
+        let start = Instant::now();
         for (t, follows) in [(end.end - 2, false), (end.end - 1, true)] {
             let features = features.alone(t);
             if !predictors.prepare(cpu, workers, bank, features) {
@@ -40,6 +42,7 @@ impl Ffn {
             });
             (self.store).lean(cpu, bank, 0, &self.margins, follows);
         }
+        self.predict_ns += nanoseconds(start.elapsed());
     }
 }
 
@@ -56,10 +59,9 @@ pub(super) fn release(
     let recent = |n: u32| {
         let gates = &gates[n as usize * tokens..][..tokens];
         let fires = |g: &&f32| **g != 0.0;
-        tokens == 1
-            || ends
-                .iter()
-                .any(|end| gates[end.clone()].iter().any(|g| *g != 0.0))
+        let last = |end: &Range<usize>| gates[end.clone()].iter().any(|g| *g != 0.0);
+        ends.len() == tokens
+            || ends.iter().any(last)
             || 2 * gates.iter().filter(fires).count() >= tokens
     };
     let any = !done.is_empty();

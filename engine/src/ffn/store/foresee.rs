@@ -25,6 +25,9 @@ const FEW_MISSING: u32 = 16;
 /// Neurons read ahead for a bank before it is judged how many of them it needed.
 const TRIAL: u32 = 64;
 
+/// Passes after which a bank that was not worth it is tried again.
+const AGAIN: u32 = 64;
+
 /// What was asked for ahead of its need.
 pub(crate) struct Foreseen {
     /// One bit for each neuron, of this bank and the next.
@@ -32,6 +35,9 @@ pub(crate) struct Foreseen {
     /// One bit for each neuron of each bank: resident, and its checksums not yet verified.
     unchecked: Vec<Vec<u64>>,
     banks: Vec<Record>,
+    /// Whether the pass is of one token. Guesses for several are not as good, and say nothing of
+    /// those.
+    single: bool,
 }
 
 /// How well a bank's needs were foreseen.
@@ -52,6 +58,11 @@ impl Record {
     fn is_good(self) -> bool {
         self.asked < TRIAL || 2 * self.needed >= self.asked
     }
+
+    /// It is judged anew.
+    fn forget(&mut self) {
+        (self.asked, self.needed) = (0, 0);
+    }
 }
 
 impl Foreseen {
@@ -61,6 +72,7 @@ impl Foreseen {
             unchecked: vec![bits.clone(); banks],
             bits: [bits.clone(), bits],
             banks: vec![Record::default(); banks],
+            single: false,
         }
     }
 
@@ -70,11 +82,19 @@ impl Foreseen {
         (bits + (size_of::<Vec<u64>>() + size_of::<Record>()) * banks) as u64
     }
 
-    /// A bank begins: what is said of the one after it is forgotten.
-    pub fn begin(&mut self, bank: u32) {
+    /// A bank begins, in a pass of one token or of several: what is said of the one after it is
+    /// forgotten.
+    pub fn begin(&mut self, bank: u32, single: bool) {
+        if bank == 0 && single != self.single {
+            self.single = single;
+            self.banks.iter_mut().for_each(Record::forget);
+        }
         let record = &mut self.banks[bank as usize];
-        record.passes = record.passes.saturating_add(1);
+        record.passes = record.passes.wrapping_add(1);
         record.missing = 0;
+        if !record.is_good() && record.passes.is_multiple_of(AGAIN) {
+            record.forget();
+        }
         self.bits[(bank as usize + 1) % 2].fill(0);
     }
 
@@ -192,5 +212,46 @@ impl NeuronStore {
         let ids = ids.get(cluster.first..cluster.end)?;
         let place = cluster.first + ids.binary_search(&key.neuron).ok()?;
         matches!(self.layer.held[place], Held::Coming).then_some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pass over two banks; of `asked` neurons of the second one it needs `needed`. Whether it was
+    /// looked ahead to.
+    fn pass(foreseen: &mut Foreseen, single: bool, asked: u32, needed: u32) -> bool {
+        foreseen.begin(0, single);
+        let pays = foreseen.pays(1);
+        if pays {
+            (0..asked).for_each(|neuron| foreseen.put(Key { bank: 1, neuron }));
+        }
+        foreseen.begin(1, single);
+        foreseen.count(1, 100, if pays { needed as usize } else { 0 });
+        pays
+    }
+
+    #[test]
+    fn what_does_not_pay_is_tried_again_now_and_then() {
+        let mut foreseen = Foreseen::new(2, 256);
+        let tried: Vec<bool> = (0..3 * AGAIN)
+            .map(|_| pass(&mut foreseen, true, 100, 40))
+            .collect();
+        assert_eq!(tried.iter().filter(|&&t| t).count(), 3);
+        // And goes on where it does.
+        (0..AGAIN).for_each(|_| _ = pass(&mut foreseen, true, 100, 60));
+        assert!((0..AGAIN).all(|_| pass(&mut foreseen, true, 100, 60)));
+    }
+
+    #[test]
+    fn a_prompt_says_nothing_of_single_tokens() {
+        let mut foreseen = Foreseen::new(2, 256);
+        assert!(pass(&mut foreseen, false, 100, 40));
+        assert!(!pass(&mut foreseen, false, 100, 40));
+        assert!(pass(&mut foreseen, true, 100, 60));
+        assert!(pass(&mut foreseen, true, 100, 60));
+        assert!(pass(&mut foreseen, false, 100, 40));
+        assert!(pass(&mut foreseen, true, 100, 60));
     }
 }

@@ -139,7 +139,7 @@ impl NeuronStore {
         if bank == 0 {
             self.cold.tick();
         }
-        self.foreseen.begin(bank);
+        self.foreseen.begin(bank, tokens == 1);
         let layer = &mut self.layer;
         layer.bank = bank;
         layer.many = tokens >= PREFILL;
