@@ -321,3 +321,27 @@ fn urgent_reads_go_first_and_prefetches_can_be_cancelled() {
     assert_eq!(order, [3, 5, 0, 4, 1]);
     assert_eq!(out[0].slot.as_slice()[0], byte_at(3 * 8192));
 }
+
+#[test]
+fn an_urgent_read_passes_the_prefetches_that_leave_room_for_it() {
+    let file = patterned(FILE);
+    let limits = Limits {
+        lanes: 1,
+        depth: 4,
+        ahead: 2,
+        ..Limits::TINY
+    };
+    let mut engine = Engine::open(source(&file), EngineChoice::Pread, limits).unwrap();
+    let mut arena = arena(6, 4096);
+    let mut read = |i: u64| Read::new(i, i * 8192, 4096, arena.take().unwrap());
+    engine.submit(&mut (0..4).map(|i| read(i).prefetch()).collect());
+    let mut out = Vec::new();
+    engine.wait(&mut out, false).unwrap();
+    assert!(engine.in_flight() <= 2);
+    engine.submit(&mut vec![read(5)]);
+    while !engine.is_idle() {
+        engine.wait(&mut out, true).unwrap();
+    }
+    let order: Vec<_> = out.iter().map(|c| c.tag).collect();
+    assert_eq!(order, [0, 1, 5, 2, 3]);
+}

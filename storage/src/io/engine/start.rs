@@ -1,6 +1,7 @@
 //! From the queue to the device: cutting, merging, commands.
 #![allow(unsafe_code)]
 
+use super::super::Priority;
 use super::super::merge::Merge;
 use super::super::sys::Command;
 use super::{Active, Cutting, Engine, Queued};
@@ -28,6 +29,11 @@ impl Engine {
             {
                 self.cut_next();
                 continue;
+            }
+            let full = self.in_flight() >= self.limits.ahead as usize;
+            let waits = |q: &Queued| full && q.read.priority == Priority::Prefetch;
+            if self.queue.last().is_some_and(waits) {
+                return;
             }
             let Some(next) = self.queue.pop() else {
                 return;
