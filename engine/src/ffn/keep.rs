@@ -18,8 +18,8 @@ pub(super) const RECENT: usize = 2;
 
 impl Ffn {
     /// Tells the cold region how near the last tokens of a text's pass were to each neuron of `bank`:
-    /// the two last ones, which say how long nearness lasts. Of several texts it is not told apart
-    /// what is whose.
+    /// the two last ones, which say how long nearness lasts. They are scored once more for that, as a
+    /// pass of many tokens keeps no margins. Of several texts it is not told apart what is whose.
     pub(super) fn lean_on_end(
         &mut self,
         cpu: Cpu,
@@ -30,6 +30,9 @@ impl Ffn {
         let (Some(predictors), [end]) = (&mut self.predictors, &self.ends[..]) else {
             return;
         };
+        if !self.store.evicts() {
+            return;
+        }
         let start = Instant::now();
         for (t, follows) in [(end.end - 2, false), (end.end - 1, true)] {
             let features = features.alone(t);

@@ -23,6 +23,11 @@ pub(super) struct Spread {
 }
 
 impl NeuronStore {
+    /// Whether the cold region may have to evict: it has not room for all neurons.
+    pub fn evicts(&self) -> bool {
+        u64::from(self.cold.slots()) < self.banks.total()
+    }
+
     /// Neurons of `bank`, from `first` on and in order, are `margins` above their thresholds: the cold
     /// region keeps those longer that are near. `follows`: what was said before was of the token
     /// before.
