@@ -7,8 +7,8 @@
 Achieved is what `run` does in the second half of its tokens, when the cache holds what the text needs:
 the median of the runs at a budget. Models without statistics are guessed at; pack them with --stats
 of text that they generate. With --io auto the reads that a plan needs are measured again before each
-run (bench io), as shared disks change their speed from minute to minute; the machine's own rates are
-those that `bench device` saved. A run beside which other programs take more than a tenth of the
+run (bench io), as shared disks change their speed from minute to minute, and so do shared machines:
+their rates are measured again before each budget (bench device). A run beside which other programs take more than a tenth of the
 machine is repeated, up to --retries times. Prints one row per budget and how many are within 20 %.
 """
 
@@ -93,6 +93,7 @@ def main():
         # The process of `run` is a little larger than that of `plan`.
         budget = low + (high - low) * i // (args.budgets - 1) + (2 << 20)
         runs, disturbed = [], []
+        call(program, "bench", "device")
         for _ in range(args.runs):
             if args.io == "auto":
                 call(program, "bench", "io", disk, "--io", "uring", "--sizes", "4KiB,8KiB,24KiB,512KiB,seq",

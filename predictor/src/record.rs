@@ -10,8 +10,8 @@
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::stats::{
-    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LayerStats, Profile, Sample,
-    Sampled, StatsError, words,
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LAGS, LayerStats, Profile,
+    Sample, Sampled, StatsError, words,
 };
 
 /// What is profiled.
@@ -173,8 +173,18 @@ impl Recorder {
         let layers = self.stats.layers.iter_mut();
         for (bank, expert) in layers.flat_map(|l| &mut l.experts).enumerate() {
             count(&now, bank, neurons, width, |n| expert.counts[n] += 1);
-            let stayed = &mut self.profile.banks[bank].stayed;
             let first = bank * words(neurons);
+            let later = &mut self.profile.banks[bank].later;
+            for (later, lag) in later.iter_mut().zip(LAGS) {
+                for p in lag..positions {
+                    let bits = |p: usize| &now.bits[p * width + first..][..words(neurons)];
+                    for (now, then) in bits(p).iter().zip(bits(p - lag)) {
+                        later.fired += u64::from(then.count_ones());
+                        later.again += u64::from((now & then).count_ones());
+                    }
+                }
+            }
+            let stayed = &mut self.profile.banks[bank].stayed;
             for p in 1..positions {
                 for w in 0..words(neurons) {
                     let at = p * width + first + w;
@@ -392,16 +402,16 @@ mod tests {
 
     #[test]
     fn counts_are_those_of_a_naive_count() {
-        let (windows, len) = (5u64, 6usize);
-        let mut r = Recorder::new(subject(8));
+        let (windows, len) = (5u64, 140usize);
+        let mut r = Recorder::new(subject(144));
         for w in 0..windows {
             feed(&mut r, w, len, 3);
         }
         let s = r.stats();
         let p = s.profile.as_ref().unwrap();
-        assert_eq!((s.tokens, p.pairs), (30, 25));
+        assert_eq!((s.tokens, p.pairs), (700, 695));
         // 5 windows: two pairs, one four, no eight
-        assert_eq!(p.steps, [30, 12, 6, 0, 0, 0]);
+        assert_eq!(p.steps, [700, 280, 140, 0, 0, 0]);
         for bank in 0..2 {
             for n in 0..70 {
                 let at = |w, p| fires(w, p, bank, n);
@@ -417,6 +427,17 @@ mod tests {
                 assert_eq!(p.banks[bank].unions[0][n], union(0..2) + union(2..4));
                 assert_eq!(p.banks[bank].unions[1][n], union(0..4));
                 assert_eq!(p.banks[bank].unions[2][n], 0);
+            }
+        }
+        for (bank, profile) in p.banks.iter().enumerate() {
+            for (later, lag) in profile.later.iter().zip(LAGS) {
+                let of = |p| (0..windows).flat_map(move |w| (0..70).map(move |n| (w, n, p)));
+                let before = (lag..len).flat_map(of);
+                let before = before.filter(|&(w, n, p)| fires(w, p - lag, bank, n));
+                assert_eq!(later.fired, before.clone().count() as u64);
+                let again = before.filter(|&(w, n, p)| fires(w, p, bank, n));
+                assert_eq!(later.again, again.count() as u64);
+                assert!(later.again > 0 && later.again < later.fired);
             }
         }
         assert_eq!(p.sample.tokens().len(), 5);

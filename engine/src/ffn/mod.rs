@@ -51,7 +51,7 @@ pub(crate) use banks::{Banks, COLD};
 pub(crate) use job::thread_floats;
 pub(crate) use predict::{Predictors, Stored as StoredPredictors};
 pub use record::FfnSeen;
-pub(crate) use store::{NeuronStore, ReadCosts};
+pub(crate) use store::{NEAR_STEPS, NeuronStore, ReadCosts};
 pub(crate) use temperature::Temperature;
 
 /// Neurons per cluster: one sequential read of about a megabyte for a 7B model,

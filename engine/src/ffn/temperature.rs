@@ -5,6 +5,7 @@ use emberflow_predictor::stats::{ActivationStats, BATCHES};
 use super::banks::Banks;
 use super::regions::hot_prefix;
 use crate::Error;
+use crate::planner::Again;
 
 /// What the statistics say about a model.
 pub(crate) struct Temperature {
@@ -12,9 +13,8 @@ pub(crate) struct Temperature {
     pub hot_clusters: Vec<Vec<u32>>,
     /// By bank, share of tokens for which each neuron fires; empty without statistics.
     pub rates: Vec<Vec<f32>>,
-    /// Chance that a neuron that fires for a token fires for the next one too, where it was
-    /// measured.
-    pub persistence: Option<f64>,
+    /// By bank, how often a neuron that fires for a token fires again; empty where it was not counted.
+    pub again: Vec<Again>,
 }
 
 /// The largest batches of up to `batch` tokens that the statistics counted: in how many each
@@ -36,16 +36,44 @@ fn measured<'a>(
     larger.last().unwrap_or((counts, stats.tokens, 1))
 }
 
-/// Firings that were followed by another one, among those that have a token behind them: of the
-/// tokens, as many as there are pairs.
-fn persistence(stats: &ActivationStats) -> Option<f64> {
-    let profile = stats.profile.as_ref()?;
+/// How often a neuron that fires fires again, by bank; that of all banks where one fired too seldom to
+/// tell. Of the firings as many have a token behind them as there are pairs of tokens.
+fn again(stats: &ActivationStats) -> Vec<Again> {
+    const ENOUGH: f64 = 1000.0;
+    let Some(profile) = stats.profile.as_ref() else {
+        return Vec::new();
+    };
     let sum = |counts: &[u64]| counts.iter().map(|&c| c as f64).sum::<f64>();
-    let stayed: f64 = profile.banks.iter().map(|b| sum(&b.stayed)).sum();
-    let banks = 0..profile.banks.len() as u32;
-    let fired: f64 = banks.filter_map(|b| stats.counts(b, 0)).map(sum).sum();
-    let followed = fired * profile.pairs as f64 / stats.tokens.max(1) as f64;
-    (followed > 0.0).then(|| (stayed / followed).clamp(0.0, 1.0))
+    let pairs = profile.pairs as f64 / stats.tokens.max(1) as f64;
+    // Firings with a token 1, 8, 32 and 128 behind them, and those after which that fires too.
+    let counted = profile.banks.iter().enumerate().map(|(bank, b)| {
+        let fired = sum(stats.counts(bank as u32, 0).unwrap_or_default());
+        let later = b.later.map(|l| [l.fired as f64, l.again as f64]);
+        [
+            [fired * pairs, sum(&b.stayed)],
+            later[0],
+            later[1],
+            later[2],
+        ]
+    });
+    let counted: Vec<[[f64; 2]; 4]> = counted.collect();
+    let all = |i: usize, j: usize| counted.iter().map(|c| c[i][j]).sum::<f64>();
+    if all(0, 0) <= 0.0 {
+        return Vec::new();
+    }
+    let share = |counts: &[[f64; 2]; 4], i: usize| {
+        let [fired, again] = match counts[i][0] >= ENOUGH {
+            true => counts[i],
+            false => [all(i, 0), all(i, 1)],
+        };
+        (fired > 0.0).then(|| (again / fired).clamp(0.0, 1.0))
+    };
+    let of = |counts: &[[f64; 2]; 4]| Again {
+        next: share(counts, 0).unwrap_or_default(),
+        later: (share(counts, 1).zip(share(counts, 2)).zip(share(counts, 3)))
+            .map(|((a, b), c)| [a, b, c]),
+    };
+    counted.iter().map(of).collect()
 }
 
 impl Temperature {
@@ -57,7 +85,7 @@ impl Temperature {
             return Ok(Self {
                 hot_clusters: vec![vec![0; banks.count]; batch],
                 rates: Vec::new(),
-                persistence: None,
+                again: Vec::new(),
             });
         }
         let stats = ActivationStats::parse(&bytes, banks.count, 1, banks.neurons).map_err(|e| {
@@ -80,7 +108,7 @@ impl Temperature {
         Ok(Self {
             hot_clusters: (1..=batch).map(of_batch).collect(),
             rates: (0..banks.count).map(rates).collect(),
-            persistence: persistence(&stats),
+            again: again(&stats),
         })
     }
 }

@@ -285,12 +285,14 @@ impl Pass<'_> {
         let threads = f64::from(self.rates.threads.max(1));
         let checking = (reads.checked / threads + reads.checked_alone) / m.check_gb_per_s;
         let arriving = checking + admitted * m.replace_ns;
-        // Each piece of the gates that misses something wakes the I/O thread.
+        // Each piece of the gates that misses something wakes the I/O thread, unless it is on its
+        // way since an earlier one.
         let pieces = GATE_PIECES as f64;
         let told = if streams {
             0.0
         } else {
-            reads.count.min(pieces)
+            let apart = 1.0 + (gates + naming) / m.wake_ns.max(1.0);
+            reads.count.min(pieces).min(apart)
         };
         // With a thread on every core the I/O thread takes its time from them: all of it, as the
         // others wait for the one that it keeps away, but never more than one core of them.

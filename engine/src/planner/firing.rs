@@ -1,18 +1,17 @@
 //! How often neurons fire, and what the cold region will hold of them.
 //!
-//! Hits come from a small simulation: a sample of the neurons fires by chance, each a chain of two
-//! states with the measured frequency and the measured chance to fire again for the next token, and
-//! the cold region's own code, with as many slots as its share of the sample, says what it finds.
-//! No formula would follow its policy, which weighs uses by age and spares the latest ones. On the
-//! bundled model's recorded held-out text such chains miss within a tenth of what the recording
-//! does, from 25 to 75 % in memory; neurons that fire independently of the past miss up to a fifth
-//! more.
+//! Hits come from a small simulation: a sample of the neurons fires by chance, each with the measured
+//! frequency and the measured chances to fire again some tokens later (`drift.rs`), and the cold
+//! region's own code, with as many slots as its share of the sample, says what it finds. No formula
+//! would follow its policy, which weighs uses by age, spares the latest ones and, where a predictor
+//! tells, those that are near to firing.
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{ColdCache, Key};
 
+use super::drift::{Again, Drift, Gait, Normal, Walk, threshold};
 use crate::Error;
-use crate::ffn::COLD;
+use crate::ffn::{COLD, NEAR_STEPS};
 
 /// Neighbours whose mean frequency stands for each of them.
 pub const GROUP: usize = 16;
@@ -39,16 +38,16 @@ pub struct Firing {
     /// Share of the excess over independent firing: 0 where a neuron fires no more often after it
     /// has fired, 1 where it never stops.
     stickiness: f64,
+    /// By bank, how long neurons stay near to firing.
+    drifts: Vec<Drift>,
     /// Whether the frequencies were measured.
     pub measured: bool,
 }
 
 impl Firing {
-    /// From the share of tokens for which each neuron of each bank fires.
-    pub fn from_rates<'a>(
-        rates: impl Iterator<Item = &'a [f32]>,
-        persistence: Option<f64>,
-    ) -> Self {
+    /// From the share of tokens for which each neuron of each bank fires, and how often each bank's
+    /// fire again, where that was counted.
+    pub(crate) fn from_rates<'a>(rates: impl Iterator<Item = &'a [f32]>, again: &[Again]) -> Self {
         let mut neurons = 0;
         let banks = rates
             .map(|bank| {
@@ -57,25 +56,29 @@ impl Firing {
                 bank.chunks(GROUP).map(mean).collect()
             })
             .collect();
-        Self::new(
-            banks,
-            neurons,
-            persistence.unwrap_or(UNKNOWN_PERSISTENCE),
-            true,
-        )
+        Self::new(banks, neurons, again, true)
     }
 
-    /// `persistence` is the chance that a neuron that fires for a token fires for the next one too.
-    fn new(banks: Vec<Vec<f32>>, neurons: usize, persistence: f64, measured: bool) -> Self {
+    fn new(banks: Vec<Vec<f32>>, neurons: usize, again: &[Again], measured: bool) -> Self {
         let mut new = Self {
             banks,
             neurons,
             stickiness: 0.0,
+            drifts: Vec::new(),
             measured,
         };
+        let unknown = Again {
+            next: UNKNOWN_PERSISTENCE,
+            later: None,
+        };
+        let again = |bank: usize| again.get(bank).copied().unwrap_or(unknown);
+        let drift = |bank: usize| Drift::new(new.groups(bank, 0), again(bank));
+        new.drifts = (0..new.banks.len()).map(drift).collect();
         let all = || (0..new.banks.len()).flat_map(|b| new.groups(b, 0));
         let sum: f64 = all().map(|(n, p)| n * p).sum();
         let chance = all().map(|(n, p)| n * p * p).sum::<f64>() / sum.max(1e-9);
+        let stay = |bank: usize| again(bank).next * new.fires(bank, 0, 1);
+        let persistence = (0..new.banks.len()).map(stay).sum::<f64>() / sum.max(1e-9);
         let excess = (persistence - chance) / (1.0 - chance).max(1e-9);
         new.stickiness = excess.clamp(0.0, 0.999);
         new
@@ -90,7 +93,7 @@ impl Firing {
             often.min(1.0) as f32
         };
         let bank: Vec<f32> = (0..groups).map(often).collect();
-        Self::new(vec![bank; banks], neurons, UNKNOWN_PERSISTENCE, false)
+        Self::new(vec![bank; banks], neurons, &[], false)
     }
 
     /// Every neuron fires for every token.
@@ -98,7 +101,10 @@ impl Firing {
         Self::new(
             vec![vec![1.0; neurons.div_ceil(GROUP)]; banks],
             neurons,
-            1.0,
+            &[Again {
+                next: 1.0,
+                later: None,
+            }],
             true,
         )
     }
@@ -139,11 +145,12 @@ impl Firing {
     }
 
     /// Chance that a needed neuron is not in a cold region of `slots` neurons, which serves those
-    /// from `first[bank]` on.
+    /// from `first[bank]` on. `named`: neurons that a predictor wants for each that fires, where there
+    /// is one, which tells the cold region besides how near all of them are.
     ///
     /// # Errors
     /// No memory for the sample.
-    pub fn absent(&self, slots: u64, first: &[usize]) -> Result<Absent, Error> {
+    pub fn absent(&self, slots: u64, first: &[usize], named: Option<f64>) -> Result<Absent, Error> {
         let from = |b: usize| first.get(b).copied().unwrap_or_default();
         let behind = |b: usize| self.neurons.saturating_sub(from(b));
         let all: usize = (0..self.banks.len()).map(behind).sum();
@@ -154,22 +161,27 @@ impl Firing {
         // Neurons of all banks at even distances in packed order: hot and cold ones of each layer.
         let step = (all as f64 / SAMPLE as f64).max(1.0);
         let (mut next, mut before) = (step / 2.0, 0.0);
-        let mut chains: Vec<Vec<Chain>> = Vec::with_capacity(self.banks.len());
-        let loose = 1.0 - self.stickiness;
-        for (b, bank) in self.banks.iter().enumerate() {
+        let mut normal = Normal::new(0);
+        let mut banks = Vec::with_capacity(self.banks.len());
+        for (b, (bank, &drift)) in self.banks.iter().zip(&self.drifts).enumerate() {
+            let gait = Gait::new(drift);
             let mut sampled = Vec::new();
             while next < before + behind(b) as f64 {
                 let neuron = from(b) + (next - before) as usize;
                 let often = bank.get(neuron / GROUP).map_or(0.0, |&p| f64::from(p));
-                sampled.push(Chain::new(often, loose));
+                sampled.push(Neuron {
+                    often,
+                    above: threshold((often * named.unwrap_or(1.0)).min(1.0)) as f32,
+                    walk: gait.start(drift, &mut normal),
+                });
                 next += step;
             }
             before += behind(b) as f64;
-            chains.push(sampled);
+            banks.push((gait, sampled));
         }
-        let count: usize = chains.iter().map(Vec::len).sum();
+        let count: usize = banks.iter().map(|b| b.1.len()).sum();
         let slots = (slots as f64 / all as f64 * count as f64).round() as u32;
-        Absent::simulate(&mut chains, slots.max(1))
+        Absent::simulate(&mut banks, slots.max(1), named.is_some(), &mut normal)
     }
 }
 
@@ -188,25 +200,11 @@ fn bin(often: f64) -> f64 {
 }
 
 /// A neuron that fires by chance.
-struct Chain {
+struct Neuron {
     often: f64,
-    on: bool,
-    /// Chances to fire for the next token, in parts of 2^32: after it has not fired, and after it
-    /// has.
-    next: [u32; 2],
-}
-
-impl Chain {
-    fn new(often: f64, loose: f64) -> Self {
-        // In balance as many begin as end.
-        let (begin, again) = (often * loose, 1.0 - (1.0 - often) * loose);
-        let part = |p: f64| (p.clamp(0.0, 1.0) * f64::from(u32::MAX)) as u32;
-        Self {
-            often,
-            on: false,
-            next: [part(begin), part(again)],
-        }
-    }
+    /// It is needed where it is nearer than this.
+    above: f32,
+    walk: Walk,
 }
 
 /// Chance that a needed neuron is not in memory, by how often it fires.
@@ -222,28 +220,25 @@ impl Absent {
         self.0[low] * (1.0 - share) + self.0[low + 1] * share
     }
 
-    /// Lets the banks of `chains` fire, one after the other for each token, over a cold region of
-    /// `slots` neurons.
-    fn simulate(chains: &mut [Vec<Chain>], slots: u32) -> Result<Self, Error> {
+    /// Lets the neurons of the banks fire, one bank after the other for each token, over a cold region
+    /// of `slots` neurons, which is told how near they are if it `leans` on that.
+    fn simulate(
+        banks: &mut [(Gait, Vec<Neuron>)],
+        slots: u32,
+        leans: bool,
+        normal: &mut Normal,
+    ) -> Result<Self, Error> {
         let storage = emberflow_storage::Error::from;
-        let sizes: Vec<u32> = chains.iter().map(|c| c.len() as u32).collect();
+        let sizes: Vec<u32> = banks.iter().map(|b| b.1.len() as u32).collect();
         let arena = Arena::new(slots, 1, 1, ArenaOptions::default()).map_err(storage)?;
         let Some(mut cold) = ColdCache::with_policy(arena, &sizes, COLD) else {
             return Ok(Self([1.0; BINS]));
         };
-        let mut state = 0x9E37_79B9_7F4A_7C15u64;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u32
-        };
         let each = slots.div_ceil(sizes.len() as u32);
-        for (bank, chains) in (0..).zip(chains.iter_mut()) {
-            for (neuron, chain) in (0..).zip(chains) {
+        for (bank, (_, neurons)) in (0..).zip(banks.iter()) {
+            for (neuron, it) in (0..).zip(neurons) {
                 let key = Key { bank, neuron };
-                cold.expect(key, chain.often);
-                chain.on = f64::from(random()) < chain.often * f64::from(u32::MAX);
+                cold.expect(key, it.often);
                 // The front of every bank, as a region is filled.
                 if let Some(slot) = (neuron < each).then(|| cold.reserve_if_free(key)).flatten() {
                     cold.admit(key, slot);
@@ -252,15 +247,21 @@ impl Absent {
             }
         }
         let mut counts = [[0.0f64; 2]; BINS];
-        let (mut missing, mut pinned) = (Vec::new(), Vec::new());
+        let (mut missing, mut pinned, mut margins) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..WARM_UP + COUNTED {
             cold.tick();
-            for (bank, chains) in (0..).zip(chains.iter_mut()) {
-                for (neuron, chain) in (0..).zip(chains) {
-                    chain.on = random() < chain.next[usize::from(chain.on)];
-                    if !chain.on {
-                        continue;
-                    }
+            for (bank, (gait, neurons)) in (0..).zip(banks.iter_mut()) {
+                margins.clear();
+                let margin = |n: &mut Neuron| gait.step(&mut n.walk, normal) - n.above;
+                margins.extend(neurons.iter_mut().map(margin));
+                if leans && !margins.is_empty() {
+                    let squares: f32 = margins.iter().map(|m| m * m).sum();
+                    let scale = NEAR_STEPS / (squares / margins.len() as f32).sqrt();
+                    let near = margins.iter().map(|m| (m * scale) as i8);
+                    cold.lean(Key { bank, neuron: 0 }, near, token > 0);
+                }
+                let needed = (0..).zip(neurons.iter()).zip(&margins);
+                for ((neuron, it), _) in needed.filter(|n| *n.1 > 0.0) {
                     let key = Key { bank, neuron };
                     let found = cold.get_pin(key);
                     match found {
@@ -268,7 +269,7 @@ impl Absent {
                         None => missing.push(key),
                     }
                     if token >= WARM_UP {
-                        let count = &mut counts[bin(chain.often).round() as usize];
+                        let count = &mut counts[bin(it.often).round() as usize];
                         count[0] += 1.0;
                         count[1] += f64::from(u8::from(found.is_none()));
                     }
@@ -313,12 +314,16 @@ mod tests {
     fn up_to(most: f32, persistence: f64) -> Firing {
         let rates: Vec<f32> = (0..512).map(|i| most * (512 - i) as f32 / 512.0).collect();
         let banks = [rates.clone(), rates];
-        Firing::from_rates(banks.iter().map(Vec::as_slice), Some(persistence))
+        Firing::from_rates(banks.iter().map(Vec::as_slice), &again(persistence))
+    }
+
+    fn again(next: f64) -> [Again; 4] {
+        [Again { next, later: None }; 4]
     }
 
     /// Expected misses of a token.
     fn misses(f: &Firing, slots: u64, first: &[usize]) -> f64 {
-        let absent = f.absent(slots, first).unwrap();
+        let absent = f.absent(slots, first, None).unwrap();
         (0..f.banks.len())
             .flat_map(|b| f.groups(b, first[b]))
             .map(|(n, p)| n * p * absent.at(p))
@@ -328,17 +333,18 @@ mod tests {
     /// All neurons, one by one, and a list in the order that the policy defines: uses that halve
     /// in 43 tokens, those of this token and the last one after all others.
     fn simulate(f: &Firing, slots: usize) -> f64 {
-        let mut state = 1u64;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1u64 << 53) as f64
-        };
-        let loose = 1.0 - f.stickiness;
+        let mut normal = Normal::new(1);
         let neurons = f.neurons * f.banks.len();
         let often = |n: usize| f64::from(f.banks[n / f.neurons][n % f.neurons / GROUP]);
-        let mut on: Vec<bool> = (0..neurons).map(|n| random() < often(n)).collect();
+        let gait = Gait::new(f.drifts[0]);
+        let mut walks: Vec<(Walk, f32)> = (0..neurons)
+            .map(|n| {
+                (
+                    gait.start(f.drifts[0], &mut normal),
+                    threshold(often(n)) as f32,
+                )
+            })
+            .collect();
         let fade = 0.5f64.powf(1.0 / 43.0);
         let mut worth: Vec<f64> = (0..neurons).map(|n| often(n) / (1.0 - fade)).collect();
         let mut last = vec![-9i32; neurons];
@@ -350,10 +356,8 @@ mod tests {
             for bank in 0..f.banks.len() {
                 let mut missing = 0;
                 for n in bank * f.neurons..(bank + 1) * f.neurons {
-                    let p = often(n);
-                    let again = 1.0 - (1.0 - p) * loose;
-                    on[n] = random() < if on[n] { again } else { p * loose };
-                    if on[n] {
+                    let (walk, above) = &mut walks[n];
+                    if gait.step(walk, &mut normal) > *above {
                         missing += usize::from(!resident[n]);
                         (resident[n], worth[n], last[n]) = (true, worth[n] + 1.0, token);
                     }
@@ -392,13 +396,35 @@ mod tests {
     }
 
     #[test]
+    fn what_lasts_saves_misses() {
+        let rates: Vec<f32> = (0..1024)
+            .map(|i| 0.3 * (1024 - i) as f32 / 1024.0)
+            .collect();
+        let at = |later: [f64; 3], named| {
+            let again = Again {
+                next: 0.84,
+                later: Some(later),
+            };
+            let f = Firing::from_rates([&rates[..], &rates[..]].into_iter(), &[again; 2]);
+            f.absent(1000, &[0, 0], named).unwrap().at(0.1)
+        };
+        // Drifting smoothly, gone after some tokens: how synthetic weights fire.
+        let smooth = [0.27, 0.2, 0.2];
+        let (told, untold) = (at(smooth, Some(1.0)), at(smooth, None));
+        assert!(told < 0.9 * untold, "{told} with margins, {untold} without");
+        // What lasts for a text is found where it was needed before.
+        let text = at([0.7, 0.6, 0.55], None);
+        assert!(text < untold, "{text} with a subject, {untold} without");
+    }
+
+    #[test]
     fn a_sample_stands_for_a_large_model() {
         let rates: Vec<f32> = (0..8192)
             .map(|i| 0.5 * (8192 - i) as f32 / 8192.0)
             .collect();
-        let large = Firing::from_rates((0..4).map(|_| rates.as_slice()), Some(0.6));
+        let large = Firing::from_rates((0..4).map(|_| rates.as_slice()), &again(0.6));
         let part: Vec<f32> = rates.iter().step_by(16).copied().collect();
-        let small = Firing::from_rates((0..4).map(|_| part.as_slice()), Some(0.6));
+        let small = Firing::from_rates((0..4).map(|_| part.as_slice()), &again(0.6));
         let of = |f: &Firing| misses(f, (f.neurons * 2) as u64, &[0; 4]) / f.neurons as f64;
         assert!((of(&large) / of(&small) - 1.0).abs() < 0.1);
     }

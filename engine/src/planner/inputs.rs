@@ -47,12 +47,12 @@ impl Planner {
         let Temperature {
             hot_clusters,
             rates: often,
-            persistence,
+            again,
         } = Temperature::read(banks, most)?;
         let firing = if often.is_empty() {
             Firing::unknown(banks.count, banks.neurons)
         } else {
-            Firing::from_rates(often.iter().map(Vec::as_slice), persistence)
+            Firing::from_rates(often.iter().map(Vec::as_slice), &again)
         };
         let device = banks.read_cost(options.io, Limits::PRODUCTION.depth);
         // A buffer is empty while its cluster is computed.

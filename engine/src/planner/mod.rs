@@ -8,6 +8,7 @@
 pub mod cold;
 pub mod cores;
 pub mod cost;
+mod drift;
 pub mod firing;
 mod inputs;
 pub mod measure;
@@ -23,6 +24,7 @@ use crate::ffn::{Banks, CLUSTER};
 use crate::memory::{MemoryPlan, Needs, Residency};
 use crate::policy::Policy;
 use cost::{Forecast, Pass, Shape};
+pub(crate) use drift::Again;
 use firing::Firing;
 use rates::Rates;
 
@@ -267,7 +269,8 @@ impl Planner {
         let scan = self.shape.dense || !gates_resident && !needs.predicts;
         let first = self.first_cold(&memory, scan, self.hot(batch));
         let slots = if scan { 0 } else { memory.slots };
-        let absent = self.firing.absent(slots, &first)?;
+        let named = (self.predictor.bytes > 0).then_some(self.predictor.named);
+        let absent = self.firing.absent(slots, &first, named)?;
         let stream_buffers = Banks::stream_for(chunk);
         let forecast = |threads: usize, tokens| {
             let pass = Pass {

@@ -89,7 +89,13 @@ fn sparse() -> Firing {
     let rates: Vec<f32> = (0..NEURONS)
         .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
-    Firing::from_rates((0..LAYERS).map(|_| rates.as_slice()), Some(0.8))
+    Firing::from_rates(
+        (0..LAYERS).map(|_| rates.as_slice()),
+        &[Again {
+            next: 0.8,
+            later: None,
+        }; LAYERS],
+    )
 }
 
 #[test]

@@ -15,6 +15,8 @@
 //!                              bucket and count
 //!             sample           capacity, tokens; each: priority u64, then words u64 per
 //!                              bank (one bit per neuron), little endian
+//!             later            per bank, for each distance: firings, and those that are followed
+//!                              by another; not in older files
 //! ```
 //!
 //! Every list has at least one byte per entry, so no allocation exceeds a small
@@ -24,8 +26,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::sample::words;
 use super::{
-    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LayerStats, Magnitudes, Profile,
-    Sample, Sampled, StatsError,
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, Later, LayerStats, Magnitudes,
+    Profile, Sample, Sampled, StatsError,
 };
 
 const MAGIC: &[u8; 8] = b"EMBSTAT2";
@@ -67,6 +69,9 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
     for token in &profile.sample.tokens {
         out.fixed(token.priority);
         token.bits.iter().for_each(|&w| out.fixed(w));
+    }
+    for later in profile.banks.iter().flat_map(|b| b.later) {
+        out.numbers(&[later.fired, later.again]);
     }
     let mut bytes = out.0;
     let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
@@ -140,6 +145,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
                     .collect::<Result<_, _>>()?,
                 stayed: body.numbers(neurons)?,
                 contributed: body.numbers(neurons)?,
+                later: Default::default(),
                 gates: body.magnitudes()?,
                 hidden: body.magnitudes()?,
             });
@@ -158,6 +164,14 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
             priority: body.fixed()?,
             bits: (0..width).map(|_| body.fixed()).collect::<Result<_, _>>()?,
         });
+    }
+    if body.left() > 0 {
+        for later in profiles.iter_mut().flat_map(|b| &mut b.later) {
+            *later = Later {
+                fired: body.number()?,
+                again: body.number()?,
+            };
+        }
     }
     if body.left() > 0 {
         return Err(format!("{} bytes too many at the end", body.left()));
@@ -305,6 +319,10 @@ mod tests {
         let bank = |counts: [u64; 3]| BankProfile {
             unions: vec![vec![1, 0, 2]; 5],
             stayed: counts.iter().map(|c| c / 2).collect(),
+            later: [(40, 30), (9, 0), (2, 1)].map(|(fired, again)| Later {
+                fired: fired.min(counts.iter().sum()),
+                again: again.min(counts[0]),
+            }),
             contributed: counts.to_vec(),
             gates: gates.clone(),
             hidden: Magnitudes::default(),
@@ -369,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_true_is_not_written() {
-        for wrong in 0..6 {
+        for wrong in 0..8 {
             let mut s = stats();
             let p = s.profile.as_mut().unwrap();
             match wrong {
@@ -378,6 +396,8 @@ mod tests {
                 2 => p.steps[0] = 299,
                 3 => p.sample.tokens[0].bits[1] = 8,
                 4 => p.pairs = 301,
+                5 => p.banks[0].later[1].again = 10,
+                6 => p.banks[1].later[0].fired = 7,
                 _ => drop(p.banks.pop()),
             }
             assert!(

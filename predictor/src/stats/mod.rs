@@ -15,7 +15,7 @@ mod sample;
 use serde::{Deserialize, Serialize};
 
 pub use magnitudes::Magnitudes;
-pub use profile::{BATCHES, BankProfile, Profile};
+pub use profile::{BATCHES, BankProfile, LAGS, Later, Profile};
 pub(crate) use sample::words;
 pub use sample::{Sample, Sampled};
 

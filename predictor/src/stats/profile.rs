@@ -6,6 +6,25 @@ use super::{ActivationStats, Magnitudes, Sample};
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
+/// Distances in tokens, beyond the next one, at which firing again is counted.
+pub const LAGS: [usize; 3] = [8, 32, 128];
+
+/// How often firing is followed by firing some tokens later.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Later {
+    /// Firings of any neuron with a token so far behind them in their window.
+    pub fired: u64,
+    /// Those after which the same neuron fires for that token too.
+    pub again: u64,
+}
+
+impl Later {
+    /// Their share; none where nothing was counted, as in files written before it was.
+    pub fn share(self) -> Option<f64> {
+        (self.fired > 0).then(|| self.again as f64 / self.fired as f64)
+    }
+}
+
 /// How a text makes a model's neurons fire, beyond counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
@@ -35,6 +54,8 @@ pub struct BankProfile {
     pub unions: Vec<Vec<u64>>,
     /// Tokens for which each neuron fired and fired for the one before too.
     pub stayed: Vec<u64>,
+    /// The same of all neurons together for larger distances, [`LAGS`].
+    pub later: [Later; LAGS.len()],
     /// Tokens for which each neuron's hidden value was not zero. Less than its count
     /// where Up has a ReLU of its own.
     pub contributed: Vec<u64>,
@@ -50,6 +71,7 @@ impl BankProfile {
         Self {
             unions: vec![vec![0; neurons]; BATCHES.len() - 1],
             stayed: vec![0; neurons],
+            later: Default::default(),
             contributed: vec![0; neurons],
             gates: Magnitudes::default(),
             hidden: Magnitudes::default(),
@@ -66,6 +88,10 @@ impl BankProfile {
             for (a, &b) in mine.iter_mut().zip(theirs) {
                 *a = a.checked_add(b)?;
             }
+        }
+        for (a, b) in self.later.iter_mut().zip(other.later) {
+            a.fired = a.fired.checked_add(b.fired)?;
+            a.again = a.again.checked_add(b.again)?;
         }
         self.gates.merge(&other.gates)?;
         self.hidden.merge(&other.hidden)
@@ -151,6 +177,15 @@ impl Profile {
             for (list, &limit) in bank.unions.iter().zip(limits) {
                 same("union counts", list.len(), neurons)?;
                 within(list, |_| limit).map_err(|e| format!("bank {b}: {e} batches"))?;
+            }
+            let fired = super::total(&expert.counts);
+            if let Some(l) =
+                (bank.later.iter()).find(|l| l.again > l.fired || u128::from(l.fired) > fired)
+            {
+                return Err(format!(
+                    "bank {b}: {} of {} firings are followed by another, of {fired} in all",
+                    l.again, l.fired
+                ));
             }
             for list in [&bank.stayed, &bank.contributed] {
                 same("counts", list.len(), neurons)?;

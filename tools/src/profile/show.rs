@@ -47,6 +47,8 @@ struct Layer {
     contributing: Option<f64>,
     /// Chance that a neuron that fires for a token fires for the next one too.
     persistence: Option<f64>,
+    /// The same for 8, 32 and 128 tokens later; missing in older files.
+    persistence_later: Vec<f64>,
     /// By batch size.
     batches: Vec<Batch>,
     /// |hidden| below which 10, 25, 50, 75, 90, 99 % of the values that are not zero lie.
@@ -102,6 +104,9 @@ fn shown(file: String, stats: &ActivationStats) -> Shown {
             hot_share_80: hot_share(&expert.counts, 0.8),
             contributing: bank.map(|b| part(&b.contributed)),
             persistence: bank.map(|b| part(&b.stayed)),
+            persistence_later: bank.map_or(Vec::new(), |b| {
+                b.later.iter().filter_map(|l| l.share()).collect()
+            }),
             batches: profile.map_or(Vec::new(), |p| batches(p, &expert.counts, b)),
             hidden_quantiles: bank.map_or(Vec::new(), |b| {
                 let at = [0.1, 0.25, 0.5, 0.75, 0.9, 0.99];
@@ -147,7 +152,7 @@ fn text(s: &Shown) -> String {
     };
     let _ = writeln!(
         out,
-        "layer  active  80 % from  persistence  contributing  |hidden| at 10 50 90 %"
+        "layer  active  80 % from  again after 1, 8, 32, 128  contributing  |hidden| at 10 50 90 %"
     );
     let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{:.1} %", 100.0 * v));
     for l in &s.layers {
@@ -158,11 +163,14 @@ fn text(s: &Shown) -> String {
         };
         let _ = writeln!(
             out,
-            "{:>5} {:>7} {:>10} {:>12} {:>13}  {} {} {}",
+            "{:>5} {:>7} {:>10} {:>8} {:>6} {:>6} {:>6} {:>12}  {} {} {}",
             l.layer,
             percent(Some(l.active_share)),
             percent(Some(l.hot_share_80)),
             percent(l.persistence),
+            percent(l.persistence_later.first().copied()),
+            percent(l.persistence_later.get(1).copied()),
+            percent(l.persistence_later.get(2).copied()),
             percent(l.contributing),
             q(0),
             q(2),

@@ -11,7 +11,7 @@ use super::NeuronStore;
 /// Steps of nearness for the root of the mean square of a bank's margins: four doublings of uses.
 /// By simulation of caches of 25, 50 and 75 % on margins of the synthetic 7B model, 3 to 8 miss about
 /// as little.
-const STEPS: f32 = 64.0;
+pub(crate) const STEPS: f32 = 64.0;
 
 /// How wide a bank's margins are spread.
 #[derive(Debug, Clone, Copy, Default)]

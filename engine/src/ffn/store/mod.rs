@@ -39,6 +39,7 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use foresee::Foreseen;
 use layer::Layer;
 pub(crate) use layer::Step;
+pub(crate) use lean::STEPS as NEAR_STEPS;
 use lean::Spread;
 use window::Window;
 
