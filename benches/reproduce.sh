@@ -132,11 +132,14 @@ steady() {
 
 plan() {
     rm -f "$out/plan.csv"
-    for model in "llama-1b 100" "demo 200"; do
+    for model in "llama-1b 100" "demo 400"; do
         set -- $model
         "$python" "$here/plan/sweep.py" "$emberflow" "$dir/$1.ember" --io sim:nvme --tokens "$2" --runs 3 --budgets 8 \
             --csv "$out/plan.csv" --name "$1"
     done
+    # With predictors, on the real disk.
+    "$python" "$here/plan/sweep.py" "$emberflow" "$predicted" --tokens 65 --runs 1 --budgets 8 --csv "$out/plan.csv" \
+        --name bamboo-7b-predicted
 }
 
 for part in "${@:-models device memory disk runs steady plan}"; do

@@ -5,11 +5,12 @@
                           [--csv FILE] [--name NAME]
 
 Achieved is what `run` does in the second half of its tokens, when the cache holds what the text needs:
-the median of the runs at a budget. Models without statistics are guessed at; pack them with --stats
-of text that they generate. With --io auto the reads that a plan needs are measured again before each
-run (bench io), as shared disks change their speed from minute to minute, and so do shared machines:
-their rates are measured again before each budget (bench device). A run beside which other programs take more than a tenth of the
-machine is repeated, up to --retries times. Prints one row per budget and how many are within 20 %.
+the median of the runs at a budget, each of another text. Models without statistics are guessed at;
+pack them with --stats of text that they generate. The machine's rates are measured again before each
+budget (bench device), and with --io auto the reads that a plan needs before each run (bench io), as
+shared machines and disks change their speed from minute to minute. A run beside which other programs
+take more than a tenth of the machine is repeated, up to --retries times. Prints one row per budget and
+how many are within 20 %.
 """
 
 import argparse
@@ -94,13 +95,13 @@ def main():
         budget = low + (high - low) * i // (args.budgets - 1) + (2 << 20)
         runs, disturbed = [], []
         call(program, "bench", "device")
-        for _ in range(args.runs):
+        for run in range(args.runs):
             if args.io == "auto":
                 call(program, "bench", "io", disk, "--io", "uring", "--sizes", "4KiB,8KiB,24KiB,512KiB,seq",
                      "--depths", "1,2,4,64", "--ranges", "0", "--millis", "60", "--save")
             others, out = undisturbed(
                 args.retries, program, "run", *model, "-p", PROMPT, "-n", str(args.tokens), "--ignore-eos",
-                "--temp", "1", "--top-k", "40", "--seed", "3", "--memory", str(budget), "--io", args.io, "--json")
+                "--temp", "1", "--top-k", "40", "--seed", str(3 + run), "--memory", str(budget), "--io", args.io, "--json")
             runs.append(json.loads(out))
             disturbed.append(others)
 

@@ -294,10 +294,6 @@ impl Pass<'_> {
             let apart = 1.0 + (gates + naming) / m.wake_ns.max(1.0);
             reads.count.min(pieces).min(apart)
         };
-        // With a thread on every core the I/O thread takes its time from them: all of it, as the
-        // others wait for the one that it keeps away, but never more than one core of them.
-        let cores = f64::from(m.machine.cores.max(1));
-        let taken = (reads.busy_ns + told * m.wake_ns) * (threads / cores).min(1.0);
         // Clusters of a scan come one at a time, and one thread computes each.
         let (mut together, mut alone) = (gates + sums, 0.0);
         if streams && reads.count > 0.0 {
@@ -311,6 +307,16 @@ impl Pass<'_> {
         let beside = naming + told * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
         let own = together + alone + naming + arriving + self.rates.layer_ns;
+        // With a thread on every core the I/O thread takes its time from them: all of it, as the
+        // others wait for the one that it keeps away, but never more than one core of them. While
+        // the device has nothing to do it sleeps.
+        let cores = f64::from(m.machine.cores.max(1));
+        let awake = (reads.ns / own.max(1.0)).min(1.0);
+        let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
+        // A core that works need not come out of a sleep: a thread that wakes there costs it about
+        // as much as telling it costs the other.
+        let waking = told * m.tell_ns;
+        let taken = (busy + waking) * (threads / cores).min(1.0);
         let taken = taken.min(own / (cores - 1.0).max(1.0));
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;

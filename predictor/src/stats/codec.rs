@@ -374,6 +374,26 @@ mod tests {
     }
 
     #[test]
+    fn older_files_lack_what_follows_the_sample() {
+        let s = stats();
+        let mut bytes = s.to_bytes().unwrap();
+        // Two banks with two small numbers for each distance.
+        bytes.truncate(bytes.len() - 2 * 2 * s.profile.as_ref().unwrap().banks[0].later.len());
+        seal(&mut bytes);
+        let old = ActivationStats::read(&bytes).unwrap();
+        let mut without = s;
+        for bank in &mut without.profile.as_mut().unwrap().banks {
+            bank.later = Default::default();
+            assert_eq!(bank.later[0].share(), None);
+        }
+        assert_eq!(old, without);
+        // Half of it is damage.
+        bytes.push(0);
+        seal(&mut bytes);
+        assert!(ActivationStats::read(&bytes).is_err());
+    }
+
+    #[test]
     fn the_checkpoints_order_is_restored() {
         let mut checkpoint = stats();
         checkpoint.layers[0].experts[0].original.clear();
