@@ -55,51 +55,74 @@ const SLOW: f64 = 0.97;
 const STEPS: usize = 128;
 const FREQUENCIES: usize = 48;
 
-impl Drift {
-    /// Of neurons in groups that fire for shares of the tokens, as counted.
-    pub fn new(groups: impl Iterator<Item = (f64, f64)>, again: Again) -> Self {
-        // For correlations of sin(i · step), the mean chance to fire again of those that fire.
-        let mut both = [0.0; STEPS + 1];
-        let (mut fires, mut by_chance) = (0.0, 0.0);
-        let step = FRAC_PI_2 / STEPS as f64;
+/// How often neurons fire for both of two tokens, by the correlation of their nearness there.
+struct Pairs {
+    /// Expected neurons that fire for both, for correlations of sin(i · step).
+    both: [f64; STEPS + 1],
+    /// Expected neurons that fire for one.
+    fires: f64,
+}
+
+impl Pairs {
+    const STEP: f64 = FRAC_PI_2 / STEPS as f64;
+
+    /// Of neurons in groups that fire for shares of the tokens.
+    fn of(groups: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut alike = [(0.0, 0.0); FREQUENCIES];
         for (neurons, often) in groups.filter(|g| g.1 > 0.0) {
             let of = (often.sqrt() * FREQUENCIES as f64) as usize;
             let (all, fire) = &mut alike[of.min(FREQUENCIES - 1)];
             (*all, *fire) = (*all + neurons, *fire + neurons * often);
         }
+        let (mut both, mut fires) = ([0.0; STEPS + 1], 0.0);
         for (neurons, fire) in alike.into_iter().filter(|a| a.0 > 0.0) {
-            let often = fire / neurons;
-            let threshold = threshold(often);
-            let mut sum = often * often;
+            // The chance that two normal numbers of correlation sin φ are both above t grows with φ
+            // by exp(-t² / (1 + sin φ)) / 2π (Plackett's identity).
+            let (often, t) = (fire / neurons, threshold(fire / neurons));
+            let mut chance = often * often;
             for (i, both) in both.iter_mut().enumerate() {
-                *both += neurons * sum;
-                let middle = (i as f64 + 0.5) * step;
-                sum += step / (2.0 * PI) * (-threshold * threshold / (1.0 + middle.sin())).exp();
+                *both += neurons * chance;
+                let middle = (i as f64 + 0.5) * Self::STEP;
+                chance += Self::STEP / (2.0 * PI) * (-t * t / (1.0 + middle.sin())).exp();
             }
-            fires += neurons * often;
-            by_chance += neurons * often * often;
+            fires += fire;
         }
-        let (fires, by_chance) = (fires.max(1e-9), by_chance / fires.max(1e-9));
-        let correlation = |share: f64| {
-            let at = both.partition_point(|b| *b < share * fires);
-            match at {
-                0 => 0.0,
-                at if at > STEPS => 1.0,
-                at => {
-                    let (low, high) = (both[at - 1], both[at]);
-                    let part = (share * fires - low) / (high - low).max(1e-12);
-                    ((at as f64 - 1.0 + part) * step).sin()
-                }
+        let fires = fires.max(1e-9);
+        Self { both, fires }
+    }
+
+    /// Share of the neurons that fire that do so for an unrelated token, too.
+    fn by_chance(&self) -> f64 {
+        self.both[0] / self.fires
+    }
+
+    /// The correlation with which a share of the neurons that fire for a token fires for the other.
+    fn correlation(&self, share: f64) -> f64 {
+        let wanted = share * self.fires;
+        match self.both.partition_point(|b| *b < wanted) {
+            0 => 0.0,
+            at if at > STEPS => 1.0,
+            at => {
+                let (low, high) = (self.both[at - 1], self.both[at]);
+                let part = (wanted - low) / (high - low).max(1e-12);
+                ((at as f64 - 1.0 + part) * Self::STEP).sin()
             }
-        };
+        }
+    }
+}
+
+impl Drift {
+    /// Of neurons in groups that fire for shares of the tokens, as counted.
+    pub fn new(groups: impl Iterator<Item = (f64, f64)>, again: Again) -> Self {
+        let pairs = Pairs::of(groups);
+        let by_chance = pairs.by_chance();
         let later = again.later.unwrap_or_else(|| {
             LEFT.map(|left| by_chance + left * (again.next - by_chance).max(0.0))
         });
-        let next = correlation(again.next).min(0.9999);
+        let next = pairs.correlation(again.next).min(0.9999);
         let mut last = next;
         let later = later.map(|share| {
-            last = correlation(share).min(last);
+            last = pairs.correlation(share).min(last);
             last
         });
         // The middle part is taken to be gone where the slow one is told by the two last ones.

@@ -465,7 +465,7 @@ impl ColdCache {
         let (table, keys) = (&self.table, &self.keys);
         let slot = match &mut self.order {
             Order::Lru(lru) => lru.victim(table, |slot| keys[slot as usize])?,
-            Order::Lrfu(lrfu) => lrfu.victim(table)?,
+            Order::Lrfu(lrfu) => lrfu.victim(table, keys)?,
         };
         self.stats.evictions += u64::from(self.retire(slot));
         Some(())

@@ -26,6 +26,10 @@ const MANY: usize = 1 << 16;
 const RUN: usize = 64;
 const STEP: usize = 16;
 
+/// Where a table has as many units for each slot, and room to sort all slots, the slots are looked
+/// at in place of the table: a cache that is smaller than what a token uses is looked at often.
+const SPARSE: usize = 8;
+
 /// Units remembered that are to go before all others; more are found by looking.
 const FIRST: usize = 1024;
 
@@ -207,8 +211,9 @@ impl Lrfu {
         1 + self.worth.level(unit.worth) + more
     }
 
-    /// The slot of the next victim.
-    pub fn victim(&mut self, table: &Table) -> Option<u32> {
+    /// The slot of the next victim. `keys` are the flat numbers of the units in the slots, and
+    /// whatever units in those that are empty.
+    pub fn victim(&mut self, table: &Table, keys: &[u32]) -> Option<u32> {
         loop {
             while let Some(flat) = self.first.pop() {
                 let unit = table.at(flat);
@@ -223,7 +228,7 @@ impl Lrfu {
                     return unit.resident();
                 }
             }
-            if !self.look(table.all()) {
+            if !self.look(table, keys) {
                 return None;
             }
         }
@@ -235,25 +240,49 @@ impl Lrfu {
     }
 
     /// Looks for the next victims. False where there is none.
-    fn look(&mut self, units: &[Unit]) -> bool {
+    fn look(&mut self, table: &Table, keys: &[u32]) -> bool {
         self.victims.clear();
         self.next = 0;
+        self.looked = self.now;
+        let units = table.all();
+        let few = keys.len() <= self.rooms[1] && SPARSE * keys.len() <= units.len();
+        let hand = self.hand % units.len().max(1);
+        match few {
+            true => self.all_in_slots(table, keys),
+            false => self.all_in_order(units, hand),
+        }
+        let turn = |flat: u32| (flat as usize + units.len() - hand) % units.len();
+        (self.victims).sort_unstable_by_key(|&(flat, rank)| (rank, turn(flat)));
+        if few && self.victims.len() > self.wanted {
+            self.victims.truncate(self.wanted);
+            self.hand = self.victims.last().map_or(0, |v| v.0 as usize + 1);
+        }
+        !self.victims.is_empty()
+    }
+
+    /// Takes whatever may leave the slots for a victim.
+    fn all_in_slots(&mut self, table: &Table, keys: &[u32]) {
+        for (slot, &flat) in (0..).zip(keys) {
+            let unit = table.at(flat);
+            if unit.is_evictable() && unit.resident() == Some(slot) {
+                let rank = self.rank(flat, unit);
+                self.victims.push((flat, rank));
+            }
+        }
+    }
+
+    /// Takes the victims up to the rank up to which there is room, from the unit `hand` on.
+    fn all_in_order(&mut self, units: &[Unit], hand: usize) {
         let step = if units.len() < MANY { 1 } else { STEP };
         let highest = match self.highest(units, step) {
             None if step > 1 => self.highest(units, 1),
             found => found,
         };
-        let Some(highest) = highest else {
-            return false;
-        };
-        self.looked = self.now;
-        let hand = self.hand % units.len();
-        let (before, after) = units.split_at(hand);
-        self.collect(hand, after, highest);
-        self.collect(0, before, highest);
-        let turn = |flat: u32| (flat as usize + units.len() - hand) % units.len();
-        (self.victims).sort_unstable_by_key(|&(flat, rank)| (rank, turn(flat)));
-        !self.victims.is_empty()
+        if let Some(highest) = highest {
+            let (before, after) = units.split_at(hand);
+            self.collect(hand, after, highest);
+            self.collect(0, before, highest);
+        }
     }
 
     /// Adds the victims up to rank `highest` among `units`, which begin with number `first`, as far
@@ -305,11 +334,17 @@ impl Lrfu {
 mod tests {
     use super::*;
 
+    /// Slots of units that have the slots of their numbers.
+    fn slots(n: u32) -> Vec<u32> {
+        (0..n).collect()
+    }
+
     /// The order in which all would leave.
     fn leave(order: &Lrfu, table: &Table) -> Vec<u32> {
         let (mut order, mut table) = (order.clone(), table.clone());
+        let slots = slots(table.len());
         std::iter::from_fn(|| {
-            let slot = order.victim(&table)?;
+            let slot = order.victim(&table, &slots)?;
             // Unit and slot are the same here.
             table.at_mut(slot).leave();
             Some(slot)
@@ -320,6 +355,7 @@ mod tests {
     #[test]
     fn the_least_worth_leaves_first_however_long_it_stays() {
         let (mut order, mut table) = (Lrfu::new(4), Table::new(&[4]).unwrap());
+        let slots = slots(4);
         for i in 0..4 {
             let unit = table.at_mut(i);
             unit.settle(i);
@@ -340,7 +376,7 @@ mod tests {
         order.keep(table.at_mut(3));
         assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
         // what is in use stays, and what was used since the last look is looked at again
-        assert_eq!(order.victim(&table), Some(0));
+        assert_eq!(order.victim(&table, &slots), Some(0));
         table.at_mut(0).pins = 1;
         order.used(1, table.at_mut(1));
         assert_eq!(leave(&order, &table), [2, 3, 1]);
@@ -390,11 +426,12 @@ mod tests {
             let n = times * VICTIMS as u32;
             let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
             (0..n).for_each(|i| table.at_mut(i).settle(i));
+            let slots = slots(n);
             let mut left = vec![0; n as usize];
             for _ in 0..times {
                 (0..VALID).for_each(|_| order.tick());
                 for _ in 0..VICTIMS {
-                    left[order.victim(&table).unwrap() as usize] += 1;
+                    left[order.victim(&table, &slots).unwrap() as usize] += 1;
                 }
             }
             assert!(left.iter().all(|&times| times == 1));
@@ -408,13 +445,57 @@ mod tests {
         let n = 2 * MANY as u32;
         let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
         order.resize(16 * 100);
+        let slots = slots(1600);
         (0..1600).for_each(|i| table.at_mut(i).settle(i));
-        assert!(order.victim(&table).is_some());
+        assert!(order.victim(&table, &slots).is_some());
         assert!((1..=100).contains(&order.victims.len()));
         // And always some.
         order.resize(8);
-        (0..100).for_each(|_| assert!(order.victim(&table).is_some()));
+        (0..100).for_each(|_| assert!(order.victim(&table, &slots).is_some()));
         assert_eq!(order.victims.len(), FEW);
+    }
+
+    /// Slots that are few are looked at alone, and give the same victims as the whole table; of equals
+    /// each has its turn there, too.
+    #[test]
+    fn few_slots_leave_as_all_units_would() {
+        let n = 4096;
+        let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
+        order.resize(256);
+        // Slots are taken by units far apart, in another order; one is empty and one is loading.
+        let keys: Vec<u32> = (0..256).map(|slot| slot * 1999 % n).collect();
+        for (slot, &flat) in (0..).zip(&keys) {
+            let unit = table.at_mut(flat);
+            order.expect(unit, f64::from(1 + slot % 97) / 100.0);
+            match slot {
+                5 => unit.leave(),
+                9 => unit.load(slot),
+                _ => unit.settle(slot),
+            }
+        }
+        let order_of = |keys: &[u32]| {
+            let (mut order, mut table) = (order.clone(), table.clone());
+            let next = std::iter::from_fn(|| {
+                let slot = order.victim(&table, keys)?;
+                let flat = (0..n).find(|&f| table.at(f).resident() == Some(slot))?;
+                table.at_mut(flat).leave();
+                Some((order.worth.level(table.at(flat).worth), slot))
+            });
+            next.collect::<Vec<_>>()
+        };
+        // So many that the table is looked at: those beyond say nothing.
+        let more: Vec<u32> = (keys.iter().copied())
+            .chain((256..n).map(|_| keys[5]))
+            .collect();
+        let (few, all) = (order_of(&keys), order_of(&more));
+        assert_eq!(few.len(), 254);
+        let levels = |all: &[(u32, u32)]| all.iter().map(|v| v.0).collect::<Vec<_>>();
+        assert_eq!(levels(&few), levels(&all));
+        let set = |mut all: Vec<(u32, u32)>| {
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(set(few), set(all));
     }
 
     #[test]
@@ -432,9 +513,10 @@ mod tests {
         }
         let mut sorted = worths.clone();
         sorted.sort_unstable();
+        let slots = slots(n);
         let mut last = 0;
         for gone in 1..=VICTIMS / 2 {
-            let worth = worths[order.victim(&table).unwrap() as usize];
+            let worth = worths[order.victim(&table, &slots).unwrap() as usize];
             // To a level, which has two steps.
             assert!(worth + 1 >= last && worth <= sorted[gone - 1] + 1);
             last = worth;

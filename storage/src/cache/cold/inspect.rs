@@ -11,7 +11,7 @@ impl ColdCache {
         std::iter::from_fn(|| {
             let slot = match &mut order {
                 Order::Lru(lru) => lru.victim(&table, key)?,
-                Order::Lrfu(lrfu) => lrfu.victim(&table)?,
+                Order::Lrfu(lrfu) => lrfu.victim(&table, &self.keys)?,
             };
             if let Order::Lru(lru) = &mut order {
                 lru.remove(slot);
