@@ -5,10 +5,11 @@
 #
 # DIR gets the models (15 GB) and is best on the disk that is to be measured. Parts, in this order, all of
 # them by default: models, device, memory, disk, runs, steady, plan. `models` takes about half an hour on two
-# cores, `steady`, which makes a model of its own, 20 minutes, the others half an hour together. Nothing else should run. Settings from the environment: EMBERFLOW
-# (the program), OUT (folder of the tables), THREADS (2), ROUNDS (5; fewer for a quick look), PYTHON (with
-# llama-cpp-python for the comparisons with llama.cpp, which also need root and cgroup v1), SILU (the SiLU
-# model of models/README.md, for its line of "Beside the paper").
+# cores, `steady`, which makes a model of its own, 20 minutes, `plan` as long, the others half an hour together.
+# Nothing else should run. Settings from the environment: EMBERFLOW (the program), OUT (folder of the tables),
+# THREADS (2), ROUNDS (5; fewer for a quick look), PYTHON (with llama-cpp-python for the comparisons with
+# llama.cpp, which also need root and cgroup v1), SILU (the SiLU model of models/README.md, for its line of
+# "Beside the paper").
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)

@@ -7,7 +7,7 @@
 Achieved is what `run` does in the second half of its tokens, when the cache holds what the text needs:
 the median of the runs at a budget, each of another text. Models without statistics are guessed at;
 pack them with --stats of text that they generate. The machine's rates are measured again before each
-budget (bench device), and with --io auto the reads that a plan needs before each run (bench io), as
+budget and saved (bench device), and with --io auto the reads that a plan needs before each run (bench io), as
 shared machines and disks change their speed from minute to minute. A run beside which other programs
 take more than a tenth of the machine is repeated, up to --retries times. Prints one row per budget and
 how many are within 20 %.

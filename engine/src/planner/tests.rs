@@ -162,6 +162,28 @@ fn a_faster_device_and_a_faster_machine_give_more() {
     assert!(speed(&nvme) > speed(&slow));
 }
 
+/// Threads that wake late hold up what waits for reads, not what computes beside them; telling them
+/// takes time from both.
+#[test]
+fn a_core_that_works_pays_for_telling_not_for_sleeping() {
+    let p = planner(Profile::Nvme, sparse());
+    let budget = p.smallest_budget() + (2 << 30);
+    let with = |wake: f64, tell: f64| {
+        let mut p = p.clone();
+        p.rates.wake_ns *= wake;
+        p.rates.tell_ns *= tell;
+        p.plan(budget).unwrap().decode
+    };
+    let (usual, sleepy, dear) = (with(1.0, 1.0), with(10.0, 1.0), with(1.0, 10.0));
+    assert!(usual.reads > 0.0);
+    assert!(
+        sleepy.compute_ms <= usual.compute_ms,
+        "{usual:?} {sleepy:?}"
+    );
+    assert!(sleepy.ms > usual.ms, "{usual:?} {sleepy:?}");
+    assert!(dear.compute_ms > usual.compute_ms, "{usual:?} {dear:?}");
+}
+
 #[test]
 fn long_chunks_come_where_they_cost_little() {
     let p = planner(Profile::Nvme, sparse());
