@@ -52,7 +52,7 @@ fn lookups(c: &mut Criterion) {
         let mut pinned: Vec<Key> = Vec::with_capacity(NEURONS as usize);
         group.bench_function(name, |b| {
             b.iter(|| {
-                cache.tick();
+                cache.begin(0);
                 for &key in &tokens[next % tokens.len()] {
                     let id = match cache.get_pin(key) {
                         Some(id) => id,

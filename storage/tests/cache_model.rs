@@ -49,7 +49,7 @@ enum Op {
     UnpinUnused(u32),
     UnpinFirstVictim(u32),
     Resize(u32),
-    Tick,
+    Begin(u32),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -64,7 +64,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => n.clone().prop_map(Op::UnpinUnused),
         2 => n.prop_map(Op::UnpinFirstVictim),
         1 => (0..=CAPACITY).prop_map(Op::Resize),
-        2 => Just(Op::Tick),
+        2 => (0..3u32).prop_map(Op::Begin),
     ]
 }
 
@@ -127,7 +127,7 @@ impl World {
             self.model.lru = self.cache.dump().into_iter().map(key).collect();
         }
         match *op {
-            Op::Tick => self.cache.tick(),
+            Op::Begin(bank) => self.cache.begin(bank),
             Op::Get(n) => {
                 let k = key(n);
                 let got = self.cache.get_pin(k);
@@ -259,8 +259,8 @@ proptest! {
         }
     }
 
-    /// The one leaves whose uses, each weighted by its age, add up to least, to the width of a
-    /// bucket and of rounding; those used in this tick or the last one leave after all others.
+    /// The one leaves that is worth least, to the width of a level and of rounding: its uses, each
+    /// weighted by its age, and more if one was in the last turn of its bank.
     /// Uses before an eviction count, pins that were none do not.
     #[test]
     fn the_least_used_of_late_leaves(
@@ -268,7 +268,8 @@ proptest! {
     ) {
         let mut cache = cache(slots, Policy::Lrfu);
         let mut worth = [0f64; 12];
-        let (mut now, mut last) = (2, [0; 12]);
+        let (mut now, mut bank, mut last) = (1000, 0, [0; 12]);
+        let (mut persistence, mut used) = (0.8f64, [0, 0]);
         let rates = [0.02, 0.3];
         let weight = (-3.0f64 / 128.0).exp2();
         for (n, worth) in worth.iter_mut().enumerate() {
@@ -277,12 +278,20 @@ proptest! {
             *worth = rate / (1.0 - weight);
         }
         for (n, ticks, kind) in uses {
-            for _ in 0..ticks {
-                cache.tick();
-                now += 1;
-                worth.iter_mut().for_each(|w| *w *= weight);
-            }
             let k = key(n);
+            // Whole rounds, then on to the unit's bank.
+            for begun in (0..ticks).map(|_| 0).chain([k.bank]) {
+                cache.begin(begun);
+                if begun <= bank {
+                    now += 1;
+                    worth.iter_mut().for_each(|w| *w *= weight);
+                    let [used, again] = std::mem::take(&mut used);
+                    if used > 0 {
+                        persistence += (f64::from(again) / f64::from(used) - persistence) / 8.0;
+                    }
+                }
+                bank = begun;
+            }
             if kind == 0 && cache.get_pin(k).is_some() {
                 // It was looked at, but not used.
                 cache.unpin_unused(k);
@@ -298,13 +307,18 @@ proptest! {
             let gone: Vec<u32> = before.iter().copied().filter(|&m| !cache.contains(key(m))).collect();
             prop_assert!(gone.len() <= 1);
             if let Some(&gone) = gone.first() {
+                let recent = (8.0 * persistence / (1.0 - persistence)).clamp(1.0, 64.0);
                 let counts = |m: u32| {
-                    let recent = last[m as usize] + 1 >= now;
-                    worth[m as usize] * if recent { 1e9 } else { 1.0 }
+                    let age: i32 = now - last[m as usize];
+                    let turns = age - i32::from(age > 0 && key(m).bank > bank);
+                    worth[m as usize] + if turns == 0 { recent } else { 0.0 }
                 };
                 let least = before.iter().map(|&m| counts(m)).fold(f64::MAX, f64::min);
-                prop_assert!(counts(gone) <= least * 1.35, "{gone}: {worth:?} {last:?} {now}");
+                prop_assert!(counts(gone) <= least * 1.1, "{gone}: {worth:?} {last:?} {now} {bank}");
             }
+            let age = now - last[n as usize];
+            used[0] += i32::from(age != 0);
+            used[1] += i32::from(age == 1);
             worth[n as usize] += 1.0;
             last[n as usize] = now;
             cache.check_invariants();

@@ -60,9 +60,9 @@ fn bookkeeping_is_for_slots_below_the_limit() {
     let arena = Arena::with_limit(limit, NEURONS, 8192, 4096, options).unwrap();
     let mut cache = ColdCache::with_policy(arena, &BANKS, Policy::Lrfu).unwrap();
     let neurons = u64::from(NEURONS);
-    // 6.4 MB of tables and 0.4 MB for 45,875 slots; for all slots it would be 10 MB.
+    // 6.0 MB of tables and 0.4 MB for 45,875 slots; for all slots it would be 10 MB.
     let said = |slots| ColdCache::overhead(Policy::Lrfu, slots, neurons);
-    let per_neuron = 13 * neurons + 3 * 9 * neurons.div_ceil(32);
+    let per_neuron = 13 * neurons;
     let fixed = said(0) - per_neuron;
     assert!(fixed < 160 << 10, "{fixed}");
     assert_eq!(said(limit), fixed + per_neuron + 9 * u64::from(limit));

@@ -65,7 +65,7 @@ pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Error> {
     while start.elapsed() < 2 * time || pin == f64::INFINITY {
         forget();
         let one = Instant::now();
-        cold.tick();
+        cold.begin(0);
         for key in wanted() {
             pinned.extend(cold.get_pin(key).map(|_| key));
         }
@@ -77,7 +77,7 @@ pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Error> {
     }
     let mut next = slots;
     let replace = best(time, || {
-        cold.tick();
+        cold.begin(0);
         for _ in wanted() {
             next = (next + 1) % (2 * slots);
             admit(&mut cold, next);

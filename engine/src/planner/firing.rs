@@ -249,8 +249,8 @@ impl Absent {
         let mut counts = [[0.0f64; 2]; BINS];
         let (mut missing, mut pinned, mut margins) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..WARM_UP + COUNTED {
-            cold.tick();
             for (bank, (gait, neurons)) in (0..).zip(banks.iter_mut()) {
+                cold.begin(bank);
                 margins.clear();
                 let margin = |n: &mut Neuron| gait.step(&mut n.walk, normal) - n.above;
                 margins.extend(neurons.iter_mut().map(margin));

@@ -74,6 +74,8 @@ pub struct ColdCache {
     /// Resident ones that are pinned.
     in_use: u32,
     loading: u32,
+    /// Whose turn it is.
+    bank: u32,
     stats: CacheStats,
 }
 
@@ -103,6 +105,7 @@ impl ColdCache {
             resident: 0,
             in_use: 0,
             loading: 0,
+            bank: 0,
             stats: CacheStats::default(),
             arena,
         };
@@ -111,7 +114,7 @@ impl ColdCache {
     }
 
     /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 12 for each neuron, 2 more where uses are counted, 9 for
+    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 9 for
     /// each slot, or 17 for the last use. The arena's capacity costs nothing.
     #[must_use]
     pub fn overhead(policy: Policy, slots: u32, neurons: u64) -> u64 {
@@ -134,11 +137,19 @@ impl ColdCache {
         }
     }
 
-    /// Time passes: what was used so far counts a little less. For every token, or chunk.
-    pub fn tick(&mut self) {
+    /// It is the turn of a bank. Where none is left of the round before, a round of all banks, for a
+    /// token or a chunk of tokens, begins: time passes, and what was used so far counts a little less.
+    ///
+    /// # Panics
+    /// When there is no such bank.
+    pub fn begin(&mut self, bank: u32) {
         if let Order::Lrfu(lrfu) = &mut self.order {
-            lrfu.tick();
+            if bank <= self.bank {
+                lrfu.tick();
+            }
+            lrfu.reach(self.table.end(bank));
         }
+        self.bank = bank;
     }
 
     /// Says how often a unit will be used per tick as far as is known, before it ever was.
@@ -343,7 +354,7 @@ impl ColdCache {
             Order::Lru(lru) => lru.put_last(slot),
             Order::Lrfu(_) if after == After::Unused => {}
             Order::Lrfu(lrfu) => {
-                lrfu.used(flat, unit);
+                lrfu.used(unit);
                 if after == After::First {
                     lrfu.put_first(flat, unit);
                 }

@@ -5,7 +5,6 @@
 //! all units, in their order, costs as much as a few thousand such moves. So a use changes the unit
 //! alone, and the first eviction of a tick looks for the next victims, some thousand at a time.
 
-use super::duel::Duel;
 use super::table::{Table, Unit};
 use super::worth::{LEVELS, TOP, Worth};
 
@@ -13,6 +12,8 @@ use super::worth::{LEVELS, TOP, Worth};
 /// look and is worth less than they are has to wait.
 const VICTIMS: usize = 1 << 14;
 const OF_SLOTS: usize = 16;
+/// The same of a table that is looked at quickly.
+const OF_SLOTS_OF_SMALL: usize = 64;
 /// Always as many, however few slots there are.
 const FEW: usize = 64;
 
@@ -37,7 +38,7 @@ const FIRST: usize = 1024;
 const UNKNOWN: i8 = i8::MIN;
 
 /// Levels of a step of nearness: a sixteenth of a doubling.
-const STEP_OF_NEARNESS: i32 = LEVELS as i32 / 2;
+const STEP_OF_NEARNESS: i32 = LEVELS as i32 / 16;
 
 /// As far below and above as nearness moves a unit, in levels.
 const NEAR: u32 = 128 * STEP_OF_NEARNESS as u32;
@@ -47,27 +48,28 @@ const NEAR: u32 = 128 * STEP_OF_NEARNESS as u32;
 const DUE_AGAIN: u64 = 6;
 
 /// The rank of what was read ahead in this tick. Others have less: what is to go first has 0, a
-/// unit its level and one more, and with the largest head start as much again.
-const AHEAD: u32 = 2 * (TOP + 1) + 2 * NEAR + 1;
+/// unit its level and one more, and what nearness moves it by.
+const AHEAD: u32 = TOP + 2 * NEAR + 2;
 
 /// Who goes before whom, and who goes next.
 #[derive(Debug, Clone)]
 pub(super) struct Lrfu {
     worth: Worth,
-    duel: Duel,
-    /// Levels that a use in this tick or the one before counts as much as.
-    head_start: u32,
     /// By unit: how near it is to being used, or [`UNKNOWN`]; what is not negative is due.
     near: Box<[i8]>,
-    /// Whether that counts instead of a head start, and whether the tick before had word to judge it
+    /// Whether that counts instead of the last use, and whether the tick before had word to judge it
     /// by: else it is judged by what this one has so far.
     leans: bool,
     judged: bool,
     /// Of the units reported in this tick: those that were due both in their report before and in
     /// this one, and those that were due in the one before.
     due: [u64; 2],
+    /// Units used in this tick, and of them those that were used in the one before.
+    used: [u64; 2],
     /// Ticks, modulo 2^16.
     now: u16,
+    /// The unit after those that had their turn in this tick.
+    reached: u32,
     /// Room for these two is made once: how many they may be.
     rooms: [usize; 2],
     first: Vec<u32>,
@@ -90,13 +92,13 @@ impl Lrfu {
         let rooms = [FIRST, VICTIMS].map(|n| n.min(units as usize));
         Self {
             worth: Worth::new(),
-            duel: Duel::new(units),
-            head_start: LEVELS * Duel::first(),
             near: vec![UNKNOWN; units as usize].into_boxed_slice(),
             leans: false,
             judged: false,
             due: [0; 2],
+            used: [0; 2],
             now: 0,
+            reached: 0,
             rooms,
             first: Vec::with_capacity(rooms[0]),
             victims: Vec::with_capacity(rooms[1]),
@@ -112,23 +114,30 @@ impl Lrfu {
     pub fn bytes(units: u64) -> u64 {
         let first = 4 * units.min(FIRST as u64);
         let victims = 8 * units.min(VICTIMS as u64);
-        (Worth::bytes() + first + victims + units).saturating_add(Duel::bytes_for(units))
+        Worth::bytes() + first + victims + units
     }
 
     /// The cache has `slots` slots from now on.
     pub fn resize(&mut self, slots: u32) {
-        self.duel.resize(slots);
-        self.wanted = (slots as usize / OF_SLOTS).max(FEW).min(self.rooms[1]);
+        let part = match self.near.len() < MANY {
+            true => OF_SLOTS_OF_SMALL,
+            false => OF_SLOTS,
+        };
+        self.wanted = (slots as usize / part).max(FEW).min(self.rooms[1]);
+    }
+
+    /// It is the turn of the units before number `reached`, which are all of a bank and those before
+    /// it. What was not used in its turn has to wait a whole tick for the next one.
+    pub fn reach(&mut self, reached: u32) {
+        self.reached = reached;
     }
 
     /// Time passes.
     pub fn tick(&mut self) {
-        let lowest = self.worth.lowest();
+        let [used, again] = std::mem::take(&mut self.used);
+        self.worth.persist(again, used);
         self.worth.tick();
         self.now = self.now.wrapping_add(1);
-        if let Some(head_start) = self.duel.tick(lowest, self.worth.lowest()) {
-            self.head_start = LEVELS * head_start;
-        }
         self.leans = self.nearness_lasts();
         self.judged = self.due[1] > 0;
         self.due = [0; 2];
@@ -143,13 +152,15 @@ impl Lrfu {
         unit.worth = self.worth.expected(uses);
     }
 
-    /// Counts a use of a unit, whose flat number is `flat`.
+    /// Counts a use of a unit.
     #[inline]
-    pub fn used(&mut self, flat: u32, unit: &mut Unit) {
+    pub fn used(&mut self, unit: &mut Unit) {
+        let age = self.now.wrapping_sub(unit.last);
+        self.used[0] += u64::from(age != 0);
+        self.used[1] += u64::from(age == 1);
         self.worth.used(&mut unit.worth);
         unit.last = self.now;
         unit.set_first(false);
-        self.duel.used(flat, unit.worth, &self.worth);
     }
 
     /// Says how near units are to being used, from the one with flat number `first` on, and whether
@@ -203,12 +214,15 @@ impl Lrfu {
             return AHEAD;
         }
         let near = self.near[flat as usize];
-        let more = if self.leans & (near != UNKNOWN) {
-            NEAR.wrapping_add_signed(i32::from(near) * STEP_OF_NEARNESS)
+        let (worth, more) = if self.leans & (near != UNKNOWN) {
+            (unit.worth, i32::from(near) * STEP_OF_NEARNESS)
         } else {
-            NEAR + u32::from(age < 2) * self.head_start
+            match age <= u16::from(flat >= self.reached) {
+                true => (self.worth.going_on(unit.worth), 0),
+                false => (unit.worth, 0),
+            }
         };
-        1 + self.worth.level(unit.worth) + more
+        1 + self.worth.level(worth) + NEAR.wrapping_add_signed(more)
     }
 
     /// The slot of the next victim. `keys` are the flat numbers of the units in the slots, and
@@ -359,7 +373,7 @@ mod tests {
         for i in 0..4 {
             let unit = table.at_mut(i);
             unit.settle(i);
-            (0..=i).for_each(|_| order.used(i, unit));
+            (0..=i).for_each(|_| order.used(unit));
         }
         order.tick();
         order.tick();
@@ -367,18 +381,18 @@ mod tests {
         // a long time later 1 is used once: it is worth more than what is forgotten
         (0..30_000).for_each(|_| order.tick());
         assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
-        order.used(1, table.at_mut(1));
+        order.used(table.at_mut(1));
         assert_eq!(leave(&order, &table), [0, 2, 3, 1]);
         order.put_first(3, table.at_mut(3));
         assert_eq!(leave(&order, &table), [3, 0, 2, 1]);
-        order.used(3, table.at_mut(3));
-        order.used(2, table.at_mut(2));
+        order.used(table.at_mut(3));
+        order.used(table.at_mut(2));
         order.keep(table.at_mut(3));
         assert_eq!(leave(&order, &table), [0, 1, 2, 3]);
         // what is in use stays, and what was used since the last look is looked at again
         assert_eq!(order.victim(&table, &slots), Some(0));
         table.at_mut(0).pins = 1;
-        order.used(1, table.at_mut(1));
+        order.used(table.at_mut(1));
         assert_eq!(leave(&order, &table), [2, 3, 1]);
     }
 
@@ -389,7 +403,7 @@ mod tests {
         for i in 0..n {
             let unit = table.at_mut(i);
             unit.settle(i);
-            order.used(i, unit);
+            order.used(unit);
         }
         let by_use = leave(&order, &table);
         // The lower its number the nearer a unit is, and those below 40 are due, or in every

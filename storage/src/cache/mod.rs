@@ -3,9 +3,7 @@
 //! The cache never does I/O. A miss hands out a slot, the caller moves it into a read, and the
 //! completion is admitted. One direction, no callbacks.
 
-mod ages;
 mod cold;
-mod duel;
 mod lrfu;
 mod lru;
 mod policy;

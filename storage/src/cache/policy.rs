@@ -14,8 +14,9 @@ pub enum Policy {
     ///
     /// Neurons fire in phases of some dozen tokens and otherwise by temperature, so how
     /// often one fired of late says more than when it fired last. Where phases are short
-    /// and few, the last use says most: so units used in this tick or the one before get a
-    /// head start, as large as pays (see `duel.rs`). Where a predictor tells how near units are
+    /// and few, the last use says most: so if it was in the last turn that the unit's bank had, it
+    /// counts once more, as much as eight uses for each that is expected to follow it, by how many
+    /// units were of late used in two ticks in a row. Where a predictor tells how near units are
     /// to being used, and that lasts from tick to tick, it counts instead.
     Lrfu,
 }

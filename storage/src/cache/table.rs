@@ -158,6 +158,14 @@ impl Table {
         first + key.neuron
     }
 
+    /// The number of the first neuron after those of bank `bank` and the ones before.
+    ///
+    /// # Panics
+    /// When there is no such bank.
+    pub fn end(&self, bank: u32) -> u32 {
+        self.base[bank as usize + 1]
+    }
+
     /// What is known of a key.
     ///
     /// # Panics

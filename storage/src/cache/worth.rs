@@ -10,24 +10,32 @@ const TICK: u32 = 3;
 /// Two worths whose logarithms differ by this or more add up to the larger one.
 const REACH: u32 = 8 * DOUBLING;
 
-/// Worth covered by one bucket: an eighth of a doubling.
-const BUCKET: u32 = DOUBLING / 8;
-
-/// Buckets: from 9 doublings below a single fresh use to 7 above, more than uses in
-/// every tick add up to.
-pub(super) const BUCKETS: u32 = 128;
-
 /// Worth covered by one level.
 const FINE: u32 = 2;
 
-/// Levels of a bucket.
-pub(super) const LEVELS: u32 = BUCKET / FINE;
+/// Levels of a doubling.
+pub(super) const LEVELS: u32 = DOUBLING / FINE;
+
+/// Doublings with levels of their own: so many below a single fresh use, and more above than uses
+/// in every tick add up to.
+const BELOW: u32 = 9;
+const ABOVE: u32 = 7;
 
 /// The highest level.
-pub(super) const TOP: u32 = BUCKETS * LEVELS - 1;
+pub(super) const TOP: u32 = (BELOW + ABOVE) * LEVELS - 1;
 
-/// Buckets below that of a fresh use.
-const BELOW: u32 = 72;
+/// A use in the last turn counts, beside all uses, as much as this many for each that is expected to
+/// follow it turn by turn.
+const FOLLOWING: f64 = 8.0;
+
+/// The most that it counts for: 64 uses.
+const MOST: u32 = 6 * DOUBLING;
+
+/// The part of a tick's persistence that enters what is expected.
+const NEW: f64 = 1.0 / 8.0;
+
+/// The persistence expected before any was seen: that of large models published so far.
+const USUAL: f64 = 0.8;
 
 /// The standard that worth is counted against. A unit's worth is the logarithm of its uses, in
 /// parts of a doubling, whether it is resident or not.
@@ -37,6 +45,10 @@ pub(super) struct Worth {
     sums: Vec<u16>,
     /// That of a use right now.
     now: u32,
+    /// The chance that what was used in a tick is used in the next one.
+    persistence: f64,
+    /// Worth of a use in the last turn above that of a use.
+    recent: u32,
 }
 
 impl Worth {
@@ -46,10 +58,25 @@ impl Worth {
             let x = (f64::from(i) - f64::from(REACH)) / unit;
             ((1.0 + x.exp2()).log2() * unit).round() as u16
         };
-        Self {
+        let mut worth = Self {
             sums: (0..2 * REACH).map(sum).collect(),
             now: 2 * REACH,
+            persistence: USUAL,
+            recent: 0,
+        };
+        worth.persist(0, 0);
+        worth
+    }
+
+    /// Of `used` units that were used in a tick, `again` had been used in the one before. One
+    /// that goes on with chance `p` goes on for `p / (1 - p)` ticks.
+    pub fn persist(&mut self, again: u64, used: u64) {
+        if used > 0 {
+            self.persistence += NEW * (again as f64 / used as f64 - self.persistence);
         }
+        let following = self.persistence / (1.0 - self.persistence);
+        let log = (FOLLOWING * following).log2() * f64::from(DOUBLING);
+        self.recent = log.clamp(0.0, f64::from(MOST)) as u32;
     }
 
     /// Bytes that it allocates.
@@ -57,25 +84,11 @@ impl Worth {
         2 * 2 * u64::from(REACH)
     }
 
-    /// The lowest of the [`BUCKETS`] buckets, of the least worth and everything below. It
-    /// rises with time; a bucket is stored at its number modulo [`BUCKETS`].
-    #[inline]
-    pub fn lowest(&self) -> u32 {
-        self.now / BUCKET - BELOW
-    }
-
-    /// The bucket of a worth.
-    #[inline]
-    pub fn bucket(&self, worth: u32) -> u32 {
-        let lowest = self.lowest();
-        (worth / BUCKET).clamp(lowest, lowest + BUCKETS - 1)
-    }
-
-    /// The level of a worth, at most [`TOP`]: finer than buckets.
+    /// The level of a worth, at most [`TOP`]. It falls with time.
     #[inline]
     pub fn level(&self, worth: u32) -> u32 {
-        let bottom = self.lowest() * BUCKET;
-        worth.saturating_sub(bottom).min(BUCKETS * BUCKET - 1) / FINE
+        let bottom = self.now - BELOW * DOUBLING;
+        (worth.saturating_sub(bottom) / FINE).min(TOP)
     }
 
     /// Time passes.
@@ -95,12 +108,24 @@ impl Worth {
     /// Counts a use towards a worth.
     #[inline]
     pub fn used(&self, worth: &mut u32) {
-        let x = worth.wrapping_add(REACH).wrapping_sub(self.now);
-        *worth = match self.sums.get(x as usize) {
-            Some(&sum) => self.now + u32::from(sum),
+        *worth = self.sum(*worth, self.now);
+    }
+
+    /// The worth of a unit that was used in the last turn it had.
+    #[inline]
+    pub fn going_on(&self, worth: u32) -> u32 {
+        self.sum(worth, self.now + self.recent)
+    }
+
+    /// The logarithm of the sum of two worths.
+    #[inline]
+    fn sum(&self, one: u32, other: u32) -> u32 {
+        let x = one.wrapping_add(REACH).wrapping_sub(other);
+        match self.sums.get(x as usize) {
+            Some(&sum) => other + u32::from(sum),
             // one of the two is as good as nothing beside the other
-            None => self.now.max(*worth),
-        };
+            None => other.max(one),
+        }
     }
 }
 
@@ -133,6 +158,23 @@ mod tests {
         }
         let expected = (0.25 / (1.0 - weight)).log2();
         assert!((log(&worth, worth.expected(0.25)) - expected).abs() < 0.02);
+    }
+
+    #[test]
+    fn a_use_in_the_last_turn_counts_by_what_is_expected_to_follow() {
+        let after = |again| {
+            let mut worth = Worth::new();
+            (0..200).for_each(|_| worth.persist(again, 1000));
+            f64::from(worth.recent) / f64::from(DOUBLING)
+        };
+        assert!((after(500) - FOLLOWING.log2()).abs() < 0.02);
+        assert!((after(750) - (3.0 * FOLLOWING).log2()).abs() < 0.02);
+        assert_eq!([after(0), after(1000)], [0.0, 6.0]);
+        // A tick without uses says nothing.
+        let (usual, mut worth) = (Worth::new(), Worth::new());
+        worth.persist(0, 0);
+        assert_eq!(worth.recent, usual.recent);
+        assert_eq!(worth.going_on(0), worth.now + worth.recent);
     }
 
     #[test]

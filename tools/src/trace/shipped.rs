@@ -91,9 +91,7 @@ impl Shipped {
 
 impl Cache for Shipped {
     fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>) {
-        if step.is_multiple_of(self.prefix.len()) {
-            self.cold.tick();
-        }
+        self.cold.begin((step % self.prefix.len()) as u32);
         let neurons = self.neurons;
         let cluster_of = |key: u32| (key / neurons, key % neurons / CLUSTER as u32);
         for cluster in keys.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {

@@ -136,9 +136,7 @@ impl NeuronStore {
     /// Starts a bank, for `tokens` tokens.
     pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
-        if bank == 0 {
-            self.cold.tick();
-        }
+        self.cold.begin(bank);
         self.foreseen.begin(bank, tokens == 1);
         let layer = &mut self.layer;
         layer.bank = bank;
