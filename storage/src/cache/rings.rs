@@ -95,36 +95,6 @@ impl Rings {
         self.links[ring as usize].next.checked_sub(self.heads)
     }
 
-    /// Moves all of ring `from` before the oldest of ring `to`, keeping its order.
-    pub fn prepend(&mut self, to: u32, from: u32) {
-        let (first, last) = (
-            self.links[from as usize].next,
-            self.links[from as usize].prev,
-        );
-        if first == from {
-            return;
-        }
-        let oldest = self.links[to as usize].next;
-        self.link(to, first);
-        self.link(last, oldest);
-        self.link(from, from);
-    }
-
-    /// Moves all of ring `from` behind the newest of ring `to`, keeping its order.
-    pub fn append(&mut self, to: u32, from: u32) {
-        let (first, last) = (
-            self.links[from as usize].next,
-            self.links[from as usize].prev,
-        );
-        if first == from {
-            return;
-        }
-        let newest = self.links[to as usize].prev;
-        self.link(newest, first);
-        self.link(last, to);
-        self.link(from, from);
-    }
-
     /// Indices of a ring from the oldest to the newest.
     pub fn iter(&self, ring: u32) -> impl Iterator<Item = u32> + '_ {
         let after = move |node: u32| self.links[node as usize].next.checked_sub(self.heads);
@@ -149,23 +119,13 @@ mod tests {
         assert_eq!(dump(&r, 0), [0, 3, 5]);
         r.push(1, 4);
         r.push(1, 1);
-        r.prepend(0, 1);
-        assert_eq!(dump(&r, 0), [4, 1, 0, 3, 5]);
-        assert_eq!((r.oldest(0), r.oldest(1)), (Some(4), None));
-        r.prepend(0, 1);
-        r.remove(4);
-        r.replace(0, 2);
-        r.replace(1, 0);
-        r.replace(5, 4);
-        assert_eq!(dump(&r, 0), [0, 2, 3, 4]);
-        r.prepend(1, 0);
-        assert_eq!((dump(&r, 1), r.oldest(0)), (vec![0, 2, 3, 4], None));
-        r.append(1, 0);
-        r.push(0, 5);
-        r.append(0, 1);
-        assert_eq!((dump(&r, 0), r.oldest(1)), (vec![5, 0, 2, 3, 4], None));
-        r.remove(4);
-        r.append(1, 0);
-        assert_eq!((dump(&r, 1), r.oldest(0)), (vec![5, 0, 2, 3], None));
+        assert_eq!(dump(&r, 1), [4, 1]);
+        assert_eq!((r.oldest(0), r.oldest(1)), (Some(0), Some(4)));
+        r.replace(3, 2);
+        r.replace(4, 3);
+        assert_eq!((dump(&r, 0), dump(&r, 1)), (vec![0, 2, 5], vec![3, 1]));
+        r.remove(1);
+        r.remove(3);
+        assert_eq!((dump(&r, 0), r.oldest(1)), (vec![0, 2, 5], None));
     }
 }
