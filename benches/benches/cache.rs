@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy};
+use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 const BANKS: u32 = 8;
 const NEURONS: u32 = 14336;
@@ -45,14 +45,15 @@ fn lookups(c: &mut Criterion) {
     group.throughput(Throughput::Elements(mean as u64));
 
     let mut next = 0;
-    for (name, policy) in [("own", Policy::Lru), ("own_lrfu", Policy::Lrfu)] {
+    for (name, eviction) in [("own", Eviction::Lru), ("own_lrfu", Eviction::Lrfu)] {
         let arena = Arena::new(SLOTS, 512, 512, ArenaOptions::default()).expect("arena");
         let banks = [NEURONS; BANKS as usize];
-        let mut cache = ColdCache::with_policy(arena, &banks, policy).expect("cache");
+        let mut cache = SlotCache::with_eviction(arena, &banks, eviction).expect("cache");
         let mut pinned: Vec<Key> = Vec::with_capacity(NEURONS as usize);
         group.bench_function(name, |b| {
             b.iter(|| {
-                cache.begin(0);
+                cache.begin_pass();
+                cache.begin_layer(BANKS - 1);
                 for &key in &tokens[next % tokens.len()] {
                     let id = match cache.get_pin(key) {
                         Some(id) => id,

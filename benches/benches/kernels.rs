@@ -137,7 +137,7 @@ fn attention(c: &mut Criterion) {
             let name = format!("key_scores/{queries}");
             measure(&mut group, &name, bytes.clone(), || {
                 let keys = blocks.next().unwrap_or_default();
-                cpu.key_scores(DType::F16, keys, HEAD, black_box(&q), &mut scores);
+                cpu.key_scores(DType::F16, keys, HEAD, black_box(&q), &mut scores, BLOCK);
             });
             measure(&mut group, &format!("mix_values/{queries}"), bytes, || {
                 let values = blocks.next().unwrap_or_default();

@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt = model.text().encode("A vector is")?;
     let budget = Budget::Bytes(64 << 20); // for the whole process
     let mut engine = Engine::open(model, Options::new(budget))?;
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     let mut print = |text: &str| {
         print!("{text}");
         ControlFlow::Continue(()) // or Break(()), to stop

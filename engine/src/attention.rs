@@ -1,127 +1,138 @@
-//! Grouped-query attention of one layer over the KV cache.
+//! Grouped-query attention of one layer over the pages of keys and values.
 
 mod pass;
 #[cfg(test)]
 mod tests;
 
-use emberflow_kernels::{Cpu, Workers};
+use emberflow_kernels::Compute;
 use emberflow_models::config::ModelConfig;
 
-use crate::forward::Span;
 use crate::input::Input;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
-use crate::weights::Layer;
+use crate::sequence::Span;
+use crate::weights::LayerWeights;
 
 use pass::Pass;
 pub(crate) use pass::thread_floats;
 
-/// `scratch.out[t] = O · attention(normed[t])` for the `tokens` rows of the spans, each over
-/// its own sequence; their keys and values are appended there.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of the engine, each borrowed apart"
-)]
-pub(crate) fn attention(
-    cpu: Cpu,
-    workers: &Workers,
-    c: &ModelConfig,
-    layer: &Layer,
-    index: usize,
-    rope: &RopeTable,
-    spans: &mut [Span<'_>],
-    tokens: usize,
-    s: &mut Scratch,
-) {
-    let hd = c.head_dim as usize;
-    let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
+/// A layer's attention.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionLayer<'a> {
+    pub config: &'a ModelConfig,
+    pub weights: &'a LayerWeights,
+    /// Number of the layer.
+    pub number: usize,
+    /// Angles of the rows' positions.
+    pub rope: &'a RopeTable,
+}
 
-    // q, k, v: [tokens × heads·head_dim]
-    let d = c.d_model as usize;
-    let input = Input::new(cpu, &s.normed[..tokens * d], tokens, &mut s.input);
-    for (matrix, out) in [
-        (&layer.q, &mut s.q),
-        (&layer.k, &mut s.k),
-        (&layer.v, &mut s.v),
-    ] {
-        matrix.matmul(cpu, workers, input, &mut s.rows, out);
-    }
-    if let Some(biases) = &layer.qkv_bias {
-        for (bias, out) in biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
-            add_bias(bias, out, tokens);
+impl AttentionLayer<'_> {
+    /// `scratch.out[row] = O · attention(normed[row])` for the `rows` rows of the spans, each over its
+    /// own sequence; their keys and values are appended there.
+    pub fn run(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
+        let (c, layer) = (self.config, self.weights);
+        // q, k, v: [rows × heads·head_dim]
+        let d = c.d_model as usize;
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        for (matrix, out) in [
+            (&layer.q, &mut s.q),
+            (&layer.k, &mut s.k),
+            (&layer.v, &mut s.v),
+        ] {
+            matrix.matmul(on, input, &mut s.rows, out);
         }
-    }
-    let scale = 1.0 / libm::sqrtf(hd as f32);
-    let mut t = 0;
-    for span in spans.iter_mut() {
-        let first = span.sequence.len();
-        let kv = &mut span.sequence.kv;
-        for position in first..first + span.tokens.len() {
-            let (cos, sin) = rope.at(t);
-            for h in 0..heads {
-                let head = &mut s.q[(t * heads + h) * hd..][..hd];
-                if let Some([q_norm, _]) = &layer.qk_norm {
-                    cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
-                }
-                cpu.rope_rotate_half(head, cos, sin);
-                // Here once, and not in every score.
-                head.iter_mut().for_each(|q| *q *= scale);
+        if let Some(biases) = &layer.qkv_bias {
+            for (bias, out) in biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
+                add_bias(bias, out, rows);
             }
-            for h in 0..kv_heads {
-                let at = (t * kv_heads + h) * hd;
-                let key = &mut s.k[at..][..hd];
-                if let Some([_, k_norm]) = &layer.qk_norm {
-                    cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
-                }
-                cpu.rope_rotate_half(key, cos, sin);
-                kv.store_key(cpu, index, h, position, key);
-                kv.store_value(cpu, index, h, position, &s.v[at..][..hd]);
-            }
-            t += 1;
+        }
+        self.rotate_and_store(on, spans, s);
+        self.attend(on, spans, rows, s);
+        let width = c.heads as usize * c.head_dim as usize;
+        let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
+        layer.o.matmul(on, input, &mut s.rows, &mut s.out);
+        if let Some(bias) = &layer.o_bias {
+            add_bias(bias, &mut s.out, rows);
         }
     }
 
-    let width = heads * hd;
-    let pass = |kv, row: usize, first, tokens| Pass {
-        cpu,
-        kv,
-        queries: &s.q[row * width..],
-        head_dim: hd,
-        kv_heads,
-        group: heads / kv_heads,
-        first,
-        tokens,
-        window: c.window[index] as usize,
-    };
-    let attended = &mut s.attended[..tokens * width];
-    if spans.len() == tokens && pass::enough_rows(workers, tokens * kv_heads) {
-        let spans = &*spans;
-        let one = |row: usize| {
-            let sequence = &*spans[row].sequence;
-            pass(sequence.kv.layer(index), row, sequence.len(), 1)
+    /// Norms and rotates queries and keys, scales the queries, and stores keys and values.
+    fn rotate_and_store(&self, on: &Compute, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let (c, layer, cpu) = (self.config, self.weights, on.cpu);
+        let hd = c.head_dim as usize;
+        let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
+        let scale = 1.0 / libm::sqrtf(hd as f32);
+        let mut row = 0;
+        for span in spans.iter_mut() {
+            let first = span.sequence.len();
+            let kv = &mut span.sequence.kv;
+            for position in first..first + span.tokens.len() {
+                let (cos, sin) = self.rope.at(row);
+                for h in 0..heads {
+                    let head = &mut s.q[(row * heads + h) * hd..][..hd];
+                    if let Some([q_norm, _]) = &layer.qk_norm {
+                        cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
+                    }
+                    cpu.rope_rotate_half(head, cos, sin);
+                    // Here once, and not in every score.
+                    head.iter_mut().for_each(|q| *q *= scale);
+                }
+                let mut page = kv.writer(position);
+                for h in 0..kv_heads {
+                    let at = (row * kv_heads + h) * hd;
+                    let key = &mut s.k[at..][..hd];
+                    if let Some([_, k_norm]) = &layer.qk_norm {
+                        cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
+                    }
+                    cpu.rope_rotate_half(key, cos, sin);
+                    page.store_key(cpu, self.number, h, key);
+                    page.store_value(cpu, self.number, h, &s.v[at..][..hd]);
+                }
+                row += 1;
+            }
+        }
+    }
+
+    /// Mixes the values that each row sees.
+    fn attend(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
+        let c = self.config;
+        let (hd, heads, kv_heads) = (c.head_dim as usize, c.heads as usize, c.kv_heads as usize);
+        let width = heads * hd;
+        let pass = |kv, row: usize, first, tokens| Pass {
+            cpu: on.cpu,
+            kv,
+            queries: &s.q[row * width..],
+            head_dim: hd,
+            kv_heads,
+            group: heads / kv_heads,
+            first,
+            tokens,
+            window: c.window[self.number] as usize,
         };
-        pass::run_rows(workers, kv_heads, attended, one);
-    } else {
+        let attended = &mut s.attended[..rows * width];
+        if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {
+            let spans = &*spans;
+            let one = |row: usize| {
+                let sequence = &*spans[row].sequence;
+                pass(sequence.kv.layer(self.number), row, sequence.len(), 1)
+            };
+            pass::run_rows(&on.workers, kv_heads, attended, one);
+            return;
+        }
         let mut row = 0;
         for span in spans {
             let (first, n) = (span.sequence.len(), span.tokens.len());
-            let (kv, partials) = span.sequence.kv.parts(index);
+            let kv = span.sequence.kv.layer(self.number);
             let out = &mut attended[row * width..(row + n) * width];
-            pass(kv, row, first, n).run(workers, out, partials);
+            pass(kv, row, first, n).run(&on.workers, out, &mut s.partials);
             row += n;
         }
     }
-
-    let attended = &s.attended[..tokens * heads * hd];
-    let input = Input::new(cpu, attended, tokens, &mut s.input);
-    layer.o.matmul(cpu, workers, input, &mut s.rows, &mut s.out);
-    if let Some(bias) = &layer.o_bias {
-        add_bias(bias, &mut s.out, tokens);
-    }
 }
 
-fn add_bias(bias: &[f32], rows: &mut [f32], tokens: usize) {
-    for row in rows.chunks_exact_mut(bias.len()).take(tokens) {
+fn add_bias(bias: &[f32], rows: &mut [f32], count: usize) {
+    for row in rows.chunks_exact_mut(bias.len()).take(count) {
         for (y, b) in row.iter_mut().zip(bias) {
             *y += b;
         }

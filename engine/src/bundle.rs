@@ -13,7 +13,7 @@
 use emberflow_kernels::{DType, Row};
 use emberflow_storage::container::{Container, Placement};
 
-use crate::Error;
+use crate::error::Error;
 use crate::meta::ContainerMeta;
 
 /// Format of the three vectors of a neuron.

@@ -16,9 +16,9 @@ pub struct Counters {
     /// Needed neurons that had to be read.
     pub misses: u64,
     /// Neurons that were read before their layer began.
-    pub foreseen: u64,
+    pub guessed: u64,
     /// Of these, those that it then needed; they count as misses.
-    pub foreseen_needed: u64,
+    pub guessed_needed: u64,
     /// Neurons that left the cold region for others.
     pub evictions: u64,
     /// Reads that were asked for.
@@ -53,8 +53,8 @@ impl Counters {
             hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
             misses: self.misses.saturating_sub(before.misses),
-            foreseen: self.foreseen.saturating_sub(before.foreseen),
-            foreseen_needed: self.foreseen_needed.saturating_sub(before.foreseen_needed),
+            guessed: self.guessed.saturating_sub(before.guessed),
+            guessed_needed: self.guessed_needed.saturating_sub(before.guessed_needed),
             evictions: self.evictions.saturating_sub(before.evictions),
             reads: self.reads.saturating_sub(before.reads),
             commands: self.commands.saturating_sub(before.commands),
@@ -78,4 +78,9 @@ impl Counters {
     pub fn active_share(self) -> f64 {
         self.fired as f64 / self.possible.max(1) as f64
     }
+}
+
+/// A time as counters hold it.
+pub(crate) fn nanoseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

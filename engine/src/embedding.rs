@@ -9,12 +9,21 @@ use emberflow_models::names::Role;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::container::{Container, TensorEntry, TensorRows};
 
-use crate::Error;
-use crate::ffn::{Banks, NeuronStore};
-use crate::weights::{Loader, name_of, region};
+use crate::error::Error;
+use crate::store::{Layout, NeuronStore, region};
+use crate::weights::{Loader, name_of};
 
 /// Rows under way at once: a whole pass of sequences, or of a prompt some hundreds of microseconds.
 const ROWS: u32 = 32;
+
+/// Bytes of an embedding.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct EmbeddingBytes {
+    /// Of what [`Embedding::open`] keeps: checksums, and room for rows that arrive.
+    pub kept: u64,
+    /// Of all rows.
+    pub all: u64,
+}
 
 /// A table of rows of which each token needs one.
 pub(crate) struct Embedding {
@@ -30,15 +39,15 @@ pub(crate) struct Embedding {
 
 impl Embedding {
     /// Checks the table row by row. `None` where it is the head, too.
-    pub fn open(banks: &Banks, c: &ModelConfig) -> Result<Option<Self>, Error> {
+    pub fn open(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
         if c.tied_head {
             return Ok(None);
         }
         let (rows, d) = (c.vocab as usize, c.d_model as usize);
-        let container = &banks.container;
+        let container = &layout.container;
         let (entry, dtype) = Loader { container }.entry(Role::Embed, 0, rows, d)?;
         let rows = container.rows(entry, rows)?;
-        let (slot_len, align) = banks.piece(rows.row_len());
+        let (slot_len, align) = layout.piece(rows.row_len());
         let arrivals = Arena::new(ROWS, slot_len, align, ArenaOptions::default())
             .map_err(emberflow_storage::Error::from)?;
         Ok(Some(Self {
@@ -51,17 +60,18 @@ impl Embedding {
         }))
     }
 
-    /// Bytes that [`Embedding::open`] keeps, checksums and room for rows that arrive, and those of
-    /// all rows.
-    pub fn bytes_for(banks: &Banks, c: &ModelConfig) -> (u64, u64) {
-        let table = banks.container.tensor(&name_of(Role::Embed, 0));
+    /// What the embedding takes; nothing where it is the head, too.
+    pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
+        let table = layout.container.tensor(&name_of(Role::Embed, 0));
         let Some(table) = table.filter(|_| !c.tied_head) else {
-            return (0, 0);
+            return EmbeddingBytes::default();
         };
         let rows = c.vocab as usize;
-        let (slot_len, _) = banks.piece(table.len as usize / rows.max(1));
-        let kept = TensorRows::bytes_for(rows) + Arena::charge(ROWS, slot_len);
-        (kept, Arena::charge(1, table.len as usize))
+        let (slot_len, _) = layout.piece(table.len as usize / rows.max(1));
+        EmbeddingBytes {
+            kept: TensorRows::bytes_for(rows) + Arena::charge(ROWS, slot_len),
+            all: Arena::charge(1, table.len as usize),
+        }
     }
 
     /// Holds all rows in memory, or gives them back.

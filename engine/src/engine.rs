@@ -1,38 +1,49 @@
-//! Opening a container under a budget, and the numbers of a run.
+//! Opening a container under a budget, running passes, and changing the budget.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use emberflow_kernels::{Cpu, Workers};
+use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
-use crate::choice::Choice;
-use crate::counters::Counters;
+use crate::ablation::Ablation;
+use crate::counters::{Counters, nanoseconds};
+use crate::decoder::{Decoder, FfnObserver, Hooks, Pass, Times};
 use crate::embedding::Embedding;
-use crate::energy::Meter;
-use crate::explain::explain;
-use crate::ffn::{Banks, Ffn, MAX_CHUNK, NeuronStore, Oracle};
-use crate::forward::{Decoder, FfnObserver, Span, Times};
-use crate::kv_cache::KvCache;
+use crate::error::Error;
+use crate::ffn::Ffn;
+use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
+use crate::open::Parts;
 use crate::options::{Options, Sparsity};
-use crate::parts::Parts;
 use crate::planner::cores::compute_cores;
-use crate::planner::rates::Rates;
-use crate::planner::{Plan, Planner};
-use crate::policy::Policy;
+use crate::planner::{Plan, Planner, stream_buffers};
+use crate::room::thread_floats;
 use crate::rope::RopeTable;
-use crate::scratch::Scratch;
-use crate::sequence::Sequence;
+use crate::scratch::{Scratch, ScratchRoom};
+use crate::sequence::{Sequence, Span};
+use crate::sparsity::Choice;
+use crate::store::{NeuronStore, StoreSetup};
+use crate::thread_buffer;
 use crate::weights::Weights;
-use crate::{Error, Logits};
+
+/// Which rows' logits the caller wants. A pass has one row for every token, span after span.
+pub enum Logits<'a> {
+    /// No row's.
+    None,
+    /// The last row's; left in [`Engine::logits`].
+    Last,
+    /// Every row's, passed to the function as `(row, logits)`.
+    Each(&'a mut dyn FnMut(usize, &[f32])),
+}
 
 /// A model that is open and ready to run.
 pub struct Engine {
-    decoder: Decoder,
+    pub(crate) decoder: Decoder,
+    pool: Arc<KvPool>,
+    /// The pass of [`Engine::forward`], and of a stepper.
+    pub(crate) pass: Pass,
     text: Text,
     options: Options,
     needs: Needs,
@@ -43,18 +54,15 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
-    meter: Option<Meter>,
-    stop: Arc<AtomicBool>,
-    keeps_steps: bool,
 }
 
 impl Engine {
-    /// Opens `model`: divides the budget, loads what is resident, fills the cold
-    /// region with the hottest neurons.
+    /// Opens `model`: divides the budget, loads what is resident, fills the cold region with the
+    /// hottest neurons.
     ///
     /// # Errors
-    /// A container that does not fit its own metadata, a failed read or
-    /// checksum, or a budget below the smallest that works (the error names it).
+    /// A container that does not fit its own metadata, a failed read or checksum, or a budget below
+    /// the smallest that works (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
         Self::open_watched(model, options, |_| ())
     }
@@ -69,87 +77,38 @@ impl Engine {
         options: Options,
         planned: impl FnOnce(u64),
     ) -> Result<Self, Error> {
-        let Parts {
-            text,
-            mut options,
-            choice,
-            stored,
-            shape,
-            mut banks,
-            source,
-            planner,
-            rates,
-        } = Parts::of(model, options)?;
-        let c = text.config().clone();
-        let plan = planner.plan(planner.budget(options.budget))?;
-        for line in explain(&plan, &planner.needs) {
+        let mut parts = Parts::of(model, options)?;
+        let planner = &parts.planner;
+        let plan = planner.plan(planner.budget(parts.options.budget))?;
+        for line in plan.explain(&planner.needs) {
             tracing::info!("{line}");
         }
         planned(plan.memory.loaded());
-        (options.threads, options.chunk) = (plan.compute_threads, plan.chunk);
-        options.io_core = plan.io_core;
-        banks.stream = Banks::stream_for(plan.chunk);
-        let tracer = match options.trace {
-            0 => Tracer::default(),
-            room => Arc::new(Trace::new(options.threads, room)).into(),
-        };
-
-        let mut embedding = Embedding::open(&banks, &c)?;
-        let weights = Weights::load(&banks.container, &c)?;
-        let recall = stored.as_ref().and_then(|s| s.quality).map(|q| q.recall());
-        let cores = compute_cores(options.threads, options.io_core);
-        let workers = Workers::new(options.threads, cores.as_deref());
-        if let Some(trace) = tracer.trace().cloned() {
-            workers.observe(move |thread, part| trace.around(thread, part));
-        }
-        let (batch, rows) = (options.batch, options.chunk.max(options.batch));
-        let costs = planner.read_costs(&banks);
-        let hot = planner.hot(batch).to_vec();
-        let predictors = stored
-            .map(|s| s.load(&banks.container, &c, rows))
-            .transpose()?;
-        let tracer_of_store = tracer.clone();
-        let store = NeuronStore::open(
-            banks,
-            source,
-            &plan.memory,
-            (hot, rates),
-            (costs, planner.gates_first),
-            &options,
-            tracer_of_store,
-        )?;
-        if let Some(embedding) = &mut embedding {
-            embedding.hold(&store.banks().container, plan.memory.embedding)?;
-        }
+        let o = &mut parts.options;
+        (o.threads, o.chunk, o.io_core) = (plan.compute_threads, plan.chunk, plan.io_core);
+        let recall = (parts.stored.as_ref())
+            .and_then(|s| s.quality)
+            .map(|q| q.recall());
+        let c = parts.text.config().clone();
+        let rows = parts.options.chunk.max(parts.options.batch);
+        let kv = KvShape::new(parts.options.kv, &c, parts.options.context);
+        let pages = kv.pages(parts.options.context) * parts.options.batch;
+        let pass = Pass::new(rows, c.d_model as usize);
+        let pool = KvPool::new(kv, pages)?;
+        let (text, choice) = (parts.text.clone(), parts.choice.clone());
+        let (options, planner) = (parts.options.clone(), parts.planner.clone());
         Ok(Self {
-            decoder: Decoder {
-                embedding,
-                cpu: Cpu::detect(),
-                workers,
-                rope: RopeTable::new(&c.rope, rows),
-                scratch: Scratch::new(&c, rows, batch, options.threads),
-                ffn: Ffn::new(
-                    shape,
-                    store,
-                    predictors,
-                    (rows, options.threads),
-                    options.observe,
-                ),
-                weights,
-                times: Times::default(),
-                config: c,
-            },
+            decoder: build(parts, c, &plan)?,
+            pool,
+            pass,
             text,
             needs: planner.needs_with(options.chunk),
-            meter: Meter::find(&options.sysfs),
+            batch: options.batch,
             options,
             planner,
             plan,
-            batch,
             choice,
             recall,
-            stop: Arc::new(AtomicBool::new(false)),
-            keeps_steps: false,
         })
     }
 
@@ -163,11 +122,23 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with room for the options' context. The plan has memory for as many
-    /// as the options say.
-    pub fn new_sequence(&self) -> Sequence {
-        let c = self.config();
-        Sequence::new(KvCache::new(self.options.kv, c, self.options.context))
+    /// An empty sequence with room for the options' context. The plan has memory for as many as the
+    /// options say.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] while that many are alive.
+    pub fn new_sequence(&self) -> Result<Sequence, Error> {
+        self.sequence(self.options.context)
+    }
+
+    /// An empty sequence with room for `positions` tokens, at most the options' context. Shorter ones
+    /// leave room for more of them.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] where the sequences alive leave no room for it.
+    pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
+        let positions = positions.min(self.options.context);
+        Ok(Sequence::new(self.pool.sequence(positions)?))
     }
 
     /// Longest chunk that [`Engine::forward`] accepts.
@@ -175,23 +146,28 @@ impl Engine {
         self.options.chunk
     }
 
+    /// Most rows of a pass.
+    pub(crate) fn most_rows(&self) -> usize {
+        self.options.chunk.max(self.options.batch)
+    }
+
     /// Runs up to [`Engine::chunk`] tokens at the end of `sequence`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, no room left, or a failed read; after an
-    /// error the sequence is as before.
+    /// A token outside the vocabulary, no room left, or a failed read; after an error the sequence is
+    /// as before.
     pub fn forward(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.pass(&mut [Span { sequence, tokens }], wanted, None)
+        self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
     /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
-    /// [`Options::observe`], its gates and hidden values. What is seen depends on
-    /// weights and tokens only, as the logits do.
+    /// [`Options::observe`], its gates and hidden values. What is seen depends on weights and tokens
+    /// only, as the logits do.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -202,13 +178,17 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        self.pass(&mut [Span { sequence, tokens }], wanted, Some(observer))
+        let hooks = Hooks {
+            observer: Some(observer),
+            yields: None,
+        };
+        self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
     }
 
-    /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens;
-    /// all tokens together are at most [`Engine::chunk`] or as many as there may be
-    /// sequences. A neuron is read and computed once for all of them. What comes out for a
-    /// sequence is what it would give alone, bit for bit.
+    /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens; all tokens
+    /// together are at most [`Engine::chunk`] or as many as there may be sequences. A neuron is read
+    /// and computed once for all of them. What comes out for a sequence is what it would give alone,
+    /// bit for bit.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -217,21 +197,40 @@ impl Engine {
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
     ) -> Result<(), Error> {
-        self.pass(spans, wanted, None)
+        self.forward_spans(spans, wanted, Hooks::default())
     }
 
-    fn pass(
+    fn forward_spans(
         &mut self,
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
-        observer: Option<&mut FfnObserver<'_>>,
+        hooks: Hooks<'_, '_>,
     ) -> Result<(), Error> {
-        let vocab = self.config().vocab;
-        let (mut rows, most) = (0, self.options.chunk.max(self.options.batch));
-        for span in &*spans {
-            if let Some(&token) = span.tokens.iter().find(|&&t| t >= vocab) {
-                return Err(Error::Token { token, vocab });
+        let rows = self.check_spans(spans)?;
+        let Self { decoder, pass, .. } = self;
+        pass.begin(rows);
+        decoder.run(pass, spans, hooks)?;
+        match wanted {
+            Logits::None => {}
+            Logits::Last => decoder.head(pass, rows - 1..rows),
+            Logits::Each(sink) => {
+                for first in (0..rows).step_by(decoder.most_logits()) {
+                    let these = first..rows.min(first + decoder.most_logits());
+                    decoder.head(pass, these.clone());
+                    for (place, row) in these.enumerate() {
+                        sink(row, decoder.logits(place));
+                    }
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// The rows of a pass over `spans`, if it is one.
+    fn check_spans(&self, spans: &[Span<'_>]) -> Result<usize, Error> {
+        let (mut rows, most) = (0, self.most_rows());
+        for span in spans {
+            self.check_tokens(span.tokens)?;
             self.check_room(span.sequence, span.tokens.len())?;
             rows += span.tokens.len();
         }
@@ -242,9 +241,19 @@ impl Engine {
                  1 to {most} in all"
             )));
         }
-        self.decoder.forward(spans, wanted, observer)
+        Ok(rows)
     }
 
+    /// Refuses tokens outside the vocabulary.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
+        let vocab = self.config().vocab;
+        match tokens.iter().find(|&&t| t >= vocab) {
+            Some(&token) => Err(Error::Token { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses more tokens than a sequence has room for.
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
         if tokens <= sequence.room() {
             return Ok(());
@@ -258,13 +267,13 @@ impl Engine {
 
     /// Logits of the last row of the last pass, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
-        self.decoder.logits()
+        self.decoder.logits(0)
     }
 
-    /// Plans for `sequences` at once, at most as many as the options say: the more there are,
-    /// the more neurons fire for one of them in nearly every pass, and belong in the hot
-    /// region. Nothing is read for it, and the border between the regions moves a little with
-    /// each pass. No result depends on it.
+    /// Plans for `sequences` at once, at most as many as the options say: the more there are, the more
+    /// neurons fire for one of them in nearly every pass, and belong in the hot region. Nothing is
+    /// read for it, and the border between the regions moves a little with each pass. No result
+    /// depends on it.
     ///
     /// # Errors
     /// Those of the plan, which has been made before with the same budget.
@@ -281,8 +290,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The plan for another budget. A peak of the past cannot be taken back and does not bind
-    /// the future.
+    /// The plan for another budget. A peak of the past cannot be taken back and does not bind the
+    /// future.
     fn replan(&self, bytes: u64) -> Result<Plan, Error> {
         let needs = Needs {
             process_peak: 0,
@@ -290,6 +299,27 @@ impl Engine {
         };
         let chunk = self.options.chunk;
         self.planner.plan_with(bytes, &needs, chunk, self.batch)
+    }
+
+    /// Changes the budget between two passes. A smaller one gives memory back to the system before
+    /// this returns, a larger one is filled as neurons are needed. No result depends on it.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
+    pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        let plan = self.replan(bytes)?;
+        let Decoder { embedding, ffn, .. } = &mut self.decoder;
+        // What is given back goes before what comes.
+        if let Some(embedding) = embedding.as_mut().filter(|_| !plan.memory.embedding) {
+            embedding.hold(&ffn.store.layout().container, false)?;
+        }
+        ffn.store.set_plan(&plan.memory)?;
+        self.plan = plan;
+        if let Some(embedding) = embedding {
+            let hold = self.plan.memory.embedding;
+            embedding.hold(&ffn.store.layout().container, hold)?;
+        }
+        Ok(())
     }
 
     /// The record of what every thread and the device did, where the options ask for one.
@@ -302,41 +332,9 @@ impl Engine {
         self.options.batch
     }
 
-    /// Logits of one row of the last pass, `[vocab]`, where all rows were asked for and are no
-    /// more than there may be sequences.
-    pub(crate) fn row_logits(&self, row: usize) -> &[f32] {
-        self.decoder.row_logits(row)
-    }
-
-    /// Changes the budget between two calls of [`Engine::forward`]. A smaller one
-    /// gives memory back to the system before this returns, a larger one is
-    /// filled as neurons are needed. No result depends on it.
-    ///
-    /// # Errors
-    /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
-    pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
-        let plan = self.replan(bytes)?;
-        let Decoder { embedding, ffn, .. } = &mut self.decoder;
-        // What is given back goes before what comes.
-        if let Some(embedding) = embedding.as_mut().filter(|_| !plan.memory.embedding) {
-            embedding.hold(&ffn.store.banks().container, false)?;
-        }
-        ffn.store.set_plan(&plan.memory)?;
-        self.plan = plan;
-        if let Some(embedding) = embedding {
-            let hold = self.plan.memory.embedding;
-            embedding.hold(&ffn.store.banks().container, hold)?;
-        }
-        Ok(())
-    }
-
-    /// A flag that ends the running generation at the next token when set.
-    pub fn stop_flag(&self) -> Arc<AtomicBool> {
-        self.stop.clone()
-    }
-
-    pub(crate) fn interrupted(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+    /// What the caller chose, and what was chosen for him.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// How the budget is divided.
@@ -349,14 +347,9 @@ impl Engine {
         &self.plan
     }
 
-    /// Milliseconds that a machine with these rates would compute a token, and the layers of it.
-    pub(crate) fn expected_with(&self, rates: &Rates) -> Result<(f64, usize), Error> {
-        let planner = Planner {
-            rates: rates.clone(),
-            ..self.planner.clone()
-        };
-        let plan = planner.plan(self.plan.memory.budget())?;
-        Ok((plan.decode.compute_ms, self.config().layers as usize))
+    /// What plans are made from.
+    pub(crate) fn planner(&self) -> &Planner {
+        &self.planner
     }
 
     /// What the plan was made from.
@@ -374,8 +367,8 @@ impl Engine {
         &self.choice.reason
     }
 
-    /// Recall of the predictors in use, on the text that they were measured on when they
-    /// were made; `None` without predictors, or where nobody has measured it.
+    /// Recall of the predictors in use, on the text that they were measured on when they were made;
+    /// `None` without predictors, or where nobody has measured it.
     pub fn predictor_recall(&self) -> Option<f64> {
         self.recall
     }
@@ -387,93 +380,28 @@ impl Engine {
 
     /// The instruction set of the kernels.
     pub fn cpu(&self) -> Cpu {
-        self.decoder.cpu
+        self.decoder.on.cpu
     }
 
     /// What was done since the engine was opened, the start-up fill included.
     pub fn counters(&self) -> Counters {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let times = self.decoder.times;
         Counters {
-            attention_ns: ns(times.attention),
-            ffn_ns: ns(times.ffn),
-            head_ns: ns(times.head),
+            attention_ns: nanoseconds(times.attention),
+            ffn_ns: nanoseconds(times.ffn),
+            head_ns: nanoseconds(times.head),
             ..self.decoder.ffn.counters()
         }
     }
 
-    /// From the next generation on keeps what each of its passes did. Their memory, some 150
-    /// bytes each, is not part of the budget.
-    pub fn keep_steps(&mut self) {
-        self.keeps_steps = true;
-    }
-
-    pub(crate) fn keeps_steps(&self) -> bool {
-        self.keeps_steps
-    }
-
-    /// Joules that the machine has used since the engine was opened (see [`crate::energy`]);
-    /// `None` where nothing tells.
-    pub fn joules(&mut self) -> Option<f64> {
-        self.meter.as_mut()?.joules()
-    }
-
-    /// What tells the energy: `rapl` or `battery`, and which.
-    pub fn energy_source(&self) -> Option<&str> {
-        Some(self.meter.as_ref()?.name())
-    }
-
-    /// Follows the meter through a long generation: its counters start over now and then.
-    pub(crate) fn watch_energy(&mut self) {
-        if let Some(meter) = &mut self.meter {
-            meter.look();
-        }
-    }
-
-    /// From the next pass on keeps which neurons each layer needs, for
-    /// [`Engine::replay_active`].
-    pub fn record_active(&mut self) {
-        self.decoder.ffn.oracle = Oracle::Recording(Vec::new());
-    }
-
-    /// From the next pass on takes the recorded active sets for granted instead of finding
-    /// them out: for the same tokens after the same context this is the time that a perfect
-    /// predictor which costs nothing would give.
-    pub fn replay_active(&mut self) {
-        self.decoder.ffn.oracle.replay();
-    }
-
-    /// Bytes per second at which the compute threads read the weights of attention and
-    /// the FFN weights that are in the hot region, without computing anything: the bound of
-    /// decoding from memory.
-    pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
-        let Decoder {
-            cpu,
-            workers,
-            ffn,
-            weights,
-            ..
-        } = &mut self.decoder;
-        let mut buffers = weights.attention_bytes();
-        buffers.extend(ffn.store.hot_bytes());
-        emberflow_kernels::read_bandwidth(*cpu, workers, &buffers, time)
-    }
-
-    /// Bytes of weights outside the FFNs that every token is computed from: attention,
-    /// norms and head.
-    pub fn dense_bytes(&self) -> u64 {
-        self.decoder.weights.bytes_per_token()
-    }
-
     /// Bytes of keys and values of one position.
     pub fn position_bytes(&self) -> u64 {
-        let (kv, context) = (self.options.kv, self.options.context.max(1));
-        KvCache::bytes_for(kv, self.config(), context) / context as u64
+        self.pool.shape().position_bytes()
     }
 
     /// Which mechanisms are at work.
-    pub fn policy(&self) -> Policy {
-        self.options.policy
+    pub fn ablation(&self) -> Ablation {
+        self.options.ablation
     }
 
     /// Name of the I/O engine in use.
@@ -482,7 +410,68 @@ impl Engine {
     }
 }
 
-/// Most sequences at once. Few enough that all of them fit in one pass.
-pub const MAX_BATCH: usize = 64;
-
-const _: () = assert!(MAX_BATCH <= MAX_CHUNK);
+/// Loads what is resident, and makes all working memory.
+fn build(parts: Parts, c: ModelConfig, plan: &Plan) -> Result<Decoder, Error> {
+    let room = parts.opened().room(plan.chunk, plan.compute_threads);
+    let Parts {
+        options,
+        stored,
+        shape,
+        naming,
+        layout,
+        source,
+        planner,
+        frequencies,
+        ..
+    } = parts;
+    let tracer = match options.trace {
+        0 => Tracer::default(),
+        room => Arc::new(Trace::new(options.threads, room)).into(),
+    };
+    let mut embedding = Embedding::open(&layout, &c)?;
+    let weights = Weights::load(&layout.container, &c)?;
+    let cores = compute_cores(options.threads, options.io_core);
+    let on = Compute::new(options.threads, cores.as_deref());
+    if let Some(trace) = tracer.trace().cloned() {
+        (on.workers).observe(move |thread, part| trace.around(thread, part));
+    }
+    let rows = room.rows;
+    let predictors = stored
+        .map(|s| s.load(&layout.container, &c, rows))
+        .transpose()?;
+    thread_buffer::reserve(thread_floats(&c, rows));
+    let store = NeuronStore::open(StoreSetup {
+        costs: planner.read_costs(&layout),
+        hot_wanted: planner.hot(options.batch).to_vec(),
+        gates_first: planner.gates_first,
+        layout,
+        source,
+        memory: &plan.memory,
+        naming,
+        buffers: stream_buffers(plan.chunk),
+        frequencies: &frequencies,
+        options: &options,
+        tracer,
+    })?;
+    if let Some(embedding) = &mut embedding {
+        embedding.hold(&store.layout().container, plan.memory.embedding)?;
+    }
+    Ok(Decoder {
+        embedding,
+        on,
+        rope: RopeTable::new(&c.rope, rows),
+        scratch: Scratch::new(
+            &c,
+            ScratchRoom {
+                rows,
+                batch: options.batch,
+                context: options.context,
+                threads: options.threads,
+            },
+        ),
+        ffn: Ffn::new(shape, store, predictors, room),
+        weights,
+        times: Times::default(),
+        config: c,
+    })
+}

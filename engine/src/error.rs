@@ -86,6 +86,19 @@ pub enum Error {
         /// Longest context of the model.
         limit: usize,
     },
+    /// No keys and values for another sequence.
+    #[error(
+        "a sequence of {positions} positions does not fit beside the others: there is room for {free} \
+         of {total} (end one of them, or plan for more sequences at once)"
+    )]
+    KvFull {
+        /// Positions asked for.
+        positions: usize,
+        /// Positions that are free.
+        free: usize,
+        /// Positions of all sequences together.
+        total: usize,
+    },
     /// The logits are not numbers.
     #[error(
         "the model computed a logit that is not finite at position {position}: its weights are \

@@ -6,61 +6,61 @@
 //!                     resident gates → active set ∩ cache → reads → clusters → partial sums
 //! ```
 //!
-//! [`Engine::open`] makes a plan ([`planner`], [`memory`]), loads what stays resident
-//! and fills the cold region; [`Engine::forward`] runs a chunk of tokens;
-//! [`Engine::generate`] adds the sampler and the clock; [`Report`] is what a run
-//! says about itself.
+//! [`Engine::open`] makes a plan ([`planner`], [`memory`]), loads what stays resident and fills the
+//! cold region; [`Engine::forward`] runs a chunk of tokens; a [`Stepper`] runs many requests together,
+//! and [`Engine::generate`] one of them; [`Report`] is what a run says about itself.
 //!
 //! ```
 #![doc = include_str!("../examples/generate.rs")]
 //! ```
 #![forbid(unsafe_code)]
 
+mod ablation;
 mod attention;
-mod batch;
 pub mod bundle;
-mod choice;
 mod counters;
-mod details;
+mod decoder;
 mod embedding;
-pub mod energy;
 mod engine;
 mod error;
-mod explain;
 mod ffn;
-mod forward;
-mod generate;
 mod input;
-mod judge;
-mod kv_cache;
+mod kv;
+mod limits;
+pub mod measure;
 pub mod memory;
 pub mod meta;
 mod model;
+mod observe;
+mod open;
 mod options;
-mod parts;
 pub mod planner;
-pub mod policy;
-mod report;
+mod room;
 mod rope;
+mod run;
 pub mod sampler;
 mod scratch;
 mod sequence;
+mod sparsity;
+mod store;
+mod thread_buffer;
 pub mod trace;
 mod weights;
 
-pub use batch::{Batch, Sample};
+pub use ablation::Ablation;
 pub use counters::Counters;
-pub use details::Details;
-pub use engine::{Engine, MAX_BATCH};
+pub use decoder::FfnObserver;
+pub use engine::{Engine, Logits};
 pub use error::Error;
-pub use ffn::{CLUSTER, FfnSeen, GATE_PIECES, MAX_CHUNK, regions};
-pub use forward::{FfnObserver, Logits, Span};
-pub use generate::{Energy, Generation, Request, Step, Stop};
-pub use judge::Judge;
-pub use kv_cache::KvCache;
+pub use ffn::{FfnSeen, GATE_PIECES};
+pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
+pub use observe::{Details, Judge, Probe, Report, energy};
 pub use options::{Budget, Options, Phases, Sparsity};
-pub use policy::Policy;
-pub use report::Report;
+pub use run::{
+    Admission, Batch, Energy, Event, Finished, Generation, Progress, Request, RequestId, Sample,
+    Step, Stepped, Stepper, Stop,
+};
 pub use sampler::{Sampler, Sampling};
-pub use sequence::Sequence;
+pub use sequence::{Sequence, Span};
+pub use store::regions::{self, CLUSTER};

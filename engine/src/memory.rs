@@ -7,9 +7,9 @@
 
 use emberflow_storage::budget::Ledger;
 
-use crate::Error;
-use crate::ffn::regions::split;
-use crate::policy::{Keep, Policy};
+use crate::ablation::{Ablation, Keep};
+use crate::error::Error;
+use crate::store::regions::split;
 
 /// Sizes that do not depend on the plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,11 @@ impl MemoryPlan {
         self.ledger.budget()
     }
 
+    /// Whether all Gate rows stay in memory.
+    pub fn gates_resident(&self) -> bool {
+        self.residency == Residency::GatesResident
+    }
+
     /// Bytes that are read when the plan takes effect, at most.
     pub fn loaded(&self) -> u64 {
         let parts = [
@@ -123,17 +128,17 @@ impl MemoryPlan {
         parts.iter().map(|part| self.ledger.held(part)).sum()
     }
 
-    /// The same plan for a policy that keeps less.
-    pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
-        let wanted = match policy.keep() {
-            _ if policy == Policy::Mmap => 0,
+    /// The same plan where less is kept.
+    pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
+        let wanted = match ablation.keep() {
+            _ if ablation == Ablation::Mmap => 0,
             Keep::All => return self,
             // As much as there is.
             Keep::Window => needs.neurons,
             // What a layer's reads need on their way.
             Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
-        if policy == Policy::Mmap {
+        if ablation == Ablation::Mmap {
             self.residency = Residency::Bundles;
             self.ledger.release("gates", u64::MAX);
         }
@@ -448,12 +453,12 @@ mod tests {
         for share in [0.5, 0.8, 1.0] {
             let plan = n.plan(n.budget_for_share(share)).unwrap();
             let regions = plan.ledger.held("hot") + plan.ledger.held("cold");
-            let window = plan.clone().limited_to(Policy::LlmFlash, &n);
+            let window = plan.clone().limited_to(Ablation::LlmFlash, &n);
             assert_eq!(window.hot_clusters, 0);
             let room = regions / n.rest_slot;
             assert_eq!(window.slots, room.min(n.neurons), "{share}");
             assert!(window.ledger.used() <= plan.ledger.used());
-            let nothing = plan.limited_to(Policy::NoCache, &n);
+            let nothing = plan.limited_to(Ablation::NoCache, &n);
             assert_eq!(nothing.slots, room.min(n.neurons / n.banks), "{share}");
         }
     }

@@ -5,7 +5,7 @@ use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::error::Error;
 
 /// The only accepted value of [`ContainerMeta::format`].
 pub const META_FORMAT: &str = "emberflow-meta-v1";

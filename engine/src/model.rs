@@ -10,7 +10,7 @@ use emberflow_models::demo;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
 
-use crate::Error;
+use crate::error::Error;
 use crate::meta::ContainerMeta;
 
 /// An opened container, ready for [`crate::Engine::open`].

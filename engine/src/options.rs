@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use emberflow_kernels::DType;
 
-use crate::policy::Policy;
+use crate::ablation::Ablation;
 
 /// Which neurons are computed (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,7 +72,7 @@ pub struct Options {
     /// How bundles are read where Gate rows are not resident.
     pub phases: Phases,
     /// Which mechanisms are at work.
-    pub policy: Policy,
+    pub ablation: Ablation,
     /// I/O engine.
     pub io: emberflow_storage::io::EngineChoice,
     /// Core the I/O thread is pinned to; `None` = what the plan says.
@@ -96,6 +96,9 @@ pub struct Options {
     /// Keep gates and hidden values of a chunk for observers; the budget pays for
     /// the room.
     pub observe: bool,
+    /// Keep room for the activations of a pass that is set aside between two layers, so that nothing
+    /// is computed again when it goes on (see [`crate::Stepper::preempt`]).
+    pub preemption: bool,
     /// Bytes that the caller will come to hold besides; the budget pays for them.
     pub reserve: u64,
     /// Where the system shows its sensors of energy: `/sys`.
@@ -119,7 +122,7 @@ impl Default for Options {
             threads: 0,
             sparsity: Sparsity::Auto,
             phases: Phases::Auto,
-            policy: Policy::Full,
+            ablation: Ablation::Full,
             io: Default::default(),
             io_core: None,
             lock: false,
@@ -130,6 +133,7 @@ impl Default for Options {
             batch: 1,
             kv: DType::F16,
             observe: false,
+            preemption: false,
             reserve: 0,
             sysfs: PathBuf::from("/sys"),
         }

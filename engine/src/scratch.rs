@@ -1,58 +1,41 @@
 //! Working memory of a forward pass, allocated once.
 
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use emberflow_kernels::Activations;
+use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::ModelConfig;
 
-use crate::attention::thread_floats;
-use crate::ffn;
+use crate::kv::BLOCK;
 use crate::weights::Matrix;
 
-thread_local! {
-    static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+/// What the buffers are made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScratchRoom {
+    /// Most rows of a pass.
+    pub rows: usize,
+    /// Most rows whose logits are there at once.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub context: usize,
+    pub threads: usize,
 }
 
-/// Length that every thread's buffer takes at its first use, so that it grows once
-/// and the token path does not allocate.
-static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
-
-/// Runs `f` with this thread's buffer of at least `len` floats. The buffer is kept.
-/// Contents are whatever the last use left.
-pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    BUFFER.with_borrow_mut(|buffer| {
-        if buffer.len() < len {
-            buffer.resize(len.max(BUFFER_LEN.load(Ordering::Relaxed)), 0.0);
-        }
-        f(&mut buffer[..len])
-    })
-}
-
-/// Floats of a thread's buffer for chunks of `chunk` tokens.
-fn thread_buffer_len(c: &ModelConfig, chunk: usize) -> usize {
-    let group = c.heads as usize / c.kv_heads.max(1) as usize;
-    let attention = thread_floats(c.head_dim as usize, group, chunk);
-    attention.max(ffn::thread_floats(c.d_model as usize, chunk))
-}
-
-/// Buffers for chunks of up to `chunk` tokens.
+/// Buffers of a pass, but for its residual stream.
 #[derive(Debug)]
-pub struct Scratch {
-    /// Residual stream, `[chunk × d_model]`.
-    pub x: Vec<f32>,
-    /// Normalised input of a block, `[chunk × d_model]`.
+pub(crate) struct Scratch {
+    /// Normalised input of a block, `[rows × d_model]`.
     pub normed: Vec<f32>,
-    /// Output of a block, `[chunk × d_model]`.
+    /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
-    /// Queries, `[chunk × heads·head_dim]`.
+    /// Queries, `[rows × heads·head_dim]`.
     pub q: Vec<f32>,
-    /// Keys, `[chunk × kv_heads·head_dim]`.
+    /// Keys, `[rows × kv_heads·head_dim]`.
     pub k: Vec<f32>,
-    /// Values, `[chunk × kv_heads·head_dim]`.
+    /// Values, `[rows × kv_heads·head_dim]`.
     pub v: Vec<f32>,
-    /// Attention output before the projection, `[chunk × heads·head_dim]`.
+    /// Attention output before the projection, `[rows × heads·head_dim]`.
     pub attended: Vec<f32>,
+    /// What the blocks of one token's positions add up to: for every block of 256 positions and every
+    /// query head `width + 2` floats. Empty where a context is one block.
+    pub partials: Vec<f32>,
     /// Decoded rows of multi-token matrix products, one buffer per thread.
     pub rows: Vec<Vec<f32>>,
     /// The input of a matrix, quantised.
@@ -62,31 +45,44 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Allocates for a model, a chunk length, logits of `batch` tokens and a thread count.
-    pub fn new(c: &ModelConfig, chunk: usize, batch: usize, threads: usize) -> Self {
+    /// Allocates for a model.
+    pub fn new(c: &ModelConfig, room: ScratchRoom) -> Self {
         let [d, q, kv, vocab] = widths(c);
-        BUFFER_LEN.fetch_max(thread_buffer_len(c, chunk), Ordering::Relaxed);
+        let (chunk, threads) = (room.rows, room.threads);
         Self {
-            x: vec![0.0; chunk * d],
             normed: vec![0.0; chunk * d],
             out: vec![0.0; chunk * d],
             q: vec![0.0; chunk * q],
             k: vec![0.0; chunk * kv],
             v: vec![0.0; chunk * kv],
             attended: vec![0.0; chunk * q],
+            partials: vec![0.0; partials_len(c, room.context)],
             rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; threads],
             input: Activations::with_capacity(d.max(q), chunk),
-            logits: vec![0.0; batch * vocab],
+            logits: vec![0.0; room.batch * vocab],
         }
     }
 
-    /// Bytes that [`Scratch::new`] allocates, and the per-thread buffers.
-    pub fn bytes_for(c: &ModelConfig, chunk: usize, batch: usize, threads: usize) -> u64 {
+    /// Bytes that [`Scratch::new`] allocates.
+    pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, q, kv, vocab] = widths(c);
-        let shared = chunk * (3 * d + 2 * q + 2 * kv) + batch * vocab;
-        let per_thread = thread_buffer_len(c, chunk) + Matrix::scratch_len(d.max(q));
+        let (chunk, threads) = (room.rows, room.threads);
+        let rows = chunk * (2 * d + 2 * q + 2 * kv);
+        let shared = rows + room.batch * vocab + partials_len(c, room.context);
+        let per_thread = Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
         (4 * (shared + threads * per_thread) + input) as u64
+    }
+}
+
+/// Floats of [`Scratch::partials`].
+fn partials_len(c: &ModelConfig, context: usize) -> usize {
+    let width = (c.head_dim as usize).next_multiple_of(GROUP);
+    match context.div_ceil(BLOCK) {
+        0 | 1 => 0,
+        blocks => blocks
+            .saturating_mul(c.heads as usize)
+            .saturating_mul(width + 2),
     }
 }
 

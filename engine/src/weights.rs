@@ -1,13 +1,14 @@
 //! The resident weights: everything that is not FFN.
 
-use emberflow_kernels::{Columns, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q};
+use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::{Container, TensorEntry};
 
-use crate::Error;
+use crate::error::Error;
 use crate::input::Input;
+use crate::store::region;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -16,20 +17,6 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     bytes: Slot,
-}
-
-/// Memory for weights that stay: on huge pages, from which a plain read is up to 40 %
-/// faster.
-pub(crate) fn region(len: usize) -> Result<Slot, Error> {
-    let options = ArenaOptions {
-        huge_pages: true,
-        ..ArenaOptions::default()
-    };
-    let mut arena = Arena::new(1, len, 1, options).map_err(emberflow_storage::Error::from)?;
-    match arena.take() {
-        Some(slot) => Ok(slot),
-        None => unreachable!("a new arena has a free slot"),
-    }
 }
 
 /// Rows that one thread takes at a time.
@@ -56,12 +43,12 @@ impl Matrix {
     /// thread count.
     pub(crate) fn matmul(
         &self,
-        cpu: Cpu,
-        workers: &Workers,
+        on: &Compute,
         input: Input<'_>,
         scratch: &mut [Vec<f32>],
         y: &mut [f32],
     ) {
+        let (cpu, workers) = (on.cpu, &on.workers);
         let (rows, cols, stride) = (self.rows, self.cols, self.stride());
         let (x, tokens, y) = (input.x, input.tokens(), &mut y[..input.tokens() * rows]);
         let quantized = self.dtype.is_grouped();
@@ -97,7 +84,7 @@ impl Matrix {
 
 /// Attention weights of one layer.
 #[derive(Debug)]
-pub struct Layer {
+pub struct LayerWeights {
     /// RMSNorm before attention.
     pub attn_norm: Vec<f32>,
     /// Query projection, `[heads·head_dim × d_model]`.
@@ -126,7 +113,7 @@ pub struct Weights {
     /// RMSNorm before the head.
     pub final_norm: Vec<f32>,
     /// One entry per decoder layer.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerWeights>,
 }
 
 impl Weights {
@@ -139,7 +126,7 @@ impl Weights {
         let vocab = c.vocab as usize;
         let layers = (0..c.layers)
             .map(|l| {
-                Ok(Layer {
+                Ok(LayerWeights {
                     attn_norm: src.vector(Role::AttnNorm, l, d)?,
                     q: src.matrix(Role::Q, l, q_dim, d)?,
                     k: src.matrix(Role::K, l, kv_dim, d)?,
@@ -187,7 +174,7 @@ impl Weights {
     /// Bytes that every token is computed from.
     pub fn bytes_per_token(&self) -> u64 {
         let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
-        let layer = |l: &Layer| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
+        let layer = |l: &LayerWeights| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
         self.layers.iter().map(layer).sum::<u64>() + bytes(&self.head)
     }
 

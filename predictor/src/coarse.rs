@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use emberflow_kernels::{Cpu, DType, Workers, two_bit_row_bytes};
+use emberflow_kernels::{Compute, Cpu, DType, two_bit_row_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, Shared, SharedShape};
@@ -47,7 +47,7 @@ impl Predictor for CoarseGate {
         self.rows.len() as u64 + self.thresholds.bytes()
     }
 
-    fn prepare(&self, _: Cpu, _: &Workers, _: Features<'_>, _: &mut Shared) {}
+    fn prepare(&self, _: &Compute, _: Features<'_>, _: &mut Shared) {}
 
     fn scores(&self, cpu: Cpu, input: Features<'_>, _: &Shared, first: usize, scores: &mut [f32]) {
         let (tokens, d) = (input.tokens(), self.d);

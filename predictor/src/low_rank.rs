@@ -1,7 +1,7 @@
 //! A gate matrix in two thin factors: `score = fc2 · f(fc1 · x)`, wanted where the score
 //! is not below the neuron's threshold (PowerInfer; Deja Vu).
 
-use emberflow_kernels::{Cpu, DType, GROUP, Workers};
+use emberflow_kernels::{Compute, Cpu, DType, GROUP};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
@@ -109,7 +109,8 @@ impl Predictor for LowRank {
         (self.fc1.len() + self.fc2.len()) as u64 + self.thresholds.bytes()
     }
 
-    fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared) {
+    fn prepare(&self, on: &Compute, input: Features<'_>, shared: &mut Shared) {
+        let cpu = on.cpu;
         let s = &self.spec;
         let (tokens, stride) = (input.tokens(), s.stride());
         let quantized = match s.reads {
@@ -130,18 +131,19 @@ impl Predictor for LowRank {
         for (t, hidden) in hidden.chunks_exact_mut(stride).enumerate() {
             let (hidden, padding) = hidden.split_at_mut(s.rank);
             padding.fill(0.0);
-            workers.for_each_part_mut(hidden, GROUP, &|_, piece, out| {
-                let first = piece * GROUP;
-                let rows = &fc1[first * row..(first + out.len()) * row];
-                if s.fc1.is_grouped() {
-                    cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
-                } else {
-                    cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
-                }
-                if s.relu {
-                    out.iter_mut().for_each(|h| *h = h.max(0.0));
-                }
-            });
+            on.workers
+                .for_each_part_mut(hidden, GROUP, &|_, piece, out| {
+                    let first = piece * GROUP;
+                    let rows = &fc1[first * row..(first + out.len()) * row];
+                    if s.fc1.is_grouped() {
+                        cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
+                    } else {
+                        cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
+                    }
+                    if s.relu {
+                        out.iter_mut().for_each(|h| *h = h.max(0.0));
+                    }
+                });
         }
         if s.fc2.is_grouped() {
             shared.hidden_q.reshape(s.rank, tokens);

@@ -6,7 +6,7 @@
 //! or on what is in memory. Which neurons are computed, and so the model's output, is
 //! therefore the same under every budget.
 
-use emberflow_kernels::{Activations, ActivationsRef, Cpu, Workers};
+use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
 /// Which vector a predictor reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub trait Predictor: Send + Sync {
     fn shape(&self) -> SharedShape;
 
     /// Computes into `shared` what all neurons have in common.
-    fn prepare(&self, cpu: Cpu, workers: &Workers, input: Features<'_>, shared: &mut Shared);
+    fn prepare(&self, on: &Compute, input: Features<'_>, shared: &mut Shared);
 
     /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]`
     /// of neuron `first + i` for token `t`. Called by several threads for different
@@ -130,19 +130,19 @@ pub fn keep_wanted(margins: &mut [f32]) {
     }
 }
 
-/// Both steps of a prediction for all neurons of a layer, shared among the threads of `workers`: 1
-/// in `wanted [neurons × tokens]` where a neuron is worth computing for a token, 0 where not.
+/// Both steps of a prediction for all neurons of a layer, shared among the threads: 1 in
+/// `wanted [neurons × tokens]` where a neuron is worth computing for a token, 0 where not.
 pub fn predict_all(
     predictor: &dyn Predictor,
-    (cpu, workers): (Cpu, &Workers),
+    on: &Compute,
     input: Features<'_>,
     shared: &mut Shared,
     wanted: &mut [f32],
 ) {
-    predictor.prepare(cpu, workers, input, shared);
+    predictor.prepare(on, input, shared);
     let (shared, tokens) = (&*shared, input.tokens());
-    workers.for_each_part_mut(wanted, RANGE * tokens, &|_, block, wanted| {
-        predictor.predict(cpu, input, shared, block * RANGE, wanted);
+    (on.workers).for_each_part_mut(wanted, RANGE * tokens, &|_, block, wanted| {
+        predictor.predict(on.cpu, input, shared, block * RANGE, wanted);
     });
 }
 

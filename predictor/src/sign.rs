@@ -1,7 +1,7 @@
 //! The sign-bit predictor, which needs no training (SparseInfer, arXiv 2411.12692): where
 //! few products of a gate row and the input are negative, the gate is likely positive.
 
-use emberflow_kernels::{Cpu, Workers, sign_bytes};
+use emberflow_kernels::{Compute, Cpu, sign_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
@@ -38,7 +38,8 @@ impl Predictor for SignBit {
         self.bytes.len() as u64
     }
 
-    fn prepare(&self, cpu: Cpu, _: &Workers, input: Features<'_>, shared: &mut Shared) {
+    fn prepare(&self, on: &Compute, input: Features<'_>, shared: &mut Shared) {
+        let cpu = on.cpu;
         let row = sign_bytes(self.d);
         for (t, signs) in (0..input.tokens()).zip(shared.signs.chunks_exact_mut(row)) {
             cpu.sign_bits(input.token(Reads::Normed, t), signs);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Activations, Cpu, DType, Workers};
+use emberflow_kernels::{Activations, Compute, Cpu, DType};
 use emberflow_predictor::section::{Directory, Kind, encode};
 use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
 use emberflow_predictor::{Features, Shared};
@@ -75,8 +75,8 @@ impl Problem {
     }
 
     fn solve(&self, design: Design) -> Made {
-        let workers = Workers::new(2, None);
-        let trainer = Trainer::new(Cpu::detect(), &workers);
+        let on = Compute::new(2, None);
+        let trainer = Trainer::new(&on);
         let covariance = trainer.covariance(D, &self.texts[0]);
         trainer
             .make(design, &self.layer(), &covariance)
@@ -167,7 +167,7 @@ fn a_prediction_depends_on_its_token_alone_and_is_what_was_measured() {
         let predictor = directory.predictor(0, &block).expect("a predictor");
         let mut runs: Vec<Vec<f32>> = Vec::new();
         for (chunk, range, threads) in [(1, 128, 1), (7, 128, 3), (64, 32, 2)] {
-            let workers = Workers::new(threads, None);
+            let on = Compute::new(threads, None);
             let mut shared = Shared::new(predictor.shape(), chunk);
             let mut all = vec![0.0; tokens * NEURONS];
             for (c, x) in x.chunks(chunk * D).enumerate() {
@@ -179,7 +179,7 @@ fn a_prediction_depends_on_its_token_alone_and_is_what_was_measured() {
                     quantized: quantized.all(),
                     residual: x,
                 };
-                predictor.prepare(cpu, &workers, input, &mut shared);
+                predictor.prepare(&on, input, &mut shared);
                 for first in (0..NEURONS).step_by(range) {
                     let mut wanted = vec![9.0; range.min(NEURONS - first) * here];
                     predictor.predict(cpu, input, &shared, first, &mut wanted);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::cache::{CacheStats, ColdCache, Key, Policy, SlotId};
+use emberflow_storage::cache::{CacheStats, Eviction, Key, SlotCache, SlotId};
 use proptest::prelude::*;
 
 const LEN: usize = 512;
@@ -11,9 +11,9 @@ const BANKS: [u32; 3] = [5, 1, 6];
 
 const CAPACITY: u32 = 7;
 
-fn cache(slots: u32, policy: Policy) -> ColdCache {
+fn cache(slots: u32, eviction: Eviction) -> SlotCache {
     let arena = Arena::new(CAPACITY, LEN, 512, ArenaOptions::default()).unwrap();
-    let mut cache = ColdCache::with_policy(arena, &BANKS, policy).unwrap();
+    let mut cache = SlotCache::with_eviction(arena, &BANKS, eviction).unwrap();
     assert_eq!(cache.resize(slots), 0);
     cache
 }
@@ -99,22 +99,22 @@ impl Model {
 }
 
 struct World {
-    policy: Policy,
-    cache: ColdCache,
+    eviction: Eviction,
+    cache: SlotCache,
     model: Model,
     slots: HashMap<Key, Slot>,
     ids: HashMap<Key, SlotId>,
 }
 
 impl World {
-    fn new(slots: u32, policy: Policy) -> Self {
+    fn new(slots: u32, eviction: Eviction) -> Self {
         let model = Model {
             limit: slots as usize,
             ..Model::default()
         };
         Self {
-            policy,
-            cache: cache(slots, policy),
+            eviction,
+            cache: cache(slots, eviction),
             model,
             slots: HashMap::new(),
             ids: HashMap::new(),
@@ -122,12 +122,17 @@ impl World {
     }
 
     fn step(&mut self, op: &Op) {
-        if self.policy == Policy::Lrfu {
+        if self.eviction == Eviction::Lrfu {
             // Which order is right another test says; here it is taken over.
             self.model.lru = self.cache.dump().into_iter().map(key).collect();
         }
         match *op {
-            Op::Begin(bank) => self.cache.begin(bank),
+            Op::Begin(bank) => {
+                if bank == 0 {
+                    self.cache.begin_pass();
+                }
+                self.cache.begin_layer(bank);
+            }
             Op::Get(n) => {
                 let k = key(n);
                 let got = self.cache.get_pin(k);
@@ -235,7 +240,7 @@ impl World {
         let flat = |k: &Key| [0, 5, 6][k.bank as usize] + k.neuron;
         let mut want: Vec<u32> = m.lru.iter().map(flat).collect();
         let mut found = self.cache.dump();
-        if self.policy == Policy::Lrfu {
+        if self.eviction == Eviction::Lrfu {
             want.sort_unstable();
             found.sort_unstable();
         }
@@ -251,8 +256,8 @@ proptest! {
 
     #[test]
     fn behaves_like_the_model(slots in 1..7u32, ops in prop::collection::vec(op(), 1..120)) {
-        for policy in [Policy::Lru, Policy::Lrfu] {
-            let mut world = World::new(slots, policy);
+        for eviction in [Eviction::Lru, Eviction::Lrfu] {
+            let mut world = World::new(slots, eviction);
             for op in &ops {
                 world.step(op);
             }
@@ -266,7 +271,7 @@ proptest! {
     fn the_least_used_of_late_leaves(
         slots in 1..7u32, uses in prop::collection::vec((0..12u32, 1..4u32, 0..4u32), 1..300)
     ) {
-        let mut cache = cache(slots, Policy::Lrfu);
+        let mut cache = cache(slots, Eviction::Lrfu);
         let mut worth = [0f64; 12];
         let (mut now, mut bank, mut last) = (1000, 0, [0; 12]);
         let (mut persistence, mut used) = (0.8f64, [0, 0]);
@@ -274,15 +279,15 @@ proptest! {
         let weight = (-3.0f64 / 128.0).exp2();
         for (n, worth) in worth.iter_mut().enumerate() {
             let rate = rates[n % 2];
-            cache.expect(key(n as u32), rate);
+            cache.set_prior(key(n as u32), rate);
             *worth = rate / (1.0 - weight);
         }
         for (n, ticks, kind) in uses {
             let k = key(n);
             // Whole rounds, then on to the unit's bank.
             for begun in (0..ticks).map(|_| 0).chain([k.bank]) {
-                cache.begin(begun);
                 if begun <= bank {
+                    cache.begin_pass();
                     now += 1;
                     worth.iter_mut().for_each(|w| *w *= weight);
                     let [used, again] = std::mem::take(&mut used);
@@ -290,6 +295,7 @@ proptest! {
                         persistence += (f64::from(again) / f64::from(used) - persistence) / 8.0;
                     }
                 }
+                cache.begin_layer(begun);
                 bank = begun;
             }
             if kind == 0 && cache.get_pin(k).is_some() {

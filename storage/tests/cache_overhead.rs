@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy};
+use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 struct Counting;
 
@@ -39,7 +39,7 @@ const NEURONS: u32 = 32 * 14336;
 /// The list of the banks, and the allocator's own.
 const ROUNDING: u64 = 8 << 10;
 
-fn fill(cache: &mut ColdCache) {
+fn fill(cache: &mut SlotCache) {
     for (bank, &neurons) in (0u32..).zip(&BANKS) {
         for neuron in 0..neurons {
             let key = Key::new(bank, neuron);
@@ -58,10 +58,10 @@ fn bookkeeping_is_for_slots_below_the_limit() {
     let limit = NEURONS / 10;
     let options = ArenaOptions::default();
     let arena = Arena::with_limit(limit, NEURONS, 8192, 4096, options).unwrap();
-    let mut cache = ColdCache::with_policy(arena, &BANKS, Policy::Lrfu).unwrap();
+    let mut cache = SlotCache::with_eviction(arena, &BANKS, Eviction::Lrfu).unwrap();
     let neurons = u64::from(NEURONS);
     // 6.0 MB of tables and 0.4 MB for 45,875 slots; for all slots it would be 10 MB.
-    let said = |slots| ColdCache::overhead(Policy::Lrfu, slots, neurons);
+    let said = |slots| SlotCache::overhead(Eviction::Lrfu, slots, neurons);
     let per_neuron = 13 * neurons;
     let fixed = said(0) - per_neuron;
     assert!(fixed < 160 << 10, "{fixed}");

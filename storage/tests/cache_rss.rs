@@ -2,14 +2,14 @@
 //! measures the whole process.
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{Key, SlotCache};
 use emberflow_storage::mem;
 
 const MIB: u64 = 1 << 20;
 const SLOTS: u32 = 8192;
 const LEN: usize = 8192;
 
-fn fill(cache: &mut ColdCache) {
+fn fill(cache: &mut SlotCache) {
     for n in 0..SLOTS {
         let key = Key::new(0, n);
         if cache.contains(key) {
@@ -32,7 +32,7 @@ fn rss_follows_the_size_of_the_cache() {
         };
         let before = mem::rss().unwrap();
         let arena = Arena::new(SLOTS, LEN, 4096, options).unwrap();
-        let mut cache = ColdCache::new(arena, &[SLOTS]).unwrap();
+        let mut cache = SlotCache::new(arena, &[SLOTS]).unwrap();
         let empty = mem::rss().unwrap();
         assert!(empty - before < 4 * MIB, "the arena is resident before use");
         fill(&mut cache);

@@ -1,7 +1,7 @@
 //! Threads look at the cache together, between two changes of it.
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{Key, SlotCache};
 use emberflow_storage::io::IoThread;
 
 const LEN: usize = 512;
@@ -10,7 +10,7 @@ const NEURONS: u32 = 64;
 #[test]
 fn caches_and_io_threads_can_be_shared() {
     fn shared<T: Send + Sync>() {}
-    shared::<ColdCache>();
+    shared::<SlotCache>();
     shared::<Slot>();
     shared::<IoThread>();
 }
@@ -18,7 +18,7 @@ fn caches_and_io_threads_can_be_shared() {
 #[test]
 fn threads_read_what_is_pinned() {
     let arena = Arena::new(8, LEN, 512, ArenaOptions::default()).unwrap();
-    let mut cache = ColdCache::new(arena, &[NEURONS]).unwrap();
+    let mut cache = SlotCache::new(arena, &[NEURONS]).unwrap();
     let mut random = 1u64;
     for _ in 0..500 {
         let mut pinned = Vec::new();

@@ -8,7 +8,7 @@ mod io_common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{Key, SlotCache};
 use emberflow_storage::io::{EngineChoice, IoOptions, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use io_common::{Rng, arena, expect_bytes, patterned, source};
@@ -58,7 +58,7 @@ const WAVE: u32 = 32;
 /// One wave as the engine does it: look up, reserve and read what is missing, admit, release.
 fn wave(
     io: &IoThread,
-    cache: &mut ColdCache,
+    cache: &mut SlotCache,
     rng: &mut Rng,
     batch: &mut Vec<Read>,
     out: &mut Vec<emberflow_storage::io::Completion>,
@@ -99,7 +99,7 @@ fn steady_state_allocates_nothing() {
                 continue;
             }
         };
-        let mut cache = ColdCache::new(arena(96, 4096), &[NEURONS]).unwrap();
+        let mut cache = SlotCache::new(arena(96, 4096), &[NEURONS]).unwrap();
         let (mut rng, mut batch, mut out) = (Rng(5), Vec::new(), Vec::new());
         // A channel allocates the first time a thread really sleeps on it, so let that happen.
         for _ in 0..10 {

@@ -83,7 +83,7 @@ pub fn open(path: &Path, options: Options) -> Engine {
 
 /// Logits of every position, `[tokens × vocab]`, computed in chunks of `chunk`.
 pub fn all_logits(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Vec<f32> {
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     let mut out = Vec::new();
     for part in tokens.chunks(chunk) {
         let mut sink = |_: usize, logits: &[f32]| out.extend_from_slice(logits);

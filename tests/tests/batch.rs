@@ -20,7 +20,10 @@ fn cases() -> Vec<PathBuf> {
 /// Runs texts side by side, `steps[i]` tokens of text `i` in each pass, as long as they last.
 /// Returns the logits of every token of each.
 fn together(engine: &mut Engine, texts: &[Vec<u32>], steps: &[usize]) -> Vec<Vec<f32>> {
-    let mut sequences: Vec<Sequence> = texts.iter().map(|_| engine.new_sequence()).collect();
+    let mut sequences: Vec<Sequence> = texts
+        .iter()
+        .map(|_| engine.new_sequence().unwrap())
+        .collect();
     let mut out = vec![Vec::new(); texts.len()];
     loop {
         let mut owners = Vec::new();
@@ -115,14 +118,14 @@ fn long_and_short_sequences_share_a_pass() {
     let short = all_logits(&mut alone, &long, 16);
     let vocab = alone.config().vocab as usize;
 
-    let mut engine = engine(2);
-    let mut first = engine.new_sequence();
+    let mut engine = engine(3);
+    let mut first = engine.new_sequence().unwrap();
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut first, chunk, Logits::Last).unwrap();
     }
     // A fork goes on where the other stood, and leaves it alone.
-    let mut fork = first.fork();
-    let mut other = engine.new_sequence();
+    let mut fork = first.fork().unwrap();
+    let mut other = engine.new_sequence().unwrap();
     for (i, &token) in long.iter().enumerate() {
         let tokens = [token];
         let mut spans = [&mut fork, &mut other].map(|sequence| Span {

@@ -89,7 +89,7 @@ fn a_row_damaged_since_it_was_checked_ends_the_run() {
     let path = container(dir.path());
     let mut engine = open(&path, options(EngineChoice::Pread, 8));
     squeeze(&mut engine, 0.5);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     engine
         .forward(&mut sequence, &[3, 4, 5], Logits::Last)
         .unwrap();

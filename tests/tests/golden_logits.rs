@@ -48,11 +48,12 @@ fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32>
         "{checkpoint:?}: logits differ by {difference}"
     );
 
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     let request = Request {
         max_tokens: golden.greedy.len(),
         sampling: Sampling::default(),
         ignore_eos: true,
+        ..Request::default()
     };
     let generation = engine
         .generate(&mut sequence, &golden.tokens, &request, &mut |_| {

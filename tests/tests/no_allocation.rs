@@ -75,7 +75,7 @@ fn a_token_allocates_nothing() {
             },
             engine.config().vocab as usize,
         );
-        let mut sequence = engine.new_sequence();
+        let mut sequence = engine.new_sequence().unwrap();
         let prompt = engine.text().encode("A closure captures").expect("encode");
         engine
             .forward(&mut sequence, &prompt, Logits::Last)

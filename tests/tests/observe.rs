@@ -19,7 +19,7 @@ struct Kept {
 fn watch(engine: &mut emberflow_engine::Engine, tokens: &[u32], chunk: usize) -> Vec<Kept> {
     let layers = engine.config().layers as usize;
     let mut kept: Vec<Kept> = (0..layers).map(|_| Kept::default()).collect();
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     for part in tokens.chunks(chunk) {
         let mut keep = |seen: &FfnSeen<'_>| {
             let k = &mut kept[seen.layer];
@@ -139,7 +139,7 @@ fn without_the_option_values_are_empty_and_inputs_are_there() {
     let case = fixtures().join("models/relu");
     let container = packed(&case, dir.path(), DType::Q8);
     let mut engine = open(&container, roomy(4));
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     let mut seen = 0;
     let mut look = |s: &FfnSeen<'_>| {
         assert!(s.gates.is_empty() && s.hidden.is_empty());

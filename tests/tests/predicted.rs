@@ -66,8 +66,8 @@ fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
         );
         let counters = engine.counters();
         assert!(counters.fired <= counters.looked_at && counters.looked_at < counters.possible);
-        assert!(counters.foreseen_needed <= counters.foreseen.min(counters.misses));
-        foreseen += counters.foreseen;
+        assert!(counters.guessed_needed <= counters.guessed.min(counters.misses));
+        foreseen += counters.guessed;
     }
     assert!(residencies.contains(&Residency::Bundles));
     assert!(residencies.contains(&Residency::GatesResident));
@@ -79,7 +79,7 @@ fn missed_after(path: &Path, prompt: &[u32], chunk: usize, after: &[u32]) -> u64
     let context = prompt.len() + after.len();
     let mut engine = open(path, predicted(context));
     squeeze(&mut engine, 0.5);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     for part in prompt.chunks(chunk) {
         (engine.forward(&mut sequence, part, Logits::Last)).unwrap();
     }
@@ -194,7 +194,7 @@ fn watch(engine: &mut Engine, tokens: &[u32]) -> Seen {
         let [residual, x, gates] = [s.residual, s.x, s.gates].map(<[f32]>::to_vec);
         all.push((s.layer, residual, x, gates));
     };
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     for token in tokens {
         engine
             .forward_observed(&mut sequence, &[*token], Logits::Last, &mut keep)

@@ -83,7 +83,7 @@ fn generate_into(
     bits: &mut Vec<u32>,
 ) -> Result<Vec<u32>, Error> {
     let prompt = engine.text().encode(PROMPT)?;
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut sequence, chunk, Logits::Last)?;
     }
@@ -211,7 +211,7 @@ fn damage_ends_the_run_and_never_changes_it() {
                 expected[mode].starts_with(&found),
                 "seed {seed}: the output changed"
             );
-            foreseen += engine.counters().foreseen_needed;
+            foreseen += engine.counters().guessed_needed;
             if outcome.is_err() {
                 let again = generate(&mut engine, &mut |_| Ok(()));
                 assert!(again.is_err(), "seed {seed}: went on after a failure");

@@ -9,12 +9,13 @@ use emberflow_engine::{Budget, Engine, Error, Options, Request, Sampling};
 use emberflow_storage::mem;
 
 fn tokens(engine: &mut Engine) -> Vec<u32> {
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     let prompt = engine.text().encode("The borrow checker").expect("encode");
     let request = Request {
         max_tokens: 24,
         sampling: Sampling::default(),
         ignore_eos: true,
+        ..Request::default()
     };
     engine
         .generate(&mut sequence, &prompt, &request, &mut |_| {

@@ -110,7 +110,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
-        policy: args.policy,
+        ablation: args.policy,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,
@@ -124,6 +124,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F32 => DType::F32,
         },
         observe: false,
+        preemption: false,
         reserve: 0,
         sysfs: args.sysfs.clone(),
     })

@@ -232,7 +232,7 @@ fn measure_observed(
     let bos = engine.text().start_token();
     let body = window - usize::from(bos.is_some());
     let bar = show_progress.then(|| progress::steps("perplexity", ids.len() as u64));
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     let (mut nll, mut scored, mut bytes) = (0.0f64, 0u64, 0u64);
     let mut tokens = Vec::with_capacity(window);
     for part in ids.chunks(body) {

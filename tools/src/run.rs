@@ -3,10 +3,11 @@
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_engine::{
-    Details, Engine, Generation, Report, Request, Sampling, Sequence, Stop, Text,
+    Details, Engine, Generation, Progress, Report, Request, Sampling, Sequence, Stop, Text,
 };
 use emberflow_models::chat::Message;
 
@@ -59,17 +60,14 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         spans,
     };
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
-    if args.details {
-        engine.keep_steps();
-    }
-    let stop = engine.stop_flag();
+    let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     if !args.json {
         say(&text)?;
     }
     if args.best_of.is_some() {
-        best_of(&mut engine, sequence, &prompt, args, batch)?;
+        best_of(&mut engine, sequence, &prompt, args, &stop)?;
         write_trace(&engine, args)?;
         return if stop.load(Ordering::Relaxed) {
             Err(Failure::Interrupted)
@@ -77,7 +75,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             Ok(())
         };
     }
-    let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
+    let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args, &stop)?;
     finish(&mut engine, &generation, text, args)?;
     write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
@@ -144,19 +142,30 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
         max_tokens: args.tokens as usize,
         sampling: sampling(args, engine.text()),
         ignore_eos: args.ignore_eos,
+        keep_steps: args.details,
     }
 }
 
-/// Generates `batch` texts after `prompt` and prints the best one.
+/// Whether to go on: Ctrl-C sets `stop`.
+fn unless(stop: &AtomicBool) -> ControlFlow<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
+}
+
+/// Generates several texts after `prompt` and prints the best one.
 fn best_of(
     engine: &mut Engine,
     sequence: Sequence,
     prompt: &[u32],
     args: &RunArgs,
-    batch: usize,
+    stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let request = request(engine, args);
-    let batch = engine.generate_batch(sequence, prompt, &request, batch)?;
+    let samples = args.best_of.map_or(1, usize::from);
+    let mut on_pass = || unless(stop);
+    let batch = engine.generate_batch(sequence, prompt, &request, samples, &mut on_pass)?;
     let tokenizer = engine.text().tokenizer();
     let texts = batch.samples.iter().map(|sample| {
         let mut stream = tokenizer.stream_after_prompt();
@@ -186,6 +195,7 @@ fn generate(
     sequence: &mut Sequence,
     prompt: &[u32],
     args: &RunArgs,
+    stop: &AtomicBool,
 ) -> Result<(Generation, String), Failure> {
     let request = request(engine, args);
     let tokenizer = engine.text().tokenizer().clone();
@@ -197,7 +207,10 @@ fn generate(
     let mut text = String::new();
     let mut failure = None;
     let quiet = args.json;
-    let generation = engine.generate(sequence, prompt, &request, &mut |token| {
+    let generation = engine.generate(sequence, prompt, &request, &mut |progress| {
+        let Progress::Token(token) = progress else {
+            return unless(stop);
+        };
         let piece = stream.push(token).unwrap_or_default();
         if !quiet
             && !piece.is_empty()
@@ -207,7 +220,7 @@ fn generate(
             return ControlFlow::Break(());
         }
         text.push_str(&piece);
-        ControlFlow::Continue(())
+        unless(stop)
     })?;
     if let Some(f) = failure {
         return Err(f);
@@ -271,11 +284,11 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         spans: 0,
     };
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
-    let stop = engine.stop_flag();
+    let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut lines = std::io::stdin().lock().lines();
     loop {
@@ -312,7 +325,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         let common = known.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         let common = common.min(ids.len() - 1);
         sequence.truncate(common);
-        let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args)?;
+        let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         messages.push(message("assistant", text.trim()));
         finish(&mut engine, &generation, text, args)?;
         if generation.stop == Stop::Caller {

@@ -58,7 +58,13 @@ fn commands() -> Vec<String> {
         ],
     );
     add(
-        &["f32.ember", "f16.ember", "q8.ember", "drelu.ember", "relu2.ember"],
+        &[
+            "f32.ember",
+            "f16.ember",
+            "q8.ember",
+            "drelu.ember",
+            "relu2.ember",
+        ],
         &[
             "--temp 0 --ffn-resident 0.4",
             "--temp 0.9 --top-p 0.9 --best-of 3 --threads 2 --chunk 7",
@@ -83,7 +89,7 @@ fn commands() -> Vec<String> {
             "--temp 0.7 --best-of 2 --ffn-resident 0.4",
         ],
     );
-    let policies = emberflow_engine::Policy::ALL.map(|p| p.name());
+    let policies = emberflow_engine::Ablation::ALL.map(|p| p.name());
     add(
         &["", "relu.ember"],
         &policies
@@ -123,7 +129,10 @@ fn every_answer_is_the_recorded_one() {
     let demo = here.join("../models/demo");
     for made in MODELS {
         let made = made
-            .replace("STATS", &demo.join("activation_stats.json").to_string_lossy())
+            .replace(
+                "STATS",
+                &demo.join("activation_stats.json").to_string_lossy(),
+            )
             .replace("HELDOUT", &demo.join("heldout.txt").to_string_lossy());
         let output = common::emberflow()
             .current_dir(dir.path())

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use common::{call, json};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Options, Policy, Request, Sampling};
+use emberflow_engine::{Ablation, Budget, Engine, Options, Request, Sampling};
 use emberflow_storage::io::{EngineChoice, Faults, Profile, SimClock, SimOptions};
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ fn no_policy_changes_a_bit() {
 }
 
 /// Tokens and hash of a run on a device that is late now and then and answers out of order.
-fn delayed(policy: Policy, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
+fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
     let mut device = SimOptions::new(Profile::Ufs31, seed);
     device.faults = faults;
     device.clock = SimClock::Real;
@@ -80,7 +80,7 @@ fn delayed(policy: Policy, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
         sampling: Sampling::default(),
         ignore_eos: true,
     };
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence().unwrap();
     let go_on = &mut |_| ControlFlow::Continue(());
     let generation = engine
         .generate(&mut sequence, &prompt, &request, go_on)
@@ -91,16 +91,16 @@ fn delayed(policy: Policy, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
 
 #[test]
 fn delays_of_the_device_change_no_bit() {
-    let prompt = delayed(Policy::Full, Faults::default(), 0);
+    let prompt = delayed(Ablation::Full, Faults::default(), 0);
     let late = Faults {
         delay: 300,
         shuffle: true,
         ..Faults::default()
     };
-    for (seed, policy) in Policy::ALL.into_iter().enumerate() {
+    for (seed, policy) in Ablation::ALL.into_iter().enumerate() {
         let run = delayed(policy, late, seed as u64);
         assert_eq!((&run.0, run.1), (&prompt.0, prompt.1), "{}", policy.name());
-        if policy == Policy::Full {
+        if policy == Ablation::Full {
             assert!(run.2 > prompt.2, "it waited {} and {} ms", run.2, prompt.2);
         }
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Cpu, Workers,
+    Compute,
     simd::{self, LINE},
 };
 
@@ -27,19 +27,19 @@ pub fn prefetch(bytes: &[u8]) {
 /// less.
 const AHEAD: usize = 4 << 10;
 
-/// Bytes per second at which all threads of a pool together read `buffers`: the best of
+/// Bytes per second at which all threads together read `buffers`: the best of
 /// as many passes as fit in `time`, at least one after a first that is not counted.
 ///
 /// The buffers together should be several times larger than the last-level cache and have
 /// been written to, since memory that was never touched is one page of zeros. Reading from
 /// huge pages is faster; measure with the pages that the weights are in.
-pub fn read_bandwidth(cpu: Cpu, workers: &Workers, buffers: &[&[u8]], time: Duration) -> f64 {
+pub fn read_bandwidth(on: &Compute, buffers: &[&[u8]], time: Duration) -> f64 {
     let pieces: Vec<&[u8]> = buffers.iter().flat_map(|b| b.chunks(PIECE)).collect();
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
     let pass = || {
         let start = Instant::now();
-        workers.for_each_chunk(pieces.len(), &|_, piece| {
-            black_box(cpu.sum_bytes(pieces[piece]));
+        on.workers.for_each_chunk(pieces.len(), &|_, piece| {
+            black_box(on.cpu.sum_bytes(pieces[piece]));
         });
         start.elapsed().as_secs_f64()
     };
@@ -76,6 +76,7 @@ pub(crate) fn sum_bytes(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Cpu;
 
     #[test]
     fn every_byte_is_read() {
@@ -96,8 +97,8 @@ mod tests {
 
     #[test]
     fn the_rate_is_a_number() {
-        let workers = Workers::new(2, None);
-        let rate = read_bandwidth(Cpu::detect(), &workers, &[&[1; 100_000]], Duration::ZERO);
+        let on = Compute::new(2, None);
+        let rate = read_bandwidth(&on, &[&[1; 100_000]], Duration::ZERO);
         assert!(rate.is_finite() && rate > 0.0);
     }
 }

@@ -85,6 +85,7 @@ compile_error!(
 mod activations;
 mod bandwidth;
 mod columns;
+mod compute;
 mod cpu;
 mod cut;
 mod dtype;
@@ -106,6 +107,7 @@ mod workers;
 pub use activations::{Activations, ActivationsRef, Chunk};
 pub use bandwidth::{prefetch, read_bandwidth};
 pub use columns::Columns;
+pub use compute::Compute;
 pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP};
 pub use math::argmax;
@@ -115,7 +117,7 @@ pub use quantize::{QuantizeError, error_bound, quantize_row, store_q4_row};
 pub use row::Row;
 pub use signs::sign_bytes;
 pub use two_bit::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
-pub use workers::Workers;
+pub use workers::{Lane, Lanes, Workers};
 
 /// Number of virtual lanes a reduction runs over, on every instruction set.
 pub const LANES: usize = 64;

@@ -265,12 +265,12 @@ impl Cpu {
         simd::blend(self, a, y, b, x);
     }
 
-    /// Scores of several queries over blocks of 32 keys: row `q` of `scores` becomes
-    /// `scores[p] = fma(query[d], key p [d], …)`, `d` from 0 to `head_dim`.
+    /// Scores of several queries over blocks of 32 keys: row `q` of `scores`, which begins at
+    /// `q * stride`, becomes `scores[p] = fma(query[d], key p [d], …)`, `d` from 0 to `head_dim`.
     ///
     /// A block of `keys` holds `[head_dim][32 positions]` elements of a float format;
-    /// `queries` is `q × head_dim`. The rows of `scores` are of equal length, at least
-    /// that of all blocks; what is beyond is left alone.
+    /// `queries` is `q × head_dim`. The stride is at least the positions of all blocks; what is
+    /// beyond them is left alone.
     ///
     /// # Panics
     /// If `dtype` is a block format or the lengths do not fit together as described.
@@ -282,8 +282,9 @@ impl Cpu {
         head_dim: usize,
         queries: &[f32],
         scores: &mut [f32],
+        stride: usize,
     ) {
-        simd::attend::key_scores(self, dtype, keys, head_dim, queries, scores);
+        simd::attend::key_scores(self, dtype, keys, head_dim, queries, scores, stride);
     }
 
     /// Weighted sums of values for several queries: row `q` of `out` takes

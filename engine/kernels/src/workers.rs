@@ -33,11 +33,42 @@ const STACK_BYTES: usize = 512 * 1024;
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// Computes a part, from the unit with that number on, and what lies beside it.
-pub type Part<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
+/// A slice that is cut into units of equal length.
+pub struct Lane<'a, T> {
+    data: &'a mut [T],
+    unit: usize,
+}
 
-/// Takes what is complete, from the unit with that number on.
-pub type Then<'a, T, U> = dyn FnMut(usize, &[T], &[U]) + Send + 'a;
+impl<'a, T> Lane<'a, T> {
+    /// Units of `unit` elements; the last one may be shorter.
+    pub fn new(data: &'a mut [T], unit: usize) -> Self {
+        Self { data, unit }
+    }
+
+    /// Nothing in every unit.
+    pub fn none() -> Self {
+        Self::new(&mut [], 0)
+    }
+}
+
+/// Up to three results of each of `units` pieces of work, each in a slice of its own. Where a lane
+/// ends before the last unit, the rest of the units have nothing in it.
+pub struct Lanes<'a, T, U, V> {
+    /// Pieces of work.
+    pub units: usize,
+    /// Their results.
+    pub first: Lane<'a, T>,
+    /// See `first`.
+    pub second: Lane<'a, U>,
+    /// See `first`.
+    pub third: Lane<'a, V>,
+}
+
+/// Computes a part of the lanes, from the unit with that number on.
+pub type Part<'a, T, U, V> = dyn Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync + 'a;
+
+/// Takes what is complete of the lanes, from the unit with that number on.
+pub type Then<'a, T, U, V> = dyn FnMut(usize, &[T], &[U], &[V]) + Send + 'a;
 
 /// What the caller shows the workers for one run.
 struct Task {
@@ -338,28 +369,27 @@ impl Workers {
         });
     }
 
-    /// As [`for_each_part_mut`](Workers::for_each_part_mut), in at most 64 parts of equal
-    /// length, while the calling thread, between its own parts, hands what is complete to
-    /// `then(first, stretch, beside)`: stretches of units that follow each other, `first` being the
-    /// first unit's number. What only one thread may do runs so beside the others' work.
-    ///
-    /// `beside` is cut like `data`, as far as it goes: for a second result, or none.
+    /// Computes the units of `lanes` in at most 64 parts of equal length, of `units_per_part` units
+    /// at least, while the calling thread, between its own parts, hands what is complete to
+    /// `then(first, …)`: stretches of units that follow each other, `first` being the first unit's
+    /// number. What only one thread may do runs so beside the others' work.
     ///
     /// # Panics
-    /// As [`for_each_part_mut`](Workers::for_each_part_mut), and if `then` panics.
-    pub fn for_each_part_then<T: Send + Sync, U: Send + Sync>(
+    /// As [`for_each_chunk`](Workers::for_each_chunk), and if `then` panics.
+    pub fn for_each_part_then<T: Send + Sync, U: Send + Sync, V: Send + Sync>(
         &self,
-        (data, beside): (&mut [T], &mut [U]),
-        (unit, units_per_part): (usize, usize),
-        f: &Part<'_, T, U>,
-        then: &mut Then<'_, T, U>,
+        lanes: Lanes<'_, T, U, V>,
+        units_per_part: usize,
+        f: &Part<'_, T, U, V>,
+        then: &mut Then<'_, T, U, V>,
     ) {
-        assert!(unit > 0, "a slice cannot be cut into parts of no elements");
-        let units = data.len().div_ceil(unit);
+        let units = lanes.units;
         let part = units_per_part.max(1).max(units.div_ceil(64));
         let parts = units.div_ceil(part);
-        let range = |p: usize| p * part * unit..(p + 1) * part * unit;
-        let (data, beside) = (Cut::new(data), Cut::new(beside));
+        let lens = [lanes.first.unit, lanes.second.unit, lanes.third.unit].map(|unit| part * unit);
+        let first = Cut::new(lanes.first.data);
+        let second = Cut::new(lanes.second.data);
+        let third = Cut::new(lanes.third.data);
         let (next, complete) = (AtomicUsize::new(0), AtomicU64::new(0));
         let then = Mutex::new((0, then));
         let hand_over = || {
@@ -368,11 +398,11 @@ impl Workers {
             // Acquire pairs with the release below: what was written to these parts is seen.
             let end = complete.load(Ordering::Acquire).trailing_ones() as usize;
             if end > *handed {
-                let done = range(*handed).start..range(end - 1).end;
-                // SAFETY: all parts in this range are complete, so nobody writes to them any
+                let [a, b, c] = lens.map(|len| *handed * len..end * len);
+                // SAFETY: all parts in these ranges are complete, so nobody writes to them any
                 // more.
-                let (stretch, other) = unsafe { (data.get(done.clone()), beside.get(done)) };
-                then(*handed * part, stretch, other);
+                let (a, b, c) = unsafe { (first.get(a), second.get(b), third.get(c)) };
+                then(*handed * part, a, b, c);
                 *handed = end;
             }
         };
@@ -382,10 +412,11 @@ impl Workers {
                 if p >= parts {
                     break;
                 }
+                let [a, b, c] = lens.map(|len| p * len..(p + 1) * len);
                 // SAFETY: each number is handed out once, and parts do not overlap; they are
                 // not read before they are marked as complete.
-                let (piece, other) = unsafe { (data.get_mut(range(p)), beside.get_mut(range(p))) };
-                f(p * part, piece, other);
+                let (a, b, c) = unsafe { (first.get_mut(a), second.get_mut(b), third.get_mut(c)) };
+                f(p * part, a, b, c);
                 complete.fetch_or(1 << p, Ordering::Release);
                 if thread == 0 {
                     hand_over();

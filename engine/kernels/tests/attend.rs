@@ -68,7 +68,7 @@ proptest! {
         }
         for cpu in Cpu::all() {
             let mut got = before.clone();
-            cpu.key_scores(dtype, &keys, head_dim, &queries, &mut got);
+            cpu.key_scores(dtype, &keys, head_dim, &queries, &mut got, stride);
             prop_assert_eq!(bits(&got), bits(&expected), "{}", cpu.name());
         }
     }
@@ -130,13 +130,13 @@ proptest! {
 #[test]
 #[should_panic(expected = "no attention over q8")]
 fn quantised_keys_are_refused() {
-    Cpu::detect().key_scores(DType::Q8, &[0; 32], 1, &[0.0], &mut [0.0; 32]);
+    Cpu::detect().key_scores(DType::Q8, &[0; 32], 1, &[0.0], &mut [0.0; 32], 32);
 }
 
 #[test]
 #[should_panic(expected = "scores has 31 elements, expected 32")]
 fn scores_need_room_for_every_position() {
-    Cpu::detect().key_scores(DType::F16, &[0; 64], 1, &[0.0], &mut [0.0; 31]);
+    Cpu::detect().key_scores(DType::F16, &[0; 64], 1, &[0.0], &mut [0.0; 31], 32);
 }
 
 #[test]

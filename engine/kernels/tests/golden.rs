@@ -161,6 +161,7 @@ fn every_machine_sums_rows_and_attends_alike() {
             HEAD,
             &numbers(queries * HEAD, 17),
             &mut scores,
+            positions,
         );
         hash.add(&scores);
         for scores in scores.chunks_exact_mut(positions) {

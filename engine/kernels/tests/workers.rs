@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use emberflow_kernels::{Columns, Workers};
+use emberflow_kernels::{Columns, Lane, Lanes, Workers};
 
 #[test]
 fn every_thread_runs_once_per_call() {
@@ -52,10 +52,18 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
             for beside in [0, len / 2, len] {
                 let (mut data, mut seen) = (vec![0u32; len], Vec::new());
                 let (mut other, mut seen_beside) = (vec![0u64; beside], Vec::new());
+                let mut third = vec![0u8; len.div_ceil(unit)];
+                let lanes = Lanes {
+                    units: len.div_ceil(unit),
+                    first: Lane::new(&mut data, unit),
+                    second: Lane::new(&mut other, unit),
+                    third: Lane::new(&mut third, 1),
+                };
                 workers.for_each_part_then(
-                    (&mut data, &mut other),
-                    (unit, part),
-                    &|first, part, other| {
+                    lanes,
+                    part,
+                    &|first, part, other, third| {
+                        third.iter_mut().for_each(|value| *value += 1);
                         for (i, value) in part.iter_mut().enumerate() {
                             *value += (first * unit + i) as u32 + 1;
                         }
@@ -63,8 +71,10 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
                             *value += 2 * (first * unit + i) as u64 + 1;
                         }
                     },
-                    &mut |first, stretch: &[u32], other: &[u64]| {
+                    &mut |first, stretch: &[u32], other: &[u64], third: &[u8]| {
                         assert_eq!(std::thread::current().id(), caller);
+                        assert_eq!(third.len(), stretch.len().div_ceil(unit));
+                        assert!(third.iter().all(|&n| n == 1));
                         assert_eq!(first * unit, seen.len());
                         seen.extend_from_slice(stretch);
                         seen_beside.extend_from_slice(other);

@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use emberflow_kernels::{Columns, Cpu, Workers};
+use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
-use crate::kv_cache::{BLOCK, LayerKv};
-use crate::scratch::with_thread_buffer;
+use crate::kv::{BLOCK, LayerKv};
+use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share a pass over a block.
 const BATCH: usize = 16;
@@ -38,7 +38,7 @@ pub(super) struct Pass<'a> {
 
 /// Floats of a thread's buffer for chunks of up to `chunk` tokens.
 pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize) -> usize {
-    let width = head_dim.next_multiple_of(emberflow_kernels::GROUP);
+    let width = head_dim.next_multiple_of(GROUP);
     BATCH * (BLOCK + width + head_dim) + 2 * chunk * group
 }
 
@@ -292,9 +292,13 @@ impl Pass<'_> {
 
         // Tokens are in order, so are both ends of what they see.
         let (low, high) = (&batch[0].2, &batch[count - 1].2);
-        let (keys, start) = self.kv.keys(head, low.start..high.end);
+        let start = low.start / GROUP * GROUP;
         let scores = &mut buffers.scores[..count * BLOCK];
-        cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores);
+        for piece in self.kv.pieces(low.start..high.end) {
+            let (keys, first) = self.kv.keys(head, piece);
+            let scores = &mut scores[first - start..];
+            cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores, BLOCK);
+        }
         let mut sums = [Sums { max: 0.0, sum: 0.0 }; BATCH];
         for ((sums, scores), (_, _, seen)) in sums
             .iter_mut()
@@ -310,8 +314,11 @@ impl Pass<'_> {
         mixes.fill(0.0);
         let common = high.start..low.end;
         let mix = |positions: Range<usize>, weights: &[f32], mixes: &mut [f32]| {
-            let values = self.kv.values(head, positions);
-            cpu.mix_values(self.kv.dtype(), values, width, weights, BLOCK, mixes);
+            for piece in self.kv.pieces(positions.clone()) {
+                let weights = &weights[piece.start - positions.start..];
+                let values = self.kv.values(head, piece);
+                cpu.mix_values(self.kv.dtype(), values, width, weights, BLOCK, mixes);
+            }
         };
         let each = |mixes: &mut [f32], part: &dyn Fn(&Range<usize>) -> Range<usize>| {
             let rows = mixes.chunks_exact_mut(width);

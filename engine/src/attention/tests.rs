@@ -3,7 +3,33 @@
 use emberflow_kernels::{Cpu, DType, Workers};
 
 use super::pass::Pass;
-use crate::kv_cache::{BLOCK, KvCache, Shape};
+use crate::kv::{BLOCK, KvPages, KvPool, KvShape};
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    dtype: DType,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Positions.
+    capacity: usize,
+}
+
+impl Shape {
+    /// Pages of two layers for all positions.
+    fn pages(self, page: usize) -> KvPages {
+        let shape = KvShape {
+            dtype: self.dtype,
+            layers: 2,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            page,
+        };
+        let pool = KvPool::new(shape, shape.pages(self.capacity)).unwrap();
+        pool.sequence(self.capacity).unwrap()
+    }
+}
 
 /// A layer's queries, keys and values for some positions.
 struct Case {
@@ -39,8 +65,9 @@ impl Case {
         }
     }
 
-    /// Every position's result, computed in chunks of these lengths, over and over.
-    fn run(&self, chunks: &[usize], threads: usize) -> Vec<f32> {
+    /// Every position's result, computed in chunks of these lengths, over and over, with pages of as
+    /// many positions.
+    fn run(&self, chunks: &[usize], threads: usize, page: usize) -> Vec<f32> {
         let Shape {
             heads,
             kv_heads,
@@ -51,7 +78,9 @@ impl Case {
         let workers = Workers::new(threads, None);
         let cpu = Cpu::detect();
         let row = heads * head_dim;
-        let mut kv = KvCache::with_shape(self.shape, 2);
+        let mut kv = self.shape.pages(page);
+        let width = head_dim.next_multiple_of(32) + 2;
+        let mut partials = vec![0.0; capacity.div_ceil(BLOCK) * heads * width];
         let mut out = vec![f32::NAN; capacity * row];
         let mut first = 0;
         for &chunk in chunks.iter().cycle() {
@@ -59,14 +88,16 @@ impl Case {
             if tokens == 0 {
                 break;
             }
+            kv.prepare(first, tokens);
             for position in first..first + tokens {
+                let mut writer = kv.writer(position);
                 for head in 0..kv_heads {
                     let at = (position * kv_heads + head) * head_dim;
-                    kv.store_key(cpu, 1, head, position, &self.keys[at..][..head_dim]);
-                    kv.store_value(cpu, 1, head, position, &self.values[at..][..head_dim]);
+                    writer.store_key(cpu, 1, head, &self.keys[at..][..head_dim]);
+                    writer.store_value(cpu, 1, head, &self.values[at..][..head_dim]);
                 }
             }
-            let (layer, partials) = kv.parts(1);
+            let layer = kv.layer(1);
             let pass = Pass {
                 cpu,
                 kv: layer,
@@ -78,7 +109,8 @@ impl Case {
                 tokens,
                 window: self.window,
             };
-            pass.run(&workers, &mut out[first * row..][..tokens * row], partials);
+            let out = &mut out[first * row..][..tokens * row];
+            pass.run(&workers, out, &mut partials);
             first += tokens;
         }
         out
@@ -145,14 +177,19 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn chunks_and_threads_change_no_bit() {
+fn chunks_threads_and_pages_change_no_bit() {
     for case in cases() {
-        let expected = bits(&case.run(&[1], 1));
-        for (chunks, threads) in [(&[64][..], 1), (&[7, 1, 30], 2), (&[1], 3), (&[2, 64], 16)] {
-            let got = bits(&case.run(chunks, threads));
+        let expected = bits(&case.run(&[1], 1, BLOCK));
+        for (chunks, threads, page) in [
+            (&[64][..], 1, 32),
+            (&[7, 1, 30], 2, 128),
+            (&[1], 3, 64),
+            (&[2, 64], 16, BLOCK),
+        ] {
+            let got = bits(&case.run(chunks, threads, page));
             assert!(
                 got == expected,
-                "{:?} window {} chunks {chunks:?} threads {threads}",
+                "{:?} window {} chunks {chunks:?} threads {threads} pages of {page}",
                 case.shape,
                 case.window
             );
@@ -169,7 +206,7 @@ fn attention_is_that_of_the_textbook() {
             capacity,
             ..
         } = case.shape;
-        let got = case.run(&[50], 2);
+        let got = case.run(&[50], 2, 64);
         for position in [0, 1, 30, 31, BLOCK - 1, BLOCK, 2 * BLOCK + 1, capacity - 1] {
             if position >= capacity {
                 continue;
@@ -194,14 +231,16 @@ fn attention_is_that_of_the_textbook() {
 fn a_head_of_another_layer_is_left_alone() {
     let case = &cases()[0];
     let cpu = Cpu::detect();
-    let mut kv = KvCache::with_shape(case.shape, 2);
+    let mut kv = case.shape.pages(32);
     let vector = vec![1.0; case.shape.head_dim];
-    kv.store_key(cpu, 0, 1, 3, &vector);
-    kv.store_value(cpu, 0, 1, 3, &vector);
-    let (other, _) = kv.parts(1);
+    kv.prepare(0, 4);
+    let mut writer = kv.writer(3);
+    writer.store_key(cpu, 0, 1, &vector);
+    writer.store_value(cpu, 0, 1, &vector);
+    let other = kv.layer(1);
     assert!(other.keys(1, 0..32).0.iter().all(|b| *b == 0));
     assert!(other.values(1, 0..32).iter().all(|b| *b == 0));
-    let (layer, _) = kv.parts(0);
+    let layer = kv.layer(0);
     for head in 0..case.shape.kv_heads {
         let set = |bytes: &[u8]| bytes.chunks(2).filter(|b| **b != [0, 0]).count();
         let expected = if head == 1 { case.shape.head_dim } else { 0 };

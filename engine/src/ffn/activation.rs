@@ -3,28 +3,35 @@
 use emberflow_kernels::Cpu;
 use emberflow_models::config::Activation;
 
-use super::FfnShape;
+/// What a gate's product becomes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gating {
+    pub activation: Activation,
+    /// Activated gates below this magnitude count as zero; 0 for none.
+    pub cut: f32,
+}
 
-/// Applies the activation in place; what is smaller than the shape's cut in magnitude
-/// becomes zero. A result of exactly zero means: does not fire.
-pub(super) fn apply(cpu: Cpu, shape: &FfnShape, values: &mut [f32]) {
-    match shape.kind.activation {
-        Activation::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),
-        Activation::FatRelu { threshold } => values
-            .iter_mut()
-            .for_each(|v| *v = if *v > threshold { *v } else { 0.0 }),
-        Activation::Relu2 => values.iter_mut().for_each(|v| {
-            let r = v.max(0.0);
-            *v = r * r;
-        }),
-        Activation::Silu => cpu.silu(values),
-        Activation::Gelu => cpu.gelu(values),
-        Activation::GeluTanh => cpu.gelu_tanh(values),
-    }
-    if shape.cut > 0.0 {
-        for value in values {
-            if value.abs() < shape.cut {
-                *value = 0.0;
+impl Gating {
+    /// Applies it in place. A result of exactly zero means: does not fire.
+    pub fn apply(self, cpu: Cpu, values: &mut [f32]) {
+        match self.activation {
+            Activation::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),
+            Activation::FatRelu { threshold } => values
+                .iter_mut()
+                .for_each(|v| *v = if *v > threshold { *v } else { 0.0 }),
+            Activation::Relu2 => values.iter_mut().for_each(|v| {
+                let r = v.max(0.0);
+                *v = r * r;
+            }),
+            Activation::Silu => cpu.silu(values),
+            Activation::Gelu => cpu.gelu(values),
+            Activation::GeluTanh => cpu.gelu_tanh(values),
+        }
+        if self.cut > 0.0 {
+            for value in values {
+                if value.abs() < self.cut {
+                    *value = 0.0;
+                }
             }
         }
     }

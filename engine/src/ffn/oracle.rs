@@ -7,7 +7,8 @@ pub(crate) enum Oracle {
     /// Neither.
     #[default]
     Absent,
-    /// One set for each bank that was computed, a bit for each neuron.
+    /// One set for each bank that was computed, a bit for each neuron: the words of `mask.rs` for one
+    /// row.
     Recording(Vec<Box<[u64]>>),
     /// The same, and how many were used.
     Replaying(Vec<Box<[u64]>>, usize),
@@ -44,14 +45,6 @@ impl Oracle {
     }
 }
 
-/// `named[i]` is 1 where neuron `first + i` is in the set, else 0.
-pub(super) fn name(set: &[u64], first: usize, named: &mut [f32]) {
-    for (i, named) in named.iter_mut().enumerate() {
-        let id = first + i;
-        *named = (set[id / 64] >> (id % 64) & 1) as f32;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,11 +55,8 @@ mod tests {
         oracle.keep(&[0, 63, 64, 99], 100);
         oracle.keep(&[], 100);
         oracle.replay();
-        let mut named = [9.0; 36];
-        name(oracle.next().unwrap(), 64, &mut named);
-        assert_eq!((named[0], named[1], named[35]), (1.0, 0.0, 1.0));
-        name(oracle.next().unwrap(), 0, &mut named);
-        assert_eq!(named, [0.0; 36]);
+        assert_eq!(oracle.next().unwrap(), [1 | 1 << 63, 1 | 1 << 35]);
+        assert_eq!(oracle.next().unwrap(), [0, 0]);
         assert!(oracle.next().is_none());
     }
 }

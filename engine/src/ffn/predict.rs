@@ -1,258 +1,10 @@
 //! The predictors of a model at work: which neurons of a bank are worth looking at.
 //!
-//! A prediction is made per token. In a chunk of several tokens a neuron is computed for
-//! the tokens it was predicted for and for no others, so that a prompt gives the same
-//! bits however it is cut.
+//! A prediction is made per token. In a chunk of several tokens a neuron is computed for the tokens it
+//! was predicted for and for no others, so that a prompt gives the same bits however it is cut.
 
-use std::sync::Arc;
-
-use emberflow_kernels::{Cpu, DType, Workers};
-use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Role, TensorId};
-use emberflow_predictor::section::{Directory, Kind};
-use emberflow_predictor::{
-    Features, LowRank, LowRankSpec, Predictor, Quality, Reads, Shared, SharedBytes, SharedShape,
-    Thresholds, keep_wanted,
-};
-use emberflow_storage::arena::{Arena, Slot};
-use emberflow_storage::container::Container;
-
-use super::FEW;
-use super::foresight::Foresight;
-use crate::Error;
-use crate::weights::region;
-
-/// Where a container keeps its predictors.
-enum Origin {
-    /// The PREDICTOR section.
-    Section(Directory),
-    /// Tensors of a PowerInfer checkpoint.
-    Imported(Vec<LowRankSpec>),
-}
-
-/// What a container's predictors are, before they are loaded.
-pub(crate) struct Stored {
-    origin: Origin,
-    /// By layer: what is read of the Gate rows is cut at this magnitude.
-    cuts: Vec<f32>,
-    /// By layer: whether a predictor names neurons.
-    predicts: Vec<bool>,
-    /// Bytes of weights.
-    pub bytes: u64,
-    shape: SharedShape,
-    /// Elements of an input, neurons of a layer.
-    size: [usize; 2],
-    /// Measured on held-out text; `None` where nobody has.
-    pub quality: Option<Quality>,
-}
-
-impl Stored {
-    /// Looks at what `container` has; `None` where it has no predictor.
-    pub fn look(container: &Container, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        if container.predictor_len() > 0 {
-            return Ok(Some(Self::section(container, c)?));
-        }
-        Self::imported(container, c)
-    }
-
-    fn section(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
-        let [layers, d, neurons] = [c.layers, c.d_model, c.ffn].map(|n| n as usize);
-        let bad = |e: &dyn std::fmt::Display| Error::Predictor {
-            path: container.path().to_path_buf(),
-            reason: e.to_string(),
-        };
-        let len = container.predictor_len();
-        let mut head = vec![0; (Directory::len_for(layers) as u64).min(len) as usize];
-        container.peek_predictor(&mut head)?;
-        let directory = Directory::parse(&head, len, layers, d, neurons).map_err(|e| bad(&e))?;
-        let kinds = directory.layers.iter().map(|l| l.kind);
-        let shape = kinds.clone().map(|k| k.shared_shape(d));
-        Ok(Self {
-            cuts: kinds
-                .clone()
-                .map(|kind| match kind {
-                    Kind::Magnitude { threshold } => threshold,
-                    _ => 0.0,
-                })
-                .collect(),
-            predicts: kinds.map(|kind| kind.predicts()).collect(),
-            bytes: Arena::charge(1, directory.len()),
-            shape: shape.fold(SharedShape::default(), SharedShape::max),
-            size: [d, neurons],
-            quality: Some(directory.quality()),
-            origin: Origin::Section(directory),
-        })
-    }
-
-    /// PowerInfer's: `fc2 · relu(fc1 · x)` of the residual before the norm, against one
-    /// threshold for all.
-    fn imported(container: &Container, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        let [d, neurons] = [c.d_model, c.ffn].map(|n| n as usize);
-        let mut specs = Vec::new();
-        for layer in 0..c.layers {
-            let name = |role| TensorId::layer(role, layer).to_string();
-            let find = |role| container.tensor(&name(role));
-            let (Some(fc1), Some(fc2)) = (find(Role::PredictorFc1), find(Role::PredictorFc2))
-            else {
-                return Ok(None);
-            };
-            let bad = |role, reason: String| Error::Tensor {
-                path: container.path().to_path_buf(),
-                name: name(role),
-                reason,
-            };
-            let rank = fc1.dims().first().copied().unwrap_or(0) as usize;
-            let mut formats = [DType::F32; 2];
-            for ((entry, role, rows, cols), format) in [
-                (fc1, Role::PredictorFc1, rank, d),
-                (fc2, Role::PredictorFc2, neurons, rank),
-            ]
-            .into_iter()
-            .zip(&mut formats)
-            {
-                *format = DType::from_code(entry.dtype).ok_or_else(|| {
-                    bad(role, format!("has unknown block format {}", entry.dtype))
-                })?;
-                let len = (rows as u64).checked_mul(format.row_bytes(cols) as u64);
-                if rank == 0 || entry.dims() != [rows as u64, cols as u64] || len != Some(entry.len)
-                {
-                    return Err(bad(
-                        role,
-                        format!(
-                            "has shape {:?} in {} bytes, expected [{rows}, {cols}] in {len:?}",
-                            entry.dims(),
-                            entry.len
-                        ),
-                    ));
-                }
-            }
-            specs.push(LowRankSpec {
-                d,
-                neurons,
-                rank,
-                fc1: formats[0],
-                fc2: formats[1],
-                reads: Reads::Residual,
-                relu: true,
-            });
-        }
-        let shapes = specs.iter().map(|s| Kind::LowRank(*s).shared_shape(d));
-        Ok(Some(Self {
-            cuts: vec![0.0; specs.len()],
-            predicts: vec![true; specs.len()],
-            bytes: specs
-                .iter()
-                .map(|s| Arena::charge(1, s.fc1_bytes()) + Arena::charge(1, s.fc2_bytes()))
-                .sum(),
-            shape: shapes.fold(SharedShape::default(), SharedShape::max),
-            size: [d, neurons],
-            quality: None,
-            origin: Origin::Imported(specs),
-        }))
-    }
-
-    /// Whether any layer's neurons are named ahead of their gates.
-    pub fn predicts(&self) -> bool {
-        self.predicts.contains(&true)
-    }
-
-    /// Whether any layer cuts small gates away.
-    pub fn cuts(&self) -> bool {
-        self.cuts.iter().any(|&cut| cut > 0.0)
-    }
-
-    /// Expected share of a layer's neurons whose gates are looked at, where neurons are
-    /// named ahead; that of others is 1.
-    pub fn looked_at(&self) -> f64 {
-        let layers = self.predicts.len().max(1) as f64;
-        let predicting = self.predicts.iter().filter(|&&p| p).count() as f64;
-        let Origin::Section(directory) = &self.origin else {
-            return 1.0;
-        };
-        let share: f64 = directory
-            .layers
-            .iter()
-            .filter(|l| l.kind.predicts())
-            .map(|l| l.quality.predicted_share())
-            .sum();
-        (share + layers - predicting) / layers
-    }
-
-    /// Bytes of everything that [`Stored::load`] allocates, and of looking a layer ahead.
-    pub fn memory(&self, chunk: usize) -> u64 {
-        let [d, neurons] = self.size;
-        self.bytes
-            + Shared::bytes_for(self.shape, chunk)
-            + Foresight::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
-            + 4 * neurons as u64
-    }
-
-    /// Reads and checks the weights.
-    pub fn load(
-        self,
-        container: &Container,
-        c: &ModelConfig,
-        chunk: usize,
-    ) -> Result<Predictors, Error> {
-        let layers = match &self.origin {
-            Origin::Section(directory) => {
-                let mut slot = region(directory.len())?;
-                container.read_predictor_into(slot.as_mut_slice())?;
-                directory
-                    .check(slot.as_slice())
-                    .map_err(|e| Error::Predictor {
-                        path: container.path().to_path_buf(),
-                        reason: e.to_string(),
-                    })?;
-                let section: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(Weights(slot));
-                (0..directory.layers.len())
-                    .map(|l| directory.predictor(l, &section))
-                    .collect()
-            }
-            Origin::Imported(specs) => {
-                let threshold = c.predictor_threshold.unwrap_or(0.0);
-                let mut layers = Vec::new();
-                for (layer, spec) in (0..).zip(specs) {
-                    let read = |role| -> Result<SharedBytes, Error> {
-                        let name = TensorId::layer(role, layer).to_string();
-                        let missing = || Error::Tensor {
-                            path: container.path().to_path_buf(),
-                            name: name.clone(),
-                            reason: "is missing".into(),
-                        };
-                        let entry = container.tensor(&name).ok_or_else(missing)?;
-                        let mut slot = region(entry.len as usize)?;
-                        container.read_tensor(entry, slot.as_mut_slice())?;
-                        let len = slot.as_slice().len();
-                        SharedBytes::new(Arc::new(Weights(slot)), 0..len).ok_or_else(missing)
-                    };
-                    let predictor: Box<dyn Predictor> = Box::new(LowRank::new(
-                        *spec,
-                        read(Role::PredictorFc1)?,
-                        read(Role::PredictorFc2)?,
-                        Thresholds::One(threshold),
-                    ));
-                    layers.push(Some(predictor));
-                }
-                layers
-            }
-        };
-        Ok(Predictors {
-            layers,
-            shared: Shared::new(self.shape, chunk),
-            cuts: self.cuts,
-        })
-    }
-}
-
-/// Weights on huge pages.
-struct Weights(Slot);
-
-impl AsRef<[u8]> for Weights {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_slice()
-    }
-}
+use emberflow_kernels::{Compute, Cpu};
+use emberflow_predictor::{Features, Predictor, Shared, keep_wanted};
 
 /// The predictors of all banks.
 pub(crate) struct Predictors {
@@ -262,6 +14,16 @@ pub(crate) struct Predictors {
 }
 
 impl Predictors {
+    /// By bank: the predictors, and the magnitudes below which a gate counts as zero. `shared` is the
+    /// working memory of the largest.
+    pub fn new(layers: Vec<Option<Box<dyn Predictor>>>, cuts: Vec<f32>, shared: Shared) -> Self {
+        Self {
+            layers,
+            cuts,
+            shared,
+        }
+    }
+
     /// Number of banks.
     pub fn banks(&self) -> usize {
         self.layers.len()
@@ -282,10 +44,10 @@ impl Predictors {
 
     /// Computes what all neurons of `bank` have in common. False where no predictor
     /// names its neurons.
-    pub fn prepare(&mut self, cpu: Cpu, workers: &Workers, bank: u32, input: Features<'_>) -> bool {
+    pub fn prepare(&mut self, on: &Compute, bank: u32, input: Features<'_>) -> bool {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => {
-                predictor.prepare(cpu, workers, input, &mut self.shared);
+                predictor.prepare(on, input, &mut self.shared);
                 true
             }
             _ => false,

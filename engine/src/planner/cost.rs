@@ -16,13 +16,22 @@ use emberflow_kernels::DType;
 use emberflow_storage::profile::ReadCost;
 use serde::Serialize;
 
-use super::PredictorNeeds;
 use super::firing::{Absent, Firing};
 use super::rates::{Rates, ThreadRates};
 use super::reads::{Reads, SPREAD};
-use crate::ffn::{CLUSTER, GATE_PIECES};
-use crate::memory::{MemoryPlan, Residency};
+use crate::ffn::GATE_PIECES;
+use crate::memory::MemoryPlan;
+use crate::store::regions::CLUSTER;
 use crate::weights::ROWS_PER_CHUNK;
+
+/// What a predictor of firing neurons takes and gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PredictorNeeds {
+    /// Bytes of its weights, all layers; 0 without one. Each token reads them once.
+    pub bytes: u64,
+    /// Neurons that it names for each that fires.
+    pub named: f64,
+}
 
 /// What of a model decides how long a pass takes.
 #[derive(Debug, Clone)]
@@ -169,7 +178,7 @@ impl Pass<'_> {
     ) -> Forecast {
         let s = self.shape;
         let predicts = self.predictor.bytes > 0 && !s.dense;
-        let bundles = plan.residency == Residency::Bundles;
+        let bundles = !plan.gates_resident();
         let scan = s.dense || bundles && !predicts;
         let streams = scan && (s.dense || !self.two_phases);
         let foresees = self.foresees && predicts && bundles && tokens == 1;

@@ -7,11 +7,11 @@
 //! tells, those that are near to firing.
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key};
+use emberflow_storage::cache::{Key, SlotCache};
 
 use super::drift::{Again, Drift, Gait, Normal, Walk, threshold};
-use crate::Error;
-use crate::ffn::{COLD, NEAR_STEPS};
+use crate::error::Error;
+use crate::store::{COLD, MARGIN_STEPS};
 
 /// Neighbours whose mean frequency stands for each of them.
 pub const GROUP: usize = 16;
@@ -47,9 +47,12 @@ pub struct Firing {
 impl Firing {
     /// From the share of tokens for which each neuron of each bank fires, and how often each bank's
     /// fire again, where that was counted.
-    pub(crate) fn from_rates<'a>(rates: impl Iterator<Item = &'a [f32]>, again: &[Again]) -> Self {
+    pub(crate) fn measured<'a>(
+        frequencies: impl Iterator<Item = &'a [f32]>,
+        again: &[Again],
+    ) -> Self {
         let mut neurons = 0;
-        let banks = rates
+        let banks = frequencies
             .map(|bank| {
                 neurons = bank.len();
                 let mean = |group: &[f32]| group.iter().sum::<f32>() / group.len() as f32;
@@ -231,14 +234,14 @@ impl Absent {
         let storage = emberflow_storage::Error::from;
         let sizes: Vec<u32> = banks.iter().map(|b| b.1.len() as u32).collect();
         let arena = Arena::new(slots, 1, 1, ArenaOptions::default()).map_err(storage)?;
-        let Some(mut cold) = ColdCache::with_policy(arena, &sizes, COLD) else {
+        let Some(mut cold) = SlotCache::with_eviction(arena, &sizes, COLD) else {
             return Ok(Self([1.0; BINS]));
         };
         let each = slots.div_ceil(sizes.len() as u32);
         for (bank, (_, neurons)) in (0..).zip(banks.iter()) {
             for (neuron, it) in (0..).zip(neurons) {
                 let key = Key { bank, neuron };
-                cold.expect(key, it.often);
+                cold.set_prior(key, it.often);
                 // The front of every bank, as a region is filled.
                 if let Some(slot) = (neuron < each).then(|| cold.reserve_if_free(key)).flatten() {
                     cold.admit(key, slot);
@@ -249,16 +252,17 @@ impl Absent {
         let mut counts = [[0.0f64; 2]; BINS];
         let (mut missing, mut pinned, mut margins) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..WARM_UP + COUNTED {
+            cold.begin_pass();
             for (bank, (gait, neurons)) in (0..).zip(banks.iter_mut()) {
-                cold.begin(bank);
+                cold.begin_layer(bank);
                 margins.clear();
                 let margin = |n: &mut Neuron| gait.step(&mut n.walk, normal) - n.above;
                 margins.extend(neurons.iter_mut().map(margin));
                 if leans && !margins.is_empty() {
                     let squares: f32 = margins.iter().map(|m| m * m).sum();
-                    let scale = NEAR_STEPS / (squares / margins.len() as f32).sqrt();
+                    let scale = MARGIN_STEPS / (squares / margins.len() as f32).sqrt();
                     let near = margins.iter().map(|m| (m * scale) as i8);
-                    cold.lean(Key { bank, neuron: 0 }, near, token > 0);
+                    cold.set_margins(Key { bank, neuron: 0 }, near, token > 0);
                 }
                 let needed = (0..).zip(neurons.iter()).zip(&margins);
                 for ((neuron, it), _) in needed.filter(|n| *n.1 > 0.0) {
@@ -314,7 +318,7 @@ mod tests {
     fn up_to(most: f32, persistence: f64) -> Firing {
         let rates: Vec<f32> = (0..512).map(|i| most * (512 - i) as f32 / 512.0).collect();
         let banks = [rates.clone(), rates];
-        Firing::from_rates(banks.iter().map(Vec::as_slice), &again(persistence))
+        Firing::measured(banks.iter().map(Vec::as_slice), &again(persistence))
     }
 
     fn again(next: f64) -> [Again; 4] {
@@ -405,7 +409,7 @@ mod tests {
                 next: 0.84,
                 later: Some(later),
             };
-            let f = Firing::from_rates([&rates[..], &rates[..]].into_iter(), &[again; 2]);
+            let f = Firing::measured([&rates[..], &rates[..]].into_iter(), &[again; 2]);
             f.absent(1000, &[0, 0], named).unwrap().at(0.1)
         };
         // Drifting smoothly, gone after some tokens: how synthetic weights fire.
@@ -422,9 +426,9 @@ mod tests {
         let rates: Vec<f32> = (0..8192)
             .map(|i| 0.5 * (8192 - i) as f32 / 8192.0)
             .collect();
-        let large = Firing::from_rates((0..4).map(|_| rates.as_slice()), &again(0.6));
+        let large = Firing::measured((0..4).map(|_| rates.as_slice()), &again(0.6));
         let part: Vec<f32> = rates.iter().step_by(16).copied().collect();
-        let small = Firing::from_rates((0..4).map(|_| part.as_slice()), &again(0.6));
+        let small = Firing::measured((0..4).map(|_| part.as_slice()), &again(0.6));
         let of = |f: &Firing| misses(f, (f.neurons * 2) as u64, &[0; 4]) / f.neurons as f64;
         assert!((of(&large) / of(&small) - 1.0).abs() < 0.1);
     }

@@ -6,18 +6,23 @@ use emberflow_storage::io::trim_heap;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 
-use super::cost::Shape;
+use super::cores;
+use super::cost::{PredictorNeeds, Shape};
 use super::firing::Firing;
+use super::planner::{BATCHES, Planner, Scratched, chunks, stream_buffers};
 use super::rates::Rates;
-use super::{BATCHES, Planner, PredictorNeeds, Scratched, chunks, cores};
-use crate::Error;
+use super::temperature::Temperature;
 use crate::embedding::Embedding;
-use crate::ffn::{Banks, CLUSTER, Ffn, FfnShape, ReadCosts, StoredPredictors, Temperature};
-use crate::kv_cache::KvCache;
-use crate::memory::{Needs, Residency};
+use crate::error::Error;
+use crate::ffn::{Ffn, FfnRoom, FfnShape, StoredPredictors};
+use crate::kv::KvShape;
+use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::options::{Options, Phases};
-use crate::scratch::Scratch;
+use crate::room::thread_floats;
+use crate::scratch::{Scratch, ScratchRoom};
+use crate::store::regions::CLUSTER;
+use crate::store::{Layout, Naming, ReadCosts, io_bytes};
 use crate::weights::Weights;
 
 /// Bytes of a thread's stack and allocator that a pool thread comes to touch.
@@ -26,19 +31,28 @@ const PER_THREAD: u64 = 64 << 10;
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
 
+/// What is known of a model before memory is taken.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened<'a> {
+    pub layout: &'a Layout,
+    pub config: &'a ModelConfig,
+    pub quant: &'a Quant,
+    pub ffn: &'a FfnShape,
+    pub naming: Naming,
+    /// The predictors in use.
+    pub stored: Option<&'a StoredPredictors>,
+    pub options: &'a Options,
+    /// Most threads that compute.
+    pub threads: usize,
+}
+
 impl Planner {
-    /// Reads what the plan depends on. `threads` is the number that computes at most. With the
-    /// planner comes, by bank, the share of tokens for which each neuron fires; empty without
-    /// statistics.
-    pub(crate) fn new(
-        banks: &Banks,
-        c: &ModelConfig,
-        quant: &Quant,
-        ffn: &FfnShape,
-        options: &Options,
-        threads: usize,
-        stored: Option<&StoredPredictors>,
-    ) -> Result<(Self, Vec<Vec<f32>>), Error> {
+    /// Reads what the plan depends on. With the planner comes, by bank, the share of tokens for which
+    /// each neuron fires; empty without statistics.
+    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Vec<Vec<f32>>), Error> {
+        let Opened {
+            layout, options, ..
+        } = of;
         // Before the process is measured: what they allocate is a part of it.
         let rates = Rates::saved().unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
@@ -46,189 +60,215 @@ impl Planner {
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let Temperature {
             hot_clusters,
-            rates: often,
+            frequencies,
             again,
-        } = Temperature::read(banks, most)?;
-        let firing = if often.is_empty() {
-            Firing::unknown(banks.count, banks.neurons)
+        } = Temperature::read(layout, most)?;
+        let (banks, neurons) = (layout.banks(), layout.most_neurons());
+        let firing = if frequencies.is_empty() {
+            Firing::unknown(banks, neurons)
         } else {
-            Firing::from_rates(often.iter().map(Vec::as_slice), &again)
+            Firing::measured(frequencies.iter().map(Vec::as_slice), &again)
         };
-        let device = banks.read_cost(options.io, Limits::PRODUCTION.depth);
+        let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         // A buffer is empty while its cluster is computed.
-        let stream = banks.read_cost(options.io, (banks.stream_depth() / 2).max(1));
-        let costs = banks.read_costs(&device, firing.share());
+        let streams = layout.stream_depth(stream_buffers(1)) / 2;
+        let stream = layout.read_cost(options.io, streams.max(1));
+        let costs = layout.read_costs(&device, firing.share());
         let prompt = match options.prompt {
             0 => options.context,
             tokens => tokens.min(options.context),
         };
         let scratch: Vec<Scratched> = chunks(options.chunk, prompt)
             .into_iter()
-            .map(|chunk| Scratched {
-                chunk,
-                bytes: scratch_bytes(banks, c, ffn, options, threads, chunk),
-                predictor: stored.map_or(0, |s| s.memory(chunk.max(options.batch))),
-            })
+            .map(|chunk| of.scratched(chunk))
             .collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
-        let needs = needs(banks, c, ffn, options, hot, costs, least)?;
+        let needs = of.needs(hot, costs, least)?;
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         let planner = Self {
             needs,
             scratch,
-            shape: shape(banks, c, quant, ffn, options),
-            firing: if ffn.dense {
-                Firing::always(banks.count, banks.neurons)
-            } else {
-                firing
+            shape: of.shape(),
+            firing: match of.naming {
+                Naming::All => Firing::always(banks, neurons),
+                _ => firing,
             },
             rates,
             device,
             stream,
-            threads,
+            threads: of.threads,
             threads_fixed: options.threads != 0,
             context: options.context,
             hot_clusters,
             batch: options.batch,
-            policy: options.policy,
-            predictor: match stored {
-                Some(stored) if banks.predicts => PredictorNeeds {
-                    bytes: stored.memory(1),
-                    named: 1.0 / stored.quality.map_or(0.6, |q| q.precision()).max(0.05),
-                },
-                _ => PredictorNeeds::default(),
-            },
-            gates_first: match stored {
-                Some(stored) if banks.predicts => {
-                    gates_first_of_wanted(options.phases, costs, stored)
-                }
-                _ => true,
-            },
-            io_core: options.io_core.or_else(|| cores::io_core(threads)),
+            ablation: options.ablation,
+            predictor: of.predictor(),
+            gates_first: of.gates_first(costs),
+            io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        Ok((planner, often))
+        Ok((planner, frequencies))
     }
 
     /// What reads cost, for the choices that are made while the model runs.
-    pub(crate) fn read_costs(&self, banks: &Banks) -> ReadCosts {
-        banks.read_costs(&self.device, self.firing.share())
+    pub(crate) fn read_costs(&self, layout: &Layout) -> ReadCosts {
+        layout.read_costs(&self.device, self.firing.share())
     }
 }
 
-/// Whether the Gate part of a neuron that a predictor wants is read before the rest.
-fn gates_first_of_wanted(phases: Phases, costs: ReadCosts, stored: &StoredPredictors) -> bool {
-    match phases {
-        Phases::One => false,
-        Phases::Two => true,
-        Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
+impl Opened<'_> {
+    /// What the buffers of the FFN are made for.
+    pub(crate) fn room(&self, chunk: usize, threads: usize) -> FfnRoom {
+        FfnRoom {
+            rows: chunk.max(self.options.batch),
+            neurons: self.layout.most_in_layer(),
+            clusters: self.layout.most_in_layer().div_ceil(CLUSTER),
+            threads,
+            observe: self.options.observe,
+        }
     }
-}
 
-fn shape(banks: &Banks, c: &ModelConfig, quant: &Quant, ffn: &FfnShape, o: &Options) -> Shape {
-    let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
-    let attention = dtype(&quant.attention);
-    let d = c.d_model as usize;
-    let q = c.heads as usize * c.head_dim as usize;
-    let kv = c.kv_heads as usize * c.head_dim as usize;
-    let bytes = (q + 2 * kv) * attention.row_bytes(d) + d * attention.row_bytes(q);
-    let g = banks.container.geometry();
-    let positions = o.context.max(1) as u64;
-    let kv_bytes = KvCache::bytes_for(o.kv, c, o.context) / u64::from(c.layers.max(1)) / positions;
-    Shape {
-        layers: banks.count,
-        d,
-        vocab: c.vocab as usize,
-        neurons: banks.neurons,
-        ffn: ffn.format.dtype,
-        attention,
-        head: dtype(&quant.embedding),
-        attention_rows: (q + 2 * kv + d) as f64,
-        attention_bytes: bytes as f64,
-        kv_bytes: kv_bytes as f64,
-        gate_len: ffn.format.gate_len() as f64,
-        rest_len: ffn.format.rest_len() as f64,
-        gate_read: g.gate_read().into(),
-        rest_read: (g.stride - g.rest_read()).into(),
-        cluster_read: banks.stream_len() as u64,
-        stride: g.stride.into(),
-        dense: ffn.dense,
+    fn kv(&self) -> KvShape {
+        KvShape::new(self.options.kv, self.config, self.options.context)
     }
-}
 
-/// Bytes of working memory for chunks of `chunk` tokens.
-fn scratch_bytes(
-    banks: &Banks,
-    c: &ModelConfig,
-    shape: &FfnShape,
-    o: &Options,
-    threads: usize,
-    chunk: usize,
-) -> u64 {
-    let (batch, rows) = (o.batch as u64, chunk.max(o.batch));
-    let lanes = threads as u64 + 2;
-    let trace = lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64;
-    let parts = [
-        Scratch::bytes_for(c, rows, o.batch, threads),
-        Ffn::bytes_for(shape, rows, threads, o.observe),
-        banks.io_bytes(chunk),
-        PER_THREAD * threads as u64,
-        PER_POSITION * o.context as u64 * batch,
-        // a candidate list of each sampler
-        12 * u64::from(c.vocab) * batch,
-        trace,
-        o.reserve,
-    ];
-    parts.into_iter().fold(0, u64::saturating_add)
-}
+    /// The predictors that name neurons.
+    fn naming_predictors(&self) -> Option<&StoredPredictors> {
+        self.stored.filter(|_| self.naming == Naming::Predictor)
+    }
 
-fn needs(
-    banks: &Banks,
-    c: &ModelConfig,
-    shape: &FfnShape,
-    o: &Options,
-    hot: &[u32],
-    costs: ReadCosts,
-    least: Scratched,
-) -> Result<Needs, Error> {
-    // What was freed meanwhile would be counted as the process's, and again as what takes its place.
-    trim_heap();
-    // Without them the budget could not be kept.
-    let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
-        return Err(Error::Option(
-            "cannot read this process's own memory from /proc/self/status: a memory budget cannot \
-             be kept without it (is /proc mounted, and are there file descriptors left?)"
-                .into(),
-        ));
-    };
-    let two_phases = match o.phases {
-        Phases::Auto => costs.two_phases(CLUSTER),
-        Phases::One => false,
-        Phases::Two => true,
-    };
-    let (rows_kept, embedding) = Embedding::bytes_for(banks, c);
-    Ok(Needs {
-        process,
-        process_peak,
-        fixed: Weights::bytes_for(&banks.container, c) + rows_kept,
-        embedding,
-        scales: banks.resident_scales(),
-        predictor: least.predictor,
-        predicts: banks.predicts,
-        kv: KvCache::bytes_for(o.kv, c, o.context).saturating_mul(o.batch as u64),
-        scratch: least.bytes,
-        gates: banks.gate_bytes(),
-        gate_len: shape.format.gate_len() as u64,
-        rest_len: shape.format.rest_len() as u64,
-        whole_slot: banks.slot_charge(Residency::Bundles),
-        rest_slot: banks.slot_charge(Residency::GatesResident),
-        neurons: banks.total(),
-        banks: banks.count as u64,
-        cluster: CLUSTER as u64,
-        clusters: banks.total_clusters(),
-        hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
-        two_phases: !shape.dense && two_phases,
-        min_slots: banks.min_slots(),
-        gates_help: !shape.dense,
-    })
+    fn predictor(&self) -> PredictorNeeds {
+        let needs = |stored: &StoredPredictors| PredictorNeeds {
+            bytes: stored.memory(1),
+            named: 1.0 / stored.quality.map_or(0.6, |q| q.precision()).max(0.05),
+        };
+        self.naming_predictors().map(needs).unwrap_or_default()
+    }
+
+    /// Whether the Gate part of a neuron is read before the rest, where it is not resident.
+    fn gates_first(&self, costs: ReadCosts) -> bool {
+        let Some(stored) = self.naming_predictors() else {
+            return true;
+        };
+        match self.options.phases {
+            Phases::One => false,
+            Phases::Two => true,
+            Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        let (c, ffn) = (self.config, self.ffn);
+        let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
+        let attention = dtype(&self.quant.attention);
+        let d = c.d_model as usize;
+        let q = c.heads as usize * c.head_dim as usize;
+        let kv = c.kv_heads as usize * c.head_dim as usize;
+        let bytes = (q + 2 * kv) * attention.row_bytes(d) + d * attention.row_bytes(q);
+        let g = self.layout.container.geometry();
+        let kv_bytes = self.kv().position_bytes() / u64::from(c.layers.max(1));
+        Shape {
+            layers: self.layout.layers(),
+            d,
+            vocab: c.vocab as usize,
+            neurons: self.layout.most_neurons(),
+            ffn: ffn.format.dtype,
+            attention,
+            head: dtype(&self.quant.embedding),
+            attention_rows: (q + 2 * kv + d) as f64,
+            attention_bytes: bytes as f64,
+            kv_bytes: kv_bytes as f64,
+            gate_len: ffn.format.gate_len() as f64,
+            rest_len: ffn.format.rest_len() as f64,
+            gate_read: g.gate_read().into(),
+            rest_read: (g.stride - g.rest_read()).into(),
+            cluster_read: self.layout.stream_len() as u64,
+            stride: g.stride.into(),
+            dense: self.naming == Naming::All,
+        }
+    }
+
+    /// What chunks of `chunk` tokens take beside the weights.
+    fn scratched(&self, chunk: usize) -> Scratched {
+        let (o, room) = (self.options, self.room(chunk, self.threads));
+        let lanes = self.threads as u64 + 2;
+        let batch = o.batch as u64;
+        let parts = [
+            Scratch::bytes_for(
+                self.config,
+                ScratchRoom {
+                    rows: room.rows,
+                    batch: o.batch,
+                    context: o.context,
+                    threads: self.threads,
+                },
+            ),
+            // The residual stream, and that of a pass that was set aside.
+            4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
+            4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
+            Ffn::bytes_for(self.ffn, &room),
+            io_bytes(self.layout, stream_buffers(chunk)),
+            PER_THREAD * self.threads as u64,
+            PER_POSITION * o.context as u64 * batch,
+            // A candidate list of each sampler.
+            12 * u64::from(self.config.vocab) * batch,
+            lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
+            o.reserve,
+        ];
+        Scratched {
+            chunk,
+            bytes: parts.into_iter().fold(0, u64::saturating_add),
+            predictor: self.stored.map_or(0, |s| s.memory(room.rows)),
+        }
+    }
+
+    fn needs(&self, hot: &[u32], costs: ReadCosts, least: Scratched) -> Result<Needs, Error> {
+        let (layout, c, o) = (self.layout, self.config, self.options);
+        // What was freed meanwhile would be counted as the process's, and again as what takes its
+        // place.
+        trim_heap();
+        // Without them the budget could not be kept.
+        let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
+            return Err(Error::Option(
+                "cannot read this process's own memory from /proc/self/status: a memory budget \
+                 cannot be kept without it (is /proc mounted, and are there file descriptors left?)"
+                    .into(),
+            ));
+        };
+        let two_phases = match o.phases {
+            Phases::Auto => costs.two_phases(CLUSTER),
+            Phases::One => false,
+            Phases::Two => true,
+        };
+        let sparse = self.naming != Naming::All;
+        let embedding = Embedding::bytes_for(layout, c);
+        let format = &self.ffn.format;
+        Ok(Needs {
+            process,
+            process_peak,
+            fixed: Weights::bytes_for(&layout.container, c) + embedding.kept,
+            embedding: embedding.all,
+            scales: layout.resident_scales(),
+            predictor: least.predictor,
+            predicts: self.naming == Naming::Predictor,
+            kv: self
+                .kv()
+                .bytes_for(o.context)
+                .saturating_mul(o.batch as u64),
+            scratch: least.bytes,
+            gates: layout.gate_bytes(),
+            gate_len: format.gate_len() as u64,
+            rest_len: format.rest_len() as u64,
+            whole_slot: layout.slot_charge(false),
+            rest_slot: layout.slot_charge(true),
+            neurons: layout.total(),
+            banks: layout.banks() as u64,
+            cluster: CLUSTER as u64,
+            clusters: layout.total_clusters(),
+            hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
+            two_phases: sparse && two_phases,
+            min_slots: layout.min_slots(),
+            gates_help: sparse,
+        })
+    }
 }

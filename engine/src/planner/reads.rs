@@ -5,8 +5,8 @@ use emberflow_storage::profile::Pattern;
 
 use super::cost::Pass;
 use super::firing::{Absent, GROUP};
-use crate::ffn::CLUSTER;
 use crate::memory::MemoryPlan;
+use crate::store::regions::CLUSTER;
 
 /// How much wider the number of needed neurons of a cluster spreads than that of neurons that fire
 /// independently of each other: the variance of the bundled model's clusters over held-out text is

@@ -2,11 +2,20 @@ use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
 use emberflow_storage::container::{BundleGeometry, Prefer};
 use emberflow_storage::io::{Profile, SimOptions};
+use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
-use super::*;
-use crate::kv_cache::KvCache;
-use crate::scratch::Scratch;
+use super::cost::{Limit, PredictorNeeds, Shape};
+use super::drift::Again;
+use super::firing::Firing;
+use super::plan::Basis;
+use super::planner::*;
+use super::rates::Rates;
+use crate::ablation::Ablation;
+use crate::kv::KvShape;
+use crate::memory::{Needs, Residency};
+use crate::scratch::{Scratch, ScratchRoom};
+use crate::store::regions::CLUSTER;
 
 /// A 7B model of Bamboo's shape in q4 with 4096-byte sectors.
 const D: usize = 4096;
@@ -78,7 +87,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
         context: 1024,
         hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
         batch: 1,
-        policy: Policy::Full,
+        ablation: Ablation::Full,
         predictor: PredictorNeeds::default(),
         gates_first: true,
         io_core: None,
@@ -89,7 +98,7 @@ fn sparse() -> Firing {
     let rates: Vec<f32> = (0..NEURONS)
         .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
-    Firing::from_rates(
+    Firing::measured(
         (0..LAYERS).map(|_| rates.as_slice()),
         &[Again {
             next: 0.8,
@@ -105,10 +114,10 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
     let speed = |budget| p.plan(budget).unwrap().decode;
     assert!(speed(full).tokens_per_s > 3.0 * speed(least).tokens_per_s);
     let slow = planner(Profile::Emmc, sparse()).plan(least).unwrap();
-    assert_eq!(slow.decode.limit, cost::Limit::SequentialReads);
+    assert_eq!(slow.decode.limit, Limit::SequentialReads);
     assert!(matches!(
         speed(full).limit,
-        cost::Limit::Memory | cost::Limit::Compute
+        Limit::Memory | Limit::Compute
     ));
     assert_eq!((speed(full).reads, speed(full).wait_ms), (0.0, 0.0));
     let middle = planner(Profile::Emmc, sparse())
@@ -116,7 +125,7 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
         .unwrap();
     let d = middle.decode;
     assert!(
-        middle.gates_resident && d.limit == cost::Limit::RandomReads,
+        middle.gates_resident && d.limit == Limit::RandomReads,
         "{middle:?}"
     );
     let hits = middle.decode.cold_hit_rate;
@@ -136,7 +145,7 @@ fn looking_a_layer_ahead_hides_reads() {
     let budget = p.needs.budget_for_share(0.6);
     let ahead = p.plan(budget).unwrap();
     assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
-    p.policy = Policy::NoPipeline;
+    p.ablation = Ablation::NoPipeline;
     let late = p.plan(budget).unwrap();
     assert_eq!(ahead.memory.slots, late.memory.slots);
     let [ahead, late] = [ahead.decode, late.decode];
@@ -308,17 +317,24 @@ fn the_published_split_of_a_47b_model() {
     // Two matrices for each expert, of the rank that makes the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
-    let kv = KvCache::bytes_for(DType::F16, &c, 1024);
+    let kv = KvShape::new(DType::F16, &c, 1024).bytes_for(1024);
     let runtime = 300 << 20;
+    let room = ScratchRoom {
+        rows: 128,
+        batch: 1,
+        context: 1024,
+        threads: 4,
+    };
+    let scratch = Scratch::bytes_for(&c, room);
     let needs = Needs {
-        process: runtime - Scratch::bytes_for(&c, 128, 1, 4),
+        process: runtime - scratch,
         process_peak: 0,
         fixed,
         embedding,
         scales: neurons * u64::from(g.scales_per_neuron),
         predictor,
         kv,
-        scratch: Scratch::bytes_for(&c, 128, 1, 4),
+        scratch,
         gates: neurons * u64::from(g.gate_len),
         gate_len: g.gate_len.into(),
         rest_len: g.rest_len.into(),

@@ -44,7 +44,7 @@ fn best_scale(group: &[f32]) -> f16 {
 
 #[cfg(test)]
 mod tests {
-    use emberflow_kernels::{Cpu, Row, Workers};
+    use emberflow_kernels::{Compute, Row};
 
     use super::super::rounding::round;
     use super::*;
@@ -55,14 +55,13 @@ mod tests {
         let mut identity = vec![0.0; d * d];
         (0..d).for_each(|i| identity[i * d + i] = 1.0);
         let gate: Vec<f32> = (0..2 * d).map(|i| [-1.5, -0.5, 0.5, 1.5][i % 4]).collect();
-        let workers = Workers::new(1, None);
-        let cpu = Cpu::detect();
-        let rows = round((cpu, &workers), (d, &gate), &identity, &LEVELS);
+        let on = Compute::new(1, None);
+        let rows = round(&on, (d, &gate), &identity, &LEVELS);
         let mut wide = vec![0; 2 * emberflow_kernels::DType::Q4.row_bytes(d)];
-        cpu.widen_two_bit(&rows, d, &mut wide);
+        on.cpu.widen_two_bit(&rows, d, &mut wide);
         for (row, gate) in wide.chunks_exact(wide.len() / 2).zip(gate.chunks_exact(d)) {
             let mut values = vec![0.0; d];
-            cpu.dequantize(
+            on.cpu.dequantize(
                 Row::inline(emberflow_kernels::DType::Q4, d, row),
                 &mut values,
             );

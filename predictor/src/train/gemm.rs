@@ -1,23 +1,21 @@
 //! Matrix products of the trainer, on the kernels and the thread pool of the forward pass.
 
-use emberflow_kernels::{Columns, Cpu, DType, Workers, matmul_scratch};
+use emberflow_kernels::{Columns, Compute, DType, matmul_scratch};
 
 /// Rows of the right-hand matrix that one thread takes at a time.
 const BLOCK: usize = 32;
 
 /// Products of row-major f32 matrices.
 pub(crate) struct Gemm<'a> {
-    cpu: Cpu,
-    workers: &'a Workers,
+    on: &'a Compute,
     scratch: Vec<Vec<f32>>,
 }
 
 impl<'a> Gemm<'a> {
-    pub fn new(cpu: Cpu, workers: &'a Workers) -> Self {
+    pub fn new(on: &'a Compute) -> Self {
         Self {
-            cpu,
-            workers,
-            scratch: vec![Vec::new(); workers.threads()],
+            on,
+            scratch: vec![Vec::new(); on.threads()],
         }
     }
 
@@ -28,11 +26,12 @@ impl<'a> Gemm<'a> {
         for scratch in &mut self.scratch {
             scratch.resize(matmul_scratch(k), 0.0);
         }
-        let (cpu, stride) = (self.cpu, 4 * k);
+        let (cpu, stride) = (self.on.cpu, 4 * k);
         let bytes: &[u8] = bytemuck::cast_slice(b);
         let c = Columns::new(c, m, n, n);
         let scratch = &mut self.scratch;
-        self.workers
+        self.on
+            .workers
             .for_each_column_block(c, BLOCK, scratch, &|scratch, first, mut block| {
                 let rows = &bytes[first * stride..(first + block.width()) * stride];
                 cpu.matmul_columns(DType::F32, rows, stride, k, a, &mut block, scratch);
@@ -87,7 +86,7 @@ impl Gemm<'_> {
     fn subtract(&mut self, panel: &mut [f32], cols: usize, along: &[f32], before: &[f32]) {
         let (k, rows) = (before.len() / cols, panel.len() / cols);
         let panel = Columns::new(panel, rows, cols, cols);
-        self.workers.for_each_column_block(
+        self.on.workers.for_each_column_block(
             panel,
             STRIP,
             &mut self.scratch,
@@ -145,8 +144,8 @@ mod tests {
 
     #[test]
     fn products_transposes_and_bases_of_a_hand_case() {
-        let workers = Workers::new(2, None);
-        let mut gemm = Gemm::new(Cpu::detect(), &workers);
+        let on = Compute::new(2, None);
+        let mut gemm = Gemm::new(&on);
         let (a, b) = (
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
             [1.0, 0.0, 1.0, 0.0, 1.0, 0.0],
@@ -165,8 +164,8 @@ mod tests {
 
     #[test]
     fn bases_of_several_panels_are_orthonormal() {
-        let workers = Workers::new(2, None);
-        let mut gemm = Gemm::new(Cpu::detect(), &workers);
+        let on = Compute::new(2, None);
+        let mut gemm = Gemm::new(&on);
         let (rows, cols) = (2 * PANEL + 5, 2 * STRIP + 7);
         let mut a: Vec<f32> = (0..rows * cols)
             .map(|i| ((i * i) as f32 * 0.37).sin() + if i % cols == 3 { 50.0 } else { 0.0 })

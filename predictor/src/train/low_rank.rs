@@ -8,7 +8,7 @@
 //! inputs, which undoes most of what its rounding did, and is rounded itself against the
 //! covariance of that (`rounding.rs`).
 
-use emberflow_kernels::{Cpu, DType, GROUP, Row, Workers, quantize_row, store_q4_row};
+use emberflow_kernels::{Compute, DType, GROUP, Row, quantize_row, store_q4_row};
 use half::f16;
 
 use super::gemm::{Gemm, transpose};
@@ -35,20 +35,20 @@ const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
 /// The two factors as stored, `fc1 [rank × d]` and `fc2 [neurons × rank]`; `None` where an element
 /// is not finite.
 pub(crate) fn make(
-    (cpu, workers): (Cpu, &Workers),
+    on: &Compute,
     (d, gate): (usize, &[f32]),
     covariance: &[f32],
     (rank, dtype): (usize, DType),
 ) -> Option<[Vec<u8>; 2]> {
     let covariance = &shrunk(d, covariance);
-    let mut gemm = Gemm::new(cpu, workers);
+    let mut gemm = Gemm::new(on);
     let first = first_factor(&mut gemm, d, gate, covariance, rank);
     let fc1 = store(dtype, d, &first)?;
     // What will be multiplied with.
     let mut read = first;
     let rows = fc1.chunks_exact(dtype.row_bytes(d));
     for (row, read) in rows.zip(read.chunks_exact_mut(d)) {
-        cpu.dequantize(Row::inline(dtype, d, row), read);
+        on.cpu.dequantize(Row::inline(dtype, d, row), read);
     }
     let mut spread = vec![0.0; rank * d];
     gemm.product(d, &read, covariance, &mut spread);
@@ -65,7 +65,7 @@ pub(crate) fn make(
     gemm.product(rank, &against, &inverse, &mut second);
     let finite = second.iter().all(|x| x.is_finite());
     let fc2 = match dtype {
-        DType::Q4 => finite.then(|| round((cpu, workers), (rank, &second), &hidden, &LEVELS))?,
+        DType::Q4 => finite.then(|| round(on, (rank, &second), &hidden, &LEVELS))?,
         _ => store(dtype, rank, &second)?,
     };
     Some([fc1, fc2])

@@ -15,7 +15,7 @@ mod score;
 
 use std::sync::{Mutex, PoisonError};
 
-use emberflow_kernels::{Cpu, DType, Workers, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{Compute, DType, sign_bytes, two_bit_row_bytes};
 use half::f16;
 
 use crate::low_rank::LowRankSpec;
@@ -119,14 +119,13 @@ pub struct Made {
 
 /// Makes predictors for the layers of a model.
 pub struct Trainer<'a> {
-    cpu: Cpu,
-    workers: &'a Workers,
+    on: &'a Compute,
 }
 
 impl<'a> Trainer<'a> {
-    /// A trainer on the threads of `workers`.
-    pub fn new(cpu: Cpu, workers: &'a Workers) -> Self {
-        Self { cpu, workers }
+    /// A trainer that computes on `on`.
+    pub fn new(on: &'a Compute) -> Self {
+        Self { on }
     }
 
     /// Covariance of the inputs about zero, `[d × d]`.
@@ -135,7 +134,7 @@ impl<'a> Trainer<'a> {
         let mut sum = vec![0.0; d * d];
         let mut part = vec![0.0; d * d];
         let mut turned = Vec::new();
-        let mut gemm = Gemm::new(self.cpu, self.workers);
+        let mut gemm = Gemm::new(self.on);
         for block in inputs.chunks(BLOCK * d) {
             turned.clear();
             transpose(block, d, &mut turned);
@@ -157,18 +156,16 @@ impl<'a> Trainer<'a> {
                 let row = sign_bytes(d);
                 let mut signs = vec![0; neurons * row];
                 for (gate, signs) in gate.chunks_exact(d).zip(signs.chunks_exact_mut(row)) {
-                    self.cpu.sign_bits(gate, signs);
+                    self.on.cpu.sign_bits(gate, signs);
                 }
                 vec![signs]
             }
             Design::LowRank { rank, dtype } => {
-                let threads = (self.cpu, self.workers);
-                low_rank::make(threads, (d, gate), covariance, (rank, dtype))?.into()
+                low_rank::make(self.on, (d, gate), covariance, (rank, dtype))?.into()
             }
             Design::Coarse => {
-                let threads = (self.cpu, self.workers);
                 vec![rounding::round(
-                    threads,
+                    self.on,
                     (d, gate),
                     covariance,
                     &coarse::LEVELS,
@@ -305,7 +302,7 @@ impl<'a> Trainer<'a> {
             layer.texts.measure,
             &|first, gates, scores| {
                 let mut thresholds = vec![0.0; scores.len() / tokens.max(1)];
-                predictor.thresholds(self.cpu, first, &mut thresholds);
+                predictor.thresholds(self.on.cpu, first, &mut thresholds);
                 let mut q = Quality::default();
                 let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
                 for ((gates, scores), threshold) in rows.zip(&thresholds) {

@@ -2,7 +2,7 @@
 //! 2210.17323): element by element, the error that rounding makes is passed on to the elements
 //! that have not been rounded yet, by the inputs' covariance.
 
-use emberflow_kernels::{Cpu, Row, Workers};
+use emberflow_kernels::{Compute, Cpu, Row};
 use half::f16;
 
 /// Share of the mean variance that is usually added to every variance.
@@ -27,7 +27,7 @@ pub(crate) struct Levels {
 
 /// Stored rows of `d` elements, for inputs with the covariance `c [d × d]`.
 pub(crate) fn round(
-    (cpu, workers): (Cpu, &Workers),
+    on: &Compute,
     (d, rows): (usize, &[f32]),
     covariance: &[f32],
     levels: &Levels,
@@ -35,15 +35,16 @@ pub(crate) fn round(
     let u = inverse_factor(d, covariance, DAMPING);
     let bytes = (levels.bytes)(d);
     let mut out = vec![0; rows.len() / d * bytes];
-    workers.for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
-        let first = chunk * ROWS;
-        let (mut row, mut quants) = (vec![0.0; d], vec![0; d]);
-        for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
-            row.copy_from_slice(&rows[(first + r) * d..(first + r + 1) * d]);
-            let scales = round_row(cpu, &mut row, &u, levels, &mut quants);
-            (levels.store)(&quants, &scales, out);
-        }
-    });
+    on.workers
+        .for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
+            let first = chunk * ROWS;
+            let (mut row, mut quants) = (vec![0.0; d], vec![0; d]);
+            for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
+                row.copy_from_slice(&rows[(first + r) * d..(first + r + 1) * d]);
+                let scales = round_row(on.cpu, &mut row, &u, levels, &mut quants);
+                (levels.store)(&quants, &scales, out);
+            }
+        });
     out
 }
 

@@ -27,13 +27,14 @@ impl Trainer<'_> {
     /// Computes the gates of a layer for `inputs` in blocks of neurons, each on one
     /// thread.
     pub(super) fn for_each_block(&self, layer: &Layer<'_>, inputs: &[f32], f: &GatesFn<'_>) {
-        let (cpu, d) = (self.cpu, layer.d);
+        let (cpu, d) = (self.on.cpu, layer.d);
         let (neurons, tokens) = (layer.gate.len() / d, inputs.len() / d);
         if tokens == 0 {
             return;
         }
         let bytes: &[u8] = bytemuck::cast_slice(inputs);
-        self.workers
+        self.on
+            .workers
             .for_each_chunk(neurons.div_ceil(RANGE), &|_, block| {
                 let first = block * RANGE;
                 let end = (first + RANGE).min(neurons);
@@ -64,7 +65,7 @@ impl Trainer<'_> {
         inputs: &[f32],
         f: &ScoresFn<'_>,
     ) {
-        let (cpu, tokens) = (self.cpu, inputs.len() / layer.d);
+        let (cpu, tokens) = (self.on.cpu, inputs.len() / layer.d);
         if tokens == 0 {
             return;
         }
@@ -76,7 +77,7 @@ impl Trainer<'_> {
             residual: &[],
         };
         let mut shared = Shared::new(predictor.shape(), tokens);
-        predictor.prepare(cpu, self.workers, features, &mut shared);
+        predictor.prepare(self.on, features, &mut shared);
         let shared = &shared;
         self.for_each_block(layer, inputs, &|first, gates| {
             let mut scores = vec![0.0; gates.len()];
@@ -87,7 +88,7 @@ impl Trainer<'_> {
 
     /// Nanoseconds of one token's prediction, the least of several.
     pub(super) fn time(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> f64 {
-        let (cpu, d) = (self.cpu, layer.d);
+        let (cpu, d) = (self.on.cpu, layer.d);
         let neurons = layer.gate.len() / d;
         let mut shared = Shared::new(predictor.shape(), 1);
         let mut wanted = vec![0.0; neurons];
@@ -101,7 +102,7 @@ impl Trainer<'_> {
                 residual: &[],
             };
             let start = Instant::now();
-            let on = (cpu, self.workers);
+            let on = self.on;
             predict_all(predictor, on, features, &mut shared, &mut wanted);
             best = best.min(start.elapsed().as_nanos() as f64);
         }

@@ -3,15 +3,15 @@
 //! The cache never does I/O. A miss hands out a slot, the caller moves it into a read, and the
 //! completion is admitted. One direction, no callbacks.
 
-mod cold;
+mod eviction;
 mod lrfu;
 mod lru;
-mod policy;
 mod rings;
+mod slot_cache;
 mod table;
 mod worth;
 
-pub use cold::{CacheStats, ColdCache, SlotId};
-pub use policy::Policy;
+pub use eviction::Eviction;
 pub use rings::Rings;
+pub use slot_cache::{CacheStats, SlotCache, SlotId};
 pub use table::Key;

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Counters, Engine, Logits, Sparsity};
+use emberflow_engine::energy::Meter;
+use emberflow_engine::{Counters, Engine, Logits, Probe, Sparsity};
 use serde::Serialize;
 
 use super::facts::Facts;
@@ -15,6 +16,9 @@ use crate::{Failure, progress, stats};
 
 /// Tokens that are not counted: what they touch first comes into memory.
 const WARM_UP: usize = 4;
+
+/// Time in which the speed of memory is measured.
+const SHORT: Duration = Duration::from_millis(300);
 
 /// The numbers of one context length.
 #[derive(Debug, Serialize)]
@@ -97,20 +101,21 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
              activation and a larger --memory",
         ));
     }
-    let mut bandwidth = engine.read_bandwidth(Duration::from_millis(300));
+    let mut bandwidth = Probe::new(&mut engine).read_bandwidth(SHORT);
+    let mut meter = Meter::find(&engine.options().sysfs);
     let passes = args.contexts.len() * tokens * if args.oracle { 2 } else { 1 };
     let bar = progress::steps("decoding", passes as u64);
     let mut contexts: Vec<Rates> = Vec::new();
     for &context in &args.contexts {
         if args.oracle {
             // The same tokens once before, to learn what they need.
-            engine.record_active();
-            measure(&mut engine, context, tokens, &|| bar.inc(1))?;
-            engine.replay_active();
+            Probe::new(&mut engine).record_active();
+            measure(&mut engine, None, context, tokens, &|| bar.inc(1))?;
+            Probe::new(&mut engine).replay_active();
         }
-        let mut rates = measure(&mut engine, context, tokens, &|| bar.inc(1))?;
+        let mut rates = measure(&mut engine, meter.as_mut(), context, tokens, &|| bar.inc(1))?;
         // The best that was seen in the run: a slow moment is no bound.
-        bandwidth = bandwidth.max(engine.read_bandwidth(Duration::from_millis(300)));
+        bandwidth = bandwidth.max(Probe::new(&mut engine).read_bandwidth(SHORT));
         if let Some(first) = contexts.first() {
             let added = rates.bytes_per_token.saturating_sub(first.bytes_per_token);
             let explained = first.ms.median + added as f64 / bandwidth.max(1.0) * 1e3;
@@ -134,7 +139,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         },
         ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
         memory_gb_per_s: bandwidth / 1e9,
-        energy_source: engine.energy_source().map(str::to_owned),
+        energy_source: meter.map(|meter| meter.name().to_owned()),
         contexts,
     };
     let model = engine.config().name.clone();
@@ -160,12 +165,13 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
 
 fn measure(
     engine: &mut Engine,
+    mut meter: Option<&mut Meter>,
     context: usize,
     tokens: usize,
     done: &dyn Fn(),
 ) -> Result<Rates, Failure> {
-    let mut sequence = engine.new_sequence();
-    sequence.pretend(0, context);
+    let mut sequence = engine.new_sequence()?;
+    Probe::new(engine).pretend(&mut sequence, 0, context)?;
     let vocab = engine.config().vocab;
     // Greedy decoding of a random model runs into a circle; a walk through the vocabulary
     // gives every token its own neurons.
@@ -180,12 +186,13 @@ fn measure(
         step(engine)?;
     }
     let before = engine.counters();
-    let joules_before = engine.joules();
+    let mut joules_now = || meter.as_mut().and_then(|meter| meter.joules());
+    let joules_before = joules_now();
     let mut joules = joules_before;
     let mut ms = Vec::with_capacity(tokens);
     for _ in 0..tokens {
         ms.push(step(engine)?);
-        joules = engine.joules();
+        joules = joules_now();
         done();
     }
     let counters = engine.counters().since(before);
@@ -193,7 +200,7 @@ fn measure(
     let ms = stats::Spread::of(&mut ms);
     let ffn_bytes = per_token(counters.ffn_bytes);
     let kv_bytes = (context + WARM_UP + tokens / 2) as u64 * sequence.position_bytes();
-    let bytes = engine.dense_bytes() + kv_bytes + ffn_bytes as u64;
+    let bytes = Probe::new(engine).dense_bytes() + kv_bytes + ffn_bytes as u64;
     let ffn_ms = per_token(counters.ffn_ns) / 1e6;
     Ok(Rates {
         context,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use emberflow_engine::Model;
-use emberflow_engine::planner::measure::{Effort, layers, measure};
+use emberflow_engine::measure::{Effort, layers, measure};
 use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
 use emberflow_storage::profile::Machine;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! `emberflow bench latency`: how long single tokens take and what they wait for (PowerInfer-2,
 //! Table 5 and §7.2.4).
 
-use emberflow_engine::Policy;
+use emberflow_engine::Ablation;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
@@ -62,7 +62,7 @@ struct Class {
 pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "latency", Some(&bench.model))?;
-    let points: Vec<(f64, Policy)> = (args.shares.iter())
+    let points: Vec<(f64, Ablation)> = (args.shares.iter())
         .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
         .collect();
     let names: Vec<String> = points
@@ -146,7 +146,7 @@ fn each(series: &Series, of: impl Fn(&Run) -> &Vec<f64>) -> Vec<f64> {
     all.collect()
 }
 
-fn row(share: f64, policy: Policy, series: &Series, device: &Device, memory: f64) -> Row {
+fn row(share: f64, policy: Ablation, series: &Series, device: &Device, memory: f64) -> Row {
     let (bound, of_bound) = bounds(series, device, memory);
     let ms = each(series, |r| &r.details.ms);
     let waits = each(series, |r| &r.details.wait_ms);

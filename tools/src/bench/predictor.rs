@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::meta::ContainerMeta;
-use emberflow_kernels::{Activations, Cpu, Workers, read_bandwidth};
+use emberflow_kernels::{Activations, Compute, read_bandwidth};
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::{Features, Predictor, Shared, SharedShape, predict_all};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
@@ -51,8 +51,7 @@ struct Row {
 /// The predictors of a model and the threads they run on.
 struct Lab {
     layers: Vec<Box<dyn Predictor>>,
-    cpu: Cpu,
-    workers: Workers,
+    on: Compute,
     d: usize,
     neurons: usize,
 }
@@ -75,7 +74,7 @@ pub fn command(args: &BenchPredictorArgs) -> Result<(), Failure> {
     for _ in 0..rounds {
         // The best that was seen: a slow moment is no bound.
         let weights = (*weights).as_ref();
-        speed = speed.max(read_bandwidth(lab.cpu, &lab.workers, &[weights], time));
+        speed = speed.max(read_bandwidth(&lab.on, &[weights], time));
         for (all, us) in us.iter_mut().zip(lab.round()) {
             all.push(us);
         }
@@ -153,8 +152,7 @@ fn open(
     known.retain(|layer| all[layer.layer].is_some());
     let lab = Lab {
         layers: all.into_iter().flatten().collect(),
-        cpu: Cpu::detect(),
-        workers: Workers::new(threads, None),
+        on: Compute::new(threads, None),
         d: c.d_model as usize,
         neurons: c.ffn as usize,
     };
@@ -182,13 +180,13 @@ impl Lab {
         for (token, x) in inputs.chunks_exact(self.d).enumerate() {
             let mut sum = 0.0;
             for (layer, predictor) in self.layers.iter().enumerate() {
-                self.cpu.quantize_activations(x, 1, &mut quantized);
+                self.on.cpu.quantize_activations(x, 1, &mut quantized);
                 let input = Features {
                     normed: x,
                     quantized: quantized.all(),
                     residual: x,
                 };
-                let (predictor, on) = (predictor.as_ref(), (self.cpu, &self.workers));
+                let (predictor, on) = (predictor.as_ref(), &self.on);
                 let start = Instant::now();
                 predict_all(predictor, on, input, &mut shared, &mut wanted);
                 let us = start.elapsed().as_secs_f64() * 1e6;

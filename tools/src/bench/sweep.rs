@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use emberflow_engine::Policy;
+use emberflow_engine::Ablation;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
@@ -47,7 +47,7 @@ struct Row {
 }
 
 /// A share, a policy.
-type Point = (f64, Policy);
+type Point = (f64, Ablation);
 
 /// Runs the command.
 pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
@@ -83,7 +83,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         };
         in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
             let (share, policy) = points[i];
-            if policy != Policy::Mmap {
+            if policy != Ablation::Mmap {
                 return child.run(&arguments((share, policy), tokens), None);
             }
             let tokens = args.mmap_tokens.unwrap_or(tokens.min(8));
@@ -150,7 +150,7 @@ pub fn model_of(series: &[Series]) -> Result<String, Failure> {
 /// The budget of another policy at the same share.
 fn budget_at(share: f64, points: &[Point], done: &[Series]) -> Option<u64> {
     let here = points.iter().zip(done).filter(|(p, _)| p.0 == share);
-    let mut runs = here.filter_map(|(p, s)| (p.1 != Policy::Mmap).then(|| s.first()).flatten());
+    let mut runs = here.filter_map(|(p, s)| (p.1 != Ablation::Mmap).then(|| s.first()).flatten());
     runs.next().map(|run| run.memory.budget_bytes)
 }
 
@@ -183,12 +183,12 @@ fn rows(points: &[Point], all: &[Series], device: &Device) -> Vec<Row> {
         let first = series.first();
         let resident = first.map_or(0.0, |r| r.memory.ffn_resident_share);
         // The other policies keep less of the same budget.
-        let full = (points.iter().zip(all)).find(|(p, _)| *p == &(share, Policy::Full));
+        let full = (points.iter().zip(all)).find(|(p, _)| *p == &(share, Ablation::Full));
         let held = full.and_then(|(_, s)| Some(s.first()?.memory.ffn_resident_share));
         let held = held.filter(|&held| held > share + TOLERANCE);
         let peak = series.runs.iter().filter_map(|r| r.memory.peak_rss_bytes);
         let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
-        let judged = policy != Policy::Mmap && first.is_some();
+        let judged = policy != Ablation::Mmap && first.is_some();
         Row {
             share,
             policy: policy.name(),
@@ -465,9 +465,9 @@ mod tests {
         use crate::cli::ModelArg;
         let device = Device::open(&ModelArg { model: None }, "sim:ufs4", true).unwrap();
         let points = [
-            (0.1, Policy::Full),
-            (0.1, Policy::LlmFlash),
-            (1.0, Policy::Full),
+            (0.1, Ablation::Full),
+            (0.1, Ablation::LlmFlash),
+            (1.0, Ablation::Full),
         ];
         // All of them hold everything.
         let all: Vec<Series> = ["a", "b", "c"].map(|n| series(n, vec![run(&["h"])])).into();

@@ -99,7 +99,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         ..Sampling::default()
     };
     let mut sampler = Sampler::new(sampling, engine.config().vocab as usize);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut sequence, chunk, Logits::Last)?;
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use emberflow_engine::Policy;
+use emberflow_engine::Ablation;
 
 use super::{
     EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent, policy_names,
@@ -128,7 +128,7 @@ pub struct BenchSweepArgs {
         default_value = "full,llmflash,mmap",
         value_parser = policy_names()
     )]
-    pub policies: Vec<Policy>,
+    pub policies: Vec<Ablation>,
     /// Tokens of a run with `mmap`, which can be very slow; default: at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub mmap_tokens: Option<u32>,
@@ -186,7 +186,7 @@ pub struct BenchLatencyArgs {
         default_value = "full",
         value_parser = policy_names()
     )]
-    pub policies: Vec<Policy>,
+    pub policies: Vec<Ablation>,
     /// How to read from flash; sim plays a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,

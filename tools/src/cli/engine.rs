@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::{Budget, Policy, Sparsity};
+use emberflow_engine::{Ablation, Budget, Sparsity};
 
 use super::{io_names, parse_budget, parse_share, policy_names};
 
@@ -25,7 +25,7 @@ pub struct EngineArgs {
     pub sparsity: SparsityArg,
     /// Which mechanisms are at work: full, or a baseline with the same answers to compare with.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
-    pub policy: Policy,
+    pub policy: Ablation,
     /// How to read from flash; sim plays a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,

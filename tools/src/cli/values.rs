@@ -1,7 +1,7 @@
 //! Values of options as people type them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use emberflow_engine::{Budget, Policy};
+use emberflow_engine::{Ablation, Budget};
 
 use super::ReadSize;
 use crate::size;
@@ -24,9 +24,9 @@ pub(crate) fn io_names() -> PossibleValuesParser {
 }
 
 /// A parser for the names of policies.
-pub(crate) fn policy_names() -> impl TypedValueParser<Value = Policy> {
-    let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
-    names.try_map(|name| name.parse::<Policy>())
+pub(crate) fn policy_names() -> impl TypedValueParser<Value = Ablation> {
+    let names = PossibleValuesParser::new(Ablation::ALL.map(Ablation::name));
+    names.try_map(|name| name.parse::<Ablation>())
 }
 
 pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {

@@ -203,7 +203,7 @@ fn watch(
     tokens.extend(bos);
     let lead = tokens.len();
     tokens.extend_from_slice(body);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     let chunk = engine.chunk();
     for (from, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
         // the start token belongs to no text
@@ -212,7 +212,7 @@ fn watch(
         let mut see = |seen: &FfnSeen<'_>| {
             recorder.see(seen.layer, at, skip, seen.tokens, seen.gates, seen.hidden);
         };
-        engine.forward_observed(&mut sequence, piece, Logits::Last, &mut see)?;
+        engine.forward_observed(&mut sequence, piece, Logits::None, &mut see)?;
     }
     Ok(())
 }

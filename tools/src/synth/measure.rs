@@ -115,7 +115,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
     let count = (INPUT_BYTES / (4 * d * tokens)).clamp(1, all);
     let layers: Vec<usize> = (0..count).map(|i| i * all / count).collect();
     let mut x: Vec<Vec<f32>> = vec![Vec::with_capacity(tokens * d); count];
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     let (mut token, mut kept_to_walk) = (BOS, 0);
     let mut before = engine.counters();
     let bar = progress::steps("decoding", (warm_up + tokens) as u64);

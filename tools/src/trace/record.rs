@@ -57,7 +57,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let mut writer = Writer::new(std::io::BufWriter::new(file.get()), &header).map_err(failed)?;
     let bar = progress::steps("recording", ids.len() as u64);
     let (mut tokens, mut needed) = (0u64, 0u64);
-    let mut sequence = engine.new_sequence();
+    let mut sequence = engine.new_sequence()?;
     // by token of the chunk, then by layer
     let mut sets: Vec<Vec<Vec<u32>>> = vec![vec![Vec::new(); layers]; chunk];
     for body in ids.chunks(window as usize - usize::from(bos.is_some())) {
@@ -75,7 +75,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
                     }
                 }
             };
-            engine.forward_observed(&mut sequence, piece, Logits::Last, &mut see)?;
+            engine.forward_observed(&mut sequence, piece, Logits::None, &mut see)?;
             for set in &sets[..piece.len()] {
                 writer.token(begins, set).map_err(failed)?;
                 begins = false;

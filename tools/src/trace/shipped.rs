@@ -3,7 +3,7 @@
 use emberflow_engine::CLUSTER;
 use emberflow_engine::regions::{hot_prefix, prefixes, split};
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{ColdCache, Key, Policy};
+use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 use super::format::Header;
 use super::policies::Cache;
@@ -15,8 +15,8 @@ pub struct Shipped {
     neurons: u32,
     /// Clusters at the start of each layer that belong to the hot region.
     prefix: Vec<u32>,
-    hot: ColdCache,
-    cold: ColdCache,
+    hot: SlotCache,
+    cold: SlotCache,
     /// Needed neurons of the present layer that are to be read.
     wanted: Vec<Key>,
     /// Those that are there.
@@ -37,24 +37,24 @@ impl Shipped {
         let (units, slots) = split(capacity as u64, CLUSTER as u64, 1, sum, 0);
         let per_layer = vec![header.neurons as u32; header.layers];
         let too_large = || Failure::usage("more neurons than a cache can number");
-        let cache = |slots: u64, banks: &[u32], policy: Policy| {
+        let cache = |slots: u64, banks: &[u32], eviction: Eviction| {
             // an empty region, as the hot one without statistics, still wants an arena
             let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
             let arena = Arena::new(slots, 1, 1, ArenaOptions::default())
                 .map_err(emberflow_storage::Error::from)?;
-            ColdCache::with_policy(arena, banks, policy).ok_or_else(too_large)
+            SlotCache::with_eviction(arena, banks, eviction).ok_or_else(too_large)
         };
-        let mut cold = cache(slots, &per_layer, Policy::Lrfu)?;
+        let mut cold = cache(slots, &per_layer, Eviction::Lrfu)?;
         for (bank, counts) in (0..).zip(&header.counts) {
             for (neuron, &count) in (0..).zip(counts) {
                 let rate = count as f64 / header.stats_tokens.max(1) as f64;
-                cold.expect(Key::new(bank, neuron), rate);
+                cold.set_prior(Key::new(bank, neuron), rate);
             }
         }
         Ok(Self {
             neurons: header.neurons as u32,
-            prefix: prefixes(units, &wanted, clusters),
-            hot: cache(units, &vec![clusters; header.layers], Policy::Lru)?,
+            prefix: prefixes(units, &wanted, &vec![clusters; wanted.len()]),
+            hot: cache(units, &vec![clusters; header.layers], Eviction::Lru)?,
             cold,
             wanted: Vec::new(),
             pinned: Vec::new(),
@@ -91,7 +91,11 @@ impl Shipped {
 
 impl Cache for Shipped {
     fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>) {
-        self.cold.begin((step % self.prefix.len()) as u32);
+        let bank = step % self.prefix.len();
+        if bank == 0 {
+            self.cold.begin_pass();
+        }
+        self.cold.begin_layer(bank as u32);
         let neurons = self.neurons;
         let cluster_of = |key: u32| (key / neurons, key % neurons / CLUSTER as u32);
         for cluster in keys.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
@@ -123,6 +127,6 @@ impl Cache for Shipped {
     }
 }
 
-fn release(cold: &mut ColdCache, pinned: &mut Vec<Key>) {
+fn release(cold: &mut SlotCache, pinned: &mut Vec<Key>) {
     pinned.drain(..).for_each(|key| cold.unpin(key));
 }

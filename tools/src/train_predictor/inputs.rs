@@ -99,7 +99,7 @@ impl Inputs {
             .map(|_| room.map(Vec::with_capacity))
             .collect();
         let bar = progress::steps("reading the text", windows.total() as u64);
-        let mut sequence = engine.new_sequence();
+        let mut sequence = engine.new_sequence()?;
         for (i, window) in windows.tokens.iter().enumerate() {
             sequence.clear();
             let mut observe = |seen: &FfnSeen<'_>| {
@@ -108,7 +108,7 @@ impl Inputs {
                 }
             };
             for chunk in window.chunks(engine.chunk()) {
-                engine.forward_observed(&mut sequence, chunk, Logits::Last, &mut observe)?;
+                engine.forward_observed(&mut sequence, chunk, Logits::None, &mut observe)?;
             }
             bar.inc(window.len() as u64);
         }

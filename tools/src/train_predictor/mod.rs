@@ -14,7 +14,7 @@ mod rewrite;
 use std::path::PathBuf;
 
 use emberflow_engine::meta::ContainerMeta;
-use emberflow_kernels::{Cpu, DType, Workers};
+use emberflow_kernels::{Compute, Cpu, DType};
 use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
 use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
@@ -179,8 +179,8 @@ fn train(
         // one bar at a time: reading the text has its own
         let bar = progress::steps("predictors", all as u64);
         bar.set_position(done.iter().flatten().count() as u64);
-        let workers = Workers::new(threads, None);
-        let trainer = Trainer::new(Cpu::detect(), &workers);
+        let on = Compute::new(threads, None);
+        let trainer = Trainer::new(&on);
         for (i, &l) in group.iter().enumerate() {
             let mut gate = Vec::with_capacity(c.ffn as usize * d);
             packed.neurons(l, &mut |_, neuron| {

@@ -13,7 +13,6 @@
 
 use super::{
     axpy::{BF16, F16, F32, LINE, Stored, prefetch},
-    check_len,
     lanes::Lanes,
 };
 use crate::{
@@ -101,6 +100,7 @@ pub(crate) fn key_scores(
     head_dim: usize,
     queries: &[f32],
     scores: &mut [f32],
+    stride: usize,
 ) {
     let block = head_dim.saturating_mul(group_bytes(dtype));
     if queries.is_empty() || keys.is_empty() {
@@ -113,8 +113,13 @@ pub(crate) fn key_scores(
         queries.len()
     );
     let (positions, count) = (keys.len() / block * GROUP, queries.len() / head_dim);
-    let stride = scores.len() / count;
-    check_len("scores", scores.len(), count * stride.max(positions));
+    let end = (count - 1).checked_mul(stride);
+    let end = end.and_then(|at| at.checked_add(positions));
+    assert!(
+        stride >= positions && end.is_some_and(|end| end <= scores.len()),
+        "{} scores at stride {stride} for {positions} positions of {count} queries",
+        scores.len()
+    );
     dispatch!(cpu, scores(dtype, keys, head_dim, queries, scores, stride))
 }
 
@@ -157,7 +162,7 @@ pub(crate) fn mix_values(
 /// # Safety
 /// The CPU has the instruction set of `L`. `keys` is whole blocks of `head_dim` elements;
 /// `queries` is `q × head_dim`; `q` rows of `scores` begin every `stride` elements, which
-/// is no less than the positions of `keys`.
+/// is no less than the positions of `keys`, and the last of them has as many.
 #[inline(always)]
 unsafe fn scores<L: Lanes, const Q: usize>(
     dtype: DType,

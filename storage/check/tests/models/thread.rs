@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_storage_check::cache::{ColdCache, Key};
+use emberflow_storage_check::cache::{Key, SlotCache};
 use emberflow_storage_check::io::{
     Completion, EngineChoice, IoError, IoOptions, IoThread, Priority, Read,
 };
@@ -199,7 +199,7 @@ fn a_broken_device_leaves_nobody_waiting() {
 fn slots_pass_between_cache_thread_and_workers() {
     check(2, || {
         let (io, log) = spawn(LIMITS, Script::PLAIN);
-        let mut cache = ColdCache::new(arena(2), &[8]).unwrap();
+        let mut cache = SlotCache::new(arena(2), &[8]).unwrap();
         let mut done = Vec::new();
         for neuron in [1, 2, 3] {
             let key = Key::new(0, neuron);

@@ -1,0 +1,264 @@
+//! The forward pass, top to bottom: embedding, layers, head.
+//!
+//! A [`Pass`] can stop between two layers and go on later without computing anything again: all that
+//! it has beside the keys and values of its sequences is the residual stream.
+
+use std::time::{Duration, Instant};
+
+use emberflow_kernels::Compute;
+use emberflow_models::config::ModelConfig;
+
+use crate::attention::AttentionLayer;
+use crate::embedding::Embedding;
+use crate::error::Error;
+use crate::ffn::{BankWork, Ffn, FfnSeen, LayerInput, Norm, Rows};
+use crate::input::Input;
+use crate::rope::RopeTable;
+use crate::scratch::Scratch;
+use crate::sequence::Span;
+use crate::trace;
+use crate::weights::Weights;
+
+/// Sees every FFN after it was computed and before its sum is added.
+pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
+
+/// The rows of a pass and how far they are.
+#[derive(Debug, Default)]
+pub(crate) struct Pass {
+    /// Residual stream, `[rows × d_model]`.
+    pub x: Vec<f32>,
+    pub rows: usize,
+    /// Layers that are done; `None` before the embedding.
+    pub layers: Option<usize>,
+}
+
+/// What a pass does beside computing.
+#[derive(Default)]
+pub(crate) struct Hooks<'a, 'b> {
+    pub observer: Option<&'a mut FfnObserver<'b>>,
+    /// Asked between two layers: whether to stop there.
+    pub yields: Option<&'a dyn Fn() -> bool>,
+}
+
+/// The model and its working memory: everything a forward pass touches except the sequences.
+pub(crate) struct Decoder {
+    pub on: Compute,
+    pub config: ModelConfig,
+    pub weights: Weights,
+    /// Where it is not the head, too.
+    pub embedding: Option<Embedding>,
+    pub ffn: Ffn,
+    pub rope: RopeTable,
+    pub scratch: Scratch,
+    pub times: Times,
+}
+
+/// Where the time of all passes went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub attention: Duration,
+    pub ffn: Duration,
+    pub head: Duration,
+}
+
+impl Pass {
+    /// Of up to `rows` rows of `d` elements.
+    pub fn new(rows: usize, d: usize) -> Self {
+        Self {
+            x: vec![0.0; rows * d],
+            rows: 0,
+            layers: None,
+        }
+    }
+
+    /// Begins anew.
+    pub fn begin(&mut self, rows: usize) {
+        (self.rows, self.layers) = (rows, None);
+    }
+}
+
+impl Decoder {
+    /// The `row`-th of the logits computed together last, `[vocab]`.
+    pub fn logits(&self, row: usize) -> &[f32] {
+        let vocab = self.config.vocab as usize;
+        &self.scratch.logits[row * vocab..(row + 1) * vocab]
+    }
+
+    /// Most rows whose logits are there at once.
+    pub fn most_logits(&self) -> usize {
+        self.scratch.logits.len() / self.config.vocab as usize
+    }
+
+    /// Runs a pass over `spans`, whose tokens are valid and within their sequences' room, up to the
+    /// last layer, and advances the sequences. False when it stopped between two layers instead: the
+    /// same call goes on. A row's results depend on the tokens of its own sequence alone.
+    pub fn run(
+        &mut self,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        mut hooks: Hooks<'_, '_>,
+    ) -> Result<bool, Error> {
+        let fresh = pass.layers.is_none();
+        if fresh {
+            self.ffn.store.step_border()?;
+        }
+        let rows = spans.iter().map(|span| span.tokens.len());
+        self.ffn.begin_pass(rows, fresh);
+        let mut row = 0;
+        for span in &*spans {
+            let first = span.sequence.len();
+            for i in 0..span.tokens.len() {
+                self.rope.fill(row, first + i);
+                row += 1;
+            }
+        }
+        let first = match pass.layers {
+            Some(layers) => layers,
+            None => {
+                for span in spans.iter_mut() {
+                    let first = span.sequence.len();
+                    span.sequence.kv.prepare(first, span.tokens.len());
+                }
+                self.embed(pass, spans)?;
+                0
+            }
+        };
+        for layer in first..self.weights.layers.len() {
+            self.layer(layer, pass, spans, &mut hooks.observer)?;
+            pass.layers = Some(layer + 1);
+            let more = layer + 1 < self.weights.layers.len();
+            if more && hooks.yields.is_some_and(|yields| yields()) {
+                return Ok(false);
+            }
+        }
+        for span in spans {
+            span.sequence.advance(span.tokens);
+        }
+        Ok(true)
+    }
+
+    /// The rows of the embedding, to the residual stream.
+    fn embed(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
+        let d = self.config.d_model as usize;
+        let store = &mut self.ffn.store;
+        store.tracer().section(&trace::EMBEDDING, [0; 2]);
+        let tokens = spans.iter().flat_map(|span| span.tokens).copied();
+        match &mut self.embedding {
+            Some(embedding) => embedding.rows(self.on.cpu, store, tokens, &mut pass.x)?,
+            None => {
+                for (token, x) in tokens.zip(pass.x.chunks_exact_mut(d)) {
+                    let row = self.weights.head.row(token as usize);
+                    self.on.cpu.dequantize(row, x);
+                }
+            }
+        }
+        pass.layers = Some(0);
+        Ok(())
+    }
+
+    /// One layer: attention and FFN are each added to the residual stream.
+    fn layer(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        observer: &mut Option<&mut FfnObserver<'_>>,
+    ) -> Result<(), Error> {
+        let Self {
+            on,
+            config: c,
+            weights,
+            ffn,
+            rope,
+            scratch: s,
+            times,
+            ..
+        } = self;
+        let mut last = Instant::now();
+        let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
+        (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
+        rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
+        let attention = AttentionLayer {
+            config: c,
+            weights: layer,
+            number,
+            rope,
+        };
+        attention.run(on, spans, n, s);
+        add_rows(&mut pass.x, &s.out, n * d);
+        lap(&mut times.attention, &mut last);
+
+        rmsnorm_rows(on, &pass.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
+        let next = weights.layers.get(number + 1);
+        let at = LayerInput {
+            number,
+            units: &[BankWork {
+                bank: number as u32,
+                rows: Rows::All(n),
+                weights: None,
+            }],
+            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
+            residual: &pass.x[..n * d],
+            next: next.map(|next| Norm {
+                weight: &next.ffn_norm,
+                eps: c.rms_eps,
+            }),
+        };
+        ffn.layer(on, &at, &mut s.out)?;
+        if let Some(observer) = observer {
+            let (gates, hidden) = ffn.recorded(n);
+            observer(&FfnSeen {
+                layer: number,
+                tokens: n,
+                residual: &pass.x[..n * d],
+                x: &s.normed[..n * d],
+                gates,
+                hidden,
+            });
+        }
+        add_rows(&mut pass.x, &s.out, n * d);
+        lap(&mut times.ffn, &mut last);
+        Ok(())
+    }
+
+    /// Logits of `rows` of a pass that is done, at most [`Decoder::most_logits`]: the head's weights
+    /// are read once for them. [`Decoder::logits`] has them in this order.
+    pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
+        let start = Instant::now();
+        let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
+        let tracer = self.ffn.store.tracer();
+        tracer.section(&trace::HEAD, [0; 2]);
+        let (d, count) = (c.d_model as usize, rows.len());
+        for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {
+            let x = &pass.x[row * d..(row + 1) * d];
+            on.cpu
+                .rmsnorm(x, &self.weights.final_norm, c.rms_eps, normed);
+        }
+        let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
+        let logits = &mut s.logits[..count * c.vocab as usize];
+        self.weights.head.matmul(on, input, &mut s.rows, logits);
+        self.times.head += start.elapsed();
+    }
+}
+
+/// Adds the time since `last` to `sum` and starts the next lap.
+fn lap(sum: &mut Duration, last: &mut Instant) {
+    let now = Instant::now();
+    *sum += now - *last;
+    *last = now;
+}
+
+/// `out[t] = rmsnorm(x[t])` for `n` rows.
+fn rmsnorm_rows(on: &Compute, x: &[f32], weight: &[f32], eps: f32, n: usize, out: &mut [f32]) {
+    let d = weight.len();
+    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)).take(n) {
+        on.cpu.rmsnorm(x, weight, eps, out);
+    }
+}
+
+/// `x += y` over the first `len` elements.
+fn add_rows(x: &mut [f32], y: &[f32], len: usize) {
+    for (x, y) in x[..len].iter_mut().zip(y) {
+        *x += y;
+    }
+}

@@ -1,0 +1,133 @@
+//! Gates that are computed before Up and Down are there: from resident Gate rows, or from Gate parts
+//! that were read first.
+
+use std::ops::Range;
+
+use arrayvec::ArrayVec;
+use emberflow_kernels::{Cpu, Row};
+
+use super::activation::Gating;
+use super::mask;
+use super::products::{RowList, products, products_floats};
+use crate::bundle::NeuronFormat;
+use crate::input::Input;
+use crate::store::regions::CLUSTER;
+use crate::store::{ClusterBytes, Resident};
+use crate::thread_buffer::with_thread_buffer;
+use crate::trace;
+
+/// What gates are computed of.
+#[derive(Clone, Copy)]
+pub(super) struct GateWork<'a> {
+    pub cpu: Cpu,
+    pub format: NeuronFormat,
+    pub gating: Gating,
+    pub input: Input<'a>,
+}
+
+impl GateWork<'_> {
+    /// Activated gates of `neurons` of a bank, at most a cluster, from resident Gate rows:
+    /// `gates [neurons × tokens]`.
+    pub fn resident(
+        &self,
+        resident: &Resident,
+        bank: u32,
+        neurons: Range<usize>,
+        gates: &mut [f32],
+    ) {
+        let (cpu, tokens, dtype) = (self.cpu, self.input.tokens(), self.format.dtype);
+        match resident.gates(bank) {
+            // One forward stream, a tenth faster than a list of rows.
+            Some(rows) if tokens == 1 && dtype.is_grouped() => {
+                let bytes = &rows.bytes[neurons.start * rows.stride..neurons.end * rows.stride];
+                cpu.matvec_q(dtype, bytes, rows.stride, self.input.quantized, gates);
+            }
+            _ => {
+                let row = |id: usize| resident.gate(bank, id as u32);
+                let rows: ArrayVec<Row<'_>, CLUSTER> = neurons.filter_map(row).collect();
+                with_thread_buffer(products_floats(self.input.n(), tokens), |memory| {
+                    products(cpu, &rows, self.input, gates, memory);
+                });
+            }
+        }
+        self.gating.apply(cpu, gates);
+    }
+
+    /// As [`GateWork::resident`] for any number of neurons from the start of a cluster on, but only
+    /// for the pairs that `wanted` has, whose words are cut like the clusters. Other gates become zero.
+    pub fn wanted(
+        &self,
+        resident: &Resident,
+        bank: u32,
+        neurons: Range<usize>,
+        wanted: &[u64],
+        gates: &mut [f32],
+    ) {
+        let (cpu, tokens) = (self.cpu, self.input.tokens());
+        let (per_cluster, first) = (mask::words(tokens), neurons.start);
+        let bits = |i: usize| &wanted[i / CLUSTER * per_cluster..][..per_cluster];
+        gates.fill(0.0);
+        let values_len = CLUSTER * tokens;
+        with_thread_buffer(
+            values_len + products_floats(self.input.n(), tokens),
+            |memory| {
+                let (values, memory) = memory.split_at_mut(values_len);
+                let is_wanted = |&i: &usize| mask::count(bits(i), tokens, i % CLUSTER) > 0;
+                let mut left = (0..neurons.len()).filter(is_wanted).peekable();
+                while left.peek().is_some() {
+                    let mut rows = ArrayVec::<Row<'_>, CLUSTER>::new_const();
+                    let mut at = ArrayVec::<usize, CLUSTER>::new_const();
+                    for i in left.by_ref().take(CLUSTER) {
+                        if let Some(row) = resident.gate(bank, (first + i) as u32) {
+                            rows.push(row);
+                            at.push(i);
+                        }
+                    }
+                    let values = &mut values[..rows.len() * tokens];
+                    products(cpu, &rows, self.input, values, memory);
+                    self.gating.apply(cpu, values);
+                    for (i, values) in at.into_iter().zip(values.chunks_exact_mut(tokens)) {
+                        mask::keep_wanted(bits(i), i % CLUSTER, values);
+                        gates[i * tokens..][..tokens].copy_from_slice(values);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Activated gates of the needed neurons of a cluster from their bundles, for the pairs that
+    /// `wanted` has, or all. `gates [CLUSTER × tokens]`; other gates become zero.
+    pub fn from_bundles(
+        &self,
+        bytes: &ClusterBytes<'_>,
+        wanted: Option<&[u64]>,
+        gates: &mut [f32],
+    ) {
+        let _span = bytes.trace(&trace::GATE);
+        let tokens = self.input.tokens();
+        gates.fill(0.0);
+        let mut rows = RowList::new();
+        for (i, &id) in bytes.ids().iter().enumerate() {
+            if let Some(neuron) = bytes.neuron(i) {
+                rows.push(id, self.format.gate(neuron.gate, neuron.scales));
+            }
+        }
+        let values_len = CLUSTER * tokens;
+        with_thread_buffer(
+            values_len + products_floats(self.input.n(), tokens),
+            |memory| {
+                let (values, memory) = memory.split_at_mut(values_len);
+                let values = &mut values[..rows.len() * tokens];
+                products(self.cpu, rows.list(), self.input, values, memory);
+                self.gating.apply(self.cpu, values);
+                for (i, values) in values.chunks_exact_mut(tokens).enumerate() {
+                    let n = rows.id(i);
+                    if let Some(wanted) = wanted {
+                        mask::keep_wanted(wanted, n, values);
+                    }
+                    gates[n * tokens..][..tokens].copy_from_slice(values);
+                }
+            },
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! Products of rows and tokens, and lists of rows.
+
+use std::ops::Range;
+
+use arrayvec::ArrayVec;
+use emberflow_kernels::{Columns, Cpu, Row};
+
+use crate::input::Input;
+use crate::store::regions::CLUSTER;
+use crate::weights::Matrix;
+
+/// Floats of working memory that [`products`] needs.
+pub(super) fn products_floats(d: usize, tokens: usize) -> usize {
+    CLUSTER * tokens + Matrix::scratch_len(d).max(d)
+}
+
+/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of working memory. A product
+/// does not depend on what else is computed with it.
+pub(super) fn products(
+    cpu: Cpu,
+    rows: &[Row<'_>],
+    input: Input<'_>,
+    out: &mut [f32],
+    memory: &mut [f32],
+) {
+    let tokens = input.tokens();
+    let Some(first) = rows.first() else { return };
+    match (first.dtype().is_grouped(), tokens) {
+        (true, 1) => cpu.dot_rows_q(rows, input.quantized, out),
+        (true, _) => {
+            let (by_token, memory) = memory.split_at_mut(CLUSTER * tokens);
+            let mut y = Columns::new(by_token, tokens, rows.len(), rows.len());
+            cpu.matmul_rows_q(rows, input.quantized, &mut y, memory);
+            for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
+                for (t, out) in out.iter_mut().enumerate() {
+                    *out = by_token[t * rows.len() + r];
+                }
+            }
+        }
+        (false, 1) => {
+            for (row, out) in rows.iter().zip(out) {
+                *out = cpu.dot(*row, input.x);
+            }
+        }
+        (false, _) => {
+            // A row used for several tokens is decoded once, which is exact.
+            let decoded = &mut memory[..input.n()];
+            for (row, out) in rows.iter().zip(out.chunks_exact_mut(tokens)) {
+                cpu.dequantize(*row, decoded);
+                for (x, out) in input.x.chunks_exact(input.n()).zip(out) {
+                    *out = cpu.dot_f32(decoded, x);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of as many neurons as a cluster can have, on the stack: memory is kept busy by long lists.
+pub(super) struct RowList<'a> {
+    rows: ArrayVec<Row<'a>, CLUSTER>,
+    /// Numbers of their neurons inside their clusters.
+    ids: ArrayVec<u8, CLUSTER>,
+}
+
+impl<'a> RowList<'a> {
+    pub fn new() -> Self {
+        Self {
+            rows: ArrayVec::new_const(),
+            ids: ArrayVec::new_const(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn push(&mut self, neuron: u32, row: Row<'a>) {
+        self.rows.push(row);
+        self.ids.push((neuron as usize % CLUSTER) as u8);
+    }
+
+    /// Number inside its cluster of the neuron of row `i`.
+    pub fn id(&self, i: usize) -> usize {
+        usize::from(self.ids[i])
+    }
+
+    /// Those of some rows.
+    pub fn ids(&self, rows: Range<usize>) -> impl Iterator<Item = usize> {
+        self.ids[rows].iter().map(|&id| usize::from(id))
+    }
+
+    /// Of the rows from `first` on that `factors` belong to, moves those with a factor that is not
+    /// zero to the front, and the factors with them; returns how many there are.
+    pub fn keep_if_not_zero(&mut self, first: usize, factors: &mut [f32]) -> usize {
+        let mut kept = 0;
+        for i in 0..factors.len() {
+            if factors[i] != 0.0 {
+                factors[kept] = factors[i];
+                self.rows[first + kept] = self.rows[first + i];
+                kept += 1;
+            }
+        }
+        kept
+    }
+
+    pub fn list(&self) -> &[Row<'a>] {
+        &self.rows
+    }
+}

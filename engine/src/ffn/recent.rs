@@ -1,0 +1,168 @@
+//! What of a pass is likely to be needed by the next token, and so stays in memory.
+//!
+//! A prompt needs far more neurons than the token that comes after it, which needs mostly what the
+//! prompt's last tokens did and what is needed often. So of what a prompt read only the former stays,
+//! and what was there before is worth as much as it was, as if each token had had a pass of its own.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use emberflow_kernels::Compute;
+
+use super::layer::{Ffn, Inputs, Pairs, Unit};
+use super::mask;
+use super::units::{BankWork, Rows};
+use crate::counters::nanoseconds;
+use crate::store::NeuronStore;
+use crate::store::regions::CLUSTER;
+
+/// Tokens at the end of a text's pass whose neurons are kept.
+const RECENT: usize = 2;
+
+/// The last rows of each text of a pass.
+pub(super) struct Recent {
+    ends: Vec<Range<usize>>,
+    rows: usize,
+}
+
+impl Recent {
+    /// For passes of up to `rows` rows.
+    pub fn new(rows: usize) -> Self {
+        Self {
+            ends: Vec::with_capacity(rows),
+            rows: 0,
+        }
+    }
+
+    /// Bytes that [`Recent::new`] allocates.
+    pub fn bytes_for(rows: usize) -> u64 {
+        (rows * size_of::<Range<usize>>()) as u64
+    }
+
+    /// A pass begins whose texts have so many rows each, one after the other. Returns how many rows
+    /// there are.
+    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>) -> usize {
+        self.ends.clear();
+        let mut end = 0;
+        self.ends.extend(rows.map(|rows| {
+            end += rows;
+            end - rows.min(RECENT)..end
+        }));
+        self.rows = end;
+        end
+    }
+
+    /// Whether a neuron that `fires(place)` for some of a unit's rows is likely to be needed by the
+    /// next token: one of the last rows of some text needed it, or most rows did.
+    fn keeps(&self, rows: Rows<'_>, fires: impl Fn(usize) -> bool) -> bool {
+        if self.ends.len() == self.rows {
+            // Every text has one row.
+            return true;
+        }
+        let last = |row: usize| rows.place(row).is_some_and(&fires);
+        let all = rows.len();
+        self.ends.iter().any(|end| end.clone().any(&last))
+            || 2 * (0..all).filter(|&place| fires(place)).count() >= all
+    }
+}
+
+/// Computed items that still hold their bytes, and what says which of them stay.
+pub(super) struct Done<'a> {
+    pub items: &'a mut Vec<u32>,
+    pub units: &'a [Unit],
+    pub work: &'a [BankWork<'a>],
+    pub pairs: &'a Pairs,
+    pub recent: &'a Recent,
+}
+
+impl Done<'_> {
+    /// Gives back what the items hold; false when there are none.
+    pub fn release(self, store: &mut NeuronStore) -> bool {
+        let any = !self.items.is_empty();
+        for item in self.items.drain(..) {
+            let item = item as usize;
+            let at = self.units.partition_point(|unit| unit.first <= item) - 1;
+            let unit = &self.units[at];
+            let (gates, wanted) = (
+                unit.gates(&self.pairs.gates),
+                unit.wanted(&self.pairs.wanted),
+            );
+            let known = store.gates_known(item);
+            let words = mask::words(unit.rows);
+            store.release(item, |neuron| {
+                let (n, c) = (neuron as usize, neuron as usize / CLUSTER);
+                self.recent.keeps(self.work[at].rows, |place| match wanted {
+                    _ if known => gates[n * unit.rows + place] != 0.0,
+                    Some(wanted) => {
+                        let wanted = &wanted[c * words..][..words];
+                        mask::has(wanted, unit.rows, n % CLUSTER, place)
+                    }
+                    None => true,
+                })
+            });
+        }
+        any
+    }
+}
+
+impl Ffn {
+    /// Reports to the cold region how near the last tokens of a text's pass were to each neuron: the
+    /// two last ones, which say how long nearness lasts. They are scored once more for that, as a pass
+    /// of many tokens keeps no margins. Of several texts it is not told apart what is whose.
+    pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
+        let (Some(predictors), [end]) = (&mut self.predictors, &self.recent.ends[..]) else {
+            return;
+        };
+        if end.len() < RECENT || !self.store.evicts() {
+            return;
+        }
+        let [unit] = self.units[..] else {
+            return;
+        };
+        let start = Instant::now();
+        let whole = inputs.of(0);
+        let features = whole.input.features(whole.residual);
+        for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {
+            let features = features.alone(row);
+            if !predictors.prepare(on, unit.bank, features) {
+                return;
+            }
+            let predictors = &*predictors;
+            let margins = &mut self.pairs.margins[..unit.neurons];
+            on.workers
+                .for_each_part_mut(margins, CLUSTER, &|_, c, margins| {
+                    predictors.margins(on.cpu, unit.bank, features, c * CLUSTER, margins);
+                });
+            (self.store).set_margins(on.cpu, unit.bank, 0, margins, consecutive);
+        }
+        self.counts.predict_ns += nanoseconds(start.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_keeps_what_its_end_or_most_of_it_needed() {
+        let mut recent = Recent::new(16);
+        assert_eq!(recent.begin_pass([6, 1].into_iter()), 7);
+        let all = Rows::All(7);
+        let keeps = |rows: &[usize]| recent.keeps(all, |place| rows.contains(&place));
+        assert!(!keeps(&[0, 1, 3]));
+        assert!(keeps(&[4]) && keeps(&[5]) && keeps(&[6]));
+        assert!(keeps(&[0, 1, 2, 3]));
+        // An expert that only some rows chose.
+        let some = Rows::Some(&[0, 2, 5]);
+        assert!(!recent.keeps(some, |place| place == 0));
+        assert!(recent.keeps(some, |place| place == 2));
+        assert!(recent.keeps(some, |place| place < 2));
+    }
+
+    #[test]
+    fn single_tokens_keep_all_that_they_used() {
+        let mut recent = Recent::new(4);
+        recent.begin_pass([1, 1, 1].into_iter());
+        assert!(recent.keeps(Rows::All(3), |_| false));
+    }
+}

@@ -1,0 +1,121 @@
+//! The sum of the clusters' partial sums, in the order of units and clusters for every element.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Compute, Lane, Lanes, prefetch};
+
+use super::layer::{Ffn, Unit};
+use super::recent;
+use super::units::{BankWork, LayerInput, Rows};
+
+/// Elements that a thread adds up at a time.
+const PIECE: usize = 1024;
+
+/// Partials between the one that is added and the one that is asked for.
+const AHEAD: usize = 2;
+
+/// The partial sums of a group of items.
+struct Group<'a> {
+    items: Range<usize>,
+    units: &'a [Unit],
+    work: &'a [BankWork<'a>],
+    used: &'a [bool],
+    partials: &'a [f32],
+    /// Elements of an item's partials, and of a row.
+    width: usize,
+    d: usize,
+}
+
+impl Ffn {
+    /// `out += weight × partial` for each item of the group in order, while the calling thread gives
+    /// back what computed items held.
+    pub(super) fn reduce(
+        &mut self,
+        on: &Compute,
+        at: &LayerInput<'_>,
+        items: Range<usize>,
+        width: usize,
+        out: &mut [f32],
+    ) {
+        let used = &mut self.schedule.used;
+        used.clear();
+        used.extend(items.clone().map(|item| self.store.is_needed(item)));
+        let group = Group {
+            partials: &self.partials[..items.len() * width],
+            units: &self.units,
+            work: at.units,
+            used,
+            width,
+            d: self.shape.format.d,
+            items,
+        };
+        let (store, done) = (&mut self.store, &mut self.schedule.done);
+        let done = recent::Done {
+            items: done,
+            units: &self.units,
+            work: at.units,
+            pairs: &self.pairs,
+            recent: &self.recent,
+        };
+        let mut done = Some(done);
+        let mut release = || _ = done.take().map(|done| done.release(store));
+        // Rows that are not all of the pass are added row by row.
+        let plain = at.units.iter().all(is_plain);
+        let piece = if plain { PIECE } else { group.d };
+        let lanes = Lanes {
+            units: out.len().div_ceil(piece),
+            first: Lane::new(out, piece),
+            second: Lane::<u8>::none(),
+            third: Lane::<u8>::none(),
+        };
+        let add = |p: usize, out: &mut [f32], _: &mut [u8], _: &mut [u8]| match plain {
+            true => group.add_plain(p * PIECE, out),
+            false => group.add_row(p, out),
+        };
+        (on.workers).for_each_part_then(lanes, 1, &add, &mut |_, _, _, _| release());
+    }
+}
+
+/// Whether a unit takes all rows, unweighted.
+fn is_plain(work: &BankWork<'_>) -> bool {
+    matches!(work.rows, Rows::All(_)) && work.weights.is_none()
+}
+
+impl Group<'_> {
+    fn used(&self) -> impl Iterator<Item = usize> {
+        let used = self.used.iter().enumerate();
+        used.filter(|(_, used)| **used).map(|(i, _)| i)
+    }
+
+    /// Adds the elements from `first` on of items that take all rows.
+    fn add_plain(&self, first: usize, out: &mut [f32]) {
+        let len = out.len();
+        let part = |i: usize| &self.partials[i * self.width + first..][..len];
+        for i in self.used() {
+            // Half of them lie in another core's cache.
+            if i + AHEAD < self.used.len() {
+                prefetch(bytemuck::cast_slice(part(i + AHEAD)));
+            }
+            for (y, p) in out.iter_mut().zip(part(i)) {
+                *y += p;
+            }
+        }
+    }
+
+    /// Adds what the items have for row `row` of the pass.
+    fn add_row(&self, row: usize, out: &mut [f32]) {
+        for i in self.used() {
+            let item = self.items.start + i;
+            let unit = self.units.partition_point(|unit| unit.first <= item) - 1;
+            let work = &self.work[unit];
+            let Some(place) = work.rows.place(row) else {
+                continue;
+            };
+            let weight = work.weights.map_or(1.0, |weights| weights[place]);
+            let part = &self.partials[i * self.width + place * self.d..][..self.d];
+            for (y, p) in out.iter_mut().zip(part) {
+                *y += weight * p;
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The loop that turns ready clusters into partial sums, in the order in which their bytes arrive. It
+//! decides nothing: what to read is `store`'s matter, what to compute that of `sums.rs`.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use emberflow_kernels::Compute;
+
+use super::gates::GateWork;
+use super::layer::{Ffn, Inputs};
+use super::mask;
+use super::recent;
+use super::sums::Job;
+use crate::ablation::Overlap;
+use crate::error::Error;
+use crate::store::Step;
+use crate::store::regions::CLUSTER;
+
+/// Which items are to do what.
+pub(super) struct Schedule {
+    /// Items that are ready.
+    ready: Vec<(u32, Step)>,
+    /// By item: what it is to do now.
+    now: Vec<Option<Step>>,
+    /// Items that were computed and still hold their bytes.
+    pub done: Vec<u32>,
+    /// Items of a group of which some neuron is needed.
+    pub used: Vec<bool>,
+}
+
+impl Schedule {
+    /// For layers of up to `clusters` clusters.
+    pub fn new(clusters: usize) -> Self {
+        Self {
+            ready: Vec::with_capacity(clusters),
+            now: vec![None; clusters],
+            done: Vec::with_capacity(clusters),
+            used: Vec::with_capacity(clusters),
+        }
+    }
+
+    pub fn begin_layer(&mut self) {
+        self.done.clear();
+    }
+}
+
+impl Ffn {
+    /// Fills the partial sums of a group of items, `width` floats each, in the order in which their
+    /// bytes arrive. The group's units have as many rows each.
+    pub(super) fn run(
+        &mut self,
+        on: &Compute,
+        inputs: Inputs<'_>,
+        group: Range<usize>,
+        width: usize,
+    ) -> Result<(), Error> {
+        let is_needed = |&item: &usize| self.store.is_needed(item);
+        let mut open = group.clone().filter(is_needed).count();
+        let overlap = self.store.overlap();
+        let mut begun = false;
+        while open > 0 {
+            self.store.poll()?;
+            self.store.advance()?;
+            // What must be waited for without a pipeline.
+            let barrier = match overlap {
+                Overlap::Clusters => false,
+                Overlap::Matrix => begun,
+                Overlap::Nothing => true,
+            };
+            if barrier && self.store.reading() {
+                self.store.wait()?;
+                continue;
+            }
+            begun = true;
+            self.store.take_ready(group.end, &mut self.schedule.ready);
+            if self.schedule.ready.is_empty() {
+                // There is time now.
+                if !self.release_done(inputs) {
+                    self.store.wait()?;
+                }
+                continue;
+            }
+            self.schedule.now[group.clone()].fill(None);
+            for &(item, step) in &self.schedule.ready {
+                self.schedule.now[item as usize] = Some(step);
+            }
+            self.compute_gates(on, inputs, group.clone());
+            self.compute_sums(on, inputs, group.clone(), width);
+            self.store.intact()?;
+            open -= self.settle()?;
+            if self.store.is_short_of_memory() {
+                self.release_done(inputs);
+            }
+        }
+        Ok(())
+    }
+
+    /// The gates of items whose Gate parts are there.
+    fn compute_gates(&mut self, on: &Compute, inputs: Inputs<'_>, group: Range<usize>) {
+        if self.schedule.ready.iter().all(|r| r.1 != Step::Gates) {
+            return;
+        }
+        let (units, store, now) = (&self.units, &self.store, &self.schedule.now);
+        let (format, wanted) = (self.shape.format, &self.pairs.wanted);
+        let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
+        let first = &units[unit_of(group.start)];
+        let unit_len = CLUSTER * first.rows;
+        let start = first.pairs + (group.start - first.first) * unit_len;
+        let gates = &mut self.pairs.gates[start..][..group.len() * unit_len];
+        on.workers
+            .for_each_chunk_mut(gates, unit_len, &|_, at, gates| {
+                let item = group.start + at;
+                if now[item] != Some(Step::Gates) {
+                    return;
+                }
+                let unit = unit_of(item);
+                let (of, words) = (&units[unit], mask::words(first.rows));
+                let wanted = of.wanted(wanted);
+                let work = GateWork {
+                    cpu: on.cpu,
+                    format,
+                    gating: of.gating,
+                    input: inputs.of(unit).input,
+                };
+                let cluster = item - of.first;
+                let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
+                work.from_bundles(&store.cluster(item), wanted, gates);
+            });
+    }
+
+    /// The sums of items of which everything is there.
+    fn compute_sums(
+        &mut self,
+        on: &Compute,
+        inputs: Inputs<'_>,
+        group: Range<usize>,
+        width: usize,
+    ) {
+        if self.schedule.ready.iter().all(|r| r.1 != Step::Sums) {
+            return;
+        }
+        let (fired, computed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
+        let (shape, store) = (&self.shape, &self.store);
+        let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
+        let first = &units[unit_of(group.start)];
+        let records = match &mut self.record {
+            Some(record) => {
+                let unit_len = CLUSTER * first.rows;
+                let start = first.pairs + (group.start - first.first) * unit_len;
+                record.clusters(start..start + group.len() * unit_len, first.rows)
+            }
+            None => Vec::new(),
+        };
+        let partials = &mut self.partials[..group.len() * width];
+        // Several at a time make long lists of rows.
+        on.workers
+            .for_each_part_mut(partials, width, &|_, at, partials| {
+                let from = group.start + at;
+                let end = from + partials.len() / width;
+                let mut item = from;
+                while item < end {
+                    let unit = unit_of(item);
+                    let of = &units[unit];
+                    let stop = end.min(of.end);
+                    let job = Job {
+                        cpu: on.cpu,
+                        shape,
+                        gating: of.gating,
+                        store,
+                        input: inputs.of(unit).input,
+                        gates: of.gates(&pairs.gates),
+                        wanted: of.wanted(&pairs.wanted),
+                    };
+                    let ready = (item..stop).filter(|&item| now[item] == Some(Step::Sums));
+                    let records = records.get(at..).unwrap_or(&[]);
+                    let done = job.sum(from, ready, partials, records);
+                    fired.fetch_add(done.fired, Ordering::Relaxed);
+                    computed.fetch_add(done.neurons, Ordering::Relaxed);
+                    item = stop;
+                }
+            });
+        let rest_len = self.shape.format.rest_len() as u64;
+        self.counts.fired += fired.into_inner();
+        self.counts.bytes += computed.into_inner() * rest_len;
+    }
+
+    /// After the ready items were computed: those that have their sums are done, those that have
+    /// their gates ask for the rest. Returns how many are done.
+    fn settle(&mut self) -> Result<usize, Error> {
+        let before = self.schedule.done.len();
+        for &(item, step) in &self.schedule.ready {
+            if step == Step::Sums {
+                self.schedule.done.push(item);
+                continue;
+            }
+            let at = self.units.partition_point(|u| u.first <= item as usize) - 1;
+            let unit = &self.units[at];
+            let (gates, rows) = (unit.gates(&self.pairs.gates), unit.rows);
+            let of = |neuron: u32| &gates[neuron as usize * rows..][..rows];
+            let ids = self.store.cluster(item as usize).ids();
+            let pairs = ids.iter().flat_map(|&neuron| of(neuron));
+            self.counts.fired += pairs.filter(|&&g| g != 0.0).count() as u64;
+            let fires = |neuron: u32| of(neuron).iter().any(|&g| g != 0.0);
+            self.store.resolve(item, fires)?;
+        }
+        Ok(self.schedule.done.len() - before)
+    }
+
+    /// Gives back what computed items hold; false when there are none.
+    fn release_done(&mut self, inputs: Inputs<'_>) -> bool {
+        let done = recent::Done {
+            items: &mut self.schedule.done,
+            units: &self.units,
+            work: inputs.at.units,
+            pairs: &self.pairs,
+            recent: &self.recent,
+        };
+        done.release(&mut self.store)
+    }
+}

@@ -1,0 +1,95 @@
+//! What an observer sees of an FFN, and the buffers that keep it.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::store::regions::CLUSTER;
+
+/// One FFN at work, for a chunk of tokens.
+pub struct FfnSeen<'a> {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+    /// The residual stream before the FFN's norm, `[tokens × d_model]`.
+    pub residual: &'a [f32],
+    /// The same after the norm, as Gate and Up read it, `[tokens × d_model]`.
+    pub x: &'a [f32],
+    /// Activated gates, `[neurons × tokens]`, neurons in packed order; zero where a gate does not
+    /// fire. Empty unless [`crate::Options::observe`] is set.
+    pub gates: &'a [f32],
+    /// Hidden values, gate times up, `[neurons × tokens]`, as Down reads them. With a ReLU on Up a
+    /// neuron whose gate fires may still have zero here. Empty unless [`crate::Options::observe`] is
+    /// set.
+    pub hidden: &'a [f32],
+}
+
+/// Gates and hidden values of one layer and chunk.
+pub(super) struct Record {
+    gates: Vec<f32>,
+    hidden: Vec<f32>,
+}
+
+/// The part of a [`Record`] that belongs to one cluster, `[neurons × tokens]` each.
+pub(super) struct ClusterRecord<'a> {
+    gates: &'a mut [f32],
+    hidden: &'a mut [f32],
+}
+
+impl Record {
+    /// Room for `values` pairs of a neuron and a token.
+    pub fn new(values: usize) -> Self {
+        Self {
+            gates: vec![0.0; values],
+            hidden: vec![0.0; values],
+        }
+    }
+
+    /// Bytes that [`Record::new`] allocates.
+    pub fn bytes_for(values: usize) -> u64 {
+        8 * values as u64
+    }
+
+    /// Forgets the layer before.
+    pub fn clear(&mut self, values: usize) {
+        self.gates[..values].fill(0.0);
+        self.hidden[..values].fill(0.0);
+    }
+
+    /// Gates and hidden values of the last layer.
+    pub fn values(&self, values: usize) -> (&[f32], &[f32]) {
+        (&self.gates[..values], &self.hidden[..values])
+    }
+
+    /// The parts of consecutive clusters, so that each can be filled by the thread that computes it.
+    pub fn clusters(
+        &mut self,
+        values: Range<usize>,
+        tokens: usize,
+    ) -> Vec<Mutex<ClusterRecord<'_>>> {
+        let gates = self.gates[values.clone()].chunks_mut(CLUSTER * tokens);
+        let hidden = self.hidden[values].chunks_mut(CLUSTER * tokens);
+        gates
+            .zip(hidden)
+            .map(|(gates, hidden)| Mutex::new(ClusterRecord { gates, hidden }))
+            .collect()
+    }
+}
+
+/// Keeps the values of a cluster's computed neurons; `gates` and `hidden` are `[ids × tokens]`,
+/// `ids` the neurons' numbers inside the cluster.
+pub(super) fn keep(
+    record: &Mutex<ClusterRecord<'_>>,
+    ids: impl Iterator<Item = usize>,
+    tokens: usize,
+    gates: &[f32],
+    hidden: &[f32],
+) {
+    let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
+    let rows = gates.chunks_exact(tokens).zip(hidden.chunks_exact(tokens));
+    for (id, (gate, hidden)) in ids.zip(rows) {
+        let to = id * tokens..(id + 1) * tokens;
+        record.gates[to.clone()].copy_from_slice(gate);
+        record.hidden[to].copy_from_slice(hidden);
+    }
+}

@@ -1,0 +1,263 @@
+//! The arithmetic of ready clusters: what a compute thread does with their bytes.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use arrayvec::ArrayVec;
+use emberflow_kernels::Cpu;
+
+use super::activation::Gating;
+use super::mask;
+use super::products::{RowList, products, products_floats};
+use super::seen::{ClusterRecord, keep};
+use super::shape::FfnShape;
+use crate::input::Input;
+use crate::store::regions::CLUSTER;
+use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
+use crate::thread_buffer::with_thread_buffer;
+use crate::trace;
+
+/// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
+pub(crate) fn thread_floats(d: usize, tokens: usize) -> usize {
+    2 * CLUSTER * tokens + products_floats(d, tokens)
+}
+
+/// What was done.
+#[derive(Default)]
+pub(super) struct Done {
+    /// (neuron, token) pairs that fired, where that was not known before.
+    pub fired: u64,
+    /// Neurons whose Up and Down were computed.
+    pub neurons: u64,
+}
+
+/// Everything that the clusters of one unit read.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
+    pub cpu: Cpu,
+    pub shape: &'a FfnShape,
+    pub gating: Gating,
+    pub store: &'a NeuronStore,
+    pub input: Input<'a>,
+    /// Activated gates, `[neurons × tokens]`, of the clusters where the store says that they are
+    /// known.
+    pub gates: &'a [f32],
+    /// Where they are not: which pairs are wanted, if not all are.
+    pub wanted: Option<&'a [u64]>,
+}
+
+/// The rows of some clusters, at most as many as one cluster can have: memory is kept busy by long
+/// lists, and few neurons of a cluster may be needed.
+struct Batch<'r> {
+    ups: RowList<'r>,
+    downs: RowList<'r>,
+    /// Items, and where the rows of each end.
+    items: ArrayVec<(usize, usize), CLUSTER>,
+}
+
+impl Batch<'_> {
+    fn new() -> Self {
+        Self {
+            ups: RowList::new(),
+            downs: RowList::new(),
+            items: ArrayVec::new_const(),
+        }
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Sums the needed neurons of each of `items` of the unit into its part of `partials`,
+    /// `[items from first on × tokens × d]`. Gates and hidden values go to `records`, if there are
+    /// some.
+    pub fn sum(
+        &self,
+        first: usize,
+        items: impl Iterator<Item = usize>,
+        partials: &mut [f32],
+        records: &[Mutex<ClusterRecord<'_>>],
+    ) -> Done {
+        let mut done = Done::default();
+        let mut items = items
+            .map(|item| (item, self.store.cluster(item)))
+            .peekable();
+        let (n, tokens) = (self.input.n(), self.input.tokens());
+        with_thread_buffer(thread_floats(n, tokens), |memory| {
+            let (gates, memory) = memory.split_at_mut(CLUSTER * tokens);
+            let (hidden, memory) = memory.split_at_mut(CLUSTER * tokens);
+            while let Some(&(_, start)) = items.peek() {
+                let mut rows = 0;
+                let mut fits = |(_, cluster): &(usize, ClusterBytes<'a>)| {
+                    rows += cluster.ids().len();
+                    rows <= CLUSTER && cluster.gates_known == start.gates_known
+                };
+                let mut these = ArrayVec::<(usize, ClusterBytes<'a>), CLUSTER>::new_const();
+                while let Some(next) = items.next_if(&mut fits) {
+                    these.push(next);
+                    if these.is_full() {
+                        break;
+                    }
+                }
+                let mut batch = Batch::new();
+                if start.gates_known {
+                    self.known_gates(&these, gates, &mut batch);
+                } else {
+                    done.fired += self.own_gates(&these, gates, &mut batch, memory);
+                }
+                done.neurons += batch.ups.len() as u64;
+                let hidden = &mut hidden[..batch.ups.len() * tokens];
+                self.hidden(&start, &batch, gates, hidden, memory);
+                let mut from = 0;
+                for (&(item, end), (_, cluster)) in batch.items.iter().zip(&these) {
+                    let at = item - first;
+                    let partial = &mut partials[at * tokens * n..(at + 1) * tokens * n];
+                    let values = from * tokens..end * tokens;
+                    if let Some(record) = records.get(at) {
+                        let ids = batch.ups.ids(from..end);
+                        let gates = &gates[values.clone()];
+                        keep(record, ids, tokens, gates, &hidden[values.clone()]);
+                    }
+                    let hidden = &mut hidden[values];
+                    self.down(cluster, &mut batch.downs, from..end, hidden, partial);
+                    from = end;
+                }
+            }
+        });
+        done
+    }
+
+    /// Hidden values of a batch: gates times Ups.
+    fn hidden(
+        &self,
+        start: &ClusterBytes<'_>,
+        batch: &Batch<'_>,
+        gates: &[f32],
+        hidden: &mut [f32],
+        memory: &mut [f32],
+    ) {
+        let _span = start.trace(&trace::UP);
+        products(self.cpu, batch.ups.list(), self.input, hidden, memory);
+        for (h, g) in hidden.iter_mut().zip(gates) {
+            let up = if self.shape.kind.relu_on_up {
+                h.max(0.0)
+            } else {
+                *h
+            };
+            *h = g * up;
+        }
+    }
+
+    /// Sums the Downs of a cluster, which are `rows` of `downs`, into `partial`.
+    fn down(
+        &self,
+        cluster: &ClusterBytes<'_>,
+        downs: &mut RowList<'_>,
+        rows: Range<usize>,
+        hidden: &mut [f32],
+        partial: &mut [f32],
+    ) {
+        let _span = cluster.trace(&trace::DOWN);
+        let tokens = self.input.tokens();
+        if tokens > 1 {
+            partial.fill(0.0);
+            (self.cpu).axpy_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
+            return;
+        }
+        // With a ReLU on Up too, some gates fire for nothing.
+        let kept = if self.shape.dense {
+            hidden.len()
+        } else {
+            downs.keep_if_not_zero(rows.start, hidden)
+        };
+        let downs = &downs.list()[rows][..kept];
+        self.cpu.sum_rows(&hidden[..kept], downs, partial);
+    }
+
+    /// Collects the rows of the neurons that are there, and their gates.
+    fn known_gates(
+        &self,
+        clusters: &[(usize, ClusterBytes<'a>)],
+        gates: &mut [f32],
+        batch: &mut Batch<'a>,
+    ) {
+        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let mut to = gates.chunks_exact_mut(tokens);
+        for (item, cluster) in clusters {
+            cluster.touch();
+            for (i, &id) in cluster.ids().iter().enumerate() {
+                let Some(bytes) = cluster.neuron(i) else {
+                    continue;
+                };
+                let gate = &self.gates[id as usize * tokens..][..tokens];
+                // Neurons that were read because others of their kind fire.
+                if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
+                    continue;
+                }
+                batch.ups.push(id, format.up(bytes.up, bytes.scales));
+                batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                if let Some(to) = to.next() {
+                    to.copy_from_slice(gate);
+                }
+            }
+            batch.items.push((*item, batch.ups.len()));
+        }
+    }
+
+    /// Computes the gates, and collects the rows of the neurons that fire. Returns how many pairs do.
+    fn own_gates(
+        &self,
+        clusters: &[(usize, ClusterBytes<'a>)],
+        gates: &mut [f32],
+        batch: &mut Batch<'a>,
+        memory: &mut [f32],
+    ) -> u64 {
+        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let mut rows = RowList::new();
+        let mut rest: ArrayVec<NeuronBytes<'a>, CLUSTER> = ArrayVec::new_const();
+        let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
+        for (_, cluster) in clusters {
+            cluster.touch();
+            for (i, &id) in cluster.ids().iter().enumerate() {
+                if let Some(bytes) = cluster.neuron(i) {
+                    rows.push(id, format.gate(bytes.gate, bytes.scales));
+                    rest.push(bytes);
+                }
+            }
+            ends.push(rows.len());
+        }
+        let gates = &mut gates[..rows.len() * tokens];
+        let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
+        products(self.cpu, rows.list(), self.input, gates, memory);
+        self.gating.apply(self.cpu, gates);
+        drop(span);
+        let (mut fired, mut row) = (0, 0);
+        for ((item, cluster), end) in clusters.iter().zip(ends) {
+            let words = self.wanted_of(cluster.cluster());
+            for bytes in &rest[row..end] {
+                let n = rows.id(row);
+                let gate = &mut gates[row * tokens..(row + 1) * tokens];
+                if let Some(words) = words {
+                    mask::keep_wanted(words, n, gate);
+                }
+                let firing = gate.iter().filter(|&&g| g != 0.0).count();
+                fired += firing as u64;
+                if firing > 0 || self.shape.dense {
+                    // `ups` has at most `row` rows: the gates move down.
+                    let to = batch.ups.len() * tokens;
+                    gates.copy_within(row * tokens..(row + 1) * tokens, to);
+                    batch.ups.push(n as u32, format.up(bytes.up, bytes.scales));
+                    let down = format.down(bytes.down, bytes.scales);
+                    batch.downs.push(n as u32, down);
+                }
+                row += 1;
+            }
+            batch.items.push((*item, batch.ups.len()));
+        }
+        fired
+    }
+
+    /// Which pairs of a cluster are wanted, if not all are.
+    fn wanted_of(&self, cluster: u32) -> Option<&'a [u64]> {
+        let words = mask::words(self.input.tokens());
+        Some(&self.wanted?[cluster as usize * words..][..words])
+    }
+}

@@ -1,0 +1,127 @@
+//! One layer's keys and values, read by the threads that attend and written one position at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use emberflow_kernels::{Cpu, DType, GROUP};
+
+use super::page::Page;
+use super::shape::KvShape;
+
+const KEYS: usize = 0;
+const VALUES: usize = 1;
+
+/// One layer of a sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerKv<'a> {
+    shape: KvShape,
+    pages: &'a [Arc<Page>],
+    layer: usize,
+}
+
+impl<'a> LayerKv<'a> {
+    pub(super) fn new(shape: KvShape, pages: &'a [Arc<Page>], layer: usize) -> Self {
+        Self {
+            shape,
+            pages,
+            layer,
+        }
+    }
+
+    /// The format of the entries.
+    pub fn dtype(self) -> DType {
+        self.shape.dtype
+    }
+
+    /// Elements of a stored value, its padding included.
+    pub fn width(self) -> usize {
+        self.shape.width()
+    }
+
+    /// The parts of `positions` that lie in one page each, in order.
+    pub fn pieces(self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let page = self.shape.page;
+        let last = positions.end.div_ceil(page);
+        (positions.start / page..last)
+            .map(move |p| positions.start.max(p * page)..positions.end.min((p + 1) * page))
+    }
+
+    /// The key blocks of one head that hold `positions`, all in one page, and the first position of
+    /// the first block.
+    pub fn keys(self, head: usize, positions: Range<usize>) -> (&'a [u8], usize) {
+        let shape = self.shape;
+        let (page, first) = self.page_of(&positions);
+        let start = positions.start / GROUP * GROUP;
+        let end = positions.end.next_multiple_of(GROUP);
+        let at = shape.at(self.layer, KEYS, head);
+        let [from, to] = [start, end].map(|p| at + shape.bytes((p - first) * shape.head_dim));
+        (&page[from..to], start)
+    }
+
+    /// The values of one head at `positions`, all in one page.
+    pub fn values(self, head: usize, positions: Range<usize>) -> &'a [u8] {
+        let shape = self.shape;
+        let (page, first) = self.page_of(&positions);
+        let at = shape.at(self.layer, VALUES, head);
+        let ends = [positions.start, positions.end];
+        let [from, to] = ends.map(|p| at + shape.bytes((p - first) * shape.width()));
+        &page[from..to]
+    }
+
+    /// The page of some positions, and its first one.
+    fn page_of(self, positions: &Range<usize>) -> (&'a [u8], usize) {
+        let page = positions.start / self.shape.page;
+        (self.pages[page].bytes(), page * self.shape.page)
+    }
+}
+
+/// One position of a page, to be written.
+pub(crate) struct PageWriter<'a> {
+    shape: KvShape,
+    page: &'a mut [u8],
+    /// Its place in the page.
+    place: usize,
+}
+
+impl<'a> PageWriter<'a> {
+    pub fn new(shape: KvShape, page: &'a mut [u8], place: usize) -> Self {
+        Self { shape, page, place }
+    }
+
+    /// Stores one head's key.
+    pub fn store_key(&mut self, cpu: Cpu, layer: usize, head: usize, key: &[f32]) {
+        let shape = self.shape;
+        let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
+        let at = shape.at(layer, KEYS, head) + shape.bytes(block);
+        let (step, size) = (shape.bytes(GROUP), shape.bytes(1));
+        let places = self.page[at..].chunks_mut(step);
+        let mut elements = [0u8; 4 * GROUP];
+        let mut places = places.map(|place| &mut place[..size]);
+        for part in key.chunks(GROUP) {
+            let elements = &mut elements[..shape.bytes(part.len())];
+            write(cpu, shape.dtype, part, elements);
+            for (element, place) in elements.chunks_exact(size).zip(&mut places) {
+                place.copy_from_slice(element);
+            }
+        }
+    }
+
+    /// Stores one head's value.
+    pub fn store_value(&mut self, cpu: Cpu, layer: usize, head: usize, value: &[f32]) {
+        let shape = self.shape;
+        let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
+        let stored = &mut self.page[at..at + shape.bytes(value.len())];
+        write(cpu, shape.dtype, value, stored);
+    }
+}
+
+/// Writes floats in the format of the pages.
+fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) {
+    if dtype == DType::F16 {
+        cpu.f32_to_f16_bytes(from, to);
+    } else {
+        for (bytes, v) in to.chunks_exact_mut(4).zip(from) {
+            bytes.copy_from_slice(&v.to_le_bytes());
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The pool of pages, and the pages of one sequence.
+//!
+//! A page is shared by all sequences that begin with the same tokens, and copied when one of them
+//! writes to it. A sequence is charged for all positions that it may come to have when it is made, so
+//! that it never lacks a page later: the pages in use are never more than those that were charged.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use emberflow_storage::arena::{Arena, ArenaOptions};
+
+use super::layer::{LayerKv, PageWriter};
+use super::page::Page;
+use super::shape::KvShape;
+use crate::error::Error;
+
+/// What is free and what was promised.
+#[derive(Debug)]
+struct Free {
+    pages: Vec<Arc<Page>>,
+    /// Pages that no sequence was charged for.
+    uncharged: usize,
+}
+
+/// All pages of an engine.
+#[derive(Debug)]
+pub(crate) struct KvPool {
+    shape: KvShape,
+    total: usize,
+    free: Mutex<Free>,
+}
+
+impl KvPool {
+    /// A pool of `total` pages. Their memory is zero pages until it is used.
+    pub fn new(shape: KvShape, total: usize) -> Result<Arc<Self>, Error> {
+        // Long contexts are read as fast as weights only from huge pages.
+        let options = ArenaOptions {
+            huge_pages: true,
+            ..ArenaOptions::default()
+        };
+        let slots = u32::try_from(total).unwrap_or(u32::MAX);
+        let mut arena = Arena::new(slots.max(1), shape.page_bytes().max(1), 1, options)
+            .map_err(emberflow_storage::Error::from)?;
+        let taken = std::iter::from_fn(|| arena.take()).take(total);
+        let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
+        // The first ones are used first.
+        pages.reverse();
+        Ok(Arc::new(Self {
+            shape,
+            total,
+            free: Mutex::new(Free {
+                uncharged: pages.len(),
+                pages,
+            }),
+        }))
+    }
+
+    /// The sizes of its pages.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Keys and values for up to `positions` positions, none yet.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] where other sequences hold too much.
+    pub fn sequence(self: &Arc<Self>, positions: usize) -> Result<KvPages, Error> {
+        let charged = self.shape.pages(positions);
+        let mut free = self.lock();
+        if charged > free.uncharged {
+            return Err(Error::KvFull {
+                positions,
+                free: free.uncharged * self.shape.page,
+                total: self.total * self.shape.page,
+            });
+        }
+        free.uncharged -= charged;
+        drop(free);
+        Ok(KvPages {
+            pages: Vec::with_capacity(charged),
+            positions,
+            charged,
+            pool: Arc::clone(self),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Arc<Page> {
+        match self.lock().pages.pop() {
+            Some(page) => page,
+            None => unreachable!("sequences hold no more pages than they were charged for"),
+        }
+    }
+
+    /// Takes pages back that a sequence gives up; those that nobody else has are free.
+    fn give_back(&self, pages: impl Iterator<Item = Arc<Page>>, charged: usize) {
+        let mut free = self.lock();
+        for page in pages {
+            if Arc::strong_count(&page) == 1 {
+                free.pages.push(page);
+            }
+        }
+        free.uncharged += charged;
+    }
+}
+
+/// The pages of one sequence.
+#[derive(Debug)]
+pub(crate) struct KvPages {
+    pool: Arc<KvPool>,
+    pages: Vec<Arc<Page>>,
+    /// Positions that there may be, and the pages charged for them.
+    positions: usize,
+    charged: usize,
+}
+
+impl KvPages {
+    /// Positions it can hold.
+    pub fn capacity(&self) -> usize {
+        self.positions
+    }
+
+    /// The sizes of its pages.
+    pub fn shape(&self) -> KvShape {
+        self.pool.shape
+    }
+
+    /// Makes room for `count` positions from `first` on that only this sequence will have: takes
+    /// pages, and copies the one that another sequence shares. Positions before `first` are kept.
+    pub fn prepare(&mut self, first: usize, count: usize) {
+        debug_assert!(first + count <= self.positions);
+        let shape = self.pool.shape;
+        let needed = shape.pages(first + count);
+        for at in first / shape.page..needed.min(self.pages.len()) {
+            if Arc::get_mut(&mut self.pages[at]).is_none() {
+                let mut page = self.pool.take();
+                if let Some(to) = Arc::get_mut(&mut page) {
+                    let kept = first.saturating_sub(at * shape.page).min(shape.page);
+                    copy_positions(shape, self.pages[at].bytes(), to.bytes_mut(), kept);
+                }
+                let shared = std::mem::replace(&mut self.pages[at], page);
+                self.pool.give_back(std::iter::once(shared), 0);
+            }
+        }
+        while self.pages.len() < needed {
+            self.pages.push(self.pool.take());
+        }
+    }
+
+    /// Another sequence that begins with the first `len` positions of this one, for up to
+    /// `positions` positions.
+    ///
+    /// # Errors
+    /// As [`KvPool::sequence`].
+    pub fn fork(&self, len: usize, positions: usize) -> Result<Self, Error> {
+        let mut fork = self.pool.sequence(positions)?;
+        fork.adopt(self, len);
+        Ok(fork)
+    }
+
+    /// Shares the pages of the first `len` positions of `other`, of the same pool, as far as there may
+    /// be positions. What was there before is given back.
+    pub fn adopt(&mut self, other: &Self, len: usize) {
+        self.truncate(0);
+        let shared = self.pool.shape.pages(len.min(self.positions));
+        let pages = other.pages.iter().take(shared).cloned();
+        self.pages.extend(pages);
+    }
+
+    /// Gives back the pages behind position `len`.
+    pub fn truncate(&mut self, len: usize) {
+        let kept = self.pool.shape.pages(len).min(self.pages.len());
+        self.pool.give_back(self.pages.drain(kept..), 0);
+    }
+
+    /// To write the page that has `position`, which was prepared.
+    pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
+        let shape = self.pool.shape;
+        match Arc::get_mut(&mut self.pages[position / shape.page]) {
+            Some(page) => PageWriter::new(shape, page.bytes_mut(), position % shape.page),
+            None => unreachable!("a prepared page is shared with nobody"),
+        }
+    }
+
+    /// One layer to read.
+    pub fn layer(&self, layer: usize) -> LayerKv<'_> {
+        LayerKv::new(self.pool.shape, &self.pages, layer)
+    }
+
+    /// Fills all pages of `len` positions with a small number.
+    pub fn pretend(&mut self, len: usize) {
+        self.truncate(0);
+        self.prepare(0, len);
+        for page in &mut self.pages {
+            if let Some(page) = Arc::get_mut(page) {
+                page.bytes_mut().fill(0x2c);
+            }
+        }
+    }
+}
+
+impl Drop for KvPages {
+    fn drop(&mut self) {
+        self.pool.give_back(self.pages.drain(..), self.charged);
+    }
+}
+
+/// Copies the first `count` positions of a page.
+fn copy_positions(shape: KvShape, from: &[u8], to: &mut [u8], count: usize) {
+    let used = [
+        count.next_multiple_of(emberflow_kernels::GROUP) * shape.head_dim,
+        count * shape.width(),
+    ];
+    for layer in 0..shape.layers {
+        for (kind, elements) in used.into_iter().enumerate() {
+            for head in 0..shape.kv_heads {
+                let start = shape.at(layer, kind, head);
+                let range = start..start + shape.bytes(elements);
+                to[range.clone()].copy_from_slice(&from[range]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use emberflow_kernels::{Cpu, DType};
+
+    const SHAPE: KvShape = KvShape {
+        dtype: DType::F32,
+        layers: 2,
+        kv_heads: 2,
+        head_dim: 4,
+        page: 32,
+    };
+
+    /// Writes `value` at a position of every layer and head.
+    fn write(kv: &mut KvPages, position: usize, value: f32) {
+        kv.prepare(position, 1);
+        let mut page = kv.writer(position);
+        for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let row = [value, value + 0.25, layer as f32, head as f32];
+            page.store_key(Cpu::detect(), layer, head, &row);
+            page.store_value(Cpu::detect(), layer, head, &row);
+        }
+    }
+
+    fn value(kv: &KvPages, position: usize) -> f32 {
+        let read = |layer, head| {
+            let bytes = kv.layer(layer).values(head, position..position + 1);
+            let row: Vec<f32> = bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            assert_eq!(row[1..4], [row[0] + 0.25, layer as f32, head as f32]);
+            row[0]
+        };
+        let first = read(0, 0);
+        assert!([read(0, 1), read(1, 0), read(1, 1)] == [first; 3]);
+        first
+    }
+
+    fn free(pool: &KvPool) -> (usize, usize) {
+        let free = pool.lock();
+        (free.pages.len(), free.uncharged)
+    }
+
+    #[test]
+    fn forks_share_pages_until_one_of_them_writes() {
+        let pool = KvPool::new(SHAPE, 9).unwrap();
+        let mut first = pool.sequence(96).unwrap();
+        (0..40).for_each(|p| write(&mut first, p, p as f32));
+        assert_eq!(free(&pool), (7, 6));
+        let mut second = first.fork(40, 96).unwrap();
+        let mut third = first.fork(35, 96).unwrap();
+        assert_eq!(free(&pool), (7, 0));
+        write(&mut second, 40, 100.0);
+        assert_eq!(free(&pool).0, 6);
+        write(&mut first, 40, 200.0);
+        write(&mut third, 35, 300.0);
+        // The first page is still one for all of them.
+        assert_eq!(free(&pool).0, 5);
+        for (kv, len, last) in [
+            (&first, 41, 200.0),
+            (&second, 41, 100.0),
+            (&third, 36, 300.0),
+        ] {
+            assert!((0..len - 1).all(|p| value(kv, p) == p as f32));
+            assert_eq!(value(kv, len - 1), last);
+        }
+        drop(first);
+        assert_eq!(free(&pool), (6, 3));
+        assert_eq!(value(&second, 0), 0.0);
+        drop((second, third));
+        assert_eq!(free(&pool), (9, 9));
+    }
+
+    #[test]
+    fn a_sequence_that_could_lack_a_page_is_not_made() {
+        let pool = KvPool::new(SHAPE, 4).unwrap();
+        let mut one = pool.sequence(70).unwrap();
+        assert!(matches!(
+            pool.sequence(33),
+            Err(Error::KvFull {
+                positions: 33,
+                free: 32,
+                total: 128
+            })
+        ));
+        assert!(one.fork(0, 33).is_err());
+        let mut two = one.fork(0, 32).unwrap();
+        (0..70).for_each(|p| write(&mut one, p, 1.0));
+        (0..32).for_each(|p| write(&mut two, p, 2.0));
+        assert_eq!(free(&pool), (0, 0));
+        one.truncate(1);
+        assert_eq!(free(&pool), (2, 0));
+        (1..70).for_each(|p| write(&mut one, p, 3.0));
+        assert_eq!((value(&one, 0), value(&one, 69)), (1.0, 3.0));
+    }
+}

@@ -1,0 +1,148 @@
+//! Sizes of keys and values.
+//!
+//! ```text
+//! page       [layer] of keys and values for as many positions as a page has, a multiple of 32
+//! keys       [kv_head][block of 32 positions][element][32 positions]
+//! values     [kv_head][position][width]      width = head_dim, up to a multiple of 32
+//! ```
+//!
+//! Both are what the attention kernels take: scores are computed for 32 positions at once, and both
+//! halves of a head are walked in order. Entries are f16 (default) or f32.
+
+use emberflow_kernels::{DType, GROUP};
+use emberflow_models::config::ModelConfig;
+
+/// Positions whose attention is one piece of work. Cutting by position alone makes the sums
+/// independent of threads, chunks and pages.
+pub(crate) const BLOCK: usize = 256;
+
+/// Positions of the largest page: a long context is read in stretches as long as those of weights.
+const LARGEST: usize = BLOCK;
+
+/// A page has this share of the positions of a sequence at most: so much may lie idle.
+const SHARE: usize = 8;
+
+/// Sizes, all in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvShape {
+    pub dtype: DType,
+    pub layers: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Positions of a page: a power of two from 32 on that divides [`BLOCK`].
+    pub page: usize,
+}
+
+impl KvShape {
+    /// For sequences of up to `context` positions.
+    pub fn new(dtype: DType, c: &ModelConfig, context: usize) -> Self {
+        Self {
+            dtype,
+            layers: c.layers as usize,
+            kv_heads: c.kv_heads as usize,
+            head_dim: c.head_dim as usize,
+            page: page_for(context),
+        }
+    }
+
+    /// Elements of a stored value.
+    pub fn width(self) -> usize {
+        self.head_dim.next_multiple_of(GROUP)
+    }
+
+    /// Bytes of some elements.
+    pub fn bytes(self, elements: usize) -> usize {
+        elements.saturating_mul(self.dtype.row_bytes(1))
+    }
+
+    /// Elements of a page's keys and of its values, of one layer and head.
+    fn head(self) -> [usize; 2] {
+        [self.page * self.head_dim, self.page * self.width()]
+    }
+
+    /// First byte of a page's keys (0) or values (1) of a layer's head.
+    pub fn at(self, layer: usize, kind: usize, head: usize) -> usize {
+        let [keys, values] = self.head();
+        let before = layer * self.kv_heads * (keys + values)
+            + kind * self.kv_heads * keys
+            + head * self.head()[kind];
+        self.bytes(before)
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(self) -> usize {
+        let [keys, values] = self.head();
+        let head = keys.saturating_add(values);
+        self.bytes(
+            head.saturating_mul(self.kv_heads)
+                .saturating_mul(self.layers),
+        )
+    }
+
+    /// Bytes of the keys and values of one position.
+    pub fn position_bytes(self) -> u64 {
+        let heads = self.layers * self.kv_heads;
+        (heads * self.bytes(self.head_dim + self.width())) as u64
+    }
+
+    /// Pages of `positions` positions.
+    pub fn pages(self, positions: usize) -> usize {
+        positions.div_ceil(self.page)
+    }
+
+    /// Bytes of the pages of `positions` positions; saturates.
+    pub fn bytes_for(self, positions: usize) -> u64 {
+        (self.pages(positions) as u64).saturating_mul(self.page_bytes() as u64)
+    }
+}
+
+/// Positions of a page for sequences of up to `context` positions.
+fn page_for(context: usize) -> usize {
+    let share = (context / SHARE).max(1);
+    let power = 1usize << share.ilog2();
+    power.clamp(GROUP, LARGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_waste_an_eighth_at_most_and_divide_a_block() {
+        for context in [
+            1, 31, 32, 33, 100, 300, 1000, 1024, 2047, 2048, 5000, 16_000,
+        ] {
+            let page = page_for(context);
+            assert!(BLOCK.is_multiple_of(page) && page.is_multiple_of(GROUP));
+            let held = context.div_ceil(page) * page;
+            assert!(
+                held - context < GROUP.max(context / SHARE + 1),
+                "{context}: {held}"
+            );
+        }
+        assert_eq!((page_for(256), page_for(2048)), (32, 256));
+    }
+
+    #[test]
+    fn the_parts_of_a_page_follow_each_other() {
+        let shape = KvShape {
+            dtype: DType::F16,
+            layers: 3,
+            kv_heads: 2,
+            head_dim: 40,
+            page: 64,
+        };
+        let mut end = 0;
+        for layer in 0..3 {
+            for (kind, elements) in [64 * 40, 64 * 64].into_iter().enumerate() {
+                for head in 0..2 {
+                    assert_eq!(shape.at(layer, kind, head), end);
+                    end += 2 * elements;
+                }
+            }
+        }
+        assert_eq!(shape.page_bytes(), end);
+        assert_eq!(shape.position_bytes() as usize * 64, end);
+        assert_eq!(shape.bytes_for(65), 2 * end as u64);
+    }
+}

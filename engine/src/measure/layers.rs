@@ -1,0 +1,52 @@
+//! What a layer takes beyond the rates of kernels and memory, from a small model at work.
+
+use std::time::Instant;
+
+use crate::engine::{Engine, Logits};
+use crate::error::Error;
+use crate::model::Model;
+use crate::observe::Probe;
+use crate::options::{Budget, Options, Sparsity};
+use crate::planner::rates::Rates;
+
+/// Tokens of [`layers`] that are not counted, and those that are.
+const BEFORE: usize = 16;
+const DECODED: usize = 128;
+
+/// Measures what a layer takes beyond the other `rates`: `open` opens a small model, which decodes
+/// all in memory with each number of threads. Small, so that little else takes time.
+///
+/// # Errors
+/// A model that cannot be opened or run.
+pub fn layers<E: From<Error>>(
+    rates: &mut Rates,
+    open: impl Fn() -> Result<Model, E>,
+) -> Result<(), E> {
+    for i in 0..rates.threads.len() {
+        let options = Options {
+            budget: Budget::FfnShare(1.0),
+            threads: rates.threads[i].threads as usize,
+            sparsity: Sparsity::Exact,
+            context: BEFORE + DECODED,
+            ..Options::default()
+        };
+        let mut engine = Engine::open(open()?, options)?;
+        let layers = engine.config().layers;
+        let expected = Probe::new(&mut engine).expected_with(rates)?;
+        let mut sequence = engine.new_sequence()?;
+        let vocab = engine.config().vocab;
+        let mut times = Vec::with_capacity(DECODED);
+        for position in 0..BEFORE + DECODED {
+            let token = (position as u32 * 97 + 11) % vocab;
+            let start = Instant::now();
+            engine.forward(&mut sequence, &[token], Logits::Last)?;
+            if position >= BEFORE {
+                times.push(start.elapsed().as_nanos() as f64);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let found = times[DECODED / 2];
+        rates.threads[i].layer_ns = ((found - expected * 1e6) / f64::from(layers.max(1))).max(0.0);
+    }
+    Ok(())
+}

@@ -1,0 +1,422 @@
+//! Measuring [`Rates`]: a few seconds of the kernels that decoding uses, on memory of several sizes,
+//! and of the bookkeeping around them.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use emberflow_kernels::{
+    Activations, Columns, Compute, Cpu, DType, Row, Workers, quantize_row, read_bandwidth,
+};
+use emberflow_storage::{mem, profile::Machine};
+
+use super::cache;
+use super::timing::{SCATTER, best};
+use crate::error::Error;
+use crate::input::Input;
+use crate::planner::rates::{FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts};
+use crate::store::region;
+use crate::store::regions::CLUSTER;
+use crate::weights::Matrix;
+
+/// Elements of a long row: the width of a 7B model's residual stream.
+pub const LONG: usize = 4096;
+
+/// That of a small model's. Two lengths tell the cost of a row from the cost of its bytes.
+const SHORT: usize = 256;
+
+/// Memory that is walked through: within a core's cache, within a shared one, beyond.
+const SETS: [u64; 3] = [1 << 20, 16 << 20, 256 << 20];
+
+/// Tokens of matrix products.
+const TOKENS: [usize; 4] = [2, 8, 32, 128];
+
+/// How long each number is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Time for each of some 30 numbers of a thread count.
+    pub time: Duration,
+    /// Largest memory that is walked through, bytes; less where the machine has less.
+    pub memory: u64,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            time: Duration::from_millis(20),
+            memory: SETS[2],
+        }
+    }
+}
+
+/// Measures this machine. It takes [`Effort::memory`] beside the program.
+///
+/// # Errors
+/// No memory.
+pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
+    let machine = Machine::here();
+    let free = mem::mem_available().unwrap_or(u64::MAX) / 4;
+    let most = effort.memory.min(free).max(SETS[0]);
+    let mut sets: Vec<u64> = SETS.into_iter().filter(|&s| s < most).collect();
+    sets.push(most);
+    let mut memory = region(most as usize)?;
+    let pools: Vec<Compute> = counts(machine.cores)
+        .into_iter()
+        .map(|n| Compute::new(n as usize, None))
+        .collect();
+    let cpu = Cpu::detect();
+    let mut threads: Vec<ThreadRates> = Vec::new();
+    memory.as_mut_slice().fill(1);
+    for on in &pools {
+        let section = section(&on.workers, effort.time);
+        let read = |set: u64| {
+            let bytes = &memory.as_slice()[..set as usize];
+            (set, read_bandwidth(on, &[bytes], effort.time) / 1e9)
+        };
+        threads.push(ThreadRates {
+            threads: on.threads() as u32,
+            section_ns: section,
+            layer_ns: 0.0,
+            read: Speed {
+                row_ns: 0.0,
+                gb_per_s: sets.iter().map(|&s| read(s)).collect(),
+            },
+            kernels: Vec::new(),
+        });
+    }
+    for dtype in FORMATS {
+        let mut lab = Lab {
+            cpu,
+            dtype,
+            memory: memory.as_mut_slice(),
+            time: effort.time,
+        };
+        let mut both = [Vec::new(), Vec::new()];
+        for (n, found) in [(SHORT, 0), (LONG, 1)] {
+            lab.fill(n);
+            for on in &pools {
+                let sets = if n == SHORT { &sets[..1] } else { &sets };
+                both[found].push(lab.speeds(&on.workers, n, sets));
+            }
+        }
+        let [short, long] = both;
+        for (((rates, on), short), long) in threads.iter_mut().zip(&pools).zip(short).zip(long) {
+            rates.kernels.push(KernelRates {
+                dtype: dtype.name().to_owned(),
+                dot: fit(dtype, short.dot[0], &long.dot, &sets),
+                neuron: fit(dtype, short.neuron[0], &long.neuron, &sets),
+                gemm: lab.gemm(&on.workers),
+            });
+            tick();
+        }
+    }
+    let cold = cache::measure(cache::USUAL, effort.time)?;
+    let (wake_ns, tell_ns) = wake(effort.time);
+    Ok(Rates {
+        version: VERSION,
+        machine,
+        isa: cpu.name().to_owned(),
+        measured: true,
+        check_gb_per_s: check(memory.as_slice(), effort.time),
+        lookup_ns: cold.pin_ns + cold.release_ns,
+        replace_ns: cold.replace_ns,
+        name_ns: name(effort.time),
+        wake_ns,
+        tell_ns,
+        element_ns: element(cpu, effort.time),
+        threads,
+    })
+}
+
+/// Nanoseconds of a parallel section of next to nothing, as decoding meets it: some microseconds
+/// after the one before. The median, as the time in which threads wake up varies.
+fn section(workers: &Workers, time: Duration) -> f64 {
+    const PAUSE: Duration = Duration::from_micros(5);
+    let (start, mut all) = (Instant::now(), Vec::new());
+    while start.elapsed() < time || all.is_empty() {
+        let pause = Instant::now();
+        while pause.elapsed() < PAUSE {
+            std::hint::spin_loop();
+        }
+        let one = Instant::now();
+        workers.for_each_chunk(4 * workers.threads(), &|_, item| {
+            black_box(item);
+        });
+        all.push(one.elapsed().as_nanos() as f64);
+    }
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or_default()
+}
+
+/// Separates what a row costs from what its bytes cost: `short` and `long` are nanoseconds per row
+/// of the two lengths, `long` for every size of memory.
+fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Speed {
+    let bytes = [SHORT, LONG].map(|n| dtype.row_bytes(n) as f64);
+    let first = long.first().copied().unwrap_or(short);
+    let per_byte = ((first - short) / (bytes[1] - bytes[0])).max(1e-6);
+    let row_ns = (short - bytes[0] * per_byte).clamp(0.0, short);
+    let speed = |(&set, &ns): (&u64, &f64)| (set, bytes[1] / (ns - row_ns).max(1e-3));
+    Speed {
+        row_ns,
+        gb_per_s: sets.iter().zip(long).map(speed).collect(),
+    }
+}
+
+/// Nanoseconds per row, by size of memory.
+struct RowTimes {
+    dot: Vec<f64>,
+    neuron: Vec<f64>,
+}
+
+/// Rows of one format and what they are multiplied with.
+struct Lab<'a> {
+    cpu: Cpu,
+    dtype: DType,
+    memory: &'a mut [u8],
+    time: Duration,
+}
+
+impl Lab<'_> {
+    /// Fills the memory with rows of `n` ordinary numbers.
+    fn fill(&mut self, n: usize) {
+        let mut row = vec![0; self.dtype.row_bytes(n)];
+        let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));
+        // The values are finite and in the range of every format.
+        let _ = quantize_row(self.dtype, &numbers(n), quants, scales);
+        for to in self.memory.chunks_exact_mut(row.len()) {
+            to.copy_from_slice(&row);
+        }
+    }
+
+    fn speeds(&self, workers: &Workers, n: usize, sets: &[u64]) -> RowTimes {
+        let times = |f: &dyn Fn(&[u8]) -> f64| {
+            sets.iter()
+                .map(|&s| f(&self.memory[..s as usize]))
+                .collect()
+        };
+        RowTimes {
+            dot: times(&|bytes| self.dot(workers, n, bytes)),
+            neuron: times(&|bytes| self.neuron(workers, n, bytes)),
+        }
+    }
+
+    /// Rows one after the other, as attention and the head read them.
+    fn dot(&self, workers: &Workers, n: usize, bytes: &[u8]) -> f64 {
+        let (cpu, stride) = (self.cpu, self.dtype.row_bytes(n));
+        let mut y = vec![0.0; bytes.len() / stride];
+        let x = numbers(n);
+        let mut activations = Activations::default();
+        let input = Input::new(cpu, &x, 1, &mut activations);
+        let rows = y.len() as f64;
+        let pass = best(self.time, || {
+            workers.for_each_chunk_mut(&mut y, 32, &|_, chunk, out| {
+                let part = &bytes[chunk * 32 * stride..][..out.len() * stride];
+                if self.dtype.is_grouped() {
+                    cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
+                } else {
+                    cpu.matvec(self.dtype, part, stride, n, &x, out);
+                }
+            });
+        });
+        black_box(&y);
+        pass / rows
+    }
+
+    /// Every [`SCATTER`]th neuron: the product with one row, the next one added to a sum, as a
+    /// cluster of the FFN does it. Nanoseconds per row, of which a neuron has two.
+    fn neuron(&self, workers: &Workers, n: usize, bytes: &[u8]) -> f64 {
+        let (cpu, dtype) = (self.cpu, self.dtype);
+        let len = dtype.row_bytes(n);
+        let bundle = 2 * len;
+        let neurons = (bytes.len() / bundle / SCATTER).saturating_sub(1);
+        let per_cluster = CLUSTER / SCATTER;
+        let x = numbers(n);
+        let mut activations = Activations::default();
+        let input = Input::new(cpu, &x, 1, &mut activations);
+        let clusters = neurons.div_ceil(per_cluster).max(1);
+        let mut sums = vec![0.0; clusters.min(256) * n];
+        // Others fire each time, so that all of the memory is walked through.
+        let mut turn = 0;
+        let pass = best(self.time, || {
+            turn = (turn + 1) % SCATTER;
+            // Sums are used again where there are many: a layer has some 100 clusters.
+            workers.for_each_chunk_mut(&mut sums, n, &|_, sum, out| {
+                let mut hidden = [0.0; CLUSTER];
+                for cluster in (sum..clusters).step_by(256) {
+                    let first = cluster * per_cluster;
+                    let count = per_cluster.min(neurons.saturating_sub(first));
+                    let at = |i: usize| &bytes[((first + i) * SCATTER + turn) * bundle..][..bundle];
+                    let row = |bytes| Row::inline(dtype, n, bytes);
+                    let mut ups = [Row::f32(&[]); CLUSTER];
+                    let mut downs = ups;
+                    for i in 0..count {
+                        let (up, down) = at(i).split_at(len);
+                        (ups[i], downs[i]) = (row(up), row(down));
+                    }
+                    let hidden = &mut hidden[..count];
+                    if dtype.is_grouped() {
+                        cpu.dot_rows_q(&ups[..count], input.quantized, hidden);
+                    } else {
+                        for (h, up) in hidden.iter_mut().zip(&ups) {
+                            *h = cpu.dot(*up, &x);
+                        }
+                    }
+                    cpu.sum_rows(hidden, &downs[..count], out);
+                }
+            });
+        });
+        black_box(&sums);
+        pass / (2 * neurons.max(1)) as f64
+    }
+
+    /// Multiply-adds of matrix products by number of tokens.
+    fn gemm(&self, workers: &Workers) -> Vec<(u32, f64)> {
+        let (cpu, dtype, n) = (self.cpu, self.dtype, LONG);
+        let stride = dtype.row_bytes(n);
+        let rows = (512 * workers.threads()).min(self.memory.len() / stride);
+        let mut scratch = vec![vec![0.0; Matrix::scratch_len(n)]; workers.threads()];
+        let speed = |&tokens: &usize| {
+            let x = numbers(n * tokens);
+            let mut activations = Activations::default();
+            let input = Input::new(cpu, &x, tokens, &mut activations);
+            let mut y = vec![0.0; rows * tokens];
+            let pass = best(self.time, || {
+                let y = Columns::new(&mut y, tokens, rows, rows);
+                workers.for_each_column_block(y, 32, &mut scratch, &|scratch, first, mut block| {
+                    let part = &self.memory[first * stride..][..block.width() * stride];
+                    if dtype.is_grouped() {
+                        let x = input.quantized;
+                        cpu.matmul_q(dtype, part, stride, x, &mut block, scratch);
+                    } else {
+                        cpu.matmul_columns(dtype, part, stride, n, &x, &mut block, scratch);
+                    }
+                });
+            });
+            black_box(&y);
+            (tokens as u32, (rows * n * tokens) as f64 / pass)
+        };
+        TOKENS.iter().map(speed).collect()
+    }
+}
+
+/// 10^9 bytes per second of checksums over memory that is in no cache, as what a device wrote is.
+fn check(bytes: &[u8], time: Duration) -> f64 {
+    let pass = best(time, || {
+        for part in bytes.chunks(4096) {
+            black_box(emberflow_storage::container::checksum(part));
+        }
+    });
+    bytes.len() as f64 / pass
+}
+
+/// Nanoseconds to look at a gate, of which one in [`SCATTER`] fires, where nobody can foresee.
+fn name(time: Duration) -> f64 {
+    let mut state = 1u32;
+    let gates: Vec<f32> = (0..2 * cache::USUAL)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from(u8::from((state >> 16).is_multiple_of(SCATTER as u32)))
+        })
+        .collect();
+    let mut ids = Vec::with_capacity(gates.len());
+    let pass = best(time, || {
+        ids.clear();
+        for (id, gate) in black_box(&gates).chunks_exact(1).enumerate() {
+            if gate.iter().filter(|&&g| g != 0.0).count() > 0 {
+                ids.push(id as u32);
+            }
+        }
+        black_box(&ids);
+    });
+    pass / gates.len() as f64
+}
+
+/// Nanoseconds from a message to a thread that sleeps to its having it, and those that sending it
+/// takes: the medians, as the I/O thread meets it, some hundred microseconds after the last one.
+fn wake(time: Duration) -> (f64, f64) {
+    const PAUSE: Duration = Duration::from_micros(200);
+    let (send, receive) = std::sync::mpsc::channel::<Instant>();
+    let median = |mut all: Vec<f64>| {
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    };
+    let sleeper = std::thread::spawn(move || {
+        let all = receive.iter().map(|sent| sent.elapsed().as_nanos() as f64);
+        median(all.collect())
+    });
+    let (start, mut told) = (Instant::now(), Vec::new());
+    while start.elapsed() < time {
+        let pause = Instant::now();
+        while pause.elapsed() < PAUSE {
+            std::hint::spin_loop();
+        }
+        let now = Instant::now();
+        if send.send(now).is_err() {
+            break;
+        }
+        told.push(now.elapsed().as_nanos() as f64);
+    }
+    drop(send);
+    (sleeper.join().unwrap_or_default(), median(told))
+}
+
+/// Nanoseconds per element of a norm and of what follows it.
+fn element(cpu: Cpu, time: Duration) -> f64 {
+    let (x, weight, mut out) = (numbers(LONG), numbers(LONG), vec![0.0; LONG]);
+    let mut activations = Activations::default();
+    let pass = best(time, || {
+        cpu.rmsnorm(&x, &weight, 1e-5, &mut out);
+        cpu.quantize_activations(&out, 1, &mut activations);
+    });
+    black_box(&out);
+    pass / LONG as f64
+}
+
+/// `n` ordinary numbers.
+fn numbers(n: usize) -> Vec<f32> {
+    (0..n)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_costs_what_its_bytes_do_not() {
+        // 10 ns per row and 2 GB/s, 4 GB/s from the cache.
+        let [short, long] = [SHORT, LONG].map(|n| DType::Q8.row_bytes(n) as f64);
+        let times = [10.0 + long / 4.0, 10.0 + long / 2.0];
+        let speed = fit(DType::Q8, 10.0 + short / 4.0, &times, &[1, 2]);
+        assert!((speed.row_ns - 10.0).abs() < 1e-9);
+        assert!((speed.gb_per_s[0].1 - 4.0).abs() < 1e-9);
+        assert!((speed.gb_per_s[1].1 - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn every_rate_of_this_machine_is_a_positive_number() {
+        let effort = Effort {
+            time: Duration::from_micros(100),
+            memory: 1 << 20,
+        };
+        let mut ticks = 0;
+        let rates = measure(effort, || ticks += 1).unwrap();
+        assert_eq!(ticks, rates.threads.len() * FORMATS.len());
+        let good = |x: f64| x.is_finite() && x > 0.0;
+        assert!(good(rates.check_gb_per_s) && good(rates.lookup_ns));
+        assert!(
+            good(rates.replace_ns)
+                && good(rates.name_ns)
+                && good(rates.wake_ns)
+                && good(rates.tell_ns)
+        );
+        for t in &rates.threads {
+            assert!(good(t.section_ns) && good(t.read.at(1e6)), "{t:?}");
+            assert_eq!(t.kernels.len(), FORMATS.len());
+            for k in &t.kernels {
+                assert!(good(k.dot.at(1e6)) && good(k.neuron.at(1e6)), "{k:?}");
+                assert!(good(k.gemm_at(10.0)), "{k:?}");
+            }
+        }
+    }
+}

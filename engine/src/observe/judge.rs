@@ -1,0 +1,92 @@
+//! A container's predictors held against what the gates of a text do.
+
+use emberflow_kernels::{Activations, Compute};
+use emberflow_predictor::{Features, Quality};
+
+use crate::error::Error;
+use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
+use crate::model::Model;
+use crate::store::regions::CLUSTER;
+
+/// Counts, pair by pair, what the predictors of a container would have named while a
+/// model runs without them. An engine that shows it its FFNs must keep the gates
+/// ([`crate::Options::observe`]) and must not itself run `predicted`.
+pub struct Judge {
+    on: Compute,
+    predictors: Predictors,
+    quantized: Activations,
+    /// 1 for pairs that are named, `[neurons × tokens]`.
+    wanted: Vec<f32>,
+    neurons: usize,
+    bytes: u64,
+    layers: Vec<Quality>,
+}
+
+impl Judge {
+    /// Loads the predictors of `model` for chunks of up to `chunk` tokens; `None` where it
+    /// has none.
+    ///
+    /// # Errors
+    /// Predictors that are damaged or make no sense.
+    pub fn open(model: &Model, chunk: usize, threads: usize) -> Result<Option<Self>, Error> {
+        let (container, c) = (model.container(), model.text().config());
+        let Some(stored) = StoredPredictors::look(container, c)? else {
+            return Ok(None);
+        };
+        let bytes = stored.bytes;
+        Ok(Some(Self {
+            on: Compute::new(threads, None),
+            predictors: stored.load(container, c, chunk)?,
+            quantized: Activations::default(),
+            wanted: vec![0.0; chunk * c.ffn as usize],
+            neurons: c.ffn as usize,
+            bytes,
+            layers: vec![Quality::default(); c.layers as usize],
+        }))
+    }
+
+    /// Bytes of the predictors' weights.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Looks at one FFN.
+    pub fn see(&mut self, seen: &FfnSeen<'_>) {
+        let (cpu, tokens, bank) = (self.on.cpu, seen.tokens, seen.layer as u32);
+        let pairs = self.neurons * tokens;
+        if seen.gates.len() != pairs || self.wanted.len() < pairs {
+            return;
+        }
+        cpu.quantize_activations(seen.x, tokens, &mut self.quantized);
+        let features = Features {
+            normed: seen.x,
+            quantized: self.quantized.all(),
+            residual: seen.residual,
+        };
+        let named = (self.predictors).prepare(&self.on, bank, features);
+        let cut = self.predictors.cut(bank);
+        let wanted = &mut self.wanted[..pairs];
+        if named {
+            let predictors = &self.predictors;
+            let name = |_, c: usize, wanted: &mut [f32]| {
+                predictors.predict(cpu, bank, features, c * CLUSTER, wanted);
+            };
+            (self.on.workers).for_each_part_mut(wanted, CLUSTER * tokens, &name);
+        }
+        let quality = &mut self.layers[seen.layer];
+        for (&gate, &wanted) in seen.gates.iter().zip(&*wanted) {
+            let predicted = if named {
+                wanted != 0.0
+            } else {
+                gate.abs() >= cut
+            };
+            quality.count(gate != 0.0, predicted);
+        }
+    }
+
+    /// What was counted, by layer. In a layer without a predictor every neuron counts as
+    /// named, or, where small gates are cut, every one that is left.
+    pub fn layers(&self) -> &[Quality] {
+        &self.layers
+    }
+}

@@ -1,0 +1,12 @@
+//! What observes and reports: nothing here computes.
+
+mod details;
+pub mod energy;
+mod judge;
+mod probe;
+mod report;
+
+pub use details::Details;
+pub use judge::Judge;
+pub use probe::Probe;
+pub use report::Report;

@@ -1,0 +1,563 @@
+//! What a run says about itself: the JSON of `run --json` and the summary line.
+
+use emberflow_storage::mem;
+use serde::Serialize;
+
+use super::details::Details;
+use crate::engine::Engine;
+use crate::planner::cost::Limit;
+use crate::run::{Batch, Energy, Generation, Stop};
+
+/// Fewest tokens of a second half whose speed says something.
+const SETTLED: usize = 16;
+
+/// Numbers of one run. Keys are a contract: add, never rename.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Name of the model.
+    pub model: String,
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Number of generated tokens.
+    pub generated_tokens: usize,
+    /// Prompt tokens per second.
+    pub prefill_tokens_per_s: f64,
+    /// Generated tokens per second, the first one not counted; those of all texts drawn together.
+    pub decode_tokens_per_s: f64,
+    /// Time to the first token.
+    pub ttft_ms: f64,
+    /// Time per generated token, the first one not counted; time per pass where texts are drawn
+    /// together.
+    pub latency_ms: Latency,
+    /// Where the memory went.
+    pub memory: Memory,
+    /// Reads of neuron bundles after the start-up fill.
+    pub io: Io,
+    /// Cache behaviour after the start-up fill.
+    pub cache: Cache,
+    /// Which neurons were computed.
+    pub sparsity: SparsityReport,
+    /// The second half of the generated tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settled: Option<Settled>,
+    /// What the plan expected.
+    pub plan: Expected,
+    /// What the machine used, everything else that ran on it included; absent where nothing tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
+    /// Hash over the logits of every generated token.
+    pub logits_hash: String,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: String,
+    /// Mechanisms in use.
+    pub policy: &'static str,
+    /// Why the generation ended: `eos`, `length`, `context` or `caller`.
+    pub stop: &'static str,
+    /// All texts that were drawn together; the rest of the report is about the best one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_of: Option<BestOf>,
+    /// Each token by itself, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
+}
+
+/// Texts that were drawn together.
+#[derive(Debug, Clone, Serialize)]
+pub struct BestOf {
+    /// Place of the best one in the list.
+    pub best: usize,
+    /// In the order of their seeds.
+    pub samples: Vec<SampleReport>,
+}
+
+/// One of several texts.
+#[derive(Debug, Clone, Serialize)]
+pub struct SampleReport {
+    /// Seed of its random choices.
+    pub seed: u64,
+    /// Mean log-probability of its tokens.
+    pub score: f64,
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Hash over the logits of every generated token.
+    pub logits_hash: String,
+    /// Why it ended.
+    pub stop: &'static str,
+}
+
+/// The second half of the generated tokens, for which caches hold what the text needs: what a plan
+/// expects is this.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Settled {
+    /// Tokens of it.
+    pub tokens: usize,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// Milliseconds per token in which the computation waited for reads.
+    pub wait_ms: f64,
+    /// Bytes read per token.
+    pub bytes_per_token: f64,
+    /// Share of the needed neurons outside the hot region that the cold one held.
+    pub cold_hit_rate: f64,
+}
+
+/// Milliseconds per token.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Latency {
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+/// Bytes by purpose.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Memory {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Highest resident set of the process (VmHWM); `null` when the system does not tell.
+    pub peak_rss_bytes: Option<u64>,
+    /// Resident weights: attention, norms, head, scales.
+    pub fixed: u64,
+    /// Rows of the embedding; 0 where they are read when needed.
+    pub embedding: u64,
+    /// Gate rows that stay resident.
+    pub gates: u64,
+    /// Clusters of hot neurons.
+    pub hot: u64,
+    /// Cache slots for neurons.
+    pub cold: u64,
+    /// Keys and values.
+    pub kv: u64,
+    /// Predictor weights.
+    pub predictor: u64,
+    /// Activations and buffers.
+    pub scratch: u64,
+    /// Share of the FFN's bytes that is resident, 0 to 1.
+    pub ffn_resident_share: f64,
+}
+
+/// Reads during the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Io {
+    /// Engine that did the reads.
+    pub engine: String,
+    /// Bytes read from flash.
+    pub bytes_read: u64,
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes per second while the device had something to do, in GB/s.
+    pub gb_per_s: f64,
+    /// Share of the device's busy time that was hidden behind computation.
+    pub overlap: f64,
+    /// Time the computation waited for reads.
+    pub wait_ms: f64,
+    /// That time as a share of the run.
+    pub wait_share: f64,
+}
+
+/// Hits among neurons asked for.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Cache {
+    /// Share of neuron vectors found in memory.
+    pub hit_rate: f64,
+    /// Share of needed neurons that were in the hot region.
+    pub hot_hit_rate: f64,
+    /// Share of the other needed neurons that were in the cold region.
+    pub cold_hit_rate: f64,
+    /// Neurons read ahead by a predictor's guess; they count as misses.
+    pub foreseen: u64,
+    /// Share of these that were needed.
+    pub foreseen_needed: f64,
+    /// Neurons evicted.
+    pub evictions: u64,
+}
+
+/// Which neurons were computed.
+#[derive(Debug, Clone, Serialize)]
+pub struct SparsityReport {
+    /// `dense`, `exact` or `predicted`.
+    pub mode: &'static str,
+    /// Why that mode.
+    pub reason: String,
+    /// Share of (neuron, token) pairs whose gate fired.
+    pub active_share: f64,
+    /// Share of (neuron, token) pairs whose gate was computed.
+    pub looked_at_share: f64,
+    /// Recall of the predictors on the text they were measured on; `null` without.
+    pub predictor_recall: Option<f64>,
+}
+
+/// Energy of the run.
+#[derive(Debug, Clone, Serialize)]
+pub struct EnergyReport {
+    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    pub source: String,
+    /// From the start to the last token.
+    pub joules: f64,
+    /// Per generated token, the first one not counted; `null` where there is only that one.
+    pub joules_per_token: Option<f64>,
+}
+
+/// What the plan expected of the run.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Expected {
+    /// Generated tokens per second.
+    pub expected_tokens_per_s: f64,
+    /// Prompt tokens per second, for prompts of whole chunks.
+    pub expected_prefill_tokens_per_s: f64,
+    /// Share of the needed neurons outside the hot region that the cold one holds.
+    pub expected_cold_hit_rate: f64,
+    /// Bytes read per generated token.
+    pub expected_bytes_per_token: f64,
+    /// Milliseconds of a token in which something is computed, and in which it waits for reads.
+    pub expected_compute_ms: f64,
+    /// See `expected_compute_ms`.
+    pub expected_wait_ms: f64,
+    /// The limiting resource.
+    pub limit: Limit,
+    /// Prompt tokens computed at once.
+    pub chunk: usize,
+    /// Whether machine and device were measured and the model has statistics; else the numbers
+    /// above rest on assumptions.
+    pub measured: bool,
+    /// What was not measured and would change the numbers above much; `null` when they can be
+    /// relied on.
+    pub doubt: Option<&'static str>,
+}
+
+impl Report {
+    /// The numbers of `generation`, made by `engine`. `text` is the decoded output.
+    pub fn new(engine: &Engine, generation: &Generation, text: String) -> Self {
+        let mut ms: Vec<f64> = generation
+            .latencies
+            .iter()
+            .map(|l| l.as_secs_f64() * 1e3)
+            .collect();
+        let total_decode_ms: f64 = ms.iter().sum();
+        ms.sort_by(f64::total_cmp);
+        let needs = engine.needs();
+        let (plan, planned) = (engine.memory(), engine.plan());
+        let done = generation.counters;
+        let hits = done.hot_hits + done.hits;
+        let needed = hits + done.misses;
+        let run_ms = generation.first_token.as_secs_f64() * 1e3 + total_decode_ms;
+        let wait_ms = done.wait_ns as f64 / 1e6;
+        let busy_s = done.busy_ns as f64 / 1e9;
+        let gate_rows = if plan.gates_resident() {
+            done.possible
+        } else {
+            0
+        };
+        Self {
+            model: engine.config().name.clone(),
+            text,
+            tokens: generation.tokens.clone(),
+            prompt_tokens: generation.prompt_tokens,
+            generated_tokens: generation.tokens.len(),
+            prefill_tokens_per_s: ratio(
+                generation.prompt_tokens as f64,
+                generation.first_token.as_secs_f64(),
+            ),
+            decode_tokens_per_s: ratio(ms.len() as f64, total_decode_ms / 1e3),
+            ttft_ms: generation.first_token.as_secs_f64() * 1e3,
+            latency_ms: Latency {
+                mean: ratio(total_decode_ms, ms.len() as f64),
+                p50: percentile(&ms, 0.50),
+                p90: percentile(&ms, 0.90),
+                p99: percentile(&ms, 0.99),
+            },
+            memory: Memory {
+                budget_bytes: plan.budget(),
+                peak_rss_bytes: mem::peak_rss(),
+                fixed: needs.fixed + needs.scales,
+                embedding: plan.ledger.held("embedding"),
+                gates: plan.ledger.held("gates"),
+                hot: plan.ledger.held("hot"),
+                cold: plan.ledger.held("cold"),
+                kv: needs.kv,
+                predictor: needs.predictor,
+                scratch: needs.scratch,
+                ffn_resident_share: plan.ffn_resident_share(needs),
+            },
+            io: Io {
+                engine: engine.io_name().to_string(),
+                bytes_read: done.bytes_read,
+                reads: done.reads,
+                gb_per_s: ratio(done.bytes_read as f64 / 1e9, busy_s),
+                overlap: if busy_s > 0.0 {
+                    (1.0 - wait_ms / 1e3 / busy_s).max(0.0)
+                } else {
+                    1.0
+                },
+                wait_ms,
+                wait_share: ratio(wait_ms, run_ms),
+            },
+            cache: Cache {
+                hit_rate: ratio(
+                    (gate_rows + 2 * hits) as f64,
+                    (gate_rows + 2 * needed) as f64,
+                ),
+                hot_hit_rate: ratio(done.hot_hits as f64, needed as f64),
+                cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
+                foreseen: done.guessed,
+                foreseen_needed: ratio(done.guessed_needed as f64, done.guessed as f64),
+                evictions: done.evictions,
+            },
+            sparsity: SparsityReport {
+                mode: engine.sparsity().name(),
+                reason: engine.sparsity_reason().to_string(),
+                active_share: done.active_share(),
+                looked_at_share: done.looked_at_share(),
+                predictor_recall: engine.predictor_recall(),
+            },
+            settled: settled(generation),
+            plan: Expected {
+                expected_tokens_per_s: planned.decode.tokens_per_s,
+                expected_prefill_tokens_per_s: planned.prefill.tokens_per_s,
+                expected_cold_hit_rate: planned.decode.cold_hit_rate,
+                expected_bytes_per_token: planned.decode.bytes_read,
+                expected_compute_ms: planned.decode.compute_ms,
+                expected_wait_ms: planned.decode.wait_ms,
+                limit: planned.decode.limit,
+                chunk: planned.chunk,
+                measured: planned.basis.all_measured(),
+                doubt: planned.basis.doubt(&planned.decode),
+            },
+            energy: energy(generation.energy.as_ref(), ms.len()),
+            logits_hash: hash(generation.logits_hash),
+            threads: engine.threads(),
+            isa: engine.cpu().name().to_string(),
+            policy: engine.ablation().name(),
+            stop: name(generation.stop),
+            best_of: None,
+            details: None,
+        }
+    }
+
+    /// The numbers of texts that were drawn together, about the best one where they are about
+    /// one. `texts` are the decoded outputs in order.
+    pub fn of_batch(engine: &Engine, batch: &Batch, mut texts: Vec<String>) -> Self {
+        let best = batch.best();
+        let winner = &batch.samples[best];
+        let generation = Generation {
+            tokens: winner.tokens.clone(),
+            prompt_tokens: batch.prompt_tokens,
+            first_token: batch.first_token,
+            latencies: batch.latencies.clone(),
+            logits_hash: winner.logits_hash,
+            stop: winner.stop,
+            counters: batch.counters,
+            steps: Vec::new(),
+            energy: batch.energy.clone(),
+            settled: None,
+        };
+        texts.resize(batch.samples.len(), String::new());
+        let mut report = Self::new(engine, &generation, texts[best].clone());
+        let seconds: f64 = batch.latencies.iter().map(|l| l.as_secs_f64()).sum();
+        let further = batch.tokens().saturating_sub(batch.samples.len());
+        report.decode_tokens_per_s = ratio(further as f64, seconds);
+        report.energy = energy(batch.energy.as_ref(), further);
+        let samples = batch.samples.iter().zip(texts);
+        report.best_of = Some(BestOf {
+            best,
+            samples: samples
+                .map(|(sample, text)| SampleReport {
+                    seed: sample.seed,
+                    score: sample.score(),
+                    text,
+                    tokens: sample.tokens.clone(),
+                    logits_hash: hash(sample.logits_hash),
+                    stop: name(sample.stop),
+                })
+                .collect(),
+        });
+        report
+    }
+
+    /// One line for people.
+    pub fn summary(&self) -> String {
+        let (mut best_of, mut generated) = (String::new(), self.generated_tokens);
+        if let Some(BestOf { best, samples }) = &self.best_of {
+            generated = samples.iter().map(|s| s.tokens.len()).sum();
+            let SampleReport { seed, score, .. } = &samples[*best];
+            let n = samples.len();
+            best_of = format!("best of {n}: seed {seed}, mean log-probability {score:.3} | ");
+        }
+        let tokens = (self.prompt_tokens + generated).max(1) as f64;
+        let of = if self.best_of.is_some() {
+            "pass"
+        } else {
+            "token"
+        };
+        let energy = match &self.energy {
+            Some(EnergyReport {
+                source,
+                joules_per_token: Some(joules),
+                ..
+            }) => format!(" | {joules:.3} J/token ({source})"),
+            _ => String::new(),
+        };
+        let mib = |b: u64| b as f64 / f64::from(1 << 20);
+        let settled = match self.settled {
+            Some(s) if s.tokens >= SETTLED => {
+                format!("{:.1} in the last {}; ", s.tokens_per_s, s.tokens)
+            }
+            _ => String::new(),
+        };
+        let reads = if self.io.reads > 0 {
+            format!(
+                "{:.1} KiB read/token at {:.2} GB/s, overlap {:.0} %, waited {:.1} %",
+                self.io.bytes_read as f64 / 1024.0 / tokens,
+                self.io.gb_per_s,
+                100.0 * self.io.overlap,
+                100.0 * self.io.wait_share,
+            )
+        } else {
+            "nothing read".to_owned()
+        };
+        // of neurons that nobody looked up there is no share
+        let hits = if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
+            format!("cache hits {:.1} %, ", 100.0 * self.cache.cold_hit_rate)
+        } else {
+            String::new()
+        };
+        format!(
+            "{best_of}{:.1} tok/s ({settled}{}; {:.2} ms/{of}), prompt {:.1} tok/s | {reads} | \
+             {hits}{:.1} % of neurons fired | \
+             FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
+            self.decode_tokens_per_s,
+            self.plan.summary(),
+            self.latency_ms.mean,
+            self.prefill_tokens_per_s,
+            100.0 * self.sparsity.active_share,
+            100.0 * self.memory.ffn_resident_share,
+            self.memory
+                .peak_rss_bytes
+                .map_or("unknown".into(), |b| format!("{:.1}", mib(b))),
+            mib(self.memory.budget_bytes),
+            self.isa,
+            self.io.engine,
+            self.logits_hash,
+        )
+    }
+}
+
+/// Energy, where it was told; `further` tokens were generated after the first.
+fn energy(energy: Option<&Energy>, further: usize) -> Option<EnergyReport> {
+    let energy = energy?;
+    Some(EnergyReport {
+        source: energy.source.clone(),
+        joules: energy.prefill_joules + energy.decode_joules,
+        joules_per_token: (further > 0).then(|| energy.decode_joules / further as f64),
+    })
+}
+
+impl Expected {
+    /// The speed and what limits it, or why neither is known: a guess that is off by ten times
+    /// would be worse than none.
+    fn summary(&self) -> String {
+        match self.doubt {
+            None => format!(
+                "expected {:.1}{}, limit: {}",
+                self.expected_tokens_per_s,
+                // where nothing is read there is nothing to warm
+                if self.expected_bytes_per_token > 0.0 {
+                    " once the cache is warm"
+                } else {
+                    ""
+                },
+                self.limit
+            ),
+            Some(doubt) => format!("expected: unknown, {doubt}"),
+        }
+    }
+}
+
+/// The second half of a generation.
+fn settled(generation: &Generation) -> Option<Settled> {
+    let (before, done) = generation.settled?;
+    let times = generation.latencies.get(before..)?;
+    let tokens = times.len();
+    let seconds: f64 = times.iter().map(std::time::Duration::as_secs_f64).sum();
+    (tokens > 0).then(|| Settled {
+        tokens,
+        tokens_per_s: ratio(tokens as f64, seconds),
+        wait_ms: done.wait_ns as f64 / 1e6 / tokens as f64,
+        bytes_per_token: done.bytes_read as f64 / tokens as f64,
+        cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
+    })
+}
+
+fn hash(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+fn name(stop: Stop) -> &'static str {
+    match stop {
+        Stop::Eos => "eos",
+        Stop::Length => "length",
+        Stop::Context => "context",
+        Stop::Caller => "caller",
+    }
+}
+
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { 0.0 }
+}
+
+/// Nearest-rank percentile of an ascending list; 0 when empty.
+fn percentile(sorted: &[f64], p: f64) -> f64 {
+    let rank = (p * sorted.len() as f64).ceil() as usize;
+    sorted
+        .get(rank.saturating_sub(1))
+        .copied()
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is expected holds when the cache has filled; without reads there is none to fill.
+    #[test]
+    fn an_expectation_says_when_it_holds() {
+        let expected = |bytes| Expected {
+            expected_tokens_per_s: 12.34,
+            expected_prefill_tokens_per_s: 0.0,
+            expected_cold_hit_rate: 0.0,
+            expected_bytes_per_token: bytes,
+            expected_compute_ms: 0.0,
+            expected_wait_ms: 0.0,
+            limit: Limit::RandomReads,
+            chunk: 16,
+            measured: true,
+            doubt: None,
+        };
+        assert_eq!(
+            expected(4096.0).summary(),
+            "expected 12.3 once the cache is warm, limit: random reads"
+        );
+        assert_eq!(
+            expected(0.0).summary(),
+            "expected 12.3, limit: random reads"
+        );
+        let doubted = Expected {
+            doubt: Some("nobody measured"),
+            ..expected(1.0)
+        };
+        assert_eq!(doubted.summary(), "expected: unknown, nobody measured");
+    }
+}

@@ -1,0 +1,206 @@
+//! What an engine is built of, before memory is taken: the choice of a mode, the banks, the plan.
+
+use emberflow_kernels::DType;
+use emberflow_models::config::ModelConfig;
+use emberflow_storage::io::FileSource;
+use emberflow_storage::mem;
+
+use crate::bundle::NeuronFormat;
+use crate::error::Error;
+use crate::ffn::{FfnShape, StoredPredictors};
+use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
+use crate::memory::Needs;
+use crate::model::{Model, Text};
+use crate::options::{Budget, Options, Sparsity};
+use crate::planner::{Opened, Planner};
+use crate::sparsity::{Choice, choose};
+use crate::store::{Layout, Naming};
+
+/// What a plan is made from and an engine is built of.
+pub(crate) struct Parts {
+    pub text: Text,
+    pub options: Options,
+    pub choice: Choice,
+    pub stored: Option<StoredPredictors>,
+    pub shape: FfnShape,
+    pub naming: Naming,
+    pub layout: Layout,
+    pub source: FileSource,
+    pub planner: Planner,
+    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    pub frequencies: Vec<Vec<f32>>,
+    /// Most threads that compute.
+    pub threads: usize,
+}
+
+impl Parts {
+    /// Checks the options and looks at everything that opening needs.
+    pub fn of(model: Model, options: Options) -> Result<Self, Error> {
+        let Model { container, text } = model;
+        let (c, quant) = (text.config(), &text.meta().quant);
+        check_options(&options, c)?;
+        let format = NeuronFormat::of(&container, text.meta())?;
+        let stored = match options.sparsity {
+            Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
+            Sparsity::Dense | Sparsity::Exact => None,
+        };
+        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
+        let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
+        tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
+        let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
+        // Without zeros and without a cut nothing can be left out.
+        let dense = match &stored {
+            Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+            None => choice.sparsity == Sparsity::Dense,
+        };
+        let naming = match &stored {
+            _ if dense => Naming::All,
+            Some(stored) if stored.predicts() => Naming::Predictor,
+            _ => Naming::Gates,
+        };
+        let shape = FfnShape {
+            format,
+            kind: c.ffn_kind,
+            dense,
+        };
+        let (layout, source) = Layout::new(container, format, c.layers)?;
+        check_banks(&layout, c)?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            n => n,
+        };
+        let (planner, frequencies) = Planner::new(Opened {
+            layout: &layout,
+            config: c,
+            quant,
+            ffn: &shape,
+            naming,
+            stored: stored.as_ref(),
+            options: &options,
+            threads,
+        })?;
+        Ok(Self {
+            choice,
+            stored,
+            shape,
+            naming,
+            layout,
+            source,
+            planner,
+            frequencies,
+            threads,
+            text,
+            options,
+        })
+    }
+}
+
+impl Parts {
+    /// What plans and buffers are made from.
+    pub fn opened(&self) -> Opened<'_> {
+        Opened {
+            layout: &self.layout,
+            config: self.text.config(),
+            quant: &self.text.meta().quant,
+            ffn: &self.shape,
+            naming: self.naming,
+            stored: self.stored.as_ref(),
+            options: &self.options,
+            threads: self.threads,
+        }
+    }
+}
+
+/// Checks that the banks are those of the model: one dense FFN a layer.
+fn check_banks(layout: &Layout, c: &ModelConfig) -> Result<(), Error> {
+    let bad = |reason: String| Error::Bundles {
+        path: layout.container.path().to_path_buf(),
+        reason,
+    };
+    if c.experts != 1 || layout.banks() != c.layers as usize {
+        return Err(bad(format!(
+            "{} banks for {} layers of {} experts; this version runs dense FFNs (1 expert)",
+            layout.banks(),
+            c.layers,
+            c.experts
+        )));
+    }
+    match layout.sizes().iter().position(|&n| n != c.ffn) {
+        Some(layer) => Err(bad(format!(
+            "layer {layer} has {} neurons, expected {}",
+            layout.neurons(layer as u32),
+            c.ffn
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl Planner {
+    /// The planner of an engine that would be opened, which needs no memory for weights.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::open`], except for the budget.
+    pub fn open(model: Model, options: Options) -> Result<Self, Error> {
+        Ok(Parts::of(model, options)?.planner)
+    }
+
+    /// The bytes of a budget.
+    pub fn budget(&self, budget: Budget) -> u64 {
+        match budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
+            // All of it, and room for the chunk that is then chosen.
+            Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
+            Budget::FfnShare(share) => self.needs.budget_for_share(share),
+        }
+    }
+}
+
+/// All that the model can use, within what the machine can safely give; where that is too little, the
+/// smallest that works if the machine has it at all.
+fn auto_budget(needs: &Needs) -> u64 {
+    let full = needs.full_budget();
+    let Some(safe) = mem::auto_budget() else {
+        return full;
+    };
+    let reach = mem::mem_available().map_or(u64::MAX, |free| needs.process.saturating_add(free));
+    let reach = mem::cgroup_limit().map_or(reach, |limit| limit.min(reach));
+    let smallest = needs.smallest_budget();
+    let floor = if smallest <= reach { smallest } else { safe };
+    safe.max(floor).min(full)
+}
+
+/// Refuses what has no meaning.
+fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
+    if o.threads > MAX_THREADS {
+        return Err(Error::Option(format!(
+            "{} threads, expected at most {MAX_THREADS}",
+            o.threads
+        )));
+    }
+    if o.context == 0 || o.context > c.max_context as usize {
+        return Err(Error::Option(format!(
+            "a context of {} tokens, expected 1 to {} (what the model was made for)",
+            o.context, c.max_context
+        )));
+    }
+    if o.chunk > MAX_CHUNK {
+        return Err(Error::Option(format!(
+            "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
+            o.chunk
+        )));
+    }
+    if o.batch == 0 || o.batch > MAX_BATCH {
+        return Err(Error::Option(format!(
+            "{} sequences at once, expected 1 to {MAX_BATCH}",
+            o.batch
+        )));
+    }
+    if !matches!(o.kv, DType::F16 | DType::F32) {
+        return Err(Error::Option(format!(
+            "key/value format {}, expected f16 or f32",
+            o.kv.name()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! Several continuations of one prompt at once: the prompt is computed once, and every pass computes
+//! a token of each of them (Best-of-N, PowerInfer-2 §2.2 and §7.4).
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use super::clock::{Clock, Energy, Step};
+use super::events::{Admission, Event, Finished, Stepped};
+use super::request::{Request, Stop};
+use super::stepper::Stepper;
+use crate::counters::Counters;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::sequence::Sequence;
+
+/// One continuation.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Seed of its sampler.
+    pub seed: u64,
+    /// Its tokens, an end-of-text token included.
+    pub tokens: Vec<u32>,
+    /// Sum of the natural logarithms of the probabilities that the model gave its tokens, at
+    /// temperature 1 and before any were left out.
+    pub log_prob: f64,
+    /// Hash over the logits of every token, as in [`crate::Generation::logits_hash`].
+    pub logits_hash: u64,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+impl Sample {
+    /// Mean log-probability of a token; the best continuation has the highest.
+    pub fn score(&self) -> f64 {
+        self.log_prob / self.tokens.len().max(1) as f64
+    }
+}
+
+/// All continuations and their timings.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// In the order of their seeds.
+    pub samples: Vec<Sample>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Time from the start until every continuation has its first token.
+    pub first_token: Duration,
+    /// Time of each further pass, which gives a token to all that have not ended.
+    pub latencies: Vec<Duration>,
+    /// What was done for it.
+    pub counters: Counters,
+    /// What each further pass did, where [`Request::keep_steps`] asked for it.
+    pub steps: Vec<Step>,
+    /// What the machine used for it, as in [`crate::Generation::energy`].
+    pub energy: Option<Energy>,
+}
+
+impl Batch {
+    /// The continuation with the highest [`Sample::score`], the first of equals.
+    pub fn best(&self) -> usize {
+        let mut best = 0;
+        for (i, sample) in self.samples.iter().enumerate() {
+            if sample.score() > self.samples[best].score() {
+                best = i;
+            }
+        }
+        best
+    }
+
+    /// Tokens of all continuations.
+    pub fn tokens(&self) -> usize {
+        self.samples.iter().map(|s| s.tokens.len()).sum()
+    }
+}
+
+impl Engine {
+    /// Runs `prompt` (not empty) after what `sequence` already holds, and continues it `samples`
+    /// times, with the seed of `request` and those that follow it. Each continuation is what
+    /// [`Engine::generate`] gives with its seed, bit for bit. `on_pass` is asked after each pass
+    /// whether to go on. One that ends leaves the batch, and the plan follows.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`]; also when there are more samples than the options have room for.
+    pub fn generate_batch(
+        &mut self,
+        sequence: Sequence,
+        prompt: &[u32],
+        request: &Request,
+        samples: usize,
+        on_pass: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Batch, Error> {
+        let most = request.max_tokens.min(sequence.room() + 1);
+        let mut clock = Clock::start(self, most, request.keep_steps);
+        let mut stepper = Stepper::new(self);
+        let first = stepper.admit(Admission {
+            sequence,
+            prompt: prompt.to_vec(),
+            request: *request,
+            samples,
+        })?;
+        let ids: Vec<_> = (0..samples).map(|index| first.sample(index)).collect();
+        while let Stepped::Passed { events, .. } = stepper.step()? {
+            let mut tokens = false;
+            for event in events.drain(..) {
+                match event {
+                    Event::Token { .. } => tokens = true,
+                    Event::Ended { .. } => {}
+                    Event::Failed { error, .. } => return Err(error),
+                }
+            }
+            match tokens {
+                true => clock.token(stepper.engine(), || 0),
+                false => clock.look(),
+            }
+            if on_pass().is_break() {
+                break;
+            }
+        }
+        let finished: Vec<Finished> = ids
+            .iter()
+            .filter_map(|&id| stepper.take(id).or_else(|| stepper.cancel(id)))
+            .collect();
+        let times = clock.stop(stepper.engine());
+        let sample = |(index, one): (u64, Finished)| Sample {
+            seed: request.sampling.seed.wrapping_add(index),
+            tokens: one.tokens,
+            log_prob: one.log_prob,
+            logits_hash: one.logits_hash,
+            stop: one.stop,
+        };
+        Ok(Batch {
+            samples: (0..).zip(finished).map(sample).collect(),
+            prompt_tokens: prompt.len(),
+            first_token: times.first_token,
+            latencies: times.latencies,
+            counters: times.counters,
+            steps: times.steps,
+            energy: times.energy,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_has_the_highest_mean() {
+        let sample = |log_prob, n| Sample {
+            seed: 0,
+            tokens: vec![0; n],
+            log_prob,
+            logits_hash: 0,
+            stop: Stop::Length,
+        };
+        let batch = Batch {
+            samples: vec![sample(-3.0, 2), sample(-4.0, 4), sample(-1.0, 1)],
+            prompt_tokens: 1,
+            first_token: Duration::ZERO,
+            latencies: Vec::new(),
+            counters: Counters::default(),
+            steps: Vec::new(),
+            energy: None,
+        };
+        assert_eq!((batch.best(), batch.tokens()), (1, 7));
+    }
+}

@@ -1,0 +1,431 @@
+//! Many texts, one pass after the other.
+//!
+//! ```text
+//! admit ─► texts ─► which rows (spans.rs) ─► pass, layer by layer ─► logits of the rows that need them ─► tokens ─► events
+//!                        ▲                        │ asked to yield
+//!                        └──── resume ◄── preempt ┘ rows set aside with their activations
+//! ```
+//!
+//! What comes out for a text does not depend on the others: not on when they came, how their prompts
+//! are cut, or whether a pass was interrupted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::events::{Admission, Event, Finished, Stepped};
+use super::request::{Request, RequestId, Stop};
+use super::spans::divide;
+use super::text::Text;
+use crate::decoder::Hooks;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::sequence::{Sequence, Span};
+
+/// Rows of a pass that belong to one text.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    id: RequestId,
+    rows: usize,
+}
+
+/// Rows that were set aside between two layers.
+struct Parked {
+    part: Part,
+    /// Layers that are done.
+    layers: usize,
+    /// Their residual stream.
+    x: Vec<f32>,
+}
+
+/// Admits requests and runs them together, one pass at a time.
+pub struct Stepper<'e> {
+    engine: &'e mut Engine,
+    /// In the order in which they came.
+    texts: Vec<Text>,
+    /// The pass that is not done: its rows, text after text. The engine holds its activations.
+    running: Vec<Part>,
+    parked: Vec<Parked>,
+    finished: Vec<Finished>,
+    events: Vec<Event>,
+    /// Set by whoever wants the pass to stop between two layers.
+    yields: Arc<AtomicBool>,
+    next: u64,
+}
+
+impl<'e> Stepper<'e> {
+    /// Without requests.
+    pub fn new(engine: &'e mut Engine) -> Self {
+        Self {
+            engine,
+            texts: Vec::new(),
+            running: Vec::new(),
+            parked: Vec::new(),
+            finished: Vec::new(),
+            events: Vec::new(),
+            yields: Arc::new(AtomicBool::new(false)),
+            next: 0,
+        }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        self.engine
+    }
+
+    /// Texts that have not ended.
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Whether all texts have ended.
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// Setting this flag, from any thread, makes the running step stop at the next border between two
+    /// layers; the step clears it.
+    pub fn yield_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.yields)
+    }
+
+    /// Takes a request in; the next step begins with it. Returns the name of its first text; those of
+    /// further samples follow it ([`RequestId::sample`]). Where a text that is here already begins
+    /// with the same tokens, their keys and values are shared and not computed again.
+    ///
+    /// # Errors
+    /// A request that makes no sense or for which there is no room; then nothing has changed.
+    pub fn admit(&mut self, admission: Admission) -> Result<RequestId, Error> {
+        let Admission {
+            mut sequence,
+            prompt,
+            request,
+            samples,
+        } = admission;
+        check(self.engine, &sequence, &prompt, &request)?;
+        let most = self.engine.most_sequences();
+        if samples == 0 || self.texts.len() + samples > most {
+            return Err(Error::Option(format!(
+                "{} texts at once, expected 1 to {most}, for which memory was planned",
+                self.texts.len() + samples
+            )));
+        }
+        let vocab = self.engine.config().vocab as usize;
+        let mut forks = Vec::with_capacity(samples - 1);
+        for _ in 1..samples {
+            forks.push(sequence.fork_at(0)?);
+        }
+        let first = RequestId(self.next);
+        self.next += samples as u64;
+        let mut skipped = 0;
+        if sequence.is_empty()
+            && let Some((other, len)) = self.longest_prefix(&prompt)
+        {
+            sequence.adopt(&self.texts[other].sequence, len);
+            skipped = len;
+        }
+        let mut text = Text::new(first, sequence, prompt.clone(), request, 0, vocab);
+        text.done = skipped;
+        self.texts.push(text);
+        for (index, sequence) in (1..).zip(forks) {
+            let id = first.sample(index);
+            let mut text = Text::new(id, sequence, prompt.clone(), request, index as u64, vocab);
+            text.waits_for = Some(first);
+            self.texts.push(text);
+        }
+        self.engine.set_batch(self.texts.len())?;
+        Ok(first)
+    }
+
+    /// The text whose sequence has most tokens in common with the beginning of `prompt`, and how
+    /// many; the prompt's last token is always computed.
+    fn longest_prefix(&self, prompt: &[u32]) -> Option<(usize, usize)> {
+        let most = &prompt[..prompt.len() - 1];
+        let common = |text: &Text| {
+            let pairs = text.sequence.tokens().iter().zip(most);
+            pairs.take_while(|(a, b)| a == b).count()
+        };
+        let all = self.texts.iter().map(common).enumerate();
+        all.max_by_key(|&(_, len)| len).filter(|&(_, len)| len > 0)
+    }
+
+    /// Runs one pass, or goes on with the one that yielded.
+    ///
+    /// # Errors
+    /// A failed read, after which the engine must be opened again. What concerns one text only is an
+    /// event.
+    pub fn step(&mut self) -> Result<Stepped<'_>, Error> {
+        self.events.clear();
+        if self.running.is_empty() && !self.unpark() && !self.choose() {
+            return Ok(Stepped::Idle);
+        }
+        let rows = self.running.iter().map(|part| part.rows).sum();
+        if !self.run()? {
+            return Ok(Stepped::Yielded);
+        }
+        self.take_tokens()?;
+        Ok(Stepped::Passed {
+            rows,
+            events: &mut self.events,
+        })
+    }
+
+    /// Makes the next pass of what the texts want. False if nobody wants anything.
+    fn choose(&mut self) -> bool {
+        let wants = self.texts.iter().map(Text::wants);
+        let rows = divide(wants, self.engine.most_rows());
+        let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
+        self.running
+            .extend(parts.map(|(text, &rows)| Part { id: text.id, rows }));
+        let all = rows.iter().sum();
+        self.engine.pass.begin(all);
+        all > 0
+    }
+
+    /// Goes on with rows that were set aside and are wanted again: those that stopped at the same
+    /// layer as the first of them. False if there are none.
+    fn unpark(&mut self) -> bool {
+        let wanted = |texts: &[Text], id| texts.iter().any(|t| t.id == id && !t.aside);
+        let first = (self.parked.iter()).find(|p| wanted(&self.texts, p.part.id));
+        let Some(layers) = first.map(|p| p.layers) else {
+            return false;
+        };
+        let pass = &mut self.engine.pass;
+        pass.begin(0);
+        pass.layers = Some(layers);
+        // In the order of the texts, as `run` visits them.
+        for text in self.texts.iter().filter(|text| !text.aside) {
+            let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
+            if let Some(at) = self.parked.iter().position(ours) {
+                let parked = self.parked.remove(at);
+                let d = parked.x.len() / parked.part.rows;
+                pass.x[pass.rows * d..][..parked.x.len()].copy_from_slice(&parked.x);
+                pass.rows += parked.part.rows;
+                self.running.push(parked.part);
+            }
+        }
+        true
+    }
+
+    /// Runs the pass. False if it yielded.
+    fn run(&mut self) -> Result<bool, Error> {
+        let mut parts = self.running.iter().peekable();
+        let mut spans: Vec<Span<'_>> = Vec::with_capacity(self.running.len());
+        for text in &mut self.texts {
+            if let Some(part) = parts.next_if(|part| part.id == text.id) {
+                spans.push(text.span(part.rows));
+            }
+        }
+        let yields = || self.yields.swap(false, Ordering::Relaxed);
+        let hooks = Hooks {
+            observer: None,
+            yields: Some(&yields),
+        };
+        let Engine { decoder, pass, .. } = &mut *self.engine;
+        decoder.run(pass, &mut spans, hooks)
+    }
+
+    /// After a pass: the next token of every text that has all of its prompt.
+    fn take_tokens(&mut self) -> Result<(), Error> {
+        let (mut rows, mut takers, mut end) = (Vec::new(), Vec::new(), 0);
+        let mut parts = std::mem::take(&mut self.running);
+        for part in parts.drain(..) {
+            end += part.rows;
+            let Some(at) = self.texts.iter().position(|text| text.id == part.id) else {
+                continue;
+            };
+            let wants_logits = self.texts[at].advance(part.rows);
+            takers.extend(self.followers(at).map(|follower| (follower, rows.len())));
+            if wants_logits {
+                takers.push((at, rows.len()));
+                rows.push(end - 1);
+            }
+        }
+        self.running = parts;
+        for follower in 0..self.texts.len() {
+            self.catch_up(follower);
+        }
+        let Engine { decoder, pass, .. } = &mut *self.engine;
+        if !rows.is_empty() {
+            decoder.head(pass, rows.iter().copied());
+        }
+        takers.sort_unstable();
+        let mut failed = Vec::new();
+        for (at, logits) in takers {
+            let text = &mut self.texts[at];
+            if text.request.max_tokens == 0 {
+                continue;
+            }
+            match text.take(decoder.logits(logits)) {
+                Ok(token) => self.events.push(Event::Token {
+                    id: text.id,
+                    token,
+                    stop: text.ends(&decoder.config.eos),
+                }),
+                Err(error) => failed.push((text.id, error)),
+            }
+        }
+        for (id, error) in failed {
+            self.cancel(id);
+            self.finished.retain(|f| f.id != id);
+            self.events.push(Event::Failed { id, error });
+        }
+        self.end_texts()
+    }
+
+    /// Texts that wait for the prompt of the one at `at`, which has all of it now.
+    fn followers(&self, at: usize) -> impl Iterator<Item = usize> {
+        let leader = &self.texts[at];
+        let complete = leader.done == leader.prompt.len();
+        let waits = move |text: &Text| complete && text.waits_for == Some(leader.id);
+        (self.texts.iter().enumerate())
+            .filter(move |(_, text)| waits(text))
+            .map(|(follower, _)| follower)
+    }
+
+    /// Gives a text the prompt that it waited for.
+    fn catch_up(&mut self, at: usize) {
+        let Some(leader) = self.texts[at].waits_for else {
+            return;
+        };
+        let Some(leader) = self.texts.iter().position(|text| text.id == leader) else {
+            return;
+        };
+        if self.texts[leader].done < self.texts[leader].prompt.len() {
+            return;
+        }
+        let Ok([leader, text]) = self.texts.get_disjoint_mut([leader, at]) else {
+            return;
+        };
+        let len = leader.sequence.len();
+        text.sequence.adopt(&leader.sequence, len);
+        (text.done, text.waits_for) = (text.prompt.len(), None);
+    }
+
+    /// Texts that have their last token leave.
+    fn end_texts(&mut self) -> Result<(), Error> {
+        let eos = &self.engine.decoder.config.eos;
+        let mut at = 0;
+        while at < self.texts.len() {
+            let text = &self.texts[at];
+            match text.ends(eos).filter(|_| text.waits_for.is_none()) {
+                None => at += 1,
+                Some(stop) => {
+                    let text = self.texts.remove(at);
+                    if text.tokens.is_empty() {
+                        self.events.push(Event::Ended { id: text.id, stop });
+                    }
+                    self.finished.push(text.finish(stop));
+                }
+            }
+        }
+        self.engine.set_batch(self.texts.len())
+    }
+
+    /// Sets a text aside until [`Stepper::resume`]. Where the pass that yielded has rows of it, they
+    /// keep what was computed of them if the engine was opened with
+    /// [`Options::preemption`](crate::Options::preemption) and there is room; else they are computed
+    /// again.
+    pub fn preempt(&mut self, id: RequestId) {
+        let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
+            return;
+        };
+        text.aside = true;
+        let d = self.engine.config().d_model as usize;
+        let parked: usize = self.parked.iter().map(|p| p.part.rows).sum();
+        let room = match self.engine.options().preemption {
+            true => self.engine.most_rows() - parked,
+            false => 0,
+        };
+        if let Some((part, x)) = self.leave_pass(id)
+            && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)
+        {
+            debug_assert_eq!(x.len(), part.rows * d);
+            self.parked.push(Parked { part, layers, x });
+        }
+    }
+
+    /// Takes the rows of a text out of the pass that yielded.
+    fn leave_pass(&mut self, id: RequestId) -> Option<(Part, Vec<f32>)> {
+        let at = self.running.iter().position(|part| part.id == id)?;
+        let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
+        let part = self.running.remove(at);
+        let d = self.engine.config().d_model as usize;
+        let pass = &mut self.engine.pass;
+        let rows = before * d..(before + part.rows) * d;
+        let x = pass.x[rows.clone()].to_vec();
+        pass.x.copy_within(rows.end..pass.rows * d, rows.start);
+        pass.rows -= part.rows;
+        Some((part, x))
+    }
+
+    /// Goes on with a text that was set aside.
+    pub fn resume(&mut self, id: RequestId) {
+        if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
+            text.aside = false;
+        }
+    }
+
+    /// Ends a text, and only it. `None` if it has ended before or never was.
+    pub fn cancel(&mut self, id: RequestId) -> Option<Finished> {
+        if let Some(at) = self.finished.iter().position(|f| f.id == id) {
+            let mut finished = self.finished.remove(at);
+            finished.stop = Stop::Caller;
+            return Some(finished);
+        }
+        let at = self.texts.iter().position(|text| text.id == id)?;
+        self.leave_pass(id);
+        self.parked.retain(|parked| parked.part.id != id);
+        let text = self.texts.remove(at);
+        self.hand_over(&text);
+        // A plan for as many texts was made before.
+        let _ = self.engine.set_batch(self.texts.len());
+        Some(text.finish(Stop::Caller))
+    }
+
+    /// The first of those that wait for the prompt of `text` computes the rest of it.
+    fn hand_over(&mut self, text: &Text) {
+        let mut heir = None;
+        for other in self.texts.iter_mut() {
+            if other.waits_for == Some(text.id) {
+                other.waits_for = heir;
+                if heir.is_none() {
+                    heir = Some(other.id);
+                    other.sequence.adopt(&text.sequence, text.sequence.len());
+                    other.done = text.done;
+                }
+            }
+        }
+    }
+
+    /// Takes a text that has ended.
+    pub fn take(&mut self, id: RequestId) -> Option<Finished> {
+        let at = self.finished.iter().position(|f| f.id == id)?;
+        Some(self.finished.remove(at))
+    }
+
+    /// Hash over the logits of every token of a text so far; 0 where there is none.
+    pub fn logits_hash(&self, id: RequestId) -> u64 {
+        let live = self.texts.iter().find(|text| text.id == id);
+        let ended = self.finished.iter().find(|f| f.id == id);
+        live.map(Text::logits_hash)
+            .or(ended.map(|f| f.logits_hash))
+            .unwrap_or(0)
+    }
+}
+
+/// Refuses a request that makes no sense.
+pub(super) fn check(
+    engine: &Engine,
+    sequence: &Sequence,
+    prompt: &[u32],
+    request: &Request,
+) -> Result<(), Error> {
+    request.sampling.validate().map_err(Error::Option)?;
+    if prompt.is_empty() {
+        return Err(Error::Option(
+            "the prompt is empty; give at least one token of text".into(),
+        ));
+    }
+    engine.check_tokens(prompt)?;
+    engine.check_room(sequence, prompt.len())
+}

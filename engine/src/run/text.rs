@@ -1,0 +1,154 @@
+//! One text of a stepper: its sequence, its sampler, its tokens so far.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::events::Finished;
+use super::request::{Request, RequestId, Stop};
+use super::spans::Wants;
+use crate::error::Error;
+use crate::sampler::{Sampler, Sampling};
+use crate::sequence::{Sequence, Span};
+
+/// A text that goes on.
+pub(super) struct Text {
+    pub id: RequestId,
+    pub sequence: Sequence,
+    /// The whole prompt, and how many of its tokens are in the sequence.
+    pub prompt: Vec<u32>,
+    pub done: usize,
+    pub request: Request,
+    sampler: Sampler,
+    hash: Xxh3,
+    pub tokens: Vec<u32>,
+    log_prob: f64,
+    /// The text whose prompt this one waits for.
+    pub waits_for: Option<RequestId>,
+    /// It was set aside.
+    pub aside: bool,
+}
+
+impl Text {
+    /// Text `id`, which goes on after `prompt` with the `index`-th seed of the request.
+    pub fn new(
+        id: RequestId,
+        sequence: Sequence,
+        prompt: Vec<u32>,
+        request: Request,
+        index: u64,
+        vocab: usize,
+    ) -> Self {
+        let sampling = Sampling {
+            seed: request.sampling.seed.wrapping_add(index),
+            ..request.sampling
+        };
+        let room = sequence.room() + 1 - prompt.len().min(sequence.room());
+        Self {
+            id,
+            sequence,
+            prompt,
+            done: 0,
+            sampler: Sampler::new(sampling, vocab),
+            hash: Xxh3::new(),
+            tokens: Vec::with_capacity(request.max_tokens.min(room)),
+            log_prob: 0.0,
+            waits_for: None,
+            aside: false,
+            request,
+        }
+    }
+
+    /// What it could add to the next pass.
+    pub fn wants(&self) -> Wants {
+        match self.prompt.len() - self.done {
+            _ if self.aside || self.waits_for.is_some() => Wants::Nothing,
+            0 => Wants::Decode,
+            rest => Wants::Prompt(rest),
+        }
+    }
+
+    /// Its part of a pass: the next `count` tokens of the sequence.
+    pub fn span(&mut self, count: usize) -> Span<'_> {
+        let tokens = match self.prompt.len() - self.done {
+            0 => &self.tokens[self.tokens.len().saturating_sub(count)..],
+            _ => &self.prompt[self.done..self.done + count],
+        };
+        Span {
+            sequence: &mut self.sequence,
+            tokens,
+        }
+    }
+
+    /// `count` more tokens were computed. Whether the logits of the last of them are wanted.
+    pub fn advance(&mut self, count: usize) -> bool {
+        self.done = self.prompt.len().min(self.done + count);
+        self.done == self.prompt.len() && self.request.max_tokens > 0
+    }
+
+    /// Chooses the next token from `logits`, those after the whole sequence.
+    pub fn take(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        if !logits.iter().all(|l| l.is_finite()) {
+            return Err(Error::NotFinite {
+                position: self.sequence.len() - 1,
+            });
+        }
+        self.hash.update(bytemuck::cast_slice(logits));
+        let token = self.sampler.sample(logits, self.sequence.tokens());
+        self.tokens.push(token);
+        self.log_prob += log_prob(logits, token);
+        Ok(token)
+    }
+
+    /// Whether it has its last token, and why.
+    pub fn ends(&self, eos: &[u32]) -> Option<Stop> {
+        if self.done < self.prompt.len() {
+            return None;
+        }
+        let at_eos = self.tokens.last().is_some_and(|token| eos.contains(token));
+        if at_eos && !self.request.ignore_eos {
+            Some(Stop::Eos)
+        } else if self.tokens.len() >= self.request.max_tokens {
+            Some(Stop::Length)
+        } else {
+            (self.sequence.room() == 0).then_some(Stop::Context)
+        }
+    }
+
+    /// Hash over the logits of every token so far.
+    pub fn logits_hash(&self) -> u64 {
+        self.hash.digest()
+    }
+
+    pub fn finish(self, stop: Stop) -> Finished {
+        Finished {
+            id: self.id,
+            logits_hash: self.hash.digest(),
+            sequence: self.sequence,
+            tokens: self.tokens,
+            log_prob: self.log_prob,
+            stop,
+        }
+    }
+}
+
+/// Natural logarithm of the probability of `token`.
+fn log_prob(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = (logits.iter())
+        .map(|&l| f64::from(libm::expf(l - max)))
+        .sum();
+    let chosen = logits.get(token as usize).copied().unwrap_or(f32::MIN);
+    f64::from(chosen - max) - libm::log(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_add_up_to_one() {
+        let logits = [1.0, -3.0, 0.5, 80.0, 79.0];
+        let sum: f64 = (0..5).map(|t| libm::exp(log_prob(&logits, t))).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+        assert!(log_prob(&logits, 3) > log_prob(&logits, 4));
+    }
+}

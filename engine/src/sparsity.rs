@@ -1,0 +1,95 @@
+//! Which sparsity mode runs.
+//!
+//! The choice depends on the container alone, never on the budget or the machine: a
+//! model's text must not change because memory is short.
+
+use emberflow_models::config::ModelConfig;
+
+use crate::error::Error;
+use crate::ffn::StoredPredictors;
+use crate::options::Sparsity;
+
+/// Bytes of Gate rows that a prediction has to save per layer and token. Predicting takes
+/// a parallel section or two, some 10 µs; in that time a small machine reads this much.
+const WORTHWHILE: f64 = 256.0 * 1024.0;
+
+/// A mode and why it was taken.
+#[derive(Debug, Clone)]
+pub(crate) struct Choice {
+    pub sparsity: Sparsity,
+    pub reason: String,
+}
+
+/// Resolves `wanted` for a model whose Gate rows take `gate_bytes` in all.
+pub(crate) fn choose(
+    wanted: Sparsity,
+    c: &ModelConfig,
+    stored: Option<&StoredPredictors>,
+    gate_bytes: u64,
+) -> Result<Choice, Error> {
+    let activation = c.ffn_kind.activation;
+    let sparse = activation.is_sparse();
+    let asked = |sparsity| {
+        Ok(Choice {
+            sparsity,
+            reason: "as asked".into(),
+        })
+    };
+    match wanted {
+        Sparsity::Dense => asked(Sparsity::Dense),
+        Sparsity::Exact if sparse => asked(Sparsity::Exact),
+        Sparsity::Exact => Err(Error::Option(format!(
+            "--sparsity exact needs an activation with exact zeros; this model uses \
+             {activation:?}: use --sparsity dense"
+        ))),
+        Sparsity::Predicted if stored.is_some() => asked(Sparsity::Predicted),
+        Sparsity::Predicted => Err(Error::Option(
+            "--sparsity predicted needs predictors, and this container has none: make one that \
+             has with emberflow train-predictor, or use --sparsity auto"
+                .into(),
+        )),
+        Sparsity::Auto if !sparse => Ok(Choice {
+            sparsity: Sparsity::Dense,
+            reason: match stored {
+                Some(_) => "cutting small gates of this activation changes the text; \
+                            --sparsity predicted does it"
+                    .into(),
+                None => "the activation has no exact zeros".into(),
+            },
+        }),
+        Sparsity::Auto => Ok(auto(c, stored, gate_bytes)),
+    }
+}
+
+/// The choice for an activation with exact zeros.
+fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> Choice {
+    let exact = |reason: String| Choice {
+        sparsity: Sparsity::Exact,
+        reason,
+    };
+    let Some(stored) = stored.filter(|s| s.predicts()) else {
+        return exact("the container has no predictors".into());
+    };
+    if stored.quality.is_none() {
+        return exact("the recall of the imported predictors is not known".into());
+    }
+    let read = stored.bytes as f64 + stored.looked_at() * gate_bytes as f64;
+    let saved = (gate_bytes as f64 - read) / f64::from(c.layers.max(1));
+    let kib = |bytes: f64| (bytes / 1024.0).round();
+    if saved >= WORTHWHILE {
+        Choice {
+            sparsity: Sparsity::Predicted,
+            reason: format!(
+                "predictors save {} KiB of Gate rows per layer and token",
+                kib(saved)
+            ),
+        }
+    } else {
+        exact(format!(
+            "predictors save {} KiB of Gate rows per layer and token, less than predicting costs \
+             ({} KiB)",
+            kib(saved),
+            kib(WORTHWHILE)
+        ))
+    }
+}

@@ -1,0 +1,160 @@
+//! Completions: what arrived goes where it was asked for.
+
+use emberflow_storage::arena::Slot;
+use emberflow_storage::cache::Key;
+use emberflow_storage::io::Completion;
+
+use super::layer::{Held, Source, Step};
+use super::neurons::NeuronStore;
+use super::regions::CLUSTER;
+use super::tag::{Half, Tag};
+use crate::error::Error;
+
+impl NeuronStore {
+    /// Takes what has arrived, without waiting.
+    pub fn poll(&mut self) -> Result<(), Error> {
+        let arrived = self.reader.poll();
+        let arrived = self.latch(arrived)?;
+        self.take_arrived(arrived)
+    }
+
+    /// Waits for something to arrive. Called when no cluster is ready.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        self.submit_last()?;
+        if self.reader.outstanding() == 0 {
+            return self.make_room();
+        }
+        self.sleep()
+    }
+
+    /// Waits for a read and takes in what has arrived.
+    pub(super) fn sleep(&mut self) -> Result<(), Error> {
+        let arrived = self.reader.wait(self.layer.number);
+        let arrived = self.latch(arrived)?;
+        self.take_arrived(arrived)
+    }
+
+    /// Takes completions in. After an error everything is taken back.
+    pub(super) fn take_arrived(&mut self, mut arrived: Vec<Completion>) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for done in arrived.drain(..) {
+            let taken = self.take_one(done);
+            outcome = outcome.and(taken);
+        }
+        self.reader.give_back(arrived);
+        if outcome.is_err() {
+            self.abandon_layer();
+        }
+        self.latch(outcome)?;
+        self.submit_last()
+    }
+
+    /// Without bundles: asks for the second matrix when all of the first one has come.
+    pub(super) fn submit_last(&mut self) -> Result<(), Error> {
+        if self.reader.outstanding() > 0 {
+            return Ok(());
+        }
+        self.submit()
+    }
+
+    /// Takes one completion in.
+    pub(super) fn take_one(&mut self, done: Completion) -> Result<(), Error> {
+        let Completion { tag, slot, result } = done;
+        let result = result.map_err(|e| Error::from(emberflow_storage::Error::from(e)));
+        match Tag::from_bits(tag) {
+            Tag::Cluster { bank, cluster } => self.take_cluster(bank, cluster, slot, result),
+            Tag::Ahead { bank, neuron } => self.take_ahead(Key { bank, neuron }, slot, result),
+            Tag::Row { number, row } => {
+                self.rows.arrived.push((number, row, slot));
+                result
+            }
+            Tag::Neuron { item, place, half } => match half {
+                Half::First if result.is_ok() => self.request_second_half(item, place, slot),
+                _ => self.take_neuron(item, place, slot, result),
+            },
+        }
+    }
+
+    /// A neuron of the layer, or its Gate part.
+    fn take_neuron(
+        &mut self,
+        item: u32,
+        place: u32,
+        slot: Slot,
+        result: Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (item, place) = (item as usize, place as usize);
+        let (bank, step) = (self.layer.items[item].bank, self.layer.items[item].step);
+        let neuron = self.layer.ids[place];
+        let key = Key { bank, neuron };
+        let checked = match step {
+            Step::Gates => result.and_then(|()| self.check(key, slot.as_slice(), step)),
+            Step::Sums => result,
+        };
+        if let Err(e) = checked {
+            self.cold.abandon(key, slot);
+            return Err(e);
+        }
+        self.layer.held[place] = match step {
+            Step::Gates => Held::Gate(slot),
+            Step::Sums => Held::Read(self.cold.admit(key, slot)),
+        };
+        self.layer.items[item].waiting -= 1;
+        self.ready_if_complete(item);
+        Ok(())
+    }
+
+    /// A whole cluster, of this layer or read ahead for the next one.
+    fn take_cluster(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        slot: Slot,
+        result: Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.layer.coming.retain(|&key| key != (bank, cluster));
+        let checked = result.and_then(|()| self.check_cluster(bank, cluster, slot.as_slice()));
+        if let Err(e) = checked {
+            self.reader.put(slot);
+            return Err(e);
+        }
+        let item = self.layer.item_of(bank, cluster);
+        match item.filter(|&item| item < self.layer.next) {
+            Some(item) if matches!(self.layer.items[item].source, Source::Stream(None)) => {
+                self.layer.items[item].source = Source::Stream(Some(slot));
+                self.layer.items[item].waiting = 0;
+                self.ready_if_complete(item);
+            }
+            _ => self.layer.arrived.push((bank, cluster, slot)),
+        }
+        Ok(())
+    }
+
+    /// A neuron that was read ahead. It becomes resident, unless a cluster of the layer waits for it.
+    fn take_ahead(&mut self, key: Key, slot: Slot, result: Result<(), Error>) -> Result<(), Error> {
+        let awaited = self.awaited(key);
+        if let Err(e) = result {
+            self.cold.abandon(key, slot);
+            return Err(e);
+        }
+        let Some((item, place)) = awaited else {
+            self.cold.admit_ahead(key, slot);
+            self.guesses.set_unchecked(key);
+            return Ok(());
+        };
+        self.layer.held[place] = Held::Read(self.cold.admit(key, slot));
+        self.layer.items[item].waiting -= 1;
+        self.ready_if_complete(item);
+        Ok(())
+    }
+
+    /// The item and the place where a neuron is waited for.
+    fn awaited(&self, key: Key) -> Option<(usize, usize)> {
+        let cluster = key.neuron / CLUSTER as u32;
+        let number = self.layer.item_of(key.bank, cluster)?;
+        let item = &self.layer.items[number];
+        let ids = &self.layer.ids[item.first..item.end];
+        let place = item.first + ids.binary_search(&key.neuron).ok()?;
+        matches!(self.layer.held[place], Held::Coming).then_some((number, place))
+    }
+}

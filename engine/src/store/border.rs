@@ -1,0 +1,127 @@
+//! The border between the hot and the cold region: moved at once when the budget changes, and a
+//! little with each pass when the number of sequences does, so that no token waits for it.
+
+use super::neurons::NeuronStore;
+use super::regions::prefixes;
+use crate::error::Error;
+use crate::memory::MemoryPlan;
+
+/// Bytes that change regions in one pass: a few milliseconds of copying.
+const STEP: u64 = 4 << 20;
+
+/// Where the border is to be.
+#[derive(Debug)]
+pub(super) struct Goal {
+    /// Clusters of the hot region.
+    hot: u64,
+    /// Slots of the cold region.
+    cold: u64,
+    /// Bytes of both together.
+    bytes: u64,
+}
+
+impl NeuronStore {
+    /// Moves the border to where the plan wants it. Nothing is pinned between layers, so both
+    /// regions can comply. New hot clusters come when they are first used.
+    pub(super) fn set_border(&mut self, plan: &MemoryPlan) {
+        let prefix = self.prefixes(plan.hot_clusters);
+        self.resize(plan.hot_clusters, plan.slots, &prefix);
+    }
+
+    /// The clusters of each bank that belong in a hot region of `units` clusters.
+    fn prefixes(&self, units: u64) -> Vec<u32> {
+        let clusters = self.layout.clusters_of_each();
+        let wanted: Vec<u32> = (0..)
+            .zip(self.hot_wanted.iter().zip(&clusters))
+            .map(|(bank, (&hot, &all))| if self.scans(bank) { all } else { hot })
+            .collect();
+        prefixes(units, &wanted, &clusters)
+    }
+
+    /// The shrinking region first, so that both never add up to more than before.
+    fn resize(&mut self, hot: u64, cold: u64, prefix: &[u32]) {
+        let cold = u32::try_from(cold.min(self.layout.total())).unwrap_or(u32::MAX);
+        if cold < self.cold.slots() {
+            self.cold.resize(cold);
+            self.hot.set_border(hot, prefix);
+        } else {
+            self.hot.set_border(hot, prefix);
+            self.cold.resize(cold);
+        }
+    }
+
+    /// Bytes of a slot of the cold region and of its bookkeeping.
+    fn slot_charge(&self) -> u64 {
+        let resident = self.gates_resident_everywhere();
+        self.layout.slot_charge(resident).max(1)
+    }
+
+    /// From now on the border moves to where `plan`, made for the same budget, wants it for the hot
+    /// clusters `wanted`.
+    pub fn aim_border(&mut self, plan: &MemoryPlan, wanted: &[u32]) {
+        self.hot_wanted.copy_from_slice(wanted);
+        self.goal = Some(Goal {
+            hot: plan.hot_clusters,
+            cold: plan.slots,
+            bytes: plan.hot_clusters * self.hot.unit_len() + plan.slots * self.slot_charge(),
+        });
+    }
+
+    /// Moves the border a step, between two passes.
+    pub fn step_border(&mut self) -> Result<(), Error> {
+        let Some(goal) = &self.goal else {
+            return Ok(());
+        };
+        self.usable()?;
+        let unit = self.hot.unit_len().max(1);
+        let (now, step) = (self.hot.units(), (STEP / unit).max(1));
+        let hot = goal.hot.clamp(now.saturating_sub(step), now + step);
+        let mut cold = (goal.bytes - (hot * unit).min(goal.bytes)) / self.slot_charge();
+        if hot == goal.hot {
+            cold = goal.cold;
+            self.goal = None;
+        }
+        self.move_border(hot, cold);
+        Ok(())
+    }
+
+    fn move_border(&mut self, hot: u64, cold: u64) {
+        let prefix = self.prefixes(hot);
+        // Clusters that leave go over to the cold region, one after the other, so that both regions
+        // and the buffer on the way stay within their bytes. The coldest of all banks first.
+        let most = self.layout.clusters_of_each().into_iter().max();
+        for cluster in (0..most.unwrap_or(0)).rev() {
+            for (bank, &end) in (0..).zip(&prefix) {
+                if self.hot.held() > hot && cluster >= end {
+                    self.demote(bank, cluster, cold);
+                }
+            }
+        }
+        self.resize(hot, cold, &prefix);
+    }
+
+    /// Makes a hot cluster leave for the cold region, as far as that may grow to `cold` slots.
+    fn demote(&mut self, bank: u32, cluster: u32, cold: u64) {
+        if cluster as usize >= self.layout.clusters(bank) {
+            return;
+        }
+        let Some(unit) = self.hot.get_pin(bank, cluster) else {
+            return;
+        };
+        let mut buffer = self.reader.stream.take();
+        if let Some(buffer) = &mut buffer {
+            let bytes = self.hot.bytes(unit);
+            buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        }
+        self.hot.unpin(bank, cluster);
+        self.hot.remove(bank, cluster);
+        let Some(buffer) = buffer else { return };
+        self.hot.set_border(self.hot.held(), &self.hot.prefixes());
+        let more = self.hot.unit_len() / self.slot_charge();
+        let slots = u64::from(self.cold.slots());
+        let slots = (slots + more).min(cold.max(slots));
+        self.cold.resize(u32::try_from(slots).unwrap_or(u32::MAX));
+        self.keep_from_hot(bank, cluster, buffer.as_slice());
+        self.reader.put(buffer);
+    }
+}

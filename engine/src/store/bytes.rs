@@ -1,0 +1,244 @@
+//! The bytes of clusters that are ready, as the threads that compute see them, and their checksums.
+
+use std::sync::PoisonError;
+
+use emberflow_storage::cache::Key;
+use emberflow_storage::trace::{Kind, Open};
+
+use super::content::SlotContent;
+use super::hot::vectors;
+use super::layer::{Held, Source, Step};
+use super::neurons::NeuronStore;
+use super::regions::CLUSTER;
+use crate::error::Error;
+
+/// The bytes of one neuron.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NeuronBytes<'a> {
+    /// Gate part; empty when Gate rows are resident.
+    pub gate: &'a [u8],
+    /// Up row.
+    pub up: &'a [u8],
+    /// Down column.
+    pub down: &'a [u8],
+    /// Resident scales; empty when inline.
+    pub scales: &'a [u8],
+}
+
+/// Where the bytes of a ready cluster lie.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Nowhere,
+    /// A cluster of the hot region.
+    Hot(&'a [u8]),
+    /// A whole cluster as on flash, from its first bundle on.
+    Stream(&'a [u8]),
+    /// How each needed neuron is held.
+    Cold(&'a [Held]),
+    Mapped,
+}
+
+/// The needed neurons of a cluster that is ready.
+#[derive(Clone, Copy)]
+pub(crate) struct ClusterBytes<'a> {
+    store: &'a NeuronStore,
+    bank: u32,
+    cluster: u32,
+    ids: &'a [u32],
+    content: &'a SlotContent,
+    place: Place<'a>,
+    /// Its gates were computed before its sums.
+    pub gates_known: bool,
+}
+
+impl<'a> ClusterBytes<'a> {
+    /// Its number in the bank.
+    pub fn cluster(&self) -> u32 {
+        self.cluster
+    }
+
+    /// Numbers of its needed neurons in the bank, ascending.
+    pub fn ids(&self) -> &'a [u32] {
+        self.ids
+    }
+
+    /// The bytes of the `i`-th needed neuron. `None` for one that
+    /// [`resolve`](NeuronStore::resolve) gave up, or that is damaged, which
+    /// [`intact`](NeuronStore::intact) tells.
+    #[inline]
+    pub fn neuron(&self, i: usize) -> Option<NeuronBytes<'a>> {
+        let (neuron, content) = (self.ids[i], self.content);
+        let scales = self.store.resident.scales(self.bank, neuron);
+        let bundle = match self.place {
+            Place::Hot(unit) => {
+                let [gate, up, down] = vectors(content, unit, neuron as usize % CLUSTER);
+                return Some(NeuronBytes {
+                    gate,
+                    up,
+                    down,
+                    scales,
+                });
+            }
+            Place::Stream(bundles) => {
+                &bundles[neuron as usize % CLUSTER * content.stride..][..content.stride]
+            }
+            Place::Cold(held) => return self.cold(neuron, &held[i], scales),
+            Place::Mapped => self.store.mapped_bundle(self.bank, neuron)?,
+            Place::Nowhere => return None,
+        };
+        let format = &self.store.layout().format;
+        let (up, down) = format.split_rest(&bundle[content.gate_span..]);
+        let gate_len = if content.has_gate {
+            content.gate_len
+        } else {
+            0
+        };
+        Some(NeuronBytes {
+            gate: &bundle[..gate_len],
+            up,
+            down,
+            scales,
+        })
+    }
+
+    /// A neuron of the cold region.
+    #[inline]
+    fn cold(&self, neuron: u32, held: &'a Held, scales: &'a [u8]) -> Option<NeuronBytes<'a>> {
+        let (store, content) = (self.store, self.content);
+        let slot = match held {
+            Held::Pinned(slot) => store.cold.bytes(*slot),
+            Held::Read(slot) => {
+                let key = Key::new(self.bank, neuron);
+                store.verified(key, store.cold.bytes(*slot))?
+            }
+            Held::Gate(slot) => slot.as_slice(),
+            Held::Nothing | Held::Coming => return None,
+        };
+        let shift = store.layout().shift(self.bank, neuron, content.start);
+        let gate_len = if content.has_gate {
+            content.gate_len
+        } else {
+            0
+        };
+        let rest = shift + content.gate_span - content.start;
+        let (up, down) = store.layout().format.split_rest(&slot[rest..]);
+        Some(NeuronBytes {
+            gate: &slot[shift..shift + gate_len],
+            up,
+            down,
+            scales,
+        })
+    }
+
+    /// Has the lines that [`neuron`](Self::neuron) begins with on their way, all at once: one after
+    /// the other they would cost a wait on memory each.
+    pub fn touch(&self) {
+        let Place::Cold(held) = self.place else {
+            return;
+        };
+        let resident = |held: &&Held| match held {
+            Held::Pinned(slot) | Held::Read(slot) => self.store.cold.holds(*slot),
+            _ => false,
+        };
+        std::hint::black_box(held.iter().filter(resident).count());
+    }
+
+    /// Records from now on what the calling thread does for the cluster.
+    pub fn trace(&self, kind: &'static Kind) -> Option<Open<'a>> {
+        let values = [self.store.layer.number as u64, u64::from(self.cluster)];
+        self.store.tracer().open(kind, values)
+    }
+}
+
+impl NeuronStore {
+    /// The bytes of an item that is ready.
+    #[inline]
+    pub fn cluster(&self, item: usize) -> ClusterBytes<'_> {
+        let it = &self.layer.items[item];
+        let content = self.content(it.bank);
+        let places = it.first..it.end;
+        let place = match &it.source {
+            Source::Hot(slot) => Place::Hot(self.hot.bytes(*slot)),
+            Source::Stream(Some(slot)) => {
+                let first = it.cluster * CLUSTER as u32;
+                let shift = self.layout.shift(it.bank, first, 0);
+                Place::Stream(&slot.as_slice()[shift..])
+            }
+            Source::Cold => Place::Cold(&self.layer.held[places.clone()]),
+            Source::Mapped => Place::Mapped,
+            Source::Unused | Source::Stream(None) => Place::Nowhere,
+        };
+        ClusterBytes {
+            store: self,
+            bank: it.bank,
+            cluster: it.cluster,
+            ids: &self.layer.ids[places],
+            content,
+            place,
+            gates_known: self.gates_known(item),
+        }
+    }
+
+    /// A bundle of the mapped file.
+    fn mapped_bundle(&self, bank: u32, neuron: u32) -> Option<&[u8]> {
+        let stride = self.content(bank).stride;
+        let mapped = self.mapped.as_ref()?;
+        mapped.bytes(self.layout.offset(bank, neuron), stride)
+    }
+
+    /// The bytes of a slot just read, if their checksums are right; else they are damage.
+    pub(super) fn verified<'a>(&self, key: Key, slot: &'a [u8]) -> Option<&'a [u8]> {
+        let checked = self.check(key, slot, Step::Sums);
+        let damage = |error| {
+            let mut first = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
+        };
+        checked.map_err(damage).ok().map(|()| slot)
+    }
+
+    /// What the computing threads found damaged, as an error; everything is then taken back.
+    pub fn intact(&mut self) -> Result<(), Error> {
+        let Some(error) = self.take_damage() else {
+            return Ok(());
+        };
+        self.abandon_layer();
+        self.latch(Err(error))
+    }
+
+    /// Verifies the checksums of what a read brought.
+    pub(super) fn check(&self, key: Key, slot: &[u8], step: Step) -> Result<(), Error> {
+        let (bank, content) = (key.bank as usize, self.content(key.bank));
+        let shift = self.layout.shift(key.bank, key.neuron, content.start);
+        let bundle = &slot[shift..];
+        let container = &self.layout.container;
+        if content.has_gate {
+            container.check_gate(bank, key.neuron, &bundle[..content.gate_span])?;
+        }
+        if step == Step::Sums {
+            let rest = &bundle[content.gate_span - content.start..content.len];
+            container.check_rest(bank, key.neuron, rest)?;
+        }
+        Ok(())
+    }
+
+    /// Verifies the checksums of a whole cluster.
+    pub(super) fn check_cluster(
+        &self,
+        bank: u32,
+        cluster: u32,
+        buffer: &[u8],
+    ) -> Result<(), Error> {
+        let (neurons, content) = (
+            self.layout.cluster_neurons(bank, cluster),
+            self.content(bank),
+        );
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        let container = &self.layout.container;
+        for (neuron, bundle) in neurons.zip(buffer[shift..].chunks_exact(content.stride)) {
+            let (gate, rest) = bundle.split_at(content.gate_span);
+            container.check_gate(bank as usize, neuron, gate)?;
+            container.check_rest(bank as usize, neuron, rest)?;
+        }
+        Ok(())
+    }
+}

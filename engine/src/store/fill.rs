@@ -1,0 +1,76 @@
+//! Filling memory when a plan takes effect: large sequential reads.
+
+use super::neurons::NeuronStore;
+use super::regions::CLUSTER;
+use super::tag::Tag;
+use crate::ablation::Keep;
+use crate::error::Error;
+
+impl NeuronStore {
+    /// Reads the banks cluster by cluster: all Gate rows where they stay resident, the hot clusters,
+    /// and the neurons behind them until the cold region is full.
+    pub(super) fn fill(&mut self) -> Result<(), Error> {
+        let cold_per_bank = (self.cold.slots() as usize).div_ceil(self.layout.banks().max(1));
+        let wanted = |bank: u32| {
+            let clusters = self.layout.clusters(bank) as u32;
+            if self.gates_resident(bank) {
+                return clusters;
+            }
+            let behind = cold_per_bank.div_ceil(CLUSTER) as u32;
+            (self.hot.prefix(bank) + behind).min(clusters)
+        };
+        let list: Vec<(u32, u32)> = (0..self.layout.banks() as u32)
+            .flat_map(|bank| (0..wanted(bank)).map(move |cluster| (bank, cluster)))
+            .collect();
+        let mut next = list.into_iter().peekable();
+        while next.peek().is_some() || self.reader.outstanding() > 0 {
+            while let Some(&(bank, cluster)) = next.peek() {
+                if !self.reader.request_cluster(&self.layout, bank, cluster)? {
+                    break;
+                }
+                next.next();
+            }
+            self.reader.submit()?;
+            let mut arrived = self.reader.wait(0)?;
+            for done in arrived.drain(..) {
+                done.result.map_err(emberflow_storage::Error::from)?;
+                if let Tag::Cluster { bank, cluster } = Tag::from_bits(done.tag) {
+                    self.check_cluster(bank, cluster, done.slot.as_slice())?;
+                    self.distribute(bank, cluster, cold_per_bank, done.slot.as_slice());
+                }
+                self.reader.put(done.slot);
+            }
+            self.reader.give_back(arrived);
+        }
+        Ok(())
+    }
+
+    /// Puts a whole cluster where it belongs.
+    fn distribute(&mut self, bank: u32, cluster: u32, cold_per_bank: usize, buffer: &[u8]) {
+        let stride = self.content(bank).stride;
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        let gate_len = self.layout.format.gate_len();
+        let bundles = || neurons.clone().zip(buffer[shift..].chunks_exact(stride));
+        if let Some(gates) = self.resident_mut().gates_mut(bank) {
+            for (neuron, bundle) in bundles() {
+                let at = neuron as usize * gate_len;
+                gates[at..at + gate_len].copy_from_slice(&bundle[..gate_len]);
+            }
+        }
+        if self.hot.wants(bank, cluster) {
+            self.keep_cluster(bank, cluster, buffer);
+            return;
+        }
+        if self.ablation.keep() != Keep::All {
+            return;
+        }
+        let first_cold = self.hot.prefix(bank) as usize * CLUSTER;
+        for (neuron, bundle) in bundles() {
+            let behind = neuron as usize - first_cold;
+            if behind >= cold_per_bank || !self.keep_if_free(bank, neuron, bundle) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,573 @@
+//! One layer at work: clusters are named in order with the neurons they need, found in memory or
+//! read, handed out when all their bytes are there, and released.
+//!
+//! ```text
+//! need ── all there ───────────────────────────────────────────► ready ─► release
+//!   │                                                              ▲
+//!   ├─ whole cluster missing ── one sequential read ───────────────┤
+//!   ├─ some neurons missing ─── their Up and Down, one read each ──┤
+//!   └─ gates unknown, and two phases are cheaper:                  │
+//!        Gate parts ─► gates ready ─► resolve ─► Up/Down where it fires
+//! ```
+//!
+//! A layer has a *unit* of work for each bank that is visited. The clusters of all units, unit after
+//! unit, are the layer's *items*; the needed neurons of all items are its *places*.
+
+use std::ops::Range;
+
+use emberflow_storage::arena::Slot;
+use emberflow_storage::cache::{Key, SlotCache, SlotId};
+use emberflow_storage::io::Read;
+
+use super::guesses::Guesses;
+use super::layout::Layout;
+use super::neurons::NeuronStore;
+use super::plan::{Found, Rules, Way};
+use super::regions::CLUSTER;
+use super::tag::{Half, Tag};
+use crate::ablation::Keep;
+use crate::error::Error;
+
+/// Tokens of a pass from which on nearly every neuron of a layer is needed by some token
+/// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
+pub(crate) const MANY: usize = 32;
+
+/// How a needed neuron of the cold region is held.
+pub(super) enum Held {
+    Nothing,
+    /// Resident and pinned.
+    Pinned(SlotId),
+    /// The same, just read: its checksums are verified by the thread that computes it.
+    Read(SlotId),
+    /// Its Gate part is there.
+    Gate(Slot),
+    /// On its way since before the layer began.
+    Coming,
+}
+
+/// Where a cluster's bytes are or will be.
+pub(super) enum Source {
+    /// No neuron of it is needed, or it was released.
+    Unused,
+    Hot(SlotId),
+    /// A stream buffer; `None` until it is there.
+    Stream(Option<Slot>),
+    /// Slots of the cold region, neuron by neuron.
+    Cold,
+    /// The mapped file.
+    Mapped,
+}
+
+/// What a cluster is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Its Gate parts are there; [`NeuronStore::resolve`] comes next.
+    Gates,
+    /// Everything that is needed is there.
+    Sums,
+}
+
+/// A bank that is visited.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UnitWork {
+    pub bank: u32,
+    /// Item of its first cluster.
+    pub first: usize,
+    pub rules: Rules,
+}
+
+/// A cluster of the layer.
+pub(super) struct Item {
+    pub bank: u32,
+    pub cluster: u32,
+    /// Places of its needed neurons.
+    pub first: usize,
+    pub end: usize,
+    pub source: Source,
+    pub step: Step,
+    /// Its gates are computed before its sums, from Gate parts.
+    pub gates_first: bool,
+    /// Reads under way.
+    pub waiting: usize,
+    /// Places before this one are held or requested.
+    pub issued: usize,
+}
+
+/// The layer being worked on.
+pub(super) struct LayerWork {
+    /// Its number in the model.
+    pub number: usize,
+    /// Many tokens are computed at once.
+    pub many: bool,
+    pub units: Vec<UnitWork>,
+    /// The unit of each bank of the model that is visited.
+    unit_of: Vec<Option<u32>>,
+    /// Clusters of all units, and those named so far.
+    pub total: usize,
+    pub items: Vec<Item>,
+    /// By place: the neurons' numbers in their banks, and how they are held.
+    pub ids: Vec<u32>,
+    pub held: Vec<Held>,
+    /// Items before this one have all their reads requested.
+    pub next: usize,
+    pub ready: Vec<u32>,
+    /// Whole clusters that nobody has claimed: bank, cluster, bytes.
+    pub arrived: Vec<(u32, u32, Slot)>,
+    /// Whole clusters under way.
+    pub coming: Vec<(u32, u32)>,
+    /// Clusters of the next layer that were looked at for reading ahead.
+    pub ahead: usize,
+    /// Whether a cluster is on its way into the hot region.
+    promoting: bool,
+}
+
+impl LayerWork {
+    pub fn new(layout: &Layout) -> Self {
+        let neurons = layout.most_in_layer();
+        let clusters = neurons.div_ceil(CLUSTER) + layout.banks() / layout.layers().max(1);
+        Self {
+            number: 0,
+            many: false,
+            units: Vec::with_capacity(16),
+            unit_of: vec![None; layout.banks()],
+            total: 0,
+            items: Vec::with_capacity(clusters),
+            ids: Vec::with_capacity(neurons),
+            held: Vec::with_capacity(neurons),
+            next: 0,
+            ready: Vec::with_capacity(clusters),
+            arrived: Vec::with_capacity(16),
+            coming: Vec::with_capacity(16),
+            ahead: 0,
+            promoting: false,
+        }
+    }
+
+    /// Whether a whole cluster was read ahead, or is being read.
+    pub fn is_underway(&self, bank: u32, cluster: u32) -> bool {
+        let key = (bank, cluster);
+        self.coming.contains(&key) || self.arrived.iter().any(|a| (a.0, a.1) == key)
+    }
+
+    /// The item of a cluster of a visited bank, if it was named.
+    pub fn item_of(&self, bank: u32, cluster: u32) -> Option<usize> {
+        let unit = self.units.get(self.unit_of[bank as usize]? as usize)?;
+        Some(unit.first + cluster as usize).filter(|&item| item < self.items.len())
+    }
+
+    /// Takes a whole cluster that has arrived.
+    fn claim(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
+        let mut arrived = self.arrived.iter();
+        let i = arrived.position(|a| (a.0, a.1) == (bank, cluster))?;
+        Some(self.arrived.swap_remove(i).2)
+    }
+
+    /// Forgets the items: between two layers nobody can be asked for by its place.
+    pub fn close(&mut self) {
+        self.items.clear();
+        self.held.clear();
+        self.ids.clear();
+        for unit in self.units.drain(..) {
+            self.unit_of[unit.bank as usize] = None;
+        }
+        self.total = 0;
+    }
+}
+
+/// Looks a neuron up and pins it.
+fn hold(cold: &mut SlotCache, guesses: &mut Guesses, key: Key) -> Option<Held> {
+    let slot = cold.get_pin(key)?;
+    Some(match guesses.take_unchecked(key) {
+        true => Held::Read(slot),
+        false => Held::Pinned(slot),
+    })
+}
+
+impl NeuronStore {
+    /// A pass over all layers begins: of one token, or of several.
+    pub fn begin_pass(&mut self, single: bool) {
+        self.cold.begin_pass();
+        self.guesses.begin_pass(single);
+    }
+
+    /// Starts layer `number` of the model for `tokens` tokens, which visits `banks`, banks of that
+    /// layer in this order.
+    pub fn begin_layer(
+        &mut self,
+        number: usize,
+        banks: impl Iterator<Item = u32>,
+        tokens: usize,
+    ) -> Result<(), Error> {
+        self.usable()?;
+        let all = self.layout.banks_of(number);
+        self.cold.begin_layer(all.end.saturating_sub(1));
+        self.guesses.begin_layer(&self.layout, number);
+        self.layer.close();
+        self.layer.number = number;
+        self.layer.many = tokens >= MANY;
+        self.layer.ready.clear();
+        self.layer.next = 0;
+        self.layer.ahead = 0;
+        self.layer.promoting = false;
+        for bank in banks {
+            let unit = UnitWork {
+                bank,
+                first: self.layer.total,
+                rules: self.rules(bank),
+            };
+            self.layer.unit_of[bank as usize] = Some(self.layer.units.len() as u32);
+            self.layer.total += self.layout.clusters(bank);
+            self.layer.units.push(unit);
+        }
+        // What was read ahead for a bank that did not come.
+        let layer = &mut self.layer;
+        let mut i = 0;
+        while i < layer.arrived.len() {
+            if layer.unit_of[layer.arrived[i].0 as usize].is_some() {
+                i += 1;
+            } else {
+                self.reader.put(layer.arrived.swap_remove(i).2);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the next cluster of unit `unit` and its needed neurons, ascending. The clusters of a
+    /// unit are named in order, each once, and so are the units.
+    pub fn need(&mut self, unit: usize, ids: &[u32]) {
+        let UnitWork { bank, first, rules } = self.layer.units[unit];
+        let cluster = (self.layer.items.len() - first) as u32;
+        let places = self.layer.ids.len()..self.layer.ids.len() + ids.len();
+        self.layer.ids.extend_from_slice(ids);
+        self.layer.held.resize_with(places.end, || Held::Nothing);
+        let needed = ids.len() as u64;
+        let mut found = Found {
+            needed: ids.len(),
+            ..Found::default()
+        };
+        let hot = match found.needed > 0 && !rules.mapped {
+            true => self.hot.get_pin(bank, cluster),
+            false => None,
+        };
+        found.hot = hot.is_some();
+        if found.needed > 0 && !found.hot {
+            found.belongs_hot = self.hot.wants(bank, cluster);
+            found.underway = self.layer.is_underway(bank, cluster);
+            found.promoting = self.layer.promoting;
+        }
+        let way = rules.before_lookup(&found).unwrap_or_else(|| {
+            found.absent = self.look_up(bank, places.clone());
+            rules.after_lookup(&found)
+        });
+        let source = match (way, hot) {
+            (Way::Hot, Some(slot)) => {
+                self.counters.hot_hits += needed;
+                Source::Hot(slot)
+            }
+            (Way::Whole, _) => {
+                if found.absent == 0 {
+                    // Nothing was looked up.
+                    self.counters.misses += needed;
+                } else {
+                    self.unpin_places(bank, places.clone());
+                }
+                self.layer.promoting |= found.belongs_hot;
+                Source::Stream(None)
+            }
+            (Way::Neurons { .. }, _) => Source::Cold,
+            (Way::Mapped, _) => Source::Mapped,
+            (Way::Unused | Way::Hot, _) => Source::Unused,
+        };
+        let gates_first = way == Way::Neurons { gates_first: true };
+        self.layer.items.push(Item {
+            bank,
+            cluster,
+            first: places.start,
+            end: places.end,
+            source,
+            step: if gates_first { Step::Gates } else { Step::Sums },
+            gates_first,
+            waiting: 0,
+            issued: places.start,
+        });
+    }
+
+    /// Pins those of the neurons at `places` that are in the cold region. Returns how many are
+    /// neither there nor on their way.
+    fn look_up(&mut self, bank: u32, places: Range<usize>) -> usize {
+        let (mut coming, mut absent) = (0, 0);
+        let ids = &self.layer.ids[places.clone()];
+        for (&neuron, held) in ids.iter().zip(&mut self.layer.held[places.clone()]) {
+            let key = Key { bank, neuron };
+            let guessed = self.guesses.has(key);
+            coming += usize::from(guessed);
+            match hold(&mut self.cold, &mut self.guesses, key) {
+                Some(found) => *held = found,
+                None if guessed => {}
+                None => absent += 1,
+            }
+        }
+        let missing = coming + absent;
+        self.guesses.count(self.layer.number, missing, coming);
+        self.counters.guessed_needed += coming as u64;
+        self.counters.hits += (places.len() - missing) as u64;
+        self.counters.misses += missing as u64;
+        absent
+    }
+
+    /// Requests what the named clusters miss, in order, as far as memory allows.
+    pub fn advance(&mut self) -> Result<(), Error> {
+        while self.layer.next < self.layer.items.len() {
+            let item = self.layer.next;
+            if !self.issue(item)? {
+                break;
+            }
+            self.layer.next += 1;
+            self.ready_if_complete(item);
+        }
+        if self.layer.next == self.layer.total {
+            self.read_ahead()?;
+        }
+        self.submit()
+    }
+
+    /// Requests what an item misses. False when memory is short.
+    fn issue(&mut self, item: usize) -> Result<bool, Error> {
+        let Item { bank, cluster, .. } = self.layer.items[item];
+        match self.layer.items[item].source {
+            Source::Unused | Source::Hot(_) | Source::Mapped => Ok(true),
+            Source::Cold => self.issue_neurons(item),
+            Source::Stream(_) => {
+                if let Some(slot) = self.layer.claim(bank, cluster) {
+                    self.layer.items[item].source = Source::Stream(Some(slot));
+                    return Ok(true);
+                }
+                let coming = self.layer.coming.contains(&(bank, cluster));
+                if !coming && !self.request_cluster(bank, cluster)? {
+                    return Ok(false);
+                }
+                self.layer.items[item].waiting = 1;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Requests the neurons that an item misses, from the first one on that was not yet.
+    fn issue_neurons(&mut self, item: usize) -> Result<bool, Error> {
+        let Item {
+            bank,
+            end,
+            step,
+            issued,
+            ..
+        } = self.layer.items[item];
+        for place in issued..end {
+            self.layer.items[item].issued = place;
+            if matches!(self.layer.held[place], Held::Pinned(_) | Held::Read(_)) {
+                continue;
+            }
+            let neuron = self.layer.ids[place];
+            let key = Key { bank, neuron };
+            // A pin may have been given up for another cluster.
+            if let Some(found) = hold(&mut self.cold, &mut self.guesses, key) {
+                self.layer.held[place] = found;
+                continue;
+            }
+            if self.cold.is_loading(key) {
+                self.layer.held[place] = Held::Coming;
+                self.layer.items[item].waiting += 1;
+                continue;
+            }
+            let Some(slot) = self.cold.reserve(key) else {
+                return Ok(false);
+            };
+            self.layer.items[item].waiting += 1;
+            let content = self.content(bank);
+            let part = match step {
+                Step::Gates => content.gate_span,
+                Step::Sums => content.len,
+            };
+            let (offset, len) = self.layout.cover(bank, neuron, content.start, part);
+            let apart = !self.ablation.bundles() && step == Step::Sums;
+            let (len, half) = match apart {
+                true => (self.first_half(len), Half::First),
+                false => (len, Half::Whole),
+            };
+            let tag = Tag::Neuron {
+                item: item as u32,
+                place: place as u32,
+                half,
+            };
+            let request = Read::new(tag.bits(), offset, len, slot);
+            self.request(request)?;
+        }
+        self.layer.items[item].issued = end;
+        Ok(true)
+    }
+
+    /// Length of the first of two reads of what one read of `len` bytes would bring.
+    fn first_half(&self, len: u32) -> u32 {
+        let unit = self.layout.slack() as u32;
+        (len / 2).next_multiple_of(unit).min(len)
+    }
+
+    /// The second of two reads of a neuron without bundles, of another matrix as it were.
+    pub(super) fn request_second_half(
+        &mut self,
+        item: u32,
+        place: u32,
+        slot: Slot,
+    ) -> Result<(), Error> {
+        let bank = self.layer.items[item as usize].bank;
+        let (neuron, content) = (self.layer.ids[place as usize], self.content(bank));
+        let (offset, len) = self.layout.cover(bank, neuron, content.start, content.len);
+        let first = self.first_half(len);
+        let half = Half::Whole;
+        let tag = Tag::Neuron { item, place, half }.bits();
+        let read = Read::new(tag, offset + u64::from(first), len - first, slot).at(first);
+        self.request(read)
+    }
+
+    /// Asks for a whole cluster. False when no buffer is free.
+    pub(super) fn request_cluster(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
+        let sent = self.reader.request_cluster(&self.layout, bank, cluster);
+        let sent = self.latch(sent)?;
+        if sent {
+            self.layer.coming.push((bank, cluster));
+        }
+        Ok(sent)
+    }
+
+    pub(super) fn request(&mut self, read: Read) -> Result<(), Error> {
+        let sent = self.reader.request(read);
+        self.latch(sent)
+    }
+
+    pub(super) fn submit(&mut self) -> Result<(), Error> {
+        let sent = self.reader.submit();
+        self.latch(sent)
+    }
+
+    /// An item is ready when everything of it was requested and nothing is under way.
+    pub(super) fn ready_if_complete(&mut self, item: usize) {
+        let it = &self.layer.items[item];
+        let requested = match it.source {
+            Source::Unused => false,
+            Source::Hot(_) | Source::Stream(_) | Source::Mapped => true,
+            Source::Cold => it.issued == it.end,
+        };
+        if requested && it.waiting == 0 {
+            self.layer.ready.push(item as u32);
+        }
+    }
+
+    /// Moves the items below `end` that are ready to `out`.
+    pub fn take_ready(&mut self, end: usize, out: &mut Vec<(u32, Step)>) {
+        out.clear();
+        let items = &self.layer.items;
+        self.layer.ready.retain(|&item| {
+            let takes = (item as usize) < end;
+            if takes {
+                out.push((item, items[item as usize].step));
+            }
+            !takes
+        });
+    }
+
+    /// Whether named clusters wait for memory that others hold.
+    pub fn is_short_of_memory(&self) -> bool {
+        self.layer.next < self.layer.items.len()
+    }
+
+    /// Whether reads are under way.
+    pub fn reading(&self) -> bool {
+        self.reader.outstanding() > 0
+    }
+
+    /// Number of the layer at work.
+    pub fn layer_number(&self) -> usize {
+        self.layer.number
+    }
+
+    /// Neurons that a unit needs.
+    pub fn needed_of(&self, unit: usize) -> &[u32] {
+        let (_, places) = self.of_unit(unit);
+        &self.layer.ids[places]
+    }
+
+    /// Whether the gates of an item are known before its sums.
+    #[inline]
+    pub fn gates_known(&self, item: usize) -> bool {
+        let it = &self.layer.items[item];
+        self.gates_resident(it.bank) || it.gates_first && matches!(it.source, Source::Cold)
+    }
+
+    /// Whether some neuron of an item is needed.
+    #[inline]
+    pub fn is_needed(&self, item: usize) -> bool {
+        let it = &self.layer.items[item];
+        it.first < it.end
+    }
+
+    /// After the gates of an item were computed: requests Up and Down of the neurons that fire and
+    /// gives up the others.
+    pub fn resolve(&mut self, item: u32, fires: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let Item {
+            bank, first, end, ..
+        } = self.layer.items[item as usize];
+        self.layer.items[item as usize].step = Step::Sums;
+        let content = *self.content(bank);
+        for place in first..end {
+            let neuron = self.layer.ids[place];
+            match std::mem::replace(&mut self.layer.held[place], Held::Nothing) {
+                Held::Gate(slot) if fires(neuron) => {
+                    let gate = (content.start, content.gate_span);
+                    let (from, _) = self.layout.cover(bank, neuron, gate.0, gate.1);
+                    let rest = content.stride - content.rest_read;
+                    let (offset, len) = self.layout.cover(bank, neuron, content.rest_read, rest);
+                    let tag = Tag::Neuron {
+                        item,
+                        place: place as u32,
+                        half: Half::Whole,
+                    };
+                    let at = (offset - from) as u32;
+                    self.layer.items[item as usize].waiting += 1;
+                    self.request(Read::new(tag.bits(), offset, len, slot).at(at))?;
+                }
+                Held::Gate(slot) => self.cold.abandon(Key { bank, neuron }, slot),
+                other => self.layer.held[place] = other,
+            }
+        }
+        self.ready_if_complete(item as usize);
+        Ok(())
+    }
+
+    /// After a layer was computed: forgets what is not to be kept.
+    pub fn end_layer(&mut self) {
+        match self.ablation.keep() {
+            Keep::All => {}
+            keep => {
+                for unit in 0..self.layer.units.len() {
+                    let (bank, ids) = self.of_unit(unit);
+                    if keep == Keep::Window {
+                        self.window
+                            .slide(bank, &self.layer.ids[ids], &mut self.cold);
+                    } else {
+                        for &neuron in &self.layer.ids[ids] {
+                            self.cold.remove(Key { bank, neuron });
+                        }
+                    }
+                }
+            }
+        }
+        self.layer.close();
+    }
+
+    /// The bank of a unit and the places of its needed neurons.
+    fn of_unit(&self, unit: usize) -> (u32, Range<usize>) {
+        let UnitWork { bank, first, .. } = self.layer.units[unit];
+        let items = &self.layer.items[first..][..self.layout.clusters(bank)];
+        let start = items.first().map_or(0, |item| item.first);
+        (bank, start..items.last().map_or(start, |item| item.end))
+    }
+}

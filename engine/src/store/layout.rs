@@ -1,0 +1,324 @@
+//! The container's banks as byte ranges: which banks a layer has, and which aligned read covers a
+//! part of a bundle.
+
+use std::ops::Range;
+
+use emberflow_storage::arena::Arena;
+use emberflow_storage::cache::{Eviction, SlotCache};
+use emberflow_storage::container::Container;
+use emberflow_storage::io::{EngineChoice, FileSource, Mapped};
+use emberflow_storage::limits::Limits;
+use emberflow_storage::profile::{Pattern, ReadCost};
+
+use super::content::{Align, SlotContent};
+use super::costs::ReadCosts;
+use super::regions::CLUSTER;
+use crate::bundle::NeuronFormat;
+use crate::error::Error;
+
+/// Who leaves the cold region.
+pub(crate) const COLD: Eviction = Eviction::Lrfu;
+
+/// A checked container, its banks by layer, and the alignment of direct I/O on it.
+///
+/// A bank is the bundles of one FFN: (layer, expert). Banks are numbered in the order of the
+/// container, layer after layer.
+pub(crate) struct Layout {
+    pub container: Container,
+    pub format: NeuronFormat,
+    /// Banks of each layer.
+    layers: Vec<Range<u32>>,
+    /// Neurons of each bank.
+    neurons: Vec<u32>,
+    align: Align,
+}
+
+impl Layout {
+    /// Groups the banks of `container` by layer and opens its file for reads.
+    ///
+    /// # Errors
+    /// Banks that are not in the order of `layers` layers and their experts, or a file that cannot
+    /// be opened again.
+    pub fn new(
+        container: Container,
+        format: NeuronFormat,
+        layers: u32,
+    ) -> Result<(Self, FileSource), Error> {
+        let bad = |reason: String| Error::Bundles {
+            path: container.path().to_path_buf(),
+            reason,
+        };
+        let mut of_layer = vec![0..0; layers as usize];
+        let mut neurons = Vec::with_capacity(container.banks().len());
+        for (number, bank) in (0..).zip(container.banks()) {
+            let Some(banks) = of_layer.get_mut(bank.layer as usize) else {
+                return Err(bad(format!(
+                    "bank {number} is of layer {}, the model has {layers}",
+                    bank.layer
+                )));
+            };
+            if banks.start == banks.end {
+                *banks = number..number;
+            }
+            if number != banks.end || bank.expert != banks.len() as u32 {
+                return Err(bad(format!(
+                    "bank {number} is expert {} of layer {}, out of order",
+                    bank.expert, bank.layer
+                )));
+            }
+            banks.end = number + 1;
+            neurons.push(bank.neurons);
+        }
+        if let Some(layer) = of_layer.iter().position(|banks| banks.start == banks.end) {
+            return Err(bad(format!("layer {layer} has no bank")));
+        }
+        let (source, align) = open_source(&container)?;
+        let layout = Self {
+            format,
+            layers: of_layer,
+            neurons,
+            align,
+            container,
+        };
+        Ok((layout, source))
+    }
+
+    /// The container's file, mapped into memory.
+    pub fn map(&self) -> Result<Mapped, Error> {
+        let c = &self.container;
+        Mapped::new(c.file(), c.base()).map_err(|e| Error::Bundles {
+            path: c.path().to_path_buf(),
+            reason: format!("cannot be mapped into memory: {e}"),
+        })
+    }
+
+    /// Number of banks.
+    pub fn banks(&self) -> usize {
+        self.neurons.len()
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The banks of a layer; none beyond the last layer.
+    pub fn banks_of(&self, layer: usize) -> Range<u32> {
+        self.layers.get(layer).cloned().unwrap_or(0..0)
+    }
+
+    /// Neurons of each bank.
+    pub fn sizes(&self) -> &[u32] {
+        &self.neurons
+    }
+
+    /// Neurons of a bank.
+    pub fn neurons(&self, bank: u32) -> usize {
+        self.neurons[bank as usize] as usize
+    }
+
+    /// Neurons of the largest bank.
+    pub fn most_neurons(&self) -> usize {
+        self.neurons.iter().max().map_or(0, |&n| n as usize)
+    }
+
+    /// Neurons of all banks of the largest layer.
+    pub fn most_in_layer(&self) -> usize {
+        let of_layer = |banks: &Range<u32>| banks.clone().map(|b| self.neurons(b)).sum();
+        self.layers.iter().map(of_layer).max().unwrap_or(0)
+    }
+
+    /// Neurons of the whole model.
+    pub fn total(&self) -> u64 {
+        self.neurons.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Clusters of a bank.
+    pub fn clusters(&self, bank: u32) -> usize {
+        self.neurons(bank).div_ceil(CLUSTER)
+    }
+
+    /// Clusters of each bank.
+    pub fn clusters_of_each(&self) -> Vec<u32> {
+        let clusters = |&n: &u32| n.div_ceil(CLUSTER as u32);
+        self.neurons.iter().map(clusters).collect()
+    }
+
+    /// Clusters of the whole model.
+    pub fn total_clusters(&self) -> u64 {
+        self.clusters_of_each().iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Neurons of a cluster.
+    pub fn cluster_neurons(&self, bank: u32, cluster: u32) -> Range<u32> {
+        let first = cluster * CLUSTER as u32;
+        first..(first + CLUSTER as u32).min(self.neurons[bank as usize])
+    }
+
+    /// Bytes of the resident scales.
+    pub fn resident_scales(&self) -> u64 {
+        self.total() * self.format.resident_scales() as u64
+    }
+
+    /// Bytes of all Gate rows.
+    pub fn gate_bytes(&self) -> u64 {
+        let bank = |&n: &u32| Arena::charge(1, n as usize * self.format.gate_len());
+        self.neurons.iter().map(bank).sum()
+    }
+
+    /// Fewest slots of the cold region: two clusters, so that one can be read while the other is
+    /// computed.
+    pub fn min_slots(&self) -> u64 {
+        (2 * CLUSTER as u64).min(self.total())
+    }
+
+    /// Bytes of a stream buffer: one whole cluster.
+    pub fn stream_len(&self) -> usize {
+        let stride = self.container.geometry().stride as usize;
+        let len = CLUSTER.min(self.most_neurons()) * stride + self.slack();
+        len.next_multiple_of(self.slack())
+    }
+
+    /// Commands under way when `buffers` stream buffers are being filled.
+    pub fn stream_depth(&self, buffers: u32) -> u32 {
+        let commands = self
+            .stream_len()
+            .div_ceil(Limits::PRODUCTION.block as usize);
+        buffers * u32::try_from(commands).unwrap_or(1)
+    }
+
+    /// The error of a model with more units than a cache can number.
+    pub fn too_many(&self) -> Error {
+        Error::Bundles {
+            path: self.container.path().to_path_buf(),
+            reason: format!(
+                "{} neurons in {} banks are more than a cache can number",
+                self.total(),
+                self.banks()
+            ),
+        }
+    }
+
+    /// Memory alignment of slots.
+    pub fn memory_align(&self) -> usize {
+        self.align.memory
+    }
+
+    /// Bytes to add to a range so that its aligned cover fits.
+    pub fn slack(&self) -> usize {
+        self.align.offset.max(self.align.memory)
+    }
+
+    /// Aligned read that covers `len` bytes from byte `start` of a bundle on: offset in the
+    /// container, and length.
+    pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> (u64, u32) {
+        self.cover_of(self.offset(bank, neuron) + start as u64, len)
+    }
+
+    /// Aligned read that covers `len` bytes from `from` on: offset in the container, and length.
+    pub fn cover_of(&self, from: u64, len: usize) -> (u64, u32) {
+        let low = from & !(self.align.offset as u64 - 1);
+        let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
+        (low, (high - low) as u32)
+    }
+
+    /// The read that covers a whole cluster.
+    pub fn cover_cluster(&self, bank: u32, cluster: u32) -> (u64, u32) {
+        let neurons = self.cluster_neurons(bank, cluster);
+        let stride = self.container.geometry().stride as usize;
+        self.cover(bank, neurons.start, 0, neurons.len() * stride)
+    }
+
+    /// Where the wanted bytes begin in what [`cover`](Self::cover) reads.
+    #[inline]
+    pub fn shift(&self, bank: u32, neuron: u32, start: usize) -> usize {
+        self.shift_of(self.offset(bank, neuron) + start as u64)
+    }
+
+    /// The same for bytes from `from` on.
+    #[inline]
+    pub fn shift_of(&self, from: u64) -> usize {
+        (from & (self.align.offset as u64 - 1)) as usize
+    }
+
+    /// First byte of a bundle in the container.
+    #[inline]
+    pub fn offset(&self, bank: u32, neuron: u32) -> u64 {
+        self.container.neuron_offset(bank as usize, neuron)
+    }
+
+    /// Length and alignment of a slot for any `len` bytes of the container.
+    pub fn piece(&self, len: usize) -> (usize, usize) {
+        let cover = len.next_multiple_of(self.align.offset) + self.align.offset;
+        (cover.next_multiple_of(self.align.memory), self.align.memory)
+    }
+
+    /// What a slot holds where Gate rows are resident, or not.
+    pub fn content(&self, gates_resident: bool) -> SlotContent {
+        SlotContent::new(self.container.geometry(), gates_resident, self.align)
+    }
+
+    /// Bytes of a slot and of its bookkeeping.
+    pub fn slot_charge(&self, gates_resident: bool) -> u64 {
+        let overhead = |slots| SlotCache::overhead(COLD, slots, 0);
+        self.content(gates_resident).slot_len as u64 + overhead(1) - overhead(0)
+    }
+
+    /// What reads from this container's device cost with an I/O engine.
+    pub fn read_cost(&self, io: EngineChoice, depth: u32) -> ReadCost {
+        let (file, path) = (self.container.file(), self.container.path());
+        ReadCost::for_file(file, path, io, depth)
+    }
+
+    /// What reads of its parts cost on a device.
+    pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
+        let g = self.container.geometry();
+        let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
+        ReadCosts {
+            cluster: device.read_ns(self.stream_len() as u64, Pattern::Sequential),
+            gate: random(g.gate_read()),
+            rest: random(g.stride - g.rest_read()),
+            bundle: random(g.stride),
+            fire_share,
+        }
+    }
+}
+
+/// Opens the container's file for reads. Bundles smaller than the device's unit would cost a whole
+/// unit of memory each; they are read through the page cache, which shares units between them.
+fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
+    let again = || {
+        container.file().try_clone().map_err(|e| Error::Bundles {
+            path: container.path().to_path_buf(),
+            reason: format!("cannot open the file again: {e}"),
+        })
+    };
+    let label = container.path().display().to_string();
+    let direct = FileSource::from_file(again()?, label.clone(), container.base());
+    let stride = container.geometry().stride;
+    let fits =
+        |align: u32| align.is_power_of_two() && align <= 4096 && stride.is_multiple_of(align);
+    let source = match direct.dio_align() {
+        Some(align) if !fits(align.offset) => {
+            tracing::info!(
+                stride,
+                unit = align.offset,
+                "bundles do not fill the units of direct i/o here; reading through the page cache \
+                 (pack the checkpoint again on this device for direct reads)"
+            );
+            FileSource::buffered_only(again()?, label, container.base())
+        }
+        _ => direct,
+    };
+    let align = source.dio_align().map_or(
+        Align {
+            offset: 1,
+            memory: 1,
+        },
+        |a| Align {
+            offset: a.offset as usize,
+            memory: a.mem as usize,
+        },
+    );
+    Ok((source, align))
+}

@@ -1,0 +1,150 @@
+//! The way to the I/O thread: reads go out in batches, completions come back, buffers for whole
+//! clusters are lent on the way.
+
+use std::time::{Duration, Instant};
+
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::io::{Completion, FileSource, IoError, IoOptions, IoStats, IoThread, Read};
+use emberflow_storage::trace::Tracer;
+
+use super::layout::Layout;
+use super::tag::Tag;
+use crate::error::Error;
+use crate::options::Options;
+use crate::trace::WAIT;
+
+/// Reads handed over at once: the first are under way while the next are still looked up.
+const BATCH: usize = 256;
+
+/// Reads under way and buffers for whole clusters.
+pub(super) struct Reader {
+    io: IoThread,
+    /// Buffers for whole clusters on their way.
+    pub stream: Arena,
+    /// Reads that were not handed over yet.
+    batch: Vec<Read>,
+    completions: Vec<Completion>,
+    /// Time the computation waited for reads.
+    waited: Duration,
+    tracer: Tracer,
+}
+
+fn error(e: IoError) -> Error {
+    emberflow_storage::Error::from(e).into()
+}
+
+impl Reader {
+    /// Starts the I/O thread and makes `buffers` stream buffers. `room`: completions that may come
+    /// at once without an allocation.
+    pub fn start(
+        layout: &Layout,
+        source: FileSource,
+        options: &Options,
+        buffers: u32,
+        memory: ArenaOptions,
+        tracer: Tracer,
+    ) -> Result<Self, Error> {
+        let io = IoOptions {
+            core: options.io_core,
+            trace: tracer.clone(),
+            ..IoOptions::default()
+        };
+        let stream = Arena::new(buffers, layout.stream_len(), layout.memory_align(), memory)
+            .map_err(emberflow_storage::Error::from)?;
+        Ok(Self {
+            io: IoThread::spawn(source, options.io, io).map_err(error)?,
+            stream,
+            batch: Vec::with_capacity(BATCH),
+            completions: Vec::with_capacity(2 * layout.most_in_layer()),
+            waited: Duration::ZERO,
+            tracer,
+        })
+    }
+
+    /// Asks for a read: soon, at the latest with [`Reader::submit`].
+    pub fn request(&mut self, read: Read) -> Result<(), Error> {
+        if self.batch.len() == BATCH {
+            self.submit()?;
+        }
+        self.batch.push(read);
+        Ok(())
+    }
+
+    /// Asks for a whole cluster. False where no buffer is free.
+    pub fn request_cluster(
+        &mut self,
+        layout: &Layout,
+        bank: u32,
+        cluster: u32,
+    ) -> Result<bool, Error> {
+        let Some(slot) = self.stream.take() else {
+            return Ok(false);
+        };
+        let (offset, len) = layout.cover_cluster(bank, cluster);
+        let tag = Tag::Cluster { bank, cluster };
+        self.request(Read::new(tag.bits(), offset, len, slot))?;
+        Ok(true)
+    }
+
+    /// Hands over what was asked for.
+    pub fn submit(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.io.submit(&mut self.batch).map_err(error)
+    }
+
+    /// Reads under way.
+    pub fn outstanding(&self) -> usize {
+        self.io.outstanding()
+    }
+
+    /// Reads under way or asked for.
+    pub fn pending(&self) -> usize {
+        self.io.outstanding() + self.batch.len()
+    }
+
+    /// What has arrived, without waiting. Given back with [`Reader::give_back`], so that its memory
+    /// is used again.
+    pub fn poll(&mut self) -> Result<Vec<Completion>, Error> {
+        self.io.try_drain(&mut self.completions).map_err(error)?;
+        Ok(std::mem::take(&mut self.completions))
+    }
+
+    /// Waits until something has arrived, in layer `layer` of the model.
+    pub fn wait(&mut self, layer: usize) -> Result<Vec<Completion>, Error> {
+        let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [layer as u64, 0]);
+        let waited = self.io.wait(&mut self.completions, 1);
+        drop(span);
+        self.waited += start.elapsed();
+        waited.map_err(error)?;
+        Ok(std::mem::take(&mut self.completions))
+    }
+
+    /// The memory of completions that were taken in.
+    pub fn give_back(&mut self, mut completions: Vec<Completion>) {
+        completions.clear();
+        self.completions = completions;
+    }
+
+    /// A stream buffer comes home.
+    pub fn put(&mut self, slot: Slot) {
+        self.stream.put(slot);
+    }
+
+    /// Time the computation waited for reads.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Name of the I/O engine.
+    pub fn engine(&self) -> &'static str {
+        self.io.engine()
+    }
+
+    /// What was read.
+    pub fn stats(&self) -> IoStats {
+        self.io.stats()
+    }
+}

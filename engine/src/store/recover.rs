@@ -1,0 +1,110 @@
+//! Taking back what a layer holds or has asked for: where memory is short, after an error, and
+//! before the regions change.
+
+use std::ops::Range;
+
+use emberflow_storage::cache::Key;
+
+use super::layer::{Held, Item};
+use super::neurons::NeuronStore;
+use crate::error::Error;
+
+impl NeuronStore {
+    /// Every slot is held by a cluster that misses another: the last ones give up what they hold, so
+    /// that the first one can be completed.
+    pub(super) fn make_room(&mut self) -> Result<(), Error> {
+        let before = self.layer.next;
+        while let Some((_, _, slot)) = self.layer.arrived.pop() {
+            self.reader.put(slot);
+        }
+        for item in (before..self.layer.items.len()).rev() {
+            let Item {
+                bank,
+                first,
+                end,
+                issued,
+                ..
+            } = self.layer.items[item];
+            let from = if item == before { issued } else { first };
+            self.verify_places(bank, from..end);
+            self.unpin_places(bank, from..end);
+        }
+        self.intact()?;
+        self.advance()?;
+        let moved = self.layer.next > before || self.reader.outstanding() > 0;
+        if moved || !self.layer.ready.is_empty() {
+            return Ok(());
+        }
+        let slots = self.cold.slots();
+        let first = format!("none of {slots} cache slots can be had");
+        self.latch(Err(Error::Failed { first }))
+    }
+
+    /// Verifies here what no thread has computed yet, so that it can be given up.
+    fn verify_places(&mut self, bank: u32, places: Range<usize>) {
+        for place in places {
+            if let Held::Read(slot) = self.layer.held[place] {
+                let key = Key::new(bank, self.layer.ids[place]);
+                if self.verified(key, self.cold.bytes(slot)).is_some() {
+                    self.layer.held[place] = Held::Pinned(slot);
+                }
+            }
+        }
+    }
+
+    /// Gives up the pins of neurons that nothing was computed with.
+    pub(super) fn unpin_places(&mut self, bank: u32, places: Range<usize>) {
+        let ids = &self.layer.ids[places.clone()];
+        for (held, &neuron) in self.layer.held[places].iter_mut().zip(ids) {
+            let key = Key { bank, neuron };
+            match held {
+                Held::Read(_) => self.guesses.set_unchecked(key),
+                Held::Pinned(_) => {}
+                _ => continue,
+            }
+            self.cold.unpin(key);
+            *held = Held::Nothing;
+        }
+    }
+
+    /// After an error: takes back every read and unpins everything.
+    pub(super) fn abandon_layer(&mut self) {
+        while self.reader.outstanding() > 0 {
+            let Ok(mut arrived) = self.reader.wait(self.layer.number) else {
+                break;
+            };
+            for done in arrived.drain(..) {
+                // The first error is the one that is told.
+                let _ = self.take_one(done);
+            }
+            self.reader.give_back(arrived);
+            let _ = self.submit_last();
+        }
+        for item in 0..self.layer.items.len() {
+            let Item {
+                bank, first, end, ..
+            } = self.layer.items[item];
+            for place in first..end {
+                if let Held::Gate(slot) =
+                    std::mem::replace(&mut self.layer.held[place], Held::Nothing)
+                {
+                    let key = Key::new(bank, self.layer.ids[place]);
+                    self.cold.abandon(key, slot);
+                }
+            }
+            self.release(item, |_| false);
+        }
+        self.layer.ready.clear();
+    }
+
+    /// Waits for whole clusters that were read ahead, and gives their buffers back.
+    pub(super) fn drain_stream(&mut self) -> Result<(), Error> {
+        while self.reader.outstanding() > 0 {
+            self.sleep()?;
+        }
+        while let Some((_, _, slot)) = self.layer.arrived.pop() {
+            self.reader.put(slot);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! The rules by which memory is divided between hot clusters and cold neurons. Pure
+//! arithmetic, shared with simulations.
+
+/// Neurons per cluster: one sequential read of about a megabyte for a 7B model, and few enough that
+/// one missing neuron holds up little.
+pub const CLUSTER: usize = 128;
+
+/// A cluster is hot when its neurons fire for at least this share of tokens. An LRU
+/// cache would keep such neurons anyway; here they cost no look-up each, and a
+/// miss costs one sequential read instead of many.
+const HOT: f64 = 0.5;
+
+/// Leading clusters whose neurons fire on average for at least half of the passes, given in how
+/// many of `passes` they fired that were `times` as small. The tokens of a pass are of different
+/// sequences, which know nothing of each other.
+pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
+    let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
+    let is_hot = |cluster: &&[u64]| {
+        let rest: f64 = cluster.iter().map(|&c| rests(c)).sum();
+        passes > 0 && rest <= (1.0 - HOT) * cluster.len() as f64
+    };
+    counts.chunks(CLUSTER).take_while(is_hot).count() as u32
+}
+
+/// Divides `units` clusters over the banks, in proportion to how many each wants of the `clusters`
+/// that it has. All wishes together may be more; `units` of all clusters fulfil any wish.
+pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
+    let sum = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum::<u64>();
+    if units >= sum(clusters) {
+        return clusters.to_vec();
+    }
+    let all = sum(wanted);
+    if units >= all {
+        return wanted.to_vec();
+    }
+    let mut prefix: Vec<u32> = wanted
+        .iter()
+        .map(|&w| (u64::from(w) * units / all) as u32)
+        .collect();
+    let mut left = units - sum(&prefix);
+    for (p, &w) in prefix.iter_mut().zip(wanted) {
+        if left > 0 && *p < w {
+            *p += 1;
+            left -= 1;
+        }
+    }
+    prefix
+}
+
+/// Divides `left` bytes: clusters of `unit` bytes for the hot region, of at most
+/// `hot_clusters`, and slots of `slot` bytes for the cold one, `min_slots` at least.
+/// The cold region adapts to the text, so it gets at least half.
+pub fn split(left: u64, unit: u64, slot: u64, hot_clusters: u64, min_slots: u64) -> (u64, u64) {
+    let unit = unit.max(1);
+    let beside = left.saturating_sub(min_slots.saturating_mul(slot));
+    let hot = hot_clusters.min(left / 2 / unit).min(beside / unit);
+    (hot, (left - hot * unit) / slot.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_is_the_leading_run_of_clusters_that_fire_half_the_time() {
+        let mut counts = vec![90; CLUSTER];
+        counts.extend(vec![50; CLUSTER]);
+        counts.extend(vec![49; CLUSTER]);
+        counts.extend(vec![80; 10]);
+        assert_eq!(hot_prefix(&counts, 100, 1.0), 2);
+        assert_eq!(hot_prefix(&counts[..100], 100, 1.0), 1);
+        assert_eq!(hot_prefix(&counts, 1000, 1.0), 0);
+        assert_eq!(hot_prefix(&[], 10, 1.0), 0);
+        assert_eq!(hot_prefix(&[0; 10], 0, 1.0), 0);
+        // 49 % of one is 74 % of two; 9 % of one is 47 % of seven and 53 % of eight.
+        assert_eq!(hot_prefix(&counts, 100, 2.0), 4);
+        assert_eq!(hot_prefix(&counts, 1000, 7.0), 0);
+        assert_eq!(hot_prefix(&counts, 1000, 8.0), 1);
+    }
+
+    #[test]
+    fn units_are_divided_by_wishes_and_none_is_lost() {
+        assert_eq!(prefixes(10, &[4, 4, 4], &[8; 3]), [4, 3, 3]);
+        assert_eq!(prefixes(12, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
+        assert_eq!(prefixes(20, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
+        assert_eq!(prefixes(24, &[4, 0, 4], &[8; 3]), [8, 8, 8]);
+        assert_eq!(prefixes(3, &[6, 0, 3], &[8; 3]), [2, 0, 1]);
+        assert_eq!(prefixes(0, &[0, 0], &[8; 2]), [0, 0]);
+    }
+
+    #[test]
+    fn the_cold_region_gets_half_and_its_least() {
+        assert_eq!(split(1000, 100, 10, 3, 0), (3, 70));
+        assert_eq!(split(1000, 100, 10, 9, 0), (5, 50));
+        assert_eq!(split(1000, 100, 10, 9, 80), (2, 80));
+        assert_eq!(split(90, 100, 10, 9, 9), (0, 9));
+    }
+}

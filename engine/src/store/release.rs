@@ -1,0 +1,133 @@
+//! What becomes of a cluster's bytes after it was computed.
+
+use emberflow_storage::cache::Key;
+
+use super::hot::vectors;
+use super::layer::{Held, Source};
+use super::neurons::NeuronStore;
+use super::regions::CLUSTER;
+use crate::ablation::Keep;
+
+impl NeuronStore {
+    /// Ends the use of an item. A streamed cluster that belongs in the hot region is kept there; of
+    /// another one the cold region keeps the neurons that were needed, as if each had been read
+    /// alone, if it `keeps` them.
+    pub fn release(&mut self, item: usize, keeps: impl Fn(u32) -> bool) {
+        let it = &mut self.layer.items[item];
+        let (bank, cluster, places) = (it.bank, it.cluster, it.first..it.end);
+        match std::mem::replace(&mut it.source, Source::Unused) {
+            Source::Hot(_) => self.hot.unpin(bank, cluster),
+            Source::Stream(Some(slot)) => {
+                if self.hot.wants(bank, cluster) {
+                    self.keep_cluster(bank, cluster, slot.as_slice());
+                    // Once is enough.
+                    for neuron in self.layout.cluster_neurons(bank, cluster) {
+                        self.cold.remove(Key { bank, neuron });
+                    }
+                } else if !self.scans(bank) && self.ablation.keep() != Keep::Nothing {
+                    for place in places {
+                        let neuron = self.layer.ids[place];
+                        if keeps(neuron) && !self.keep_neuron(bank, neuron, slot.as_slice()) {
+                            break;
+                        }
+                    }
+                }
+                self.reader.put(slot);
+            }
+            Source::Cold => {
+                let ids = &self.layer.ids[places.clone()];
+                for (held, &neuron) in self.layer.held[places].iter_mut().zip(ids) {
+                    let held = std::mem::replace(held, Held::Nothing);
+                    let key = Key { bank, neuron };
+                    match held {
+                        Held::Pinned(_) | Held::Read(_) if keeps(neuron) => self.cold.unpin(key),
+                        Held::Pinned(_) => self.cold.unpin_unused(key),
+                        Held::Read(_) => self.cold.unpin_first_victim(key),
+                        Held::Nothing | Held::Gate(_) | Held::Coming => {}
+                    }
+                }
+            }
+            Source::Mapped | Source::Unused | Source::Stream(None) => {}
+        }
+    }
+
+    /// Copies a whole cluster from its stream buffer to the hot region.
+    pub(super) fn keep_cluster(&mut self, bank: u32, cluster: u32, buffer: &[u8]) {
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        let content = *self.content(bank);
+        let gate_len = if content.has_gate {
+            content.gate_len
+        } else {
+            0
+        };
+        let format = self.layout.format;
+        let bundles = buffer[shift..].chunks_exact(content.stride);
+        let vectors = bundles.take(neurons.len()).map(|bundle| {
+            let (up, down) = format.split_rest(&bundle[content.gate_span..]);
+            [&bundle[..gate_len], up, down]
+        });
+        self.hot.admit(bank, cluster, &content, vectors);
+    }
+
+    /// Copies a neuron from its cluster's stream buffer to the cold region. False where that has no
+    /// room.
+    fn keep_neuron(&mut self, bank: u32, neuron: u32, buffer: &[u8]) -> bool {
+        let key = Key { bank, neuron };
+        if self.cold.get_pin(key).is_some() {
+            self.cold.unpin(key);
+            return true;
+        }
+        if self.cold.is_loading(key) {
+            return true;
+        }
+        let Some(mut slot) = self.cold.reserve(key) else {
+            return false;
+        };
+        let (first, content) = (neuron - neuron % CLUSTER as u32, self.content(bank));
+        let from = self.layout.shift(bank, first, 0);
+        let at = from + (neuron - first) as usize * content.stride;
+        let to = self.layout.shift(bank, neuron, content.start);
+        slot.as_mut_slice()[to..to + content.len]
+            .copy_from_slice(&buffer[at + content.start..at + content.stride]);
+        self.cold.admit(key, slot);
+        self.cold.unpin(key);
+        true
+    }
+
+    /// Copies a neuron of a bundle, whole as on flash, to a free slot of the cold region. False where
+    /// there is none, or the neuron is there or on its way.
+    pub(super) fn keep_if_free(&mut self, bank: u32, neuron: u32, bundle: &[u8]) -> bool {
+        let key = Key { bank, neuron };
+        let Some(mut slot) = self.cold.reserve_if_free(key) else {
+            return false;
+        };
+        let content = self.content(bank);
+        let to = self.layout.shift(bank, neuron, content.start);
+        slot.as_mut_slice()[to..to + content.len].copy_from_slice(&bundle[content.start..]);
+        self.cold.admit(key, slot);
+        self.cold.unpin(key);
+        true
+    }
+
+    /// Copies the neurons of a cluster of the hot region to free slots of the cold one: not at the
+    /// price of neurons that were used for their own sake. `unit`: the cluster's bytes there.
+    pub(super) fn keep_from_hot(&mut self, bank: u32, cluster: u32, unit: &[u8]) {
+        let content = *self.content(bank);
+        for (i, neuron) in self.layout.cluster_neurons(bank, cluster).enumerate() {
+            let key = Key { bank, neuron };
+            let Some(mut slot) = self.cold.reserve_if_free(key) else {
+                continue;
+            };
+            let shift = self.layout.shift(bank, neuron, content.start);
+            let to = &mut slot.as_mut_slice()[shift..];
+            let [gate, up, down] = vectors(&content, unit, i);
+            to[..gate.len()].copy_from_slice(gate);
+            let rest = &mut to[content.gate_span - content.start..];
+            rest[..up.len()].copy_from_slice(up);
+            rest[up.len()..][..down.len()].copy_from_slice(down);
+            self.cold.admit(key, slot);
+            self.cold.unpin(key);
+        }
+    }
+}

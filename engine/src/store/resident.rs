@@ -1,0 +1,106 @@
+//! What of the neurons stays in memory whatever the regions hold: their scales where the container
+//! has them apart, and the Gate rows of those banks for which the plan says so.
+//!
+//! It does not change while a layer is worked on, so that threads can read it while the store takes
+//! in what they found.
+
+use emberflow_kernels::Row;
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+
+use super::layout::Layout;
+use crate::bundle::NeuronFormat;
+use crate::error::Error;
+
+/// Gate rows and scales by bank.
+pub(crate) struct Resident {
+    format: NeuronFormat,
+    gates: Vec<Option<Slot>>,
+    scales: Vec<Vec<u8>>,
+}
+
+/// Gate rows of a bank that follow each other.
+#[derive(Clone, Copy)]
+pub(crate) struct GateRows<'a> {
+    pub bytes: &'a [u8],
+    /// Bytes from one row to the next.
+    pub stride: usize,
+}
+
+impl Resident {
+    /// Reads the scales.
+    pub fn read(layout: &Layout) -> Result<Self, Error> {
+        let per_neuron = layout.format.resident_scales();
+        let scales = (0..layout.banks())
+            .filter(|_| per_neuron > 0)
+            .map(|bank| {
+                let mut bytes = vec![0; layout.neurons(bank as u32) * per_neuron];
+                layout.container.read_scales(bank, &mut bytes)?;
+                Ok(bytes)
+            })
+            .collect::<Result<_, emberflow_storage::Error>>()?;
+        Ok(Self {
+            format: layout.format,
+            gates: (0..layout.banks()).map(|_| None).collect(),
+            scales,
+        })
+    }
+
+    /// Makes memory for the Gate rows of the first `banks` banks, and gives back that of the others.
+    pub fn hold_gates(&mut self, layout: &Layout, banks: usize) -> Result<(), Error> {
+        for (bank, gates) in self.gates.iter_mut().enumerate() {
+            if bank >= banks {
+                *gates = None;
+            } else if gates.is_none() {
+                let len = layout.neurons(bank as u32) * self.format.gate_len();
+                *gates = Some(region(len)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A Gate row; `None` where the bank's are not held.
+    #[inline]
+    pub fn gate(&self, bank: u32, neuron: u32) -> Option<Row<'_>> {
+        let len = self.format.gate_len();
+        let gates = self.gates[bank as usize].as_ref()?.as_slice();
+        let bytes = &gates[neuron as usize * len..][..len];
+        Some(self.format.gate(bytes, self.scales(bank, neuron)))
+    }
+
+    /// All Gate rows of a bank, where they are held and their scales lie with them.
+    pub fn gates(&self, bank: u32) -> Option<GateRows<'_>> {
+        let bytes = self.gates[bank as usize].as_ref()?.as_slice();
+        self.format.inline_scales.then(|| GateRows {
+            bytes,
+            stride: self.format.gate_len(),
+        })
+    }
+
+    /// Where the Gate rows of a bank go, if they are held.
+    pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
+        self.gates[bank as usize].as_mut().map(Slot::as_mut_slice)
+    }
+
+    /// The scales of a neuron; empty where they lie with its rows.
+    #[inline]
+    pub fn scales(&self, bank: u32, neuron: u32) -> &[u8] {
+        let len = self.format.resident_scales();
+        match self.scales.get(bank as usize) {
+            Some(all) => &all[neuron as usize * len..][..len],
+            None => &[],
+        }
+    }
+}
+
+/// Memory for weights that stay: on huge pages, from which a plain read is up to 40 % faster.
+pub(crate) fn region(len: usize) -> Result<Slot, Error> {
+    let options = ArenaOptions {
+        huge_pages: true,
+        ..ArenaOptions::default()
+    };
+    let mut arena = Arena::new(1, len, 1, options).map_err(emberflow_storage::Error::from)?;
+    match arena.take() {
+        Some(slot) => Ok(slot),
+        None => unreachable!("a new arena has a free slot"),
+    }
+}

@@ -1,0 +1,109 @@
+//! What a read was for: 64 bits that travel with it and come back with its completion.
+//!
+//! ```text
+//! bits  63..62 kind   61 half   60..32 item, bank or number   31..0 place, cluster, neuron or row
+//! ```
+
+/// The purpose of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tag {
+    /// A neuron of the layer at work: its place in the layer's list, and its cluster's item.
+    Neuron { item: u32, place: u32, half: Half },
+    /// A whole cluster of a bank.
+    Cluster { bank: u32, cluster: u32 },
+    /// A neuron of a layer that has not begun.
+    Ahead { bank: u32, neuron: u32 },
+    /// A row of a dense tensor, and its number among those asked for together.
+    Row { number: u32, row: u32 },
+}
+
+/// Whether one read brings a neuron, or the first of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    Whole,
+    First,
+}
+
+/// What fits beside the kind.
+const HIGH: u32 = (1 << 29) - 1;
+const HALF: u64 = 1 << 61;
+
+impl Tag {
+    /// The bits of a tag. Items, banks and numbers of rows are far below 2^29 in every container
+    /// that a 32-bit number of neurons allows.
+    pub fn bits(self) -> u64 {
+        let (kind, high, low, half) = match self {
+            Self::Neuron { item, place, half } => (0, item, place, half == Half::First),
+            Self::Cluster { bank, cluster } => (1, bank, cluster, false),
+            Self::Ahead { bank, neuron } => (2, bank, neuron, false),
+            Self::Row { number, row } => (3, number, row, false),
+        };
+        debug_assert!(high <= HIGH);
+        kind << 62 | if half { HALF } else { 0 } | u64::from(high & HIGH) << 32 | u64::from(low)
+    }
+
+    /// The tag of some bits.
+    pub fn from_bits(bits: u64) -> Self {
+        let (high, low) = ((bits >> 32) as u32 & HIGH, bits as u32);
+        match bits >> 62 {
+            0 => Self::Neuron {
+                item: high,
+                place: low,
+                half: if bits & HALF == 0 {
+                    Half::Whole
+                } else {
+                    Half::First
+                },
+            },
+            1 => Self::Cluster {
+                bank: high,
+                cluster: low,
+            },
+            2 => Self::Ahead {
+                bank: high,
+                neuron: low,
+            },
+            _ => Self::Row {
+                number: high,
+                row: low,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_come_back_as_the_tag() {
+        for (high, low) in [(0, 0), (1, u32::MAX), (HIGH, 7), (12345, 1 << 31)] {
+            for tag in [
+                Tag::Neuron {
+                    item: high,
+                    place: low,
+                    half: Half::Whole,
+                },
+                Tag::Neuron {
+                    item: high,
+                    place: low,
+                    half: Half::First,
+                },
+                Tag::Cluster {
+                    bank: high,
+                    cluster: low,
+                },
+                Tag::Ahead {
+                    bank: high,
+                    neuron: low,
+                },
+                Tag::Row {
+                    number: high,
+                    row: low,
+                },
+            ] {
+                assert_eq!(Tag::from_bits(tag.bits()), tag);
+            }
+        }
+    }
+}

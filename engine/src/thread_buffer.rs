@@ -1,0 +1,28 @@
+//! Working memory of the threads, one buffer for each.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+thread_local! {
+    static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Length that every thread's buffer takes at its first use, so that it grows once and the token path
+/// does not allocate.
+static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes every buffer that is used from now on `len` floats long at least.
+pub(crate) fn reserve(len: usize) {
+    BUFFER_LEN.fetch_max(len, Ordering::Relaxed);
+}
+
+/// Runs `f` with this thread's buffer of at least `len` floats. The buffer is kept. Contents are
+/// whatever the last use left.
+pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.resize(len.max(BUFFER_LEN.load(Ordering::Relaxed)), 0.0);
+        }
+        f(&mut buffer[..len])
+    })
+}
