@@ -43,6 +43,8 @@ mod scratch;
 mod sequence;
 mod sparsity;
 mod store;
+#[cfg(test)]
+mod testing;
 mod thread_buffer;
 pub mod trace;
 mod weights;

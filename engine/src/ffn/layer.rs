@@ -24,7 +24,7 @@ const PARTIAL_BYTES: usize = 4 << 20;
 
 /// Clusters whose partials exist at once, for `rows` rows of `clusters` clusters: enough to keep
 /// every thread busy.
-fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads: usize) -> usize {
+pub(super) fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads: usize) -> usize {
     let least = (2 * threads).min(clusters);
     (PARTIAL_BYTES / (4 * rows * d)).clamp(least, clusters)
 }
@@ -44,12 +44,12 @@ pub(crate) struct FfnRoom {
 
 impl FfnRoom {
     /// Pairs of a neuron and a row, in whole clusters.
-    fn pairs(&self) -> usize {
+    pub(super) fn pairs(&self) -> usize {
         self.clusters * CLUSTER * self.rows
     }
 
     /// Elements of partial sums.
-    fn partials(&self, d: usize) -> usize {
+    pub(super) fn partials(&self, d: usize) -> usize {
         let group = |rows| clusters_per_group(rows, d, self.clusters, self.threads) * rows * d;
         (1..=self.rows).map(group).max().unwrap_or(0)
     }

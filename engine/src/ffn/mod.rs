@@ -31,6 +31,8 @@ mod seen;
 mod shape;
 mod stored;
 mod sums;
+#[cfg(test)]
+mod tests;
 mod units;
 
 pub(crate) use layer::{Ffn, FfnRoom};

@@ -115,10 +115,7 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
     assert!(speed(full).tokens_per_s > 3.0 * speed(least).tokens_per_s);
     let slow = planner(Profile::Emmc, sparse()).plan(least).unwrap();
     assert_eq!(slow.decode.limit, Limit::SequentialReads);
-    assert!(matches!(
-        speed(full).limit,
-        Limit::Memory | Limit::Compute
-    ));
+    assert!(matches!(speed(full).limit, Limit::Memory | Limit::Compute));
     assert_eq!((speed(full).reads, speed(full).wait_ms), (0.0, 0.0));
     let middle = planner(Profile::Emmc, sparse())
         .plan(least + (full - least) / 4 * 3)

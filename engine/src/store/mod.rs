@@ -28,6 +28,8 @@ mod release;
 mod resident;
 mod rows;
 mod tag;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};

@@ -1,0 +1,251 @@
+//! A layer of several units against the textbook: rows that only some banks take part in, weights,
+//! and the same bits wherever the neurons are.
+
+use emberflow_kernels::{Activations, Compute, DType};
+use emberflow_models::config::{Activation, FfnKind};
+
+use super::layer::{Ffn, FfnRoom};
+use super::shape::FfnShape;
+use super::units::{BankWork, LayerInput, Rows};
+use crate::ablation::Ablation;
+use crate::input::Input;
+use crate::memory::MemoryPlan;
+use crate::store::Naming;
+use crate::store::regions::CLUSTER;
+use crate::testing::{Numbers, Ways, World};
+use crate::thread_buffer;
+
+const D: usize = 64;
+const ROWS: usize = 5;
+
+/// A dense layer, and one of four experts.
+fn world(dtype: DType) -> World {
+    let banks = [
+        (0, 0, 300),
+        (1, 0, 200),
+        (1, 1, 200),
+        (1, 2, 200),
+        (1, 3, 130),
+    ];
+    World::new(&banks, D, dtype, 17)
+}
+
+fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
+    let shape = FfnShape {
+        format: world.format,
+        kind: FfnKind {
+            activation: Activation::Relu,
+            relu_on_up: false,
+        },
+        dense: ways.naming == Naming::All,
+    };
+    let room = FfnRoom {
+        rows: ROWS,
+        neurons: 730,
+        clusters: 8,
+        threads,
+        observe: false,
+    };
+    thread_buffer::reserve(super::thread_floats(D, ROWS));
+    Ffn::new(shape, world.store(plan, ways).unwrap(), None, room)
+}
+
+/// One unit as a test gives it.
+struct Unit {
+    bank: u32,
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+/// Runs layer `number` over `units` for rows of `x`.
+fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) -> Vec<f32> {
+    let rows = x.len() / D;
+    let work: Vec<BankWork<'_>> = units
+        .iter()
+        .map(
+            |unit| match unit.rows.len() == rows && unit.weights.is_empty() {
+                true => BankWork {
+                    bank: unit.bank,
+                    rows: Rows::All(rows),
+                    weights: None,
+                },
+                false => BankWork {
+                    bank: unit.bank,
+                    rows: Rows::Some(&unit.rows),
+                    weights: Some(&unit.weights),
+                },
+            },
+        )
+        .collect();
+    let mut memory = Activations::default();
+    let at = LayerInput {
+        number,
+        units: &work,
+        input: Input::new(on.cpu, x, rows, &mut memory),
+        residual: x,
+        next: None,
+    };
+    let mut out = vec![f32::NAN; x.len()];
+    ffn.begin_pass((0..rows).map(|_| 1), true);
+    ffn.layer(on, &at, &mut out).unwrap();
+    out
+}
+
+/// The same by the textbook, in f64.
+fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
+    let mut out = vec![0.0f64; x.len()];
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    for unit in units {
+        for neuron in 0..world.neurons(unit.bank) as u32 {
+            let [gate, up, down] = world.floats(unit.bank, neuron);
+            for (place, &row) in unit.rows.iter().enumerate() {
+                let x = &x[row as usize * D..][..D];
+                let hidden = dot(&gate, x).max(0.0) * dot(&up, x);
+                let weight = unit.weights.get(place).map_or(1.0, |&w| f64::from(w));
+                for (y, d) in out[row as usize * D..][..D].iter_mut().zip(&down) {
+                    *y += weight * hidden * f64::from(*d);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// A dense layer, and experts with rows in common.
+fn cases() -> [(usize, Vec<Unit>); 3] {
+    let unit = |bank, rows: &[u32], weights: &[f32]| Unit {
+        bank,
+        rows: rows.to_vec(),
+        weights: weights.to_vec(),
+    };
+    let all: Vec<u32> = (0..ROWS as u32).collect();
+    [
+        (0, vec![unit(0, &all, &[])]),
+        (
+            1,
+            vec![
+                unit(1, &[0, 2, 3], &[0.5, 0.25, 1.5]),
+                unit(3, &[1, 2], &[0.75, 0.125]),
+                unit(4, &[4], &[2.0]),
+            ],
+        ),
+        // A shared expert beside chosen ones.
+        (1, vec![unit(2, &all, &[]), unit(4, &[3], &[0.5])]),
+    ]
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn a_layer_is_the_weighted_sum_of_its_units() {
+    let on = Compute::new(2, None);
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::Q8, 0.2)] {
+        let world = world(dtype);
+        let x = Numbers(4).floats(ROWS * D);
+        let plan = world.plan(true, 0, 300);
+        let ways = Ways {
+            naming: Naming::Gates,
+            ..Ways::default()
+        };
+        let mut ffn = ffn(&world, &plan, &ways, 2);
+        for (number, units) in cases() {
+            let found = run(&mut ffn, &on, number, &units, &x);
+            let expected = textbook(&world, &units, &x);
+            let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            for (found, expected) in found.iter().zip(&expected) {
+                let error = (f64::from(*found) - expected).abs() / largest;
+                assert!(error < tolerance, "{dtype:?}: {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_the_neurons_are_changes_no_bit() {
+    for dtype in [DType::F32, DType::Q4] {
+        let world = world(dtype);
+        let x = Numbers(6).floats(ROWS * D);
+        let mut expected: Option<Vec<Vec<u32>>> = None;
+        for (naming, gates_first, resident, hot, slots, ablation, threads) in [
+            (Naming::Gates, false, true, 0, 1030, Ablation::Full, 1),
+            (Naming::Gates, false, true, 4, 300, Ablation::Full, 3),
+            (Naming::Gates, false, true, 0, 256, Ablation::NoBundle, 2),
+            (Naming::Gates, true, false, 0, 256, Ablation::NoPipeline, 2),
+            (Naming::Gates, false, false, 3, 0, Ablation::Full, 2),
+            (Naming::All, false, false, 0, 0, Ablation::Full, 2),
+            (Naming::All, false, false, 9, 0, Ablation::Mmap, 2),
+        ] {
+            let ways = Ways {
+                naming,
+                gates_first,
+                ablation,
+                ..Ways::default()
+            };
+            let plan = world.plan(resident, hot, slots);
+            let mut ffn = ffn(&world, &plan, &ways, threads);
+            let on = Compute::new(threads, None);
+            let found: Vec<_> = cases()
+                .iter()
+                .map(|(number, units)| bits(&run(&mut ffn, &on, *number, units, &x)))
+                .collect();
+            match &expected {
+                None => expected = Some(found),
+                Some(expected) => assert!(found == *expected, "{dtype:?} {ways:?} {plan:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_others() {
+    let world = world(DType::Q8);
+    let on = Compute::new(2, None);
+    let x = Numbers(8).floats(ROWS * D);
+    let ways = Ways {
+        naming: Naming::Gates,
+        ..Ways::default()
+    };
+    let mut ffn = ffn(&world, &world.plan(true, 1, 300), &ways, 2);
+    for (number, units) in cases() {
+        let together = run(&mut ffn, &on, number, &units, &x);
+        for row in 0..ROWS {
+            let alone: Vec<Unit> = units
+                .iter()
+                .filter_map(|unit| {
+                    let place = unit.rows.iter().position(|&r| r as usize == row)?;
+                    Some(Unit {
+                        bank: unit.bank,
+                        rows: vec![0],
+                        weights: unit.weights.get(place).copied().into_iter().collect(),
+                    })
+                })
+                .collect();
+            let found = run(&mut ffn, &on, number, &alone, &x[row * D..][..D]);
+            assert!(bits(&found) == bits(&together[row * D..][..D]), "row {row}");
+        }
+    }
+}
+
+#[test]
+fn groups_of_clusters_fit_the_partial_sums() {
+    let room = FfnRoom {
+        rows: 512,
+        neurons: 11008,
+        clusters: 86,
+        threads: 2,
+        observe: false,
+    };
+    for rows in [1, 2, 40, 512] {
+        let group = super::layer::clusters_per_group(rows, 4096, 86, 2);
+        assert!((4..=86).contains(&group));
+        assert!(group * rows * 4096 <= room.partials(4096));
+    }
+    assert_eq!(room.pairs(), 86 * CLUSTER * 512);
+}

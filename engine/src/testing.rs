@@ -1,0 +1,225 @@
+//! A small container of random neurons, and stores over it.
+
+use std::path::PathBuf;
+
+use emberflow_kernels::{Cpu, DType, Row, quantize_row};
+use emberflow_storage::budget::Ledger;
+use emberflow_storage::container::{
+    BankSpec, BundleGeometry, Container, Prefer, Spec, Unit, Writer,
+};
+use emberflow_storage::io::EngineChoice;
+use emberflow_storage::trace::Tracer;
+
+use crate::ablation::Ablation;
+use crate::bundle::NeuronFormat;
+use crate::error::Error;
+use crate::memory::{MemoryPlan, Residency};
+use crate::options::Options;
+use crate::store::{Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
+
+/// A container whose bytes follow from a seed.
+pub(crate) struct World {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    pub format: NeuronFormat,
+    banks: Vec<BankSpec>,
+    seed: u64,
+}
+
+/// How a store over a [`World`] works.
+#[derive(Debug, Clone)]
+pub(crate) struct Ways {
+    pub naming: Naming,
+    pub gates_first: bool,
+    pub ablation: Ablation,
+    pub io: EngineChoice,
+    pub buffers: u32,
+    pub costs: ReadCosts,
+}
+
+impl Default for Ways {
+    fn default() -> Self {
+        Self {
+            naming: Naming::Predictor,
+            gates_first: false,
+            ablation: Ablation::Full,
+            io: EngineChoice::Pread,
+            buffers: 3,
+            costs: ReadCosts {
+                cluster: 40.0,
+                gate: 1.0,
+                rest: 1.5,
+                bundle: 2.0,
+                fire_share: 0.2,
+            },
+        }
+    }
+}
+
+/// A sequence of numbers that repeats for the same seed (splitmix64).
+pub(crate) struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    pub fn chance(&mut self, share: f64) -> bool {
+        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < share
+    }
+
+    /// A number within ±1.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+impl World {
+    /// Banks of (layer, expert, neurons), of vectors of `d` elements.
+    pub fn new(banks: &[(u32, u32, u32)], d: usize, dtype: DType, seed: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let format = NeuronFormat {
+            dtype,
+            d,
+            inline_scales: true,
+        };
+        let geometry = BundleGeometry::choose(
+            format.gate_len() as u32,
+            0,
+            format.rest_len() as u32,
+            0,
+            512,
+            Prefer::Inline,
+        )
+        .unwrap();
+        let banks: Vec<BankSpec> = banks
+            .iter()
+            .map(|&(layer, expert, neurons)| BankSpec {
+                layer,
+                expert,
+                neurons,
+                flags: 0,
+            })
+            .collect();
+        let path = dir.path().join("world.ember");
+        let spec = Spec {
+            geometry,
+            bundle_dtype: dtype.code(),
+            meta: b"{}".to_vec(),
+            stats: Vec::new(),
+            predictor_len: 0,
+            tensors: Vec::new(),
+            banks: banks.clone(),
+            source: String::new(),
+        };
+        let world = Self {
+            _dir: dir,
+            format,
+            banks,
+            seed,
+            path: path.clone(),
+        };
+        let mut writer = Writer::create(&path, spec).unwrap();
+        for bank in 0..world.banks.len() {
+            assert!(!writer.is_done(Unit::Bank(bank)));
+            let mut sink = writer.begin_bank(bank).unwrap();
+            for neuron in 0..world.banks[bank].neurons {
+                let [gate, up, down] = world.vectors(bank as u32, neuron);
+                sink.append_neuron(&gate, &[up, down].concat(), &[])
+                    .unwrap();
+            }
+            sink.finish().unwrap();
+        }
+        writer.finish().unwrap();
+        world
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> usize {
+        self.banks.last().map_or(0, |b| b.layer as usize + 1)
+    }
+
+    /// Banks of a layer.
+    pub fn banks_of(&self, layer: usize) -> Vec<u32> {
+        (0..)
+            .zip(&self.banks)
+            .filter(|(_, bank)| bank.layer as usize == layer)
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    pub fn neurons(&self, bank: u32) -> usize {
+        self.banks[bank as usize].neurons as usize
+    }
+
+    /// The stored Gate, Up and Down of a neuron.
+    pub fn vectors(&self, bank: u32, neuron: u32) -> [Vec<u8>; 3] {
+        let seed = self.seed ^ u64::from(bank) << 40 ^ u64::from(neuron) << 8;
+        let (dtype, d) = (self.format.dtype, self.format.d);
+        [0, 1, 2].map(|kind| {
+            let mut bytes = vec![0; dtype.row_bytes(d)];
+            let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(d));
+            quantize_row(dtype, &Numbers(seed + kind).floats(d), quants, scales).unwrap();
+            bytes
+        })
+    }
+
+    /// The same as numbers.
+    pub fn floats(&self, bank: u32, neuron: u32) -> [Vec<f32>; 3] {
+        let (dtype, d) = (self.format.dtype, self.format.d);
+        self.vectors(bank, neuron).map(|bytes| {
+            let mut floats = vec![0.0; d];
+            Cpu::detect().dequantize(Row::inline(dtype, d, &bytes), &mut floats);
+            floats
+        })
+    }
+
+    /// A plan of so many clusters and slots.
+    pub fn plan(&self, gates_resident: bool, hot_clusters: u64, slots: u64) -> MemoryPlan {
+        MemoryPlan {
+            ledger: Ledger::new(1 << 30),
+            residency: match gates_resident {
+                true => Residency::GatesResident,
+                false => Residency::Bundles,
+            },
+            hot_clusters,
+            slots,
+            embedding: false,
+        }
+    }
+
+    /// A store that begins with `plan`; one cluster of each bank is called hot.
+    pub fn store(&self, plan: &MemoryPlan, ways: &Ways) -> Result<NeuronStore, Error> {
+        let container = Container::open(&self.path)?;
+        let (layout, source) = Layout::new(container, self.format, self.layers() as u32)?;
+        let options = Options {
+            io: ways.io,
+            ablation: ways.ablation,
+            ..Options::default()
+        };
+        NeuronStore::open(StoreSetup {
+            hot_wanted: vec![1; layout.banks()],
+            layout,
+            source,
+            memory: plan,
+            naming: ways.naming,
+            buffers: ways.buffers,
+            frequencies: &[],
+            costs: ways.costs,
+            gates_first: ways.gates_first,
+            options: &options,
+            tracer: Tracer::default(),
+        })
+    }
+}

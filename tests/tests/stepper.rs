@@ -1,0 +1,316 @@
+//! Many requests through one stepper: each text is what it would be alone, whatever happens to the
+//! others.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+use emberflow::cli::ModelArg;
+use emberflow::model::open_model;
+use emberflow_engine::{
+    Admission, Budget, Engine, Error, Event, Finished, Options, Request, RequestId, Sampling,
+    Stepped, Stepper, Stop,
+};
+
+const CONTEXT: usize = 256;
+
+fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
+    let model = open_model(&ModelArg { model: None }).unwrap();
+    let options = Options {
+        budget: Budget::FfnShare(share),
+        threads: 2,
+        batch,
+        chunk: 16,
+        context: CONTEXT,
+        preemption,
+        ..Options::default()
+    };
+    Engine::open(model, options).unwrap()
+}
+
+/// A prompt of `len` tokens, others for each `n`.
+fn prompt(n: u32, len: usize) -> Vec<u32> {
+    (0..len as u32)
+        .map(|i| 40 + (i * 31 + n * 17) % 900)
+        .collect()
+}
+
+fn request(max_tokens: usize, seed: u64) -> Request {
+    Request {
+        max_tokens,
+        sampling: Sampling {
+            temperature: 0.9,
+            seed,
+            ..Sampling::default()
+        },
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// What a text is: its tokens and the hash over its logits.
+type Text = (Vec<u32>, u64);
+
+fn alone(engine: &mut Engine, prompt: &[u32], request: &Request) -> Text {
+    let mut sequence = engine.new_sequence().unwrap();
+    let done = engine
+        .generate(&mut sequence, prompt, request, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(sequence.len(), prompt.len() + done.tokens.len() - 1);
+    (done.tokens, done.logits_hash)
+}
+
+fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: usize) -> RequestId {
+    let sequence = stepper.engine().new_sequence().unwrap();
+    let admission = Admission {
+        sequence,
+        prompt: prompt.to_vec(),
+        request,
+        samples,
+    };
+    stepper.admit(admission).unwrap()
+}
+
+fn text(finished: Finished) -> Text {
+    (finished.tokens, finished.logits_hash)
+}
+
+/// Steps until nobody wants anything.
+fn drain(stepper: &mut Stepper<'_>) {
+    loop {
+        match stepper.step().unwrap() {
+            Stepped::Idle => return,
+            Stepped::Yielded | Stepped::Passed { .. } => {}
+        }
+    }
+}
+
+/// Seeded numbers below `n`.
+fn below(state: &mut u64, n: u64) -> u64 {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    (*state >> 33) % n
+}
+
+#[test]
+fn texts_are_what_they_are_alone_whatever_happens_to_others() {
+    let lens = [
+        (0, 5, 20),
+        (1, 40, 12),
+        (2, 1, 25),
+        (3, 17, 6),
+        (4, 90, 9),
+        (5, 33, 30),
+    ];
+    let mut one = engine(1, 0.5, false);
+    let expected: Vec<Text> = lens
+        .iter()
+        .map(|&(n, len, tokens)| alone(&mut one, &prompt(n, len), &request(tokens, n.into())))
+        .collect();
+    drop(one);
+    for (seed, preemption) in [(1, true), (2, true), (3, false), (4, true)] {
+        let mut engine = engine(6, 0.5, preemption);
+        let mut stepper = Stepper::new(&mut engine);
+        let flag = stepper.yield_flag();
+        let mut state = seed;
+        let (mut ids, mut waiting) = (Vec::new(), lens.to_vec());
+        let (mut yielded, mut aside) = (0, Vec::new());
+        while !waiting.is_empty() || !stepper.is_empty() {
+            if !waiting.is_empty() && below(&mut state, 3) == 0 {
+                let (n, len, tokens) = waiting.remove(0);
+                ids.push(admit(
+                    &mut stepper,
+                    &prompt(n, len),
+                    request(tokens, n.into()),
+                    1,
+                ));
+            }
+            flag.store(below(&mut state, 2) == 0, Ordering::Relaxed);
+            let stopped = matches!(stepper.step().unwrap(), Stepped::Yielded);
+            yielded += usize::from(stopped);
+            if stopped && !ids.is_empty() && below(&mut state, 2) == 0 {
+                let id = ids[below(&mut state, ids.len() as u64) as usize];
+                stepper.preempt(id);
+                aside.push(id);
+            }
+            if below(&mut state, 4) == 0 || waiting.is_empty() {
+                aside.drain(..).for_each(|id| stepper.resume(id));
+            }
+        }
+        assert!(yielded > 20, "only {yielded} passes yielded");
+        for (id, expected) in ids.into_iter().zip(&expected) {
+            let finished = stepper.take(id).unwrap();
+            assert_eq!(finished.stop, Stop::Length);
+            assert_eq!(
+                &text(finished),
+                expected,
+                "seed {seed}, preemption {preemption}"
+            );
+        }
+    }
+}
+
+/// A pass that stopped between two layers goes on without computing anything again, also when others
+/// ran in between.
+#[test]
+fn a_pass_that_was_set_aside_computes_nothing_twice() {
+    let mut engine = engine(3, 1.0, true);
+    let pairs = |stepper: &Stepper<'_>| stepper.engine().counters().possible;
+    let of_token = engine.needs().neurons;
+    let mut stepper = Stepper::new(&mut engine);
+    let flag = stepper.yield_flag();
+    let before = pairs(&stepper);
+    let long = admit(&mut stepper, &prompt(0, 40), request(4, 0), 1);
+    flag.store(true, Ordering::Relaxed);
+    assert!(matches!(stepper.step().unwrap(), Stepped::Yielded));
+    assert!(!flag.load(Ordering::Relaxed), "the step clears the flag");
+    let share = (pairs(&stepper) - before) as f64 / of_token as f64;
+    assert!(
+        share > 0.0 && share < 16.0,
+        "one layer of 16 rows, not {share} tokens"
+    );
+    stepper.preempt(long);
+    let short = admit(&mut stepper, &prompt(1, 3), request(5, 1), 1);
+    drain(&mut stepper);
+    assert!(stepper.take(short).is_some());
+    assert!(stepper.take(long).is_none(), "it is set aside");
+    stepper.resume(long);
+    drain(&mut stepper);
+    assert!(stepper.take(long).is_some());
+    // 40 + 3 of the long one, the last token is not run; 3 + 4 of the short one.
+    assert_eq!(pairs(&stepper) - before, (43 + 7) * of_token);
+}
+
+#[test]
+fn decoding_goes_on_beside_a_long_prompt() {
+    let mut engine = engine(2, 1.0, false);
+    let mut stepper = Stepper::new(&mut engine);
+    let first = admit(&mut stepper, &prompt(0, 4), request(60, 0), 1);
+    for _ in 0..3 {
+        stepper.step().unwrap();
+    }
+    let second = admit(&mut stepper, &prompt(1, 200), request(5, 1), 1);
+    let mut passes = 0;
+    loop {
+        let Stepped::Passed { rows, events } = stepper.step().unwrap() else {
+            panic!("both want something");
+        };
+        assert!(rows <= 16, "{rows} rows are more than a chunk");
+        let of = |id| {
+            let is = |e: &&Event| matches!(e, Event::Token { id: of, .. } if *of == id);
+            events.iter().filter(is).count()
+        };
+        assert_eq!(of(first), 1, "a token in every pass");
+        passes += 1;
+        if of(second) == 1 {
+            break;
+        }
+    }
+    // 15 rows of each pass are the prompt's.
+    assert_eq!(passes, 200usize.div_ceil(15));
+}
+
+#[test]
+fn one_that_stops_stops_alone() {
+    let mut one = engine(1, 0.5, false);
+    let expected = alone(&mut one, &prompt(1, 20), &request(15, 8));
+    let expected_samples: Vec<Text> = (0..3)
+        .map(|i| alone(&mut one, &prompt(2, 30), &request(10, 4 + i)))
+        .collect();
+    drop(one);
+    let mut engine = engine(5, 0.5, true);
+    let mut stepper = Stepper::new(&mut engine);
+    let first = admit(&mut stepper, &prompt(0, 50), request(30, 0), 1);
+    let second = admit(&mut stepper, &prompt(1, 20), request(15, 8), 1);
+    // The prompt of the first sample is only half done when it goes: the next one goes on with it.
+    let drawn = admit(&mut stepper, &prompt(2, 30), request(10, 4), 3);
+    for _ in 0..5 {
+        stepper.step().unwrap();
+    }
+    let stopped = stepper.cancel(first).unwrap();
+    assert_eq!((stopped.stop, stopped.tokens.len()), (Stop::Caller, 2));
+    let half = stepper.cancel(drawn).unwrap();
+    assert!(half.sequence.len() < 30 && half.tokens.is_empty());
+    drain(&mut stepper);
+    assert_eq!(text(stepper.take(second).unwrap()), expected);
+    for i in [1, 2] {
+        let finished = stepper.take(drawn.sample(i)).unwrap();
+        assert_eq!(text(finished), expected_samples[i], "sample {i}");
+    }
+    assert!(stepper.cancel(second).is_none(), "it is gone");
+}
+
+#[test]
+fn a_prefix_that_is_there_is_not_computed_again() {
+    let mut one = engine(1, 0.5, false);
+    let mut long = prompt(0, 100);
+    long.extend(prompt(7, 20));
+    let expected = alone(&mut one, &long, &request(8, 3));
+    drop(one);
+    let mut engine = engine(2, 0.5, false);
+    let of_token = engine.needs().neurons;
+    let mut stepper = Stepper::new(&mut engine);
+    let first = admit(&mut stepper, &prompt(0, 100), request(40, 0), 1);
+    for _ in 0..10 {
+        stepper.step().unwrap();
+    }
+    let before = stepper.engine().counters().possible;
+    let second = admit(&mut stepper, &long, request(8, 3), 1);
+    let mut passes = 0;
+    while stepper.take(first).is_none() {
+        stepper.step().unwrap();
+        passes += 1;
+    }
+    let finished = stepper.take(second).unwrap();
+    assert_eq!(text(finished), expected);
+    // 20 tokens of the prompt that differ, 7 that were generated, and a token of the other in each
+    // pass.
+    let rows = (stepper.engine().counters().possible - before) / of_token;
+    assert_eq!(rows, 27 + passes);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_harms_nobody() {
+    let mut one = engine(1, 0.5, false);
+    let expected = alone(&mut one, &prompt(0, 10), &request(6, 0));
+    drop(one);
+    let mut engine = engine(2, 0.5, false);
+    let mut stepper = Stepper::new(&mut engine);
+    let id = admit(&mut stepper, &prompt(0, 10), request(6, 0), 1);
+    let sequence = stepper.engine().new_sequence().unwrap();
+    let full = stepper.engine().new_sequence();
+    assert!(matches!(full, Err(Error::KvFull { .. })), "{full:?}");
+    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
+        stepper.admit(Admission {
+            sequence,
+            prompt,
+            request: request(1, 0),
+            samples,
+        })
+    };
+    let long = try_admit(sequence, prompt(1, CONTEXT + 1), 1);
+    assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");
+    // A refused request gives its memory back.
+    let sequence = stepper.engine().new_sequence().unwrap();
+    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
+        stepper.admit(Admission {
+            sequence,
+            prompt,
+            request: request(1, 0),
+            samples,
+        })
+    };
+    assert!(try_admit(sequence, Vec::new(), 1).is_err());
+    let sequence = stepper.engine().new_sequence().unwrap();
+    let many = stepper.admit(Admission {
+        sequence,
+        prompt: prompt(1, 3),
+        request: request(1, 0),
+        samples: 2,
+    });
+    assert!(many.is_err());
+    drain(&mut stepper);
+    assert_eq!(text(stepper.take(id).unwrap()), expected);
+}
