@@ -18,7 +18,7 @@ use crate::model::{Model, Text};
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
 use crate::planner::cores::compute_cores;
-use crate::planner::{Plan, Planner, stream_buffers};
+use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
 use crate::rope::RopeTable;
 use crate::scratch::{Scratch, ScratchRoom};
@@ -46,11 +46,8 @@ pub struct Engine {
     pub(crate) pass: Pass,
     text: Text,
     options: Options,
-    needs: Needs,
     planner: Planner,
-    plan: Plan,
-    /// Sequences the plan was made for.
-    batch: usize,
+    division: Division,
     choice: Choice,
     /// Recall of the predictors in use on the text they were measured on.
     recall: Option<f64>,
@@ -79,13 +76,17 @@ impl Engine {
     ) -> Result<Self, Error> {
         let mut parts = Parts::of(model, options)?;
         let planner = &parts.planner;
-        let plan = planner.plan(planner.budget(parts.options.budget))?;
-        for line in plan.explain(&planner.needs) {
-            tracing::info!("{line}");
+        let division = planner.divide(planner.budget(parts.options.budget))?;
+        let threads = planner.best_threads(&division)?;
+        if tracing::enabled!(tracing::Level::INFO) {
+            let plan = planner.forecast(&division, threads)?;
+            for line in plan.explain(&division.needs) {
+                tracing::info!("{line}");
+            }
         }
-        planned(plan.memory.loaded());
+        planned(division.memory.loaded());
         let o = &mut parts.options;
-        (o.threads, o.chunk, o.io_core) = (plan.compute_threads, plan.chunk, plan.io_core);
+        (o.threads, o.chunk, o.io_core) = (threads, division.chunk, planner.io_core);
         let recall = (parts.stored.as_ref())
             .and_then(|s| s.quality)
             .map(|q| q.recall());
@@ -98,15 +99,13 @@ impl Engine {
         let (text, choice) = (parts.text.clone(), parts.choice.clone());
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         Ok(Self {
-            decoder: build(parts, c, &plan)?,
+            decoder: build(parts, c, &division)?,
             pool,
             pass,
             text,
-            needs: planner.needs_with(options.chunk),
-            batch: options.batch,
             options,
             planner,
-            plan,
+            division,
             choice,
             recall,
         })
@@ -279,26 +278,14 @@ impl Engine {
     /// Those of the plan, which has been made before with the same budget.
     pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
         let batch = sequences.clamp(1, self.options.batch);
-        if batch == self.batch {
+        if batch == self.division.batch {
             return Ok(());
         }
-        self.batch = batch;
-        let hot = self.planner.hot(batch).to_vec();
-        self.needs.hot_clusters = hot.iter().map(|&n| u64::from(n)).sum();
-        self.plan = self.replan(self.plan.memory.budget())?;
-        self.decoder.ffn.store.aim_border(&self.plan.memory, &hot);
+        let budget = self.division.memory.budget();
+        self.division = self.planner.divide_again(&self.division, budget, batch)?;
+        let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
+        self.decoder.ffn.store.aim_border(memory, hot);
         Ok(())
-    }
-
-    /// The plan for another budget. A peak of the past cannot be taken back and does not bind the
-    /// future.
-    fn replan(&self, bytes: u64) -> Result<Plan, Error> {
-        let needs = Needs {
-            process_peak: 0,
-            ..self.needs
-        };
-        let chunk = self.options.chunk;
-        self.planner.plan_with(bytes, &needs, chunk, self.batch)
     }
 
     /// Changes the budget between two passes. A smaller one gives memory back to the system before
@@ -307,16 +294,18 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
-        let plan = self.replan(bytes)?;
+        let division = self
+            .planner
+            .divide_again(&self.division, bytes, self.division.batch)?;
+        let hold = division.memory.embedding;
         let Decoder { embedding, ffn, .. } = &mut self.decoder;
         // What is given back goes before what comes.
-        if let Some(embedding) = embedding.as_mut().filter(|_| !plan.memory.embedding) {
+        if let Some(embedding) = embedding.as_mut().filter(|_| !hold) {
             embedding.hold(&ffn.store.layout().container, false)?;
         }
-        ffn.store.set_plan(&plan.memory)?;
-        self.plan = plan;
+        ffn.store.set_plan(&division.memory)?;
+        self.division = division;
         if let Some(embedding) = embedding {
-            let hold = self.plan.memory.embedding;
             embedding.hold(&ffn.store.layout().container, hold)?;
         }
         Ok(())
@@ -339,12 +328,16 @@ impl Engine {
 
     /// How the budget is divided.
     pub fn memory(&self) -> &MemoryPlan {
-        &self.plan.memory
+        &self.division.memory
     }
 
-    /// The plan in use: the memory, the ways to read, and how fast that should be.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    /// The plan in use: the memory, the ways to read, and how fast that should be, which takes some
+    /// milliseconds to find out.
+    ///
+    /// # Errors
+    /// As [`Planner::forecast`].
+    pub fn plan(&self) -> Result<Plan, Error> {
+        self.planner.forecast(&self.division, self.options.threads)
     }
 
     /// What plans are made from.
@@ -354,7 +347,7 @@ impl Engine {
 
     /// What the plan was made from.
     pub fn needs(&self) -> &Needs {
-        &self.needs
+        &self.division.needs
     }
 
     /// The sparsity mode in use (never `Auto`).
@@ -411,8 +404,8 @@ impl Engine {
 }
 
 /// Loads what is resident, and makes all working memory.
-fn build(parts: Parts, c: ModelConfig, plan: &Plan) -> Result<Decoder, Error> {
-    let room = parts.opened().room(plan.chunk, plan.compute_threads);
+fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
+    let room = (parts.opened()).room(division.chunk, parts.options.threads);
     let Parts {
         options,
         stored,
@@ -446,15 +439,15 @@ fn build(parts: Parts, c: ModelConfig, plan: &Plan) -> Result<Decoder, Error> {
         gates_first: planner.gates_first,
         layout,
         source,
-        memory: &plan.memory,
+        memory: &division.memory,
         naming,
-        buffers: stream_buffers(plan.chunk),
+        buffers: division.stream_buffers,
         frequencies: &frequencies,
         options: &options,
         tracer,
     })?;
     if let Some(embedding) = &mut embedding {
-        embedding.hold(&store.layout().container, plan.memory.embedding)?;
+        embedding.hold(&store.layout().container, division.memory.embedding)?;
     }
     Ok(Decoder {
         embedding,

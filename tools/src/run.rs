@@ -174,7 +174,7 @@ fn best_of(
         text.extend(stream.finish());
         text
     });
-    let mut report = Report::of_batch(engine, &batch, texts.collect());
+    let mut report = Report::of_batch(engine, &batch, texts.collect())?;
     if args.details {
         report.details = Some(Details::new(engine, &batch.steps, &batch.latencies));
     }
@@ -240,7 +240,7 @@ fn finish(
     text: String,
     args: &RunArgs,
 ) -> Result<(), Failure> {
-    let mut report = Report::new(engine, generation, text);
+    let mut report = Report::new(engine, generation, text)?;
     if args.details {
         let (steps, latencies) = (&generation.steps, &generation.latencies);
         report.details = Some(Details::new(engine, steps, latencies));

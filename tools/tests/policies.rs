@@ -34,7 +34,7 @@ fn run(policy: &str, share: &str, io: &str) -> Value {
         "--threads",
         "2",
         "--policy",
-        policy,
+        ablation: policy,
         "--ffn-resident",
         share,
         "--io",
@@ -66,7 +66,7 @@ fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) 
     device.clock = SimClock::Real;
     let options = Options {
         budget: Budget::FfnShare(0.5),
-        policy,
+        ablation: policy,
         io: EngineChoice::Sim(device),
         threads: 2,
         context: 32,
@@ -79,6 +79,7 @@ fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) 
         max_tokens: 6,
         sampling: Sampling::default(),
         ignore_eos: true,
+        ..Request::default()
     };
     let mut sequence = engine.new_sequence().unwrap();
     let go_on = &mut |_| ControlFlow::Continue(());

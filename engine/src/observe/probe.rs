@@ -52,7 +52,8 @@ impl<'e> Probe<'e> {
     /// Rates without any thread count.
     pub fn expected_with(&self, rates: &Rates) -> Result<f64, Error> {
         let planner = self.engine.planner().with_rates(rates.clone());
-        let plan = planner.plan(self.engine.memory().budget())?;
+        let division = planner.divide(self.engine.memory().budget())?;
+        let plan = planner.forecast(&division, self.engine.threads())?;
         Ok(plan.decode.compute_ms)
     }
 

@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::details::Details;
 use crate::engine::Engine;
-use crate::planner::cost::Limit;
+use crate::error::Error;
+use crate::planner::Limit;
 use crate::run::{Batch, Energy, Generation, Stop};
 
 /// Fewest tokens of a second half whose speed says something.
@@ -240,7 +241,10 @@ pub struct Expected {
 
 impl Report {
     /// The numbers of `generation`, made by `engine`. `text` is the decoded output.
-    pub fn new(engine: &Engine, generation: &Generation, text: String) -> Self {
+    ///
+    /// # Errors
+    /// Those of the forecast that it is held against.
+    pub fn new(engine: &Engine, generation: &Generation, text: String) -> Result<Self, Error> {
         let mut ms: Vec<f64> = generation
             .latencies
             .iter()
@@ -249,7 +253,7 @@ impl Report {
         let total_decode_ms: f64 = ms.iter().sum();
         ms.sort_by(f64::total_cmp);
         let needs = engine.needs();
-        let (plan, planned) = (engine.memory(), engine.plan());
+        let (plan, planned) = (engine.memory(), engine.plan()?);
         let done = generation.counters;
         let hits = done.hot_hits + done.hits;
         let needed = hits + done.misses;
@@ -261,7 +265,7 @@ impl Report {
         } else {
             0
         };
-        Self {
+        Ok(Self {
             model: engine.config().name.clone(),
             text,
             tokens: generation.tokens.clone(),
@@ -344,12 +348,15 @@ impl Report {
             stop: name(generation.stop),
             best_of: None,
             details: None,
-        }
+        })
     }
 
     /// The numbers of texts that were drawn together, about the best one where they are about
     /// one. `texts` are the decoded outputs in order.
-    pub fn of_batch(engine: &Engine, batch: &Batch, mut texts: Vec<String>) -> Self {
+    ///
+    /// # Errors
+    /// As [`Report::new`].
+    pub fn of_batch(engine: &Engine, batch: &Batch, mut texts: Vec<String>) -> Result<Self, Error> {
         let best = batch.best();
         let winner = &batch.samples[best];
         let generation = Generation {
@@ -365,7 +372,7 @@ impl Report {
             settled: None,
         };
         texts.resize(batch.samples.len(), String::new());
-        let mut report = Self::new(engine, &generation, texts[best].clone());
+        let mut report = Self::new(engine, &generation, texts[best].clone())?;
         let seconds: f64 = batch.latencies.iter().map(|l| l.as_secs_f64()).sum();
         let further = batch.tokens().saturating_sub(batch.samples.len());
         report.decode_tokens_per_s = ratio(further as f64, seconds);
@@ -384,7 +391,7 @@ impl Report {
                 })
                 .collect(),
         });
-        report
+        Ok(report)
     }
 
     /// One line for people.

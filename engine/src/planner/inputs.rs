@@ -7,9 +7,10 @@ use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 
 use super::cores;
-use super::cost::{PredictorNeeds, Shape};
+use super::divide::stream_buffers;
 use super::firing::Firing;
-use super::planner::{BATCHES, Planner, Scratched, chunks, stream_buffers};
+use super::pass::{PredictorNeeds, Shape};
+use super::planner::{BATCHES, Planner, Scratched, chunks};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::embedding::Embedding;

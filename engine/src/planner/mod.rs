@@ -6,11 +6,14 @@
 //! [`crate::memory`]'s, expected times are [`cost`]'s.
 
 pub mod cores;
-pub mod cost;
+mod cost;
+mod divide;
 mod drift;
 mod explain;
-pub mod firing;
+mod firing;
+mod forecast;
 mod inputs;
+mod pass;
 mod plan;
 mod planner;
 pub mod rates;
@@ -19,8 +22,8 @@ mod temperature;
 #[cfg(test)]
 mod tests;
 
-pub use cost::PredictorNeeds;
+pub use divide::Division;
 pub(crate) use inputs::Opened;
+pub use pass::{Forecast, Limit, PredictorNeeds};
 pub use plan::{Basis, HotCut, Plan};
 pub use planner::Planner;
-pub(crate) use planner::stream_buffers;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::cost::{Forecast, PredictorNeeds};
+use super::pass::{Forecast, PredictorNeeds};
 use crate::memory::MemoryPlan;
 
 /// Clusters that are hot for a batch of some size.

@@ -1,42 +1,18 @@
-//! [`Planner`]: from a budget to a [`Plan`].
+//! [`Planner`]: all that plans are made from.
 
-use emberflow_storage::profile::{Origin, ReadCost};
+use emberflow_storage::profile::ReadCost;
 
-use super::cost::{Pass, PredictorNeeds, Shape};
 use super::firing::Firing;
-use super::plan::{Basis, HotCut, Plan};
+use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
-use crate::error::Error;
-use crate::memory::{MemoryPlan, Needs};
-use crate::store::MANY;
-use crate::store::regions::{CLUSTER, prefixes};
+use crate::memory::Needs;
 
 /// Batches whose hot cut is told.
 pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
 
 /// Chunks of prompt tokens to choose from.
 pub(super) const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
-
-/// A longer chunk may cost this share of the memory for neurons: it makes prompts much faster, and
-/// every token after them a little slower.
-const CHUNK_SHARE: f64 = 1.0 / 32.0;
-
-/// Fewer threads than cores have to promise this much more speed.
-const WORTH: f64 = 1.2;
-
-/// Whole clusters that can be under way from flash at once: enough for the device to be busy while one
-/// is computed.
-const STREAM: u32 = 4;
-
-/// The same where long chunks of a prompt stream whole layers: a few for each thread to work on, and as
-/// many under way.
-const STREAM_MANY: u32 = 12;
-
-/// Stream buffers for chunks of up to `chunk` tokens.
-pub(crate) fn stream_buffers(chunk: usize) -> u32 {
-    if chunk >= MANY { STREAM_MANY } else { STREAM }
-}
 
 /// What a chunk of some length takes beside the weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -120,157 +96,12 @@ impl Planner {
         })
     }
 
-    /// Plans for `budget`.
-    ///
-    /// # Errors
-    /// [`Error::BudgetTooSmall`], which names the smallest that works.
-    pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
-        let (chunk, needs) = self.chunk(budget)?;
-        self.plan_with(budget, &needs, chunk, self.batch)
-    }
-
-    /// The longest chunk that the budget can well afford, and the sizes with it.
-    fn chunk(&self, budget: u64) -> Result<(usize, Needs), Error> {
-        let least = self.needs.plan(budget)?;
-        let cache: u64 = ["gates", "hot", "cold"]
-            .iter()
-            .map(|what| least.ledger.held(what))
-            .sum();
-        let spare = budget.saturating_sub(self.needs.full_budget());
-        // Where everything fits, everything stays.
-        let most = match spare {
-            0 => (cache as f64 * CHUNK_SHARE) as u64,
-            spare => spare,
-        };
-        let mut best = None;
-        let held = |needs: &Needs| needs.scratch + needs.predictor;
-        for &Scratched { chunk, .. } in &self.scratch {
-            let needs = self.needs_with(chunk);
-            let fits = held(&needs).saturating_sub(held(&self.needs)) <= most;
-            let same = |plan: &MemoryPlan| plan.residency == least.residency;
-            if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
-                best = Some((chunk, needs));
-            }
-        }
-        let first = self.scratch.first().map_or(1, |s| s.chunk);
-        Ok(best.unwrap_or((first, self.needs)))
-    }
-
-    /// Plans for `budget` with a chunk that is settled and the sizes that go with it.
-    pub(crate) fn plan_with(
-        &self,
-        budget: u64,
-        needs: &Needs,
-        chunk: usize,
-        batch: usize,
-    ) -> Result<Plan, Error> {
-        let memory = needs.plan(budget)?.limited_to(self.ablation, needs);
-        let gates_resident = memory.gates_resident();
-        let scan = self.shape.dense || !gates_resident && !needs.predicts;
-        let first = self.first_cold(&memory, scan, self.hot(batch));
-        let slots = if scan { 0 } else { memory.slots };
-        let named = (self.predictor.bytes > 0).then_some(self.predictor.named);
-        let absent = self.firing.absent(slots, &first, named)?;
-        let stream_buffers = stream_buffers(chunk);
-        let forecast = |threads: usize, tokens| {
-            let pass = Pass {
-                shape: &self.shape,
-                firing: &self.firing,
-                machine: &self.rates,
-                rates: self.rates.with_threads(threads)?,
-                alone: self.rates.with_threads(1)?,
-                device: &self.device,
-                stream: &self.stream,
-                predictor: self.predictor,
-                stream_buffers,
-                two_phases: needs.two_phases && memory.slots > 0,
-                foresees: self.ablation.looks_ahead() && !self.gates_first,
-            };
-            let before = if tokens > 1 { 0 } else { self.context / 2 };
-            Some((
-                pass.forecast(&memory, &first, &absent, tokens, before),
-                threads,
-            ))
-        };
-        let counts = (self.rates.threads.iter())
-            .map(|t| t.threads as usize)
-            .filter(|&n| n < self.threads && !self.threads_fixed);
-        let mut decode = forecast(self.threads, 1);
-        for fewer in counts {
-            let Some(other) = forecast(fewer, 1) else {
-                continue;
-            };
-            if decode.is_none_or(|d| other.0.tokens_per_s > WORTH * d.0.tokens_per_s) {
-                decode = Some(other);
-            }
-        }
-        let (decode, compute_threads) = decode.ok_or_else(|| no_rates(&self.rates))?;
-        let (prefill, _) =
-            forecast(compute_threads, chunk.max(2)).ok_or_else(|| no_rates(&self.rates))?;
-        let clusters = needs.clusters.max(1);
-        let cut = |batch: usize| {
-            let hot: u64 = self.hot(batch).iter().map(|&n| u64::from(n)).sum();
-            let hot = if scan { clusters } else { hot };
-            HotCut {
-                batch,
-                clusters: hot,
-                resident: hot.min(memory.hot_clusters),
-                share: hot as f64 / clusters as f64,
-            }
-        };
-        let (random, reads_per_bundle) = match () {
-            () if gates_resident => (self.shape.rest_read, 1),
-            () if !self.gates_first => (self.shape.stride, 1),
-            () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
-        };
-        let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
-        Ok(Plan {
-            ffn_resident_share: memory.ffn_resident_share(needs),
-            gates_resident,
-            reads_per_bundle,
-            hot_cut: BATCHES.map(cut).to_vec(),
-            random_read_bytes: random,
-            sequential_read_bytes: self.shape.cluster_read,
-            stream_buffers,
-            prefetch_clusters: if prefetch { stream_buffers } else { 0 },
-            compute_threads,
-            io_core: self.io_core,
-            chunk,
-            predictor: self.predictor,
-            decode,
-            prefill,
-            basis: Basis {
-                machine_measured: self.rates.measured,
-                device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
-                device: self.device.origin().to_string(),
-                statistics: self.firing.measured,
-            },
-            memory,
-        })
-    }
-
     /// Hot clusters at the start of each layer for batches of some size.
     pub(crate) fn hot(&self, batch: usize) -> &[u32] {
         let largest = self.hot_clusters.last();
         let hot = self.hot_clusters.get(batch.saturating_sub(1)).or(largest);
         hot.map_or(&[], |h| h)
     }
-
-    /// First neuron of each layer outside the hot region.
-    fn first_cold(&self, memory: &MemoryPlan, scan: bool, wanted: &[u32]) -> Vec<usize> {
-        let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; wanted.len()];
-        let wanted = if scan { &all } else { wanted };
-        let prefix = prefixes(memory.hot_clusters, wanted, &all);
-        let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        prefix.iter().map(neuron).collect()
-    }
-}
-
-fn no_rates(rates: &Rates) -> Error {
-    Error::Option(format!(
-        "the profile of this machine has {} thread counts; measure again with `emberflow bench device`",
-        rates.threads.len()
-    ))
 }
 
 /// Chunks to choose from for prompts of up to `prompt` tokens: `chosen` alone where it is not 0.

@@ -3,8 +3,8 @@
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::Pattern;
 
-use super::cost::Pass;
 use super::firing::{Absent, GROUP};
+use super::pass::Pass;
 use crate::memory::MemoryPlan;
 use crate::store::regions::CLUSTER;
 

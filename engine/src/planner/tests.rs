@@ -5,9 +5,9 @@ use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
-use super::cost::{Limit, PredictorNeeds, Shape};
 use super::drift::Again;
 use super::firing::Firing;
+use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::planner::*;
 use super::rates::Rates;
@@ -403,4 +403,20 @@ fn mixtral() -> ModelConfig {
         eos: Vec::new(),
         predictor_threshold: None,
     }
+}
+
+/// It runs whenever a sequence joins or leaves.
+#[test]
+fn a_budget_is_divided_in_microseconds() {
+    let p = planner(Profile::Nvme, sparse());
+    let budget = p.smallest_budget() + (p.full_budget() - p.smallest_budget()) / 2;
+    let division = p.divide(budget).unwrap();
+    let best = (0..50).map(|i| {
+        let start = std::time::Instant::now();
+        let again = p.divide_again(&division, budget, 1 + i % 2).unwrap();
+        assert!(again.memory.budget() == budget);
+        start.elapsed()
+    });
+    let best = best.min().unwrap();
+    assert!(best.as_micros() < 100, "{best:?}");
 }

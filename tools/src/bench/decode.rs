@@ -94,7 +94,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let mut engine = open_engine(model, &args.engine, room)?;
     // Elsewhere there is no active set to take for granted before bytes are read.
-    let known = engine.sparsity() == Sparsity::Exact && engine.plan().gates_resident;
+    let known = engine.sparsity() == Sparsity::Exact && engine.memory().gates_resident();
     if args.oracle && !known {
         return Err(Failure::usage(
             "--oracle needs --sparsity exact and resident Gate rows: use a model with a ReLU-family \

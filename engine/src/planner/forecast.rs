@@ -1,0 +1,172 @@
+//! How fast a division should be, and what limits it. Simulates the cold region, so it takes
+//! milliseconds and runs only where somebody reads its answer, and once to choose the number of
+//! threads.
+
+use emberflow_storage::profile::Origin;
+
+use super::divide::Division;
+use super::firing::Absent;
+use super::pass::{Forecast, Pass};
+use super::plan::{Basis, HotCut, Plan};
+use super::planner::{BATCHES, Planner};
+use crate::error::Error;
+
+/// Fewer threads than cores have to promise this much more speed.
+const WORTH: f64 = 1.2;
+
+/// What the forecasts of a division have in common.
+struct Outlook {
+    /// First neuron of each layer outside the hot region.
+    first: Vec<usize>,
+    /// What of the needed neurons behind it is missing in the cold one.
+    absent: Absent,
+}
+
+impl Planner {
+    /// Divides `budget`, chooses the number of threads and says how fast that should be.
+    ///
+    /// # Errors
+    /// As [`Planner::divide`].
+    pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
+        let division = self.divide(budget)?;
+        let threads = self.best_threads(&division)?;
+        self.forecast(&division, threads)
+    }
+
+    /// The number of compute threads that promises most.
+    pub(crate) fn best_threads(&self, division: &Division) -> Result<usize, Error> {
+        let counts = self.rates.threads.iter().map(|t| t.threads as usize);
+        let fewer: Vec<usize> = counts.filter(|&n| n < self.threads).collect();
+        if self.threads_fixed || fewer.is_empty() {
+            return Ok(self.threads);
+        }
+        let outlook = self.outlook(division)?;
+        let mut best: Option<(f64, usize)> = None;
+        for threads in [self.threads].into_iter().chain(fewer) {
+            let speed = self.pass(division, threads).map(|pass| {
+                let decode = self.expect(&pass, division, &outlook, 1);
+                decode.tokens_per_s
+            });
+            if let Some(speed) = speed
+                && best.is_none_or(|(other, _)| speed > WORTH * other)
+            {
+                best = Some((speed, threads));
+            }
+        }
+        best.map(|(_, threads)| threads)
+            .ok_or_else(|| self.no_rates())
+    }
+
+    /// What `division` is expected to give with so many threads.
+    ///
+    /// # Errors
+    /// No memory for the simulation, or rates without any thread count.
+    pub fn forecast(&self, division: &Division, threads: usize) -> Result<Plan, Error> {
+        let Division {
+            memory,
+            needs,
+            chunk,
+            stream_buffers,
+            ..
+        } = division;
+        let outlook = self.outlook(division)?;
+        let pass = self
+            .pass(division, threads)
+            .ok_or_else(|| self.no_rates())?;
+        let gates_resident = memory.gates_resident();
+        let (random, reads_per_bundle) = match () {
+            () if gates_resident => (self.shape.rest_read, 1),
+            () if !self.gates_first => (self.shape.stride, 1),
+            () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
+        };
+        let scan = self.scans(division);
+        let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
+        Ok(Plan {
+            ffn_resident_share: memory.ffn_resident_share(needs),
+            gates_resident,
+            reads_per_bundle,
+            hot_cut: BATCHES.map(|batch| self.hot_cut(division, batch)).to_vec(),
+            random_read_bytes: random,
+            sequential_read_bytes: self.shape.cluster_read,
+            stream_buffers: *stream_buffers,
+            prefetch_clusters: if prefetch { *stream_buffers } else { 0 },
+            compute_threads: threads,
+            io_core: self.io_core,
+            chunk: *chunk,
+            predictor: self.predictor,
+            decode: self.expect(&pass, division, &outlook, 1),
+            prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
+            basis: Basis {
+                machine_measured: self.rates.measured,
+                device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
+                device: self.device.origin().to_string(),
+                statistics: self.firing.measured,
+            },
+            memory: memory.clone(),
+        })
+    }
+
+    fn outlook(&self, division: &Division) -> Result<Outlook, Error> {
+        let first = self.first_cold(division);
+        let slots = match self.scans(division) {
+            true => 0,
+            false => division.memory.slots,
+        };
+        let named = (self.predictor.bytes > 0).then_some(self.predictor.named);
+        Ok(Outlook {
+            absent: self.firing.absent(slots, &first, named)?,
+            first,
+        })
+    }
+
+    /// A pass with so many threads; `None` without rates for them.
+    fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
+        Some(Pass {
+            shape: &self.shape,
+            firing: &self.firing,
+            machine: &self.rates,
+            rates: self.rates.with_threads(threads)?,
+            alone: self.rates.with_threads(1)?,
+            device: &self.device,
+            stream: &self.stream,
+            predictor: self.predictor,
+            stream_buffers: division.stream_buffers,
+            two_phases: division.needs.two_phases && division.memory.slots > 0,
+            foresees: self.ablation.looks_ahead() && !self.gates_first,
+        })
+    }
+
+    /// A pass of `tokens` tokens: one in the middle of the context, or the first ones of a prompt.
+    fn expect(
+        &self,
+        pass: &Pass<'_>,
+        division: &Division,
+        outlook: &Outlook,
+        tokens: usize,
+    ) -> Forecast {
+        let before = if tokens > 1 { 0 } else { self.context / 2 };
+        let Outlook { first, absent } = outlook;
+        pass.forecast(&division.memory, first, absent, tokens, before)
+    }
+
+    fn hot_cut(&self, division: &Division, batch: usize) -> HotCut {
+        let clusters = division.needs.clusters.max(1);
+        let hot = match self.scans(division) {
+            true => clusters,
+            false => self.hot(batch).iter().map(|&n| u64::from(n)).sum(),
+        };
+        HotCut {
+            batch,
+            clusters: hot,
+            resident: hot.min(division.memory.hot_clusters),
+            share: hot as f64 / clusters as f64,
+        }
+    }
+
+    fn no_rates(&self) -> Error {
+        Error::Option(format!(
+            "the profile of this machine has {} thread counts; measure again with `emberflow bench device`",
+            self.rates.threads.len()
+        ))
+    }
+}
