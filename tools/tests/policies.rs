@@ -34,7 +34,7 @@ fn run(policy: &str, share: &str, io: &str) -> Value {
         "--threads",
         "2",
         "--policy",
-        ablation: policy,
+        policy,
         "--ffn-resident",
         share,
         "--io",
