@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use emberflow_kernels::{Activations, Cpu, DType, Workers, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{Activations, Compute, DType, sign_bytes, two_bit_row_bytes};
 use emberflow_predictor::{
     CoarseGate, Features, LowRank, LowRankSpec, Predictor, RANGE, Reads, Shared, SharedBytes,
     SignBit, Thresholds,
@@ -25,13 +25,12 @@ fn main() {
     let d: usize = numbers.next().unwrap_or(4096);
     let neurons: usize = numbers.next().unwrap_or(14336);
     let threads: usize = numbers.next().unwrap_or(2);
-    let workers = Workers::new(threads, None);
-    let cpu = Cpu::detect();
+    let on = Compute::new(threads, None);
     let gates = neurons * DType::Q4.row_bytes(d);
     println!(
         "{d} × {neurons}, {} threads, {}; gate rows in q4: {:.1} MB per layer",
-        workers.threads(),
-        cpu.name(),
+        on.threads(),
+        on.cpu.name(),
         gates as f64 / 1e6
     );
     let mut seed = 1u64;
@@ -50,7 +49,7 @@ fn main() {
     let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
         .map(|_| Box::new(SignBit::new(bytes(one), d, d as u32 / 2)) as Box<dyn Predictor>)
         .collect();
-    measure("sign", cpu, &workers, (d, neurons), &layers, gates);
+    measure("sign", &on, (d, neurons), &layers, gates);
     drop(layers);
     for rank in [64, 128, 256, 512, 736] {
         let spec = LowRankSpec {
@@ -71,7 +70,7 @@ fn main() {
             })
             .collect();
         let name = format!("rank {rank}");
-        measure(&name, cpu, &workers, (d, neurons), &layers, gates);
+        measure(&name, &on, (d, neurons), &layers, gates);
     }
     let one = neurons * two_bit_row_bytes(d);
     let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
@@ -80,13 +79,12 @@ fn main() {
             Box::new(CoarseGate::new(bytes(one), d, each)) as Box<dyn Predictor>
         })
         .collect();
-    measure("coarse", cpu, &workers, (d, neurons), &layers, gates);
+    measure("coarse", &on, (d, neurons), &layers, gates);
 }
 
 fn measure(
     name: &str,
-    cpu: Cpu,
-    workers: &Workers,
+    on: &Compute,
     (d, neurons): (usize, usize),
     layers: &[Box<dyn Predictor>],
     gates: usize,
@@ -95,7 +93,7 @@ fn measure(
         .map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0)
         .collect();
     let mut quantized = Activations::default();
-    cpu.quantize_activations(&x, 1, &mut quantized);
+    on.cpu.quantize_activations(&x, 1, &mut quantized);
     let input = Features {
         normed: &x,
         quantized: quantized.all(),
@@ -107,11 +105,12 @@ fn measure(
         .map(|_| {
             let start = Instant::now();
             for layer in layers {
-                layer.prepare(cpu, workers, input, &mut shared);
+                layer.prepare(on, input, &mut shared);
                 let shared = &shared;
-                workers.for_each_part_mut(&mut wanted, RANGE, &|_, block, wanted| {
-                    layer.predict(cpu, input, shared, block * RANGE, wanted);
-                });
+                on.workers
+                    .for_each_part_mut(&mut wanted, RANGE, &|_, block, wanted| {
+                        layer.predict(on.cpu, input, shared, block * RANGE, wanted);
+                    });
             }
             start.elapsed().as_secs_f64() / layers.len() as f64
         })
