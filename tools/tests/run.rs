@@ -388,12 +388,60 @@ fn damage_is_a_fault_whoever_meets_it() {
             "--ffn-resident",
             "0.4",
         ],
+        &[
+            "run",
+            &model,
+            "-p",
+            PROMPT,
+            "-n",
+            "4",
+            "--ignore-eos",
+            "--policy",
+            "mmap",
+        ],
     ] {
         let output = call(args);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(3), "{args:?}: {message}");
         assert!(message.contains("m.ember"), "{message}");
     }
+}
+
+/// `--policy mmap` reads the file through a mapping, where a missing page is a signal and no error.
+/// A run whose file was shortened died of it without a word.
+#[test]
+fn a_file_shortened_under_a_mapping_is_a_fault() {
+    use std::io::Read;
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.ember");
+    let folder = common::exported(dir.path());
+    let packed = call(&["pack", &folder, "-o", &model.display().to_string()]);
+    assert!(packed.status.success());
+    let mut child = common::emberflow()
+        .arg("run")
+        .arg(&model)
+        .args(["-p", PROMPT, "-n", "900", "--ignore-eos"])
+        .args(["--policy", "mmap", "--threads", "1"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // text says that the file is in use
+    let mut stdout = child.stdout.take().unwrap();
+    let mut text = [0; PROMPT.len() + 1];
+    stdout.read_exact(&mut text).unwrap();
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&model)
+        .unwrap();
+    file.set_len(4096).unwrap();
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{message}");
+    let told = message.contains("m.ember") && message.contains("copy");
+    assert!(told, "{message}");
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{ColdCache, Policy};
-use emberflow_storage::container::Container;
-use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Mapped, Read};
+use emberflow_storage::container::{Container, MappedBundles};
+use emberflow_storage::io::{Completion, EngineChoice, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
@@ -128,12 +128,8 @@ impl Banks {
     }
 
     /// The container's file, mapped into memory.
-    pub fn map(&self) -> Result<Mapped, Error> {
-        let c = &self.container;
-        Mapped::new(c.file(), c.base()).map_err(|e| Error::Bundles {
-            path: c.path().to_path_buf(),
-            reason: format!("cannot be mapped into memory: {e}"),
-        })
+    pub fn map(&self) -> Result<MappedBundles, Error> {
+        Ok(MappedBundles::new(&self.container)?)
     }
 
     /// Neurons of the whole model.

@@ -80,9 +80,10 @@ impl NeuronStore {
                 })
             }
             Source::Mapped => {
-                let (bank, stride) = (self.layer.bank as usize, self.part.stride);
-                let offset = self.banks.container.neuron_offset(bank, neuron);
-                let bundle = self.mapped.as_ref()?.bytes(offset, stride)?;
+                let bank = self.layer.bank as usize;
+                let bundle = self.mapped.as_ref()?;
+                let bundle = bundle.bundle(&self.banks.container, bank, neuron);
+                let bundle = self.intact_or_damage(bundle)?;
                 let (up, down) = format.split_rest(&bundle[part.gate_span..]);
                 Some(NeuronBytes {
                     gate: &bundle[..gate_len],
@@ -182,11 +183,16 @@ impl NeuronStore {
     pub(super) fn verified<'a>(&self, neuron: u32, slot: &'a [u8]) -> Option<&'a [u8]> {
         let bank = self.layer.bank;
         let checked = self.check(Key { bank, neuron }, slot, Step::Sums);
-        let damage = |error| {
+        self.intact_or_damage(checked).map(|()| slot)
+    }
+
+    /// What is intact; else the first damage is remembered for [`intact`](Self::intact).
+    fn intact_or_damage<T>(&self, checked: Result<T, impl Into<Error>>) -> Option<T> {
+        let damage = |error: Error| {
             let mut first = self.damage.lock().unwrap_or_else(|e| e.into_inner());
             first.get_or_insert(error);
         };
-        checked.map_err(damage).ok().map(|()| slot)
+        checked.map_err(|e| damage(e.into())).ok()
     }
 
     /// Has the lines that [`bytes`](Self::bytes) begins with on their way, all at once: one after

@@ -136,6 +136,10 @@ impl NeuronStore {
     /// Starts a bank, for `tokens` tokens.
     pub fn begin(&mut self, bank: u32, tokens: usize) -> Result<(), Error> {
         self.usable()?;
+        if let Some(mapped) = &self.mapped {
+            let whole = mapped.still_whole();
+            self.latch(whole.map_err(Error::from))?;
+        }
         self.cold.begin(bank);
         self.foreseen.begin(bank, tokens == 1);
         let layer = &mut self.layer;

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{ColdCache, Key};
-use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Mapped, Read};
+use emberflow_storage::container::MappedBundles;
+use emberflow_storage::io::{Completion, FileSource, IoOptions, IoThread, Read};
 use emberflow_storage::trace::{self, Kind, Tracer};
 
 use super::banks::{Banks, COLD, Part};
@@ -109,7 +110,7 @@ pub(crate) struct NeuronStore {
     /// The neurons of the last tokens, where only those are kept.
     window: Window,
     /// The file, where the page cache does it all.
-    mapped: Option<Mapped>,
+    mapped: Option<MappedBundles>,
     /// Time the computation waited for reads.
     waited: Duration,
     /// The first failure. What is in memory may be incomplete after it, so the
