@@ -108,11 +108,13 @@ pub(crate) fn mib(bytes: u64) -> String {
 /// the bundled model.
 const START_TO_START: u64 = 1 << 20;
 
-/// The budget rounded up to whole MiB, as it can be typed, and as it will still do
-/// at the next start.
+/// A budget that still does at the next start, where `bytes` do at this one: rounded up to whole MiB,
+/// as it can be typed.
+pub(crate) fn at_next_start(bytes: u64) -> u64 {
+    let mib = bytes.saturating_add(START_TO_START).div_ceil(1 << 20);
+    mib.saturating_mul(1 << 20)
+}
+
 fn suggestion(bytes: u64) -> String {
-    format!(
-        "{}MiB",
-        bytes.saturating_add(START_TO_START).div_ceil(1 << 20)
-    )
+    format!("{}MiB", at_next_start(bytes) >> 20)
 }

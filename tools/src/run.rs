@@ -15,7 +15,7 @@ use crate::model::{Use, open_for, open_model};
 use crate::{Failure, atomic, chrome, interrupt, print_json};
 
 /// What the bundled model is asked to continue when no prompt is given.
-const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
+pub(crate) const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
 
 /// Context of a chat when none is given.
 const CHAT_CONTEXT: usize = 2048;

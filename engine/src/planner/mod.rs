@@ -19,6 +19,7 @@ use emberflow_storage::profile::{Origin, ReadCost};
 use serde::Serialize;
 
 use crate::Error;
+use crate::error::at_next_start;
 use crate::ffn::regions::prefixes;
 use crate::ffn::{Banks, CLUSTER};
 use crate::memory::{MemoryPlan, Needs, Residency};
@@ -197,6 +198,12 @@ impl Planner {
     /// The smallest budget that works.
     pub fn smallest_budget(&self) -> u64 {
         self.needs.smallest_budget()
+    }
+
+    /// The smallest budget that works at the next start, too, in whole MiB: programs differ a little
+    /// in size from start to start.
+    pub fn smallest_to_name(&self) -> u64 {
+        at_next_start(self.smallest_budget())
     }
 
     /// The budget that holds the whole model, with the longest chunk.
