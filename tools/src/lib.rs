@@ -4,6 +4,8 @@
 //! through the library crates and writes its result to standard output.
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
+// these panic when whoever reads our output has gone
+#![deny(clippy::print_stdout)]
 
 pub mod atomic;
 pub mod bench;
@@ -23,6 +25,7 @@ pub mod perplexity;
 pub mod plan;
 pub mod profile;
 pub mod progress;
+pub mod prompt;
 pub mod run;
 pub mod size;
 pub mod stats;

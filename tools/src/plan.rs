@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, atomic, bench, print_json, run, size, svg};
+use crate::{Failure, atomic, bench, print_json, prompt, size, svg};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -28,7 +28,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     bench::device::know()?;
     let model = open_model(&args.model)?;
     // As `run` does before it plans: what the tokenizer comes to hold is a part of the process.
-    model.text().encode(run::DEFAULT_PROMPT)?;
+    model.text().encode(prompt::DEFAULT)?;
     let name = model.text().config().name.clone();
     let context = (args.context as usize).min(model.text().config().max_context as usize);
     let options = Options {

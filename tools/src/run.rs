@@ -1,6 +1,6 @@
 //! `emberflow run`: generate text.
 
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -12,10 +12,14 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::{Failure, atomic, chrome, interrupt, print_json};
+use crate::{Failure, atomic, chrome, interrupt, print_json, prompt};
 
-/// What the bundled model is asked to continue when no prompt is given.
-pub(crate) const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
+/// Positions there are, and how many the model was made for.
+#[derive(Clone, Copy)]
+struct Room {
+    context: usize,
+    max: usize,
+}
 
 /// Context of a chat when none is given.
 const CHAT_CONTEXT: usize = 2048;
@@ -26,8 +30,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return chat(args);
     }
     atomic::may_write_each([&args.trace], args.force)?;
-    let text = prompt_text(args)?;
+    // before the prompt: a model that is not there is what is wrong
     let model = open_model(&args.model)?;
+    let text = prompt::text(args)?;
     let prompt = model.text().encode(&text)?;
     if prompt.is_empty() {
         return Err(Failure::usage("the prompt is empty; give some text"));
@@ -43,6 +48,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             limit: max,
         }));
     }
+    let room = Room { context, max };
     let sampling = sampling(args, model.text());
     sampling.validate().map_err(Failure::usage)?;
     let batch = args.best_of.map_or(1, usize::from);
@@ -69,7 +75,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         say(&text)?;
     }
     if args.best_of.is_some() {
-        best_of(&mut engine, sequence, &prompt, args, batch)?;
+        best_of(&mut engine, sequence, &prompt, (args, room), batch)?;
         write_trace(&engine, args)?;
         return if stop.load(Ordering::Relaxed) {
             Err(Failure::Interrupted)
@@ -78,7 +84,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         };
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args)?;
-    finish(&mut engine, &generation, text, args)?;
+    finish(&mut engine, &generation, text, (args, room))?;
     write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
@@ -99,27 +105,6 @@ fn say(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
-}
-
-fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
-    let text = match (&args.prompt, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(path)) if path == Path::new("-") => {
-            let mut text = String::new();
-            std::io::stdin()
-                .read_to_string(&mut text)
-                .map_err(Failure::file(path))?;
-            text
-        }
-        (None, Some(path)) => std::fs::read_to_string(path).map_err(Failure::file(path))?,
-        (None, None) if args.model.model.is_none() => DEFAULT_PROMPT.to_owned(),
-        (None, None) => {
-            return Err(Failure::usage(
-                "no prompt: give one with -p TEXT, -f FILE or --chat",
-            ));
-        }
-    };
-    Ok(text)
 }
 
 /// What the arguments say, else what the checkpoint recommends, else greedy.
@@ -152,7 +137,7 @@ fn best_of(
     engine: &mut Engine,
     sequence: Sequence,
     prompt: &[u32],
-    args: &RunArgs,
+    (args, room): (&RunArgs, Room),
     batch: usize,
 ) -> Result<(), Failure> {
     let request = request(engine, args);
@@ -175,7 +160,7 @@ fn best_of(
     say(&report.text)?;
     say("\n")?;
     let winner = &batch.samples[batch.best()];
-    tell_end(winner.stop, winner.tokens.len(), args);
+    tell_end(winner.stop, winner.tokens.len(), (args, room));
     eprintln!("\n{}", report.summary());
     Ok(())
 }
@@ -225,7 +210,7 @@ fn finish(
     engine: &mut Engine,
     generation: &Generation,
     text: String,
-    args: &RunArgs,
+    (args, room): (&RunArgs, Room),
 ) -> Result<(), Failure> {
     let mut report = Report::new(engine, generation, text);
     if args.details {
@@ -236,21 +221,28 @@ fn finish(
         print_json(&report)
     } else {
         say("\n")?;
-        tell_end(generation.stop, generation.tokens.len(), args);
+        tell_end(generation.stop, generation.tokens.len(), (args, room));
         eprintln!("\n{}", report.summary());
         Ok(())
     }
 }
 
 /// Why there are fewer tokens than were asked for. In a chat the end of an answer is no surprise.
-fn tell_end(stop: Stop, tokens: usize, args: &RunArgs) {
+fn tell_end(stop: Stop, tokens: usize, (args, room): (&RunArgs, Room)) {
     match stop {
         Stop::Eos if !args.chat && tokens < args.tokens as usize => eprintln!(
             "\nthe model ended the text (end-of-text token) after {tokens} of {} tokens; \
              --ignore-eos goes on",
             args.tokens
         ),
-        Stop::Context => eprintln!("\nthe context is full; --context makes more room"),
+        Stop::Context if room.context < room.max => eprintln!(
+            "\nthe context of {} tokens is full; --context makes more room, up to {}",
+            room.context, room.max
+        ),
+        Stop::Context => eprintln!(
+            "\nthe context of {} tokens is full, and this model was made for no more",
+            room.context
+        ),
         _ => {}
     }
 }
@@ -273,6 +265,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     let stop = engine.stop_flag();
     interrupt::sets(&stop);
+    let room = Room { context, max };
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
     let mut sequence = engine.new_sequence();
@@ -314,7 +307,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args)?;
         messages.push(message("assistant", text.trim()));
-        finish(&mut engine, &generation, text, args)?;
+        finish(&mut engine, &generation, text, (args, room))?;
         if generation.stop == Stop::Caller {
             if !interactive {
                 return Err(Failure::Interrupted);

@@ -22,7 +22,7 @@ fn every_help_text_has_examples_that_parse() {
             // what follows several blanks explains, what follows a redirection is the shell's
             let line = line.trim().split("   ").next().unwrap_or_default();
             for part in line.split(" && ") {
-                let part = part.split(['>', '|']).next().unwrap_or_default();
+                let part = part.split(['>', '<', '|']).next().unwrap_or_default();
                 let part = part.trim();
                 let parsed = Cli::try_parse_from(words(part));
                 let shown = |e: &clap::Error| e.kind() == clap::error::ErrorKind::DisplayHelp;

@@ -103,6 +103,30 @@ fn the_end_of_a_text_is_told() {
     assert_eq!(told, [true; 2], "no seed ends its text, or all do");
 }
 
+/// "--context makes more room" was said at the model's maximum, too.
+#[test]
+fn a_full_context_says_what_helps() {
+    let long = "fn main() { let x = vec![1, 2, 3]; } ".repeat(400);
+    let run = |prompt: &str, more: &[&str]| {
+        let args = ["run", "-p", prompt, "--ignore-eos", "-n", "4000"];
+        let output = call(&[&args[..], more].concat());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let short = run("A vector is", &["--context", "16"]);
+    assert!(
+        short.contains("of 16 tokens is full; --context makes more room, up to"),
+        "{short}"
+    );
+    let most = run("A vector is", &[]);
+    assert!(most.contains("this model was made for no more"), "{most}");
+    assert!(!most.contains("--context"), "{most}");
+    let refused = run(&long, &[]);
+    assert!(
+        refused.contains("shorten the prompt") && !refused.contains("--context"),
+        "{refused}"
+    );
+}
+
 /// Caches fill in the first half of a text; a long one shows its second half beside the whole.
 #[test]
 fn the_second_half_of_a_long_text_is_shown() {

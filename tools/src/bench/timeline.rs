@@ -1,6 +1,7 @@
 //! `emberflow bench timeline`: one token as lanes of threads, of the I/O thread and of the device
 //! (PowerInfer-2, Fig. 6, on our own run).
 
+use std::io::Write;
 use std::ops::Range;
 
 use emberflow_engine::{Logits, Sampler, Sampling, trace as kinds};
@@ -145,8 +146,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&report);
     }
-    print!("{}", table(&report));
-    Ok(())
+    Ok(write!(std::io::stdout().lock(), "{}", table(&report))?)
 }
 
 fn ms(ns: u64) -> f64 {
