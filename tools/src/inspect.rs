@@ -139,7 +139,8 @@ fn statistics(
     }
     let c = &meta.config;
     let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
+    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
+        .map_err(Failure::stats(container.path()))?;
     Ok(Some(stats))
 }
 

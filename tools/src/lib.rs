@@ -51,9 +51,14 @@ pub enum Failure {
     /// A checkpoint.
     #[error(transparent)]
     Model(#[from] emberflow_models::Error),
-    /// Statistics.
-    #[error(transparent)]
-    Stats(#[from] emberflow_predictor::stats::StatsError),
+    /// Statistics, and the file that they are in.
+    #[error("{}: {source}", path.display())]
+    Stats {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: emberflow_predictor::stats::StatsError,
+    },
     /// A device profile.
     #[error(transparent)]
     Device(#[from] emberflow_storage::profile::ProfileError),
@@ -92,6 +97,12 @@ impl Failure {
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::File { path, source }
+    }
+
+    /// Wraps what is wrong with statistics with the file that they are in.
+    pub fn stats(path: &Path) -> impl FnOnce(emberflow_predictor::stats::StatsError) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Stats { path, source }
     }
 
     /// The file that was not there, where that is the failure.

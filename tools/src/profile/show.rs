@@ -74,7 +74,7 @@ struct Batch {
 pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force)?;
     let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
-    let stats = ActivationStats::read(&bytes)?;
+    let stats = ActivationStats::read(&bytes).map_err(Failure::stats(&args.stats))?;
     let shown = shown(args.stats.display().to_string(), &stats);
     if let Some(path) = &args.svg {
         atomic::write(path, svg(&stats, &shown).as_bytes())?;

@@ -118,7 +118,10 @@ fn header(
     let stats = container.read_stats()?;
     let stats = match stats.is_empty() {
         true => None,
-        false => Some(ActivationStats::parse(&stats, layers, 1, neurons)?),
+        false => Some(
+            ActivationStats::parse(&stats, layers, 1, neurons)
+                .map_err(Failure::stats(container.path()))?,
+        ),
     };
     let g = container.geometry();
     let counts = |s: &ActivationStats| {
