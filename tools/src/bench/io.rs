@@ -53,7 +53,7 @@ struct Row<'a> {
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     may_write(&args.output, "io", None)?;
     if let Some(Some(path)) = &args.save {
-        atomic::may_replace(path, args.output.force)?;
+        atomic::may_write_below(path, args.output.force)?;
     }
     // Before a gigabyte is written for nothing.
     let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;

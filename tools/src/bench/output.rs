@@ -19,7 +19,7 @@ use crate::{Failure, atomic, print_json};
 /// Wrong usage; a model that cannot be opened, where files are named for it.
 pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Result<(), Failure> {
     atomic::may_write_each([&args.csv, &args.svg], args.force)?;
-    if args.out.is_some() && !args.force {
+    if args.out.is_some() {
         let name = model.map(|model| -> Result<String, Failure> {
             let container = open_container(model)?;
             Ok(ContainerMeta::parse(container.meta(), container.path())?
@@ -31,7 +31,7 @@ pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Re
             .iter()
             .flatten()
         {
-            atomic::may_replace(path, false)?;
+            atomic::may_write_below(path, args.force)?;
         }
     }
     Ok(())

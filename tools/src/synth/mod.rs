@@ -37,6 +37,7 @@ use self::firing::{Firing, Targets};
 use self::measure::Measured;
 use self::recipe::Recipe;
 use crate::cli::{SynthArgs, SynthQuantArg};
+use crate::interrupt::Unfinished;
 use crate::{Failure, atomic, print_json, progress, size};
 
 /// Threads that make rows: enough to keep ahead of a disk.
@@ -142,6 +143,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         bar.set_position(done);
     };
     let output = &args.output;
+    let unfinished = Unfinished::partial(output);
     let written = if gguf {
         write::gguf(
             output, &config, &recipe, encoding, &report, THREADS, &mut tell,
@@ -150,6 +152,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         write::folder(output, &config, &recipe, THREADS, &mut tell)
     };
     bar.finish_and_clear();
+    drop(unfinished);
     report.bytes = written?;
     report.seconds = start.elapsed().as_secs_f64();
     report.peak_rss_bytes = emberflow_storage::mem::peak_rss();
