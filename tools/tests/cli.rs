@@ -272,3 +272,15 @@ fn everything_long_shows_its_progress() {
         }
     }
 }
+
+/// What `--help` says of a window is what is computed: each begins with the start token.
+#[test]
+fn perplexity_says_how_its_windows_begin() {
+    let help = String::from_utf8(call(&["perplexity", "--help"]).stdout).unwrap();
+    let words: Vec<&str> = help.split_whitespace().collect();
+    let help = words.join(" ");
+    assert!(
+        help.contains("starts afresh: with the start token (BOS)"),
+        "{help}"
+    );
+}

@@ -99,8 +99,9 @@ pub struct PerplexityArgs {
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// Tokens per window; each window starts afresh and its first token is not scored; default:
-    /// 512, or the model's limit.
+    /// Tokens per window. Each window starts afresh: with the start token (BOS) where the model has
+    /// one, which counts as one of its tokens; else its first token is not scored. Default: 512, or
+    /// the model's limit.
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Stop after this many tokens.
