@@ -9,6 +9,7 @@
 
 pub mod atomic;
 pub mod bench;
+pub mod chart;
 pub mod chrome;
 pub mod cli;
 pub mod completions;
@@ -30,7 +31,6 @@ pub mod run;
 pub mod size;
 pub mod stats;
 pub mod suggest;
-pub mod svg;
 pub mod synth;
 pub mod trace;
 pub mod train_predictor;

@@ -6,9 +6,10 @@ use emberflow_engine::Options;
 use emberflow_engine::planner::{Plan, Planner};
 use serde::Serialize;
 
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, atomic, bench, print_json, prompt, size, svg};
+use crate::{Failure, atomic, bench, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -177,12 +178,14 @@ fn chart(name: &str, plans: &[Plan]) -> String {
             plans.iter().map(|p| (gib(p), f(p))).collect(),
         )
     };
-    let panel = svg::Panel {
+    let panel = Panel {
         title: name.to_owned(),
+        x: "budget, GiB",
+        y: "tokens/s",
         curves: vec![
             curve("decode", &|p| p.decode.tokens_per_s),
             curve("prompt", &|p| p.prefill.tokens_per_s),
         ],
     };
-    svg::log_panels("expected speed", "budget, GiB", "tokens/s", &[panel])
+    panels("expected speed", Axes::Logs, &[panel])
 }

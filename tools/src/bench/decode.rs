@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Table, may_write, percent};
-use super::plot::{Labels, piles};
+use crate::chart::{Labels, piles};
 use crate::cli::BenchDecodeArgs;
 use crate::model::{open_engine, open_model};
 use crate::{Failure, progress, stats};

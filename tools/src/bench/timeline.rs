@@ -8,10 +8,10 @@ use emberflow_engine::{Logits, Sampler, Sampling, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
+use crate::chart::{Bar, Row, timeline};
 use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::svg::{self, Bar, Row};
 use crate::{Failure, atomic, print_json, progress};
 
 /// Tokens that are looked at; the one with the median time is shown.
@@ -288,7 +288,7 @@ fn draw(report: &Report, shot: &Shot, layers: Option<u64>) -> String {
         report.reads,
         report.io,
     );
-    svg::timeline(&title, ms(time.end - time.start), &FILLS, &rows)
+    timeline(&title, ms(time.end - time.start), &FILLS, &rows)
 }
 
 fn table(report: &Report) -> String {
