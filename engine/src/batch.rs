@@ -100,13 +100,11 @@ impl Engine {
         request: &Request,
         samples: usize,
     ) -> Result<Batch, Error> {
-        request.sampling.validate().map_err(Error::Option)?;
+        request.sampling.validate()?;
         self.check_prompt(&sequence, prompt)?;
-        if samples == 0 || samples > self.most_sequences() {
-            return Err(Error::Option(format!(
-                "{samples} continuations at once, expected 1 to {}, for which memory was planned",
-                self.most_sequences()
-            )));
+        let (found, most) = (samples, self.most_sequences());
+        if found == 0 || found > most {
+            return Err(Error::Continuations { found, most });
         }
         let before = self.counters();
         let mut joules = [self.joules(), None, None];

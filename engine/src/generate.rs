@@ -114,7 +114,7 @@ impl Engine {
         request: &Request,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
-        request.sampling.validate().map_err(Error::Option)?;
+        request.sampling.validate()?;
         self.check_prompt(sequence, prompt)?;
         let before = self.counters();
         let mut joules = [self.joules(), None, None];
@@ -223,9 +223,7 @@ impl Engine {
 
     pub(crate) fn check_prompt(&self, sequence: &Sequence, prompt: &[u32]) -> Result<(), Error> {
         if prompt.is_empty() {
-            return Err(Error::Option(
-                "the prompt is empty; give at least one token of text".into(),
-            ));
+            return Err(Error::EmptyPrompt);
         }
         self.check_room(sequence, prompt.len())
     }

@@ -375,10 +375,9 @@ impl Planner {
 }
 
 fn no_rates(rates: &Rates) -> Error {
-    Error::Option(format!(
-        "the profile of this machine has {} thread counts; measure again with `emberflow bench device`",
-        rates.threads.len()
-    ))
+    Error::NoRates {
+        thread_counts: rates.threads.len(),
+    }
 }
 
 /// Chunks to choose from for prompts of up to `prompt` tokens: `chosen` alone where it is not 0.
