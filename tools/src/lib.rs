@@ -9,6 +9,7 @@
 
 pub mod atomic;
 pub mod bench;
+pub mod budget;
 pub mod chart;
 pub mod chrome;
 pub mod cli;

@@ -4,12 +4,13 @@ use std::io::Write;
 
 use emberflow_engine::Options;
 use emberflow_engine::planner::{Plan, Planner};
+use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, atomic, bench, print_json, prompt, size};
+use crate::{Failure, atomic, bench, budget, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -50,6 +51,11 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         args.memory.iter().map(|&b| planner.budget(b)).collect()
     };
+    for &wanted in &args.memory {
+        if let Some(why) = budget::beyond(wanted, &Mem::system()) {
+            eprintln!("emberflow: {why}; run takes it with --force only");
+        }
+    }
     let plans = budgets
         .iter()
         .map(|&budget| planner.plan(budget))

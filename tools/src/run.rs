@@ -12,7 +12,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::{Failure, atomic, chrome, interrupt, print_json, prompt};
+use crate::{Failure, atomic, budget, chrome, interrupt, print_json, prompt};
 
 /// Positions there are, and how many the model was made for.
 #[derive(Clone, Copy)]
@@ -26,6 +26,7 @@ const CHAT_CONTEXT: usize = 2048;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     if args.chat {
         return chat(args);
     }

@@ -127,6 +127,26 @@ fn a_full_context_says_what_helps() {
     );
 }
 
+/// More memory than the machine has was taken for granted.
+#[test]
+fn a_budget_that_nobody_has_is_refused_unless_forced() {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let more = ["--memory", "99999GiB"];
+    for args in [
+        &["run", "-n", "2", "--json"][..],
+        &["perplexity", "-f", text, "--limit", "64", "--json"],
+    ] {
+        let refused = call(&[args, &more].concat());
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains("97.7 TiB is more than the"), "{message}");
+        let forced = call(&[args, &more, &["--force"]].concat());
+        let message = String::from_utf8_lossy(&forced.stderr).into_owned();
+        assert!(forced.status.success(), "{args:?}: {message}");
+        assert!(message.contains("97.7 TiB is more than the"), "{message}");
+    }
+}
+
 /// Caches fill in the first half of a text; a long one shows its second half beside the whole.
 #[test]
 fn the_second_half_of_a_long_text_is_shown() {

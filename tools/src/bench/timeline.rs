@@ -12,7 +12,7 @@ use crate::chart::{Bar, Row, timeline};
 use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::{Failure, atomic, print_json, progress};
+use crate::{Failure, atomic, budget, print_json, progress};
 
 /// Tokens that are looked at; the one with the median time is shown.
 const TOKENS: usize = 9;
@@ -76,6 +76,7 @@ impl Shot {
 
 /// Runs the command.
 pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     atomic::may_write_each([&args.svg], args.force)?;
     let model = open_model(&args.model)?;
     let prompt = model

@@ -10,7 +10,8 @@ use super::{io_names, parse_budget, parse_share, policy_names};
 /// How to run it.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Memory for the whole process, such as 600MiB, or `auto`.
+    /// Memory for the whole process, such as 600MiB, or `auto`. More than the machine or the control
+    /// group has is refused, unless --force is given.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
           conflicts_with = "ffn_resident")]
     pub memory: Budget,

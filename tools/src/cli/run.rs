@@ -74,8 +74,8 @@ pub struct RunArgs {
     /// format (about:tracing, Perfetto). The last part of a long run is kept.
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     pub trace: Option<PathBuf>,
-    /// Replace an existing trace.
-    #[arg(long, requires = "trace")]
+    /// Replace an existing trace, and take a --memory that this machine does not have.
+    #[arg(long)]
     pub force: bool,
     /// Print one JSON object instead of text; its `stop` says why the text ended: `eos` (end-of-text
     /// token), `length` (-n), `context` (full) or `caller` (Ctrl-C).
@@ -114,6 +114,9 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
+    /// Take a --memory that this machine does not have.
+    #[arg(long)]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

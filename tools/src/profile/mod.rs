@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, interrupt, print_json, progress};
+use crate::{Failure, atomic, budget, interrupt, print_json, progress};
 
 /// Tokens of a window when none is given.
 const WINDOW: u32 = 256;
@@ -66,6 +66,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&args.file, &args.output) else {
         return Err(Failure::usage("profile needs -f TEXT and -o STATS"));
     };
+    budget::may_take(&args.engine, args.force)?;
     atomic::may_write(output, args.force)?;
     let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
