@@ -185,14 +185,11 @@ fn nothing_in_a_chart_is_covered_or_cut_off() {
         "bench timeline --ffn-resident 0.45 --warm-up 4 --layers 2",
         "bench io --quick --size 8MiB --millis 5",
         "bench kernels --quick",
-        "bench cache --quick",
         "bench predictor p.ember --quick",
         "bench decode --quick",
         "bench sweep --quick --shares 50,100",
         "bench ablation --quick --io sim:ufs4",
         "bench latency --quick",
-        "bench prefill --quick",
-        "bench batch --quick",
     ] {
         look(&draw(dir.path(), line), line);
     }

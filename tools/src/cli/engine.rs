@@ -24,7 +24,8 @@ pub struct EngineArgs {
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with.
+    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with. `mmap`
+    /// checks a neuron when it is first used, and not what the system drops and reads again.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Policy,
     /// How to read from flash; sim plays a device.
