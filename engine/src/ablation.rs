@@ -26,7 +26,8 @@ pub enum Ablation {
     /// LLM in a flash as PowerInfer-2 §7.1 describes its re-implementation: bundles,
     /// the neurons of the last tokens kept, reads waited for before anything is computed.
     LlmFlash,
-    /// The FFN's part of the file mapped into memory; the system's page cache does it all.
+    /// The FFN's part of the file mapped into memory; the system's page cache does it all. A neuron is
+    /// checked when it is first used; what the system drops and reads again is not.
     Mmap,
 }
 

@@ -234,11 +234,8 @@ impl Engine {
             rows += span.tokens.len();
         }
         if rows == 0 || rows > most || spans.iter().any(|span| span.tokens.is_empty()) {
-            let lens: Vec<_> = spans.iter().map(|span| span.tokens.len()).collect();
-            return Err(Error::Option(format!(
-                "a pass with {lens:?} tokens of its sequences, expected at least one of each and \
-                 1 to {most} in all"
-            )));
+            let lens = spans.iter().map(|span| span.tokens.len()).collect();
+            return Err(Error::Pass { lens, most });
         }
         Ok(rows)
     }

@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use emberflow_models::config::Activation;
+
+use crate::sampler::BadSampling;
+
 /// Errors of opening a model and of generating.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -108,9 +112,99 @@ pub enum Error {
         /// Position in the sequence.
         position: usize,
     },
-    /// An option that has no meaning for this model.
-    #[error("{0}")]
-    Option(String),
+    /// More compute threads than there may be.
+    #[error("{found} threads, expected at most {most}")]
+    Threads {
+        /// Threads asked for.
+        found: usize,
+        /// Most threads.
+        most: usize,
+    },
+    /// A context that the model has no positions for.
+    #[error("a context of {found} tokens, expected 1 to {most} (what the model was made for)")]
+    Context {
+        /// Positions asked for.
+        found: usize,
+        /// Longest context of the model.
+        most: u32,
+    },
+    /// A longer chunk than the FFN takes.
+    #[error("a chunk of {found} tokens, expected 1 to {most}")]
+    Chunk {
+        /// Tokens asked for.
+        found: usize,
+        /// Most tokens.
+        most: usize,
+    },
+    /// No sequences, or more than there may be at once.
+    #[error("{found} sequences at once, expected 1 to {most}")]
+    Sequences {
+        /// Sequences asked for.
+        found: usize,
+        /// Most sequences.
+        most: usize,
+    },
+    /// A format that keys and values are not stored in.
+    #[error("key/value format {found}, expected f16 or f32")]
+    KvFormat {
+        /// Name of the format asked for.
+        found: &'static str,
+    },
+    /// `exact` for a model whose neurons all count.
+    #[error(
+        "--sparsity exact needs an activation with exact zeros; this model uses {activation:?}: \
+         use --sparsity dense"
+    )]
+    NotSparse {
+        /// The model's.
+        activation: Activation,
+    },
+    /// `predicted` for a container without predictors.
+    #[error(
+        "--sparsity predicted needs predictors, and this container has none: make one that has \
+         with emberflow train-predictor, or use --sparsity auto"
+    )]
+    NoPredictors,
+    /// A profile of the machine that says nothing.
+    #[error(
+        "the profile of this machine has {thread_counts} thread counts; measure again with \
+         `emberflow bench device`"
+    )]
+    NoRates {
+        /// Thread counts that were measured.
+        thread_counts: usize,
+    },
+    /// The system does not say what the process holds.
+    #[error(
+        "cannot read this process's own memory from /proc/self/status: a memory budget cannot be \
+         kept without it (is /proc mounted, and are there file descriptors left?)"
+    )]
+    NoMemoryFacts,
+    /// No continuations, or more than were planned for.
+    #[error("{found} continuations at once, expected 1 to {most}, for which memory was planned")]
+    Continuations {
+        /// Continuations asked for.
+        found: usize,
+        /// Most sequences by the options.
+        most: usize,
+    },
+    /// A pass in which a sequence has no tokens, or all together have too many.
+    #[error(
+        "a pass with {lens:?} tokens of its sequences, expected at least one of each and 1 to \
+         {most} in all"
+    )]
+    Pass {
+        /// Tokens of each sequence.
+        lens: Vec<usize>,
+        /// Most tokens of a pass.
+        most: usize,
+    },
+    /// Nothing to continue.
+    #[error("the prompt is empty; give at least one token of text")]
+    EmptyPrompt,
+    /// A setting of the sampler that has no meaning.
+    #[error(transparent)]
+    Sampling(#[from] BadSampling),
 }
 
 pub(crate) fn mib(bytes: u64) -> String {
@@ -121,11 +215,13 @@ pub(crate) fn mib(bytes: u64) -> String {
 /// the bundled model.
 const START_TO_START: u64 = 1 << 20;
 
-/// The budget rounded up to whole MiB, as it can be typed, and as it will still do
-/// at the next start.
+/// A budget that still does at the next start, where `bytes` do at this one: rounded up to whole MiB,
+/// as it can be typed.
+pub(crate) fn at_next_start(bytes: u64) -> u64 {
+    let mib = bytes.saturating_add(START_TO_START).div_ceil(1 << 20);
+    mib.saturating_mul(1 << 20)
+}
+
 fn suggestion(bytes: u64) -> String {
-    format!(
-        "{}MiB",
-        bytes.saturating_add(START_TO_START).div_ceil(1 << 20)
-    )
+    format!("{}MiB", at_next_start(bytes) >> 20)
 }

@@ -172,35 +172,71 @@ fn auto_budget(needs: &Needs) -> u64 {
 
 /// Refuses what has no meaning.
 fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
-    if o.threads > MAX_THREADS {
-        return Err(Error::Option(format!(
-            "{} threads, expected at most {MAX_THREADS}",
-            o.threads
-        )));
+    let (found, most) = (o.threads, MAX_THREADS);
+    if found > most {
+        return Err(Error::Threads { found, most });
     }
-    if o.context == 0 || o.context > c.max_context as usize {
-        return Err(Error::Option(format!(
-            "a context of {} tokens, expected 1 to {} (what the model was made for)",
-            o.context, c.max_context
-        )));
+    let (found, most) = (o.context, c.max_context);
+    if found == 0 || found > most as usize {
+        return Err(Error::Context { found, most });
     }
-    if o.chunk > MAX_CHUNK {
-        return Err(Error::Option(format!(
-            "a chunk of {} tokens, expected 1 to {MAX_CHUNK}",
-            o.chunk
-        )));
+    let (found, most) = (o.chunk, MAX_CHUNK);
+    if found > most {
+        return Err(Error::Chunk { found, most });
     }
-    if o.batch == 0 || o.batch > MAX_BATCH {
-        return Err(Error::Option(format!(
-            "{} sequences at once, expected 1 to {MAX_BATCH}",
-            o.batch
-        )));
+    let (found, most) = (o.batch, MAX_BATCH);
+    if found == 0 || found > most {
+        return Err(Error::Sequences { found, most });
     }
     if !matches!(o.kv, DType::F16 | DType::F32) {
-        return Err(Error::Option(format!(
-            "key/value format {}, expected f16 or f32",
-            o.kv.name()
-        )));
+        let found = o.kv.name();
+        return Err(Error::KvFormat { found });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each option has an error of its own, which says what it may be.
+    #[test]
+    fn options_without_meaning_are_told_apart() {
+        let model = Model::demo().unwrap();
+        let c = model.text().config();
+        let refused = |change: &dyn Fn(&mut Options)| {
+            let mut options = Options::default();
+            change(&mut options);
+            check_options(&options, c).unwrap_err()
+        };
+        let errors = [
+            refused(&|o| o.threads = MAX_THREADS + 1),
+            refused(&|o| o.context = 0),
+            refused(&|o| o.context = c.max_context as usize + 1),
+            refused(&|o| o.chunk = MAX_CHUNK + 1),
+            refused(&|o| o.batch = 0),
+            refused(&|o| o.kv = DType::Q8),
+        ];
+        assert!(matches!(
+            errors[0],
+            Error::Threads {
+                found: 257,
+                most: 256
+            }
+        ));
+        assert!(matches!(errors[1], Error::Context { found: 0, .. }));
+        assert!(matches!(errors[2], Error::Context { most, .. } if most == c.max_context));
+        assert!(matches!(
+            errors[3],
+            Error::Chunk {
+                most: MAX_CHUNK,
+                ..
+            }
+        ));
+        assert!(matches!(errors[4], Error::Sequences { found: 0, .. }));
+        assert!(matches!(errors[5], Error::KvFormat { found: "q8" }));
+        let texts = errors.map(|e| e.to_string());
+        assert_eq!(texts[0], "257 threads, expected at most 256");
+        assert_eq!(texts[5], "key/value format q8, expected f16 or f32");
+    }
 }

@@ -37,15 +37,31 @@ impl Default for Sampling {
     }
 }
 
+/// A setting of the sampler that has no meaning.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{what} is {value}, expected {expected}")]
+pub struct BadSampling {
+    /// Which one.
+    pub what: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// What it may be.
+    pub expected: &'static str,
+}
+
 impl Sampling {
-    /// Refuses settings that have no meaning, naming the one at fault.
-    pub fn validate(&self) -> Result<(), String> {
-        let check = |ok: bool, what: &str, value: f32, range: &str| {
-            if ok {
-                Ok(())
-            } else {
-                Err(format!("{what} is {value}, expected {range}"))
-            }
+    /// Refuses settings that have no meaning.
+    ///
+    /// # Errors
+    /// The first one at fault.
+    pub fn validate(&self) -> Result<(), BadSampling> {
+        let check = |ok: bool, what, value, expected| match ok {
+            true => Ok(()),
+            false => Err(BadSampling {
+                what,
+                value,
+                expected,
+            }),
         };
         let t = self.temperature;
         check(t.is_finite() && t >= 0.0, "temperature", t, "0 or more")?;

@@ -38,16 +38,9 @@ pub(crate) fn choose(
     match wanted {
         Sparsity::Dense => asked(Sparsity::Dense),
         Sparsity::Exact if sparse => asked(Sparsity::Exact),
-        Sparsity::Exact => Err(Error::Option(format!(
-            "--sparsity exact needs an activation with exact zeros; this model uses \
-             {activation:?}: use --sparsity dense"
-        ))),
+        Sparsity::Exact => Err(Error::NotSparse { activation }),
         Sparsity::Predicted if stored.is_some() => asked(Sparsity::Predicted),
-        Sparsity::Predicted => Err(Error::Option(
-            "--sparsity predicted needs predictors, and this container has none: make one that \
-             has with emberflow train-predictor, or use --sparsity auto"
-                .into(),
-        )),
+        Sparsity::Predicted => Err(Error::NoPredictors),
         Sparsity::Auto if !sparse => Ok(Choice {
             sparsity: Sparsity::Dense,
             reason: match stored {

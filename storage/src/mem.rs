@@ -85,15 +85,36 @@ impl Mem {
         self.groups().into_iter().map(|g| g.available).min()
     }
 
+    /// The most this process can ever hold: the memory of the machine, or the tightest limit of its
+    /// control groups. `None` when the kernel tells neither.
+    #[must_use]
+    pub fn limit(&self) -> Option<Limit> {
+        let machine = self.mem_total().map(|bytes| Limit {
+            bytes,
+            giver: Giver::Machine,
+        });
+        let group = self.cgroup_limit().map(|bytes| Limit {
+            bytes,
+            giver: Giver::ControlGroup,
+        });
+        machine.into_iter().chain(group).min_by_key(|l| l.bytes)
+    }
+
+    /// Bytes this process can still take: what the machine has free and what its control groups
+    /// leave. `None` when the kernel tells neither.
+    #[must_use]
+    pub fn available(&self) -> Option<u64> {
+        match (self.mem_available(), self.cgroup_available()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (one, other) => one.or(other),
+        }
+    }
+
     /// A budget that is safe for the whole process: three quarters of what it holds plus what it
     /// could still get, and at least 128 MiB less than that. `None` when the kernel tells nothing.
     #[must_use]
     pub fn auto_budget(&self) -> Option<u64> {
-        let free = match (self.mem_available(), self.cgroup_available()) {
-            (Some(a), Some(b)) => a.min(b),
-            (one, other) => one.or(other)?,
-        };
-        let reach = free.saturating_add(self.rss().unwrap_or(0));
+        let reach = self.available()?.saturating_add(self.rss().unwrap_or(0));
         let share = reach / 100 * AUTO_PERCENT;
         Some(share.min(reach.saturating_sub(AUTO_RESERVE)))
     }
@@ -145,6 +166,24 @@ impl Mem {
             }
         }
     }
+}
+
+/// The most a process can hold, and who says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes.
+    pub bytes: u64,
+    /// Who says so.
+    pub giver: Giver,
+}
+
+/// Who gives a process its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Giver {
+    /// The machine: it has no more.
+    Machine,
+    /// A control group of the process.
+    ControlGroup,
 }
 
 struct Group {
@@ -355,6 +394,9 @@ mod tests {
         ]);
         assert_eq!(mem.cgroup_limit(), Some(3000));
         assert_eq!(mem.cgroup_available(), Some(500));
+        let giver = Giver::ControlGroup;
+        assert_eq!(mem.limit(), Some(Limit { bytes: 3000, giver }));
+        assert_eq!(mem.available(), Some(500));
     }
 
     #[test]
@@ -380,6 +422,8 @@ mod tests {
         ];
         let (_d, mem) = tree(&base);
         assert_eq!(mem.auto_budget(), Some(4097 * MIB / 100 * 75));
+        let giver = Giver::Machine;
+        assert_eq!(mem.limit(), Some(Limit { bytes: 1024, giver }));
         let limit = (300 * MIB).to_string();
         let mut capped = base.to_vec();
         capped.push(("proc/self/cgroup", "0::/\n"));

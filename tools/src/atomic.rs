@@ -1,18 +1,21 @@
 //! Files that are replaced whole or not at all, and never unasked.
 //!
 //! Every file that a command line names obeys one rule: where it exists, the command ends before any
-//! work with exit code 2, unless `--force` is given. Devices and pipes are written to, not replaced.
+//! work with exit code 2, unless `--force` is given; where it cannot be written, which is tried, with
+//! exit code 1. Devices and pipes are written to, not replaced.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
+use crate::interrupt::{Unfinished, beside};
 
 /// Refuses, before any work, a file that could not be written or must not be replaced.
 ///
 /// # Errors
-/// Wrong usage: a folder, no folder to put it in, or a file that exists without `force`.
+/// Wrong usage: a folder, no folder to put it in, or a file that exists without `force`. The
+/// system's, where nothing can be written there.
 pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::usage(format!(
@@ -21,7 +24,31 @@ pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
         )));
     }
     has_folder(path)?;
-    may_replace(path, force)
+    may_replace(path, force)?;
+    can_write(path, folder_of(path))
+}
+
+/// The folder that `path` is to be in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes a file under the name of `path`, and a little more, in `folder`, and removes it: whether that
+/// works depends on more than what can be asked for.
+fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
+    if is_stream(path) {
+        return Ok(());
+    }
+    let Some(name) = path.file_name() else {
+        return Err(Failure::usage(format!("{} names no file", path.display())));
+    };
+    let probe = beside(&folder.join(name), &format!(".try{}", std::process::id()));
+    File::create_new(&probe)
+        .and_then(|_| std::fs::remove_file(&probe))
+        .map_err(Failure::file(path))
 }
 
 /// As [`may_write`], for those options that were given.
@@ -36,11 +63,25 @@ pub fn may_write_each<'a>(
     given.try_for_each(|path| may_write(path, force))
 }
 
-/// Refuses a file that exists, unless it may be replaced; the folders above it may be missing.
+/// As [`may_write`], where the folders above the file are made when they are missing.
 ///
 /// # Errors
-/// Wrong usage.
-pub fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
+/// As [`may_write`].
+pub fn may_write_below(path: &Path, force: bool) -> Result<(), Failure> {
+    may_replace(path, force)?;
+    // what is to be made first, and where
+    let mut first = path;
+    for above in path.ancestors().skip(1) {
+        if above.as_os_str().is_empty() || above.exists() {
+            break;
+        }
+        first = above;
+    }
+    can_write(first, folder_of(first))
+}
+
+/// Refuses a file that exists, unless it may be replaced.
+fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
     // a link that leads nowhere is there, too
     if path.symlink_metadata().is_ok() && !is_stream(path) && !force {
         return Err(Failure::usage(format!(
@@ -76,7 +117,8 @@ pub fn may_create_folder(path: &Path) -> Result<(), Failure> {
             path.display()
         )));
     }
-    has_folder(path)
+    has_folder(path)?;
+    can_write(path, folder_of(path))
 }
 
 fn has_folder(path: &Path) -> Result<(), Failure> {
@@ -104,13 +146,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.publish()
 }
 
-/// A file that gets its name when it is whole. What is left of it otherwise is removed: it is of no
-/// use.
+/// A file that gets its name when it is whole. What is left of it otherwise, be it by Ctrl-C, is
+/// removed: it is of no use.
 pub struct Partial {
     path: PathBuf,
     /// The sibling; `None` for a device or pipe, which is written to as it is.
     partial: Option<PathBuf>,
     file: File,
+    _unfinished: Option<Unfinished>,
 }
 
 impl Partial {
@@ -119,14 +162,11 @@ impl Partial {
     /// # Errors
     /// The system's.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let partial = (!is_stream(path)).then(|| {
-            let mut name = path.as_os_str().to_owned();
-            name.push(".partial");
-            PathBuf::from(name)
-        });
+        let partial = (!is_stream(path)).then(|| beside(path, ".partial"));
         Ok(Self {
             path: path.to_owned(),
             file: File::create(partial.as_deref().unwrap_or(path)).map_err(Failure::file(path))?,
+            _unfinished: partial.as_deref().map(Unfinished::at),
             partial,
         })
     }
@@ -184,6 +224,30 @@ mod tests {
         assert!(may_create_folder(&at("new")).is_ok());
         assert!(may_write_each([&None, &Some(at("new"))], false).is_ok());
         assert!(may_write_each([&None, &Some(at("file"))], false).is_err());
+    }
+
+    /// Nobody may write everywhere, not even root.
+    #[test]
+    fn what_cannot_be_written_is_refused_before_any_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(300));
+        for path in [Path::new("/proc/file"), &long] {
+            for tried in [
+                may_write(path, true),
+                may_create(path, true),
+                may_create_folder(path),
+                may_write_below(path, true),
+                may_write_below(&path.join("in/folders"), true),
+            ] {
+                let error = tried.unwrap_err();
+                assert!(matches!(error, Failure::File { .. }), "{error}");
+                assert!(error.to_string().contains(path.to_str().unwrap()));
+            }
+        }
+        for path in ["new", "folders/on/the/way/new"] {
+            may_write_below(&dir.path().join(path), false).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

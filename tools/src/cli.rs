@@ -128,7 +128,8 @@ pub struct SynthArgs {
     #[arg(long, value_enum, value_name = "NAME")]
     pub shape: shape::Shape,
     /// Mean share of neurons that fire per token (for drelu: gate and up positive; gates alone fire
-    /// 1.25 times as often); default: as published for the activation.
+    /// 1.25 times as often); default: as published for the activation. Not for silu, whose neurons all
+    /// count.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub active: Option<f64>,
     /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu, bamboo, flat, or the share of neurons

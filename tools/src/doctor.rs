@@ -6,6 +6,7 @@ mod memory;
 mod processor;
 mod storage;
 
+use std::io::Write;
 use std::path::Path;
 
 use emberflow_storage::io::probe_uring;
@@ -89,23 +90,25 @@ pub fn command(args: &DoctorArgs) -> Result<(), Failure> {
         }
         return print_json(&all);
     }
-    println!(
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
         "{}, {}, kernel {}, {} cores, {}\n",
         machine.cpu,
         machine.arch,
         machine.kernel,
         machine.cores,
         size::show(machine.memory)
-    );
+    )?;
     for check in &checks {
         let mark = match check.status {
             Status::Ok => "ok",
             Status::Advice => "advice",
             Status::Unknown => "unknown",
         };
-        println!("{mark:<8}{:<16}{}", check.name, check.found);
+        writeln!(out, "{mark:<8}{:<16}{}", check.name, check.found)?;
         if let Some(advice) = &check.advice {
-            println!("{:<24}-> {advice}", "");
+            writeln!(out, "{:<24}-> {advice}", "")?;
         }
     }
     Ok(())

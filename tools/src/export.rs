@@ -12,6 +12,7 @@ use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use crate::cli::ExportArgs;
+use crate::interrupt::Unfinished;
 use crate::model::open_container;
 use crate::packed::Packed;
 use crate::{Failure, atomic, print_json, progress, size};
@@ -31,12 +32,14 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
         bar.set_length(total);
         bar.set_position(done);
     };
+    let unfinished = Unfinished::partial(&args.output);
     let bytes = if to_file {
         gguf::export(&container, &args.output, &mut tell)
     } else {
         export(&container, &args.output, &mut tell)
     };
     bar.finish_and_clear();
+    drop(unfinished);
     let done = Exported {
         output: args.output.display().to_string(),
         bytes: bytes?,

@@ -9,10 +9,11 @@ use emberflow_predictor::stats::{ActivationStats, hot_share};
 use emberflow_storage::container::{Container, Placement};
 use serde::Serialize;
 
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::InspectArgs;
 use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
-use crate::{Failure, atomic, print_json, size, svg};
+use crate::{Failure, atomic, print_json, size};
 
 /// What `inspect --json` prints. Keys are a contract.
 #[derive(Debug, Serialize)]
@@ -139,7 +140,8 @@ fn statistics(
     }
     let c = &meta.config;
     let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
+    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
+        .map_err(Failure::stats(container.path()))?;
     Ok(Some(stats))
 }
 
@@ -365,13 +367,14 @@ fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
             (format!("layer {}", layer.layer), points)
         })
         .collect::<Vec<_>>();
-    svg::lines(
-        &format!(
+    let panel = Panel {
+        title: format!(
             "{}: temperature ({} tokens)",
             meta.config.name, stats.tokens
         ),
-        "share of neurons, hottest first",
-        "share of tokens that fire it",
-        &curves,
-    )
+        x: "share of neurons, hottest first",
+        y: "share of tokens that fire it",
+        curves,
+    };
+    panels("", Axes::Shares, &[panel])
 }

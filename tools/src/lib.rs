@@ -4,9 +4,13 @@
 //! through the library crates and writes its result to standard output.
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
+// these panic when whoever reads our output has gone
+#![deny(clippy::print_stdout)]
 
 pub mod atomic;
 pub mod bench;
+pub mod budget;
+pub mod chart;
 pub mod chrome;
 pub mod cli;
 pub mod completions;
@@ -23,11 +27,11 @@ pub mod perplexity;
 pub mod plan;
 pub mod profile;
 pub mod progress;
+pub mod prompt;
 pub mod run;
 pub mod size;
 pub mod stats;
 pub mod suggest;
-pub mod svg;
 pub mod synth;
 pub mod trace;
 pub mod train_predictor;
@@ -48,9 +52,14 @@ pub enum Failure {
     /// A checkpoint.
     #[error(transparent)]
     Model(#[from] emberflow_models::Error),
-    /// Statistics.
-    #[error(transparent)]
-    Stats(#[from] emberflow_predictor::stats::StatsError),
+    /// Statistics, and the file that they are in.
+    #[error("{}: {source}", path.display())]
+    Stats {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: emberflow_predictor::stats::StatsError,
+    },
     /// A device profile.
     #[error(transparent)]
     Device(#[from] emberflow_storage::profile::ProfileError),
@@ -89,6 +98,12 @@ impl Failure {
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::File { path, source }
+    }
+
+    /// Wraps what is wrong with statistics with the file that they are in.
+    pub fn stats(path: &Path) -> impl FnOnce(emberflow_predictor::stats::StatsError) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Stats { path, source }
     }
 
     /// The file that was not there, where that is the failure.

@@ -6,10 +6,11 @@ use std::path::Path;
 use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
+use emberflow_storage::mem::Mem;
 
-use crate::Failure;
 use crate::cli::{EngineArgs, KvArg, ModelArg};
 use crate::progress::Loading;
+use crate::{Failure, budget};
 
 /// Opens the container that `arg` names, or the bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -51,7 +52,12 @@ pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<En
 /// Opens an engine and shows how far it is, unless it is to be `quiet`.
 fn open(model: Model, options: Options, quiet: bool) -> Result<Engine, Failure> {
     let mut bar = None;
-    let planned = |bytes| bar = (!quiet).then(|| Loading::start("loading the model", bytes));
+    let planned = |bytes| {
+        if let Some(told) = budget::tight(bytes, &Mem::system()) {
+            eprintln!("emberflow: {told}");
+        }
+        bar = (!quiet).then(|| Loading::start("loading the model", bytes));
+    };
     let engine = Engine::open_watched(model, options, planned);
     drop(bar);
     Ok(engine?)

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::{PerplexityArgs, SparsityArg};
 use crate::model::{open_engine, open_model, open_observed};
-use crate::{Failure, print_json, progress, size};
+use crate::{Failure, budget, print_json, progress, size};
 
 /// The result. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -87,6 +87,7 @@ const JUDGED_CHUNK: u16 = 128;
 
 /// Runs the command.
 pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     let mut text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
     if let Some(limit) = args.limit {
         // far more text than that many tokens, so that the rest costs no memory

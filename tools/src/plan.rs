@@ -1,15 +1,16 @@
 //! `emberflow plan`: how a model would be run under a budget, and how fast.
 
-use std::process::{Command, Stdio};
+use std::io::Write;
 
 use emberflow_engine::Options;
-use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::planner::{Plan, Planner};
+use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::{Failure, atomic, bench, print_json, size, svg};
+use crate::{Failure, atomic, bench, budget, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -26,9 +27,10 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force)?;
-    measure_apart();
-    bench::device::saved_or_measured()?;
+    bench::device::know()?;
     let model = open_model(&args.model)?;
+    // As `run` does before it plans: what the tokenizer comes to hold is a part of the process.
+    model.text().encode(prompt::DEFAULT)?;
     let name = model.text().config().name.clone();
     let context = (args.context as usize).min(model.text().config().max_context as usize);
     let options = Options {
@@ -40,13 +42,20 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         ..Options::default()
     };
     let planner = Planner::open(model, options)?;
-    let (smallest, full) = (planner.smallest_budget(), planner.full_budget());
+    // what `run` will take, which is another start
+    let smallest = planner.smallest_to_name();
+    let full = planner.full_budget().max(smallest);
     let budgets: Vec<u64> = if args.memory.is_empty() {
         let step = |i| smallest + (full - smallest) / (STEPS - 1) * i;
         (0..STEPS - 1).map(step).chain([full]).collect()
     } else {
         args.memory.iter().map(|&b| planner.budget(b)).collect()
     };
+    for &wanted in &args.memory {
+        if let Some(why) = budget::beyond(wanted, &Mem::system()) {
+            eprintln!("emberflow: {why}; run takes it with --force only");
+        }
+    }
     let plans = budgets
         .iter()
         .map(|&budget| planner.plan(budget))
@@ -62,36 +71,21 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
             plans,
         });
     }
-    println!(
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
         "{name}: {} at least, {} for all of it\n",
         size::show(smallest),
         size::show(full)
-    );
-    print!("{}", table(&plans));
+    )?;
+    write!(out, "{}", table(&plans))?;
     if let [plan] = plans.as_slice() {
-        print!("\n{}", details(plan));
+        write!(out, "\n{}", details(plan))?;
     }
     if let Some(plan) = plans.first() {
-        print!("\n{}", basis(plan));
+        write!(out, "\n{}", basis(plan))?;
     }
     Ok(())
-}
-
-/// Measures the machine where nobody has, in a process of its own: what measuring takes is no part
-/// of the memory of a run, which the plan begins with. Where that cannot be, it is done here.
-fn measure_apart() {
-    if Rates::saved().is_some() || Rates::default_path().is_none() {
-        return;
-    }
-    eprintln!("emberflow: this machine was not measured yet; that takes a few seconds, once");
-    let measured = std::env::current_exe().and_then(|program| {
-        let mut bench = Command::new(program);
-        bench.args(["bench", "device"]).stdin(Stdio::null());
-        bench.stdout(Stdio::null()).status()
-    });
-    if let Err(e) = measured {
-        tracing::info!("measuring in this process: {e}");
-    }
 }
 
 fn table(plans: &[Plan]) -> String {
@@ -190,12 +184,14 @@ fn chart(name: &str, plans: &[Plan]) -> String {
             plans.iter().map(|p| (gib(p), f(p))).collect(),
         )
     };
-    let panel = svg::Panel {
+    let panel = Panel {
         title: name.to_owned(),
+        x: "budget, GiB",
+        y: "tokens/s",
         curves: vec![
             curve("decode", &|p| p.decode.tokens_per_s),
             curve("prompt", &|p| p.prefill.tokens_per_s),
         ],
     };
-    svg::log_panels("expected speed", "budget, GiB", "tokens/s", &[panel])
+    panels("expected speed", Axes::Logs, &[panel])
 }

@@ -1,6 +1,6 @@
 //! `emberflow run`: generate text.
 
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,22 +13,30 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::{Failure, atomic, chrome, interrupt, print_json};
+use crate::{Failure, atomic, budget, chrome, interrupt, print_json, prompt};
 
-/// What the bundled model is asked to continue when no prompt is given.
-const DEFAULT_PROMPT: &str = "# Ownership\n\nOwnership is";
+/// What a run was asked for, and the positions that there are.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    args: &'a RunArgs,
+    context: usize,
+    /// Positions that the model was made for.
+    max: usize,
+}
 
 /// Context of a chat when none is given.
 const CHAT_CONTEXT: usize = 2048;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     if args.chat {
         return chat(args);
     }
     atomic::may_write_each([&args.trace], args.force)?;
-    let text = prompt_text(args)?;
+    // before the prompt: a model that is not there is what is wrong
     let model = open_model(&args.model)?;
+    let text = prompt::text(args)?;
     let prompt = model.text().encode(&text)?;
     if prompt.is_empty() {
         return Err(Failure::usage("the prompt is empty; give some text"));
@@ -44,6 +52,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             limit: max,
         }));
     }
+    let asked = Asked { args, context, max };
     let sampling = sampling(args, model.text());
     sampling.validate().map_err(Failure::usage)?;
     let batch = args.best_of.map_or(1, usize::from);
@@ -67,7 +76,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         say(&text)?;
     }
     if args.best_of.is_some() {
-        best_of(&mut engine, sequence, &prompt, args, &stop)?;
+        best_of(&mut engine, sequence, &prompt, asked, &stop)?;
         write_trace(&engine, args)?;
         return if stop.load(Ordering::Relaxed) {
             Err(Failure::Interrupted)
@@ -76,7 +85,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         };
     }
     let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args, &stop)?;
-    finish(&mut engine, &generation, text, args)?;
+    finish(&mut engine, &generation, text, asked)?;
     write_trace(&engine, args)?;
     if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
@@ -97,27 +106,6 @@ fn say(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
-}
-
-fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
-    let text = match (&args.prompt, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(path)) if path == Path::new("-") => {
-            let mut text = String::new();
-            std::io::stdin()
-                .read_to_string(&mut text)
-                .map_err(Failure::file(path))?;
-            text
-        }
-        (None, Some(path)) => std::fs::read_to_string(path).map_err(Failure::file(path))?,
-        (None, None) if args.model.model.is_none() => DEFAULT_PROMPT.to_owned(),
-        (None, None) => {
-            return Err(Failure::usage(
-                "no prompt: give one with -p TEXT, -f FILE or --chat",
-            ));
-        }
-    };
-    Ok(text)
 }
 
 /// What the arguments say, else what the checkpoint recommends, else greedy.
@@ -159,9 +147,10 @@ fn best_of(
     engine: &mut Engine,
     sequence: Sequence,
     prompt: &[u32],
-    args: &RunArgs,
+    asked: Asked<'_>,
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
+    let args = asked.args;
     let request = request(engine, args);
     let samples = args.best_of.map_or(1, usize::from);
     let mut on_pass = || unless(stop);
@@ -184,7 +173,7 @@ fn best_of(
     say(&report.text)?;
     say("\n")?;
     let winner = &batch.samples[batch.best()];
-    tell_end(winner.stop, winner.tokens.len(), args);
+    tell_end(winner.stop, winner.tokens.len(), asked);
     eprintln!("\n{}", report.summary());
     Ok(())
 }
@@ -238,8 +227,9 @@ fn finish(
     engine: &mut Engine,
     generation: &Generation,
     text: String,
-    args: &RunArgs,
+    asked: Asked<'_>,
 ) -> Result<(), Failure> {
+    let args = asked.args;
     let mut report = Report::new(engine, generation, text)?;
     if args.details {
         let (steps, latencies) = (&generation.steps, &generation.latencies);
@@ -249,21 +239,29 @@ fn finish(
         print_json(&report)
     } else {
         say("\n")?;
-        tell_end(generation.stop, generation.tokens.len(), args);
+        tell_end(generation.stop, generation.tokens.len(), asked);
         eprintln!("\n{}", report.summary());
         Ok(())
     }
 }
 
 /// Why there are fewer tokens than were asked for. In a chat the end of an answer is no surprise.
-fn tell_end(stop: Stop, tokens: usize, args: &RunArgs) {
+fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
+    let args = asked.args;
     match stop {
         Stop::Eos if !args.chat && tokens < args.tokens as usize => eprintln!(
             "\nthe model ended the text (end-of-text token) after {tokens} of {} tokens; \
              --ignore-eos goes on",
             args.tokens
         ),
-        Stop::Context => eprintln!("\nthe context is full; --context makes more room"),
+        Stop::Context if asked.context < asked.max => eprintln!(
+            "\nthe context of {} tokens is full; --context makes more room, up to {}",
+            asked.context, asked.max
+        ),
+        Stop::Context => eprintln!(
+            "\nthe context of {} tokens is full, and this model was made for no more",
+            asked.context
+        ),
         _ => {}
     }
 }
@@ -286,6 +284,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
+    let asked = Asked { args, context, max };
     let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
     let first_turn = messages.len();
     let mut sequence = engine.new_sequence()?;
@@ -327,7 +326,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         messages.push(message("assistant", text.trim()));
-        finish(&mut engine, &generation, text, args)?;
+        finish(&mut engine, &generation, text, asked)?;
         if generation.stop == Stop::Caller {
             if !interactive {
                 return Err(Failure::Interrupted);

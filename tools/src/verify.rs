@@ -111,7 +111,7 @@ fn as_fault(failure: Failure) -> Failure {
     use emberflow_storage::Error as Storage;
     match failure {
         Failure::Storage(Storage::File { .. } | Storage::Read { .. }) => failure,
-        Failure::Storage(_) | Failure::Engine(_) | Failure::Stats(_) => {
+        Failure::Storage(_) | Failure::Engine(_) | Failure::Stats { .. } => {
             Failure::Fault(failure.to_string())
         }
         failure => failure,
@@ -240,7 +240,8 @@ impl Orders {
             return Ok(Self(Vec::new()));
         }
         let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-        let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
+        let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
+            .map_err(Failure::stats(container.path()))?;
         let experts = stats.layers.into_iter().flat_map(|l| l.experts);
         Ok(Self(experts.map(|e| e.original).collect()))
     }

@@ -22,7 +22,7 @@ fn every_help_text_has_examples_that_parse() {
             // what follows several blanks explains, what follows a redirection is the shell's
             let line = line.trim().split("   ").next().unwrap_or_default();
             for part in line.split(" && ") {
-                let part = part.split(['>', '|']).next().unwrap_or_default();
+                let part = part.split(['>', '<', '|']).next().unwrap_or_default();
                 let part = part.trim();
                 let parsed = Cli::try_parse_from(words(part));
                 let shown = |e: &clap::Error| e.kind() == clap::error::ErrorKind::DisplayHelp;
@@ -271,4 +271,16 @@ fn everything_long_shows_its_progress() {
             assert!(piped.output().unwrap().stderr.is_empty());
         }
     }
+}
+
+/// What `--help` says of a window is what is computed: each begins with the start token.
+#[test]
+fn perplexity_says_how_its_windows_begin() {
+    let help = String::from_utf8(call(&["perplexity", "--help"]).stdout).unwrap();
+    let words: Vec<&str> = help.split_whitespace().collect();
+    let help = words.join(" ");
+    assert!(
+        help.contains("starts afresh: with the start token (BOS)"),
+        "{help}"
+    );
 }

@@ -116,18 +116,31 @@ fn a_quick_look_is_not_saved_and_says_so() {
 fn numbers_are_shown_even_where_they_cannot_be_kept() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("file"), "").unwrap();
-    let output = emberflow()
-        .args(["bench", "io", "--quick", "--size", "8MiB", "--millis", "10"])
-        .args(["--io", "pread", "--save=file/device.json"])
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
-    let shown = String::from_utf8_lossy(&output.stdout);
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("file"), "{message}");
+    let measured = |more: &str| {
+        let output = emberflow()
+            .args(["bench", "io", "--quick", "--size", "8MiB", "--millis", "10"])
+            .args(["--io", "pread", more])
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{more}: {message}");
+        (
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            message,
+        )
+    };
+    // known before: nothing is measured
+    let (shown, message) = measured("--save=file/device.json");
+    assert!(
+        shown.is_empty() && message.contains("file/device.json"),
+        "{message}"
+    );
+    // found out when it is written
+    let (shown, message) = measured("--csv=/dev/full");
+    assert!(message.contains("/dev/full"), "{message}");
     assert!(shown.contains("best: pread"), "{shown}");
-    assert!(!shown.contains("saved to"), "{shown}");
+    assert!(!shown.contains("written: "), "{shown}");
 }
 
 #[test]

@@ -68,6 +68,35 @@ fn nothing_is_replaced_unasked() {
     assert!(tried >= 40, "{tried} options");
 }
 
+/// A file that cannot be written is told before any work: `run --trace` told it after the run.
+#[test]
+fn what_cannot_be_written_is_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    // root may write nearly everywhere, but not under a name of this length
+    let long = "x".repeat(300);
+    let place = dir.path().join(&long).join("out.gguf");
+    let file = dir.path().join(format!("{long}.gguf"));
+    let mut tried = 0;
+    for (name, command) in commands() {
+        let has = |long: &str| command.get_arguments().any(|a| a.get_long() == Some(long));
+        for option in WRITES.into_iter().filter(|o| has(o)) {
+            let place = if option == "out" { &place } else { &file };
+            let place = format!("--{option}={}", place.display());
+            let mut args: Vec<&str> = name.split(' ').skip(1).collect();
+            args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
+            args.push(&place);
+            let output = call(&args);
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+            assert!(message.contains(&long), "{args:?}: {message}");
+            assert!(output.stdout.is_empty(), "{args:?} has worked before");
+            tried += 1;
+        }
+    }
+    assert!(tried >= 40, "{tried} options");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 /// With `--force` the file is new, and nothing is left beside it.
 #[test]
 fn what_may_be_replaced_is() {

@@ -232,10 +232,43 @@ fn a_trace_is_replayed_and_a_damaged_one_is_refused() {
         }
     }
     assert!(std::fs::read_to_string(&svg).unwrap().contains("shipped"));
-    let mut bytes = std::fs::read(&trace).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 4;
-    std::fs::write(&trace, &bytes).unwrap();
-    let refused = call(&["trace", "simulate", &trace]);
-    assert_eq!(refused.status.code(), Some(3));
+    let good = std::fs::read(&trace).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 4;
+    // bytes behind the end were accepted
+    for bad in [flipped, [&good[..], b"more"].concat()] {
+        std::fs::write(&trace, &bad).unwrap();
+        let refused = call(&["trace", "simulate", &trace]);
+        assert_eq!(refused.status.code(), Some(3));
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert!(message.contains(&trace), "{message}");
+    }
+}
+
+/// It said what was wrong with statistics, and not with which.
+#[test]
+fn a_bad_statistics_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let demo = exported(dir.path());
+    std::fs::write(at("bad.stats"), "EMBSTAT nonsense").unwrap();
+    let of_another = r#"{"format": "emberflow-stats-v1", "tokens": 1, "layers": []}"#;
+    std::fs::write(at("other.stats"), of_another).unwrap();
+    for name in ["bad.stats", "other.stats"] {
+        let bad = at(name);
+        for args in [
+            &["profile", "show", &bad][..],
+            &["profile", "merge", &bad, "-o", &at("sum")],
+            &["pack", &demo, "-o", &at("m.ember"), "--stats", &bad],
+        ] {
+            // statistics of nothing can be shown, and added up
+            if name == "other.stats" && args[0] == "profile" {
+                continue;
+            }
+            let output = call(args);
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{args:?}");
+            assert!(message.contains(&bad), "{args:?}: {message}");
+        }
+    }
 }

@@ -33,7 +33,7 @@ fn decoding_has_the_statistics_asked_for() {
         "--act relu --active 0.1 --skew opt-30b --quant q8_0",
         "--act relu --active 0.33 --skew llama2-reglu-70b --persistence 0.7",
         "--act drelu --active 0.15 --skew bamboo --persistence 0.9",
-        "--act silu --active 0.5 --skew swiglu --quant f16 --seed 5",
+        "--act silu --skew swiglu --quant f16 --seed 5",
         "--act relu --active 0.1 --skew bamboo --gate-rank 96",
     ]
     .iter()
@@ -151,6 +151,8 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
             "lower --active",
         ),
         ("--shape tiny --active 0", &file, "above 0"),
+        ("--shape llama-1b --active 0.1", &file, "llama-1b with silu"),
+        ("--shape tiny --act silu --active 0.5", &file, "--act relu"),
         ("--shape tiny --persistence 0.01", &file, "lies between"),
         ("--shape tiny --gate-rank 16", &file, "expected 32 to 160"),
         ("--shape tiny --gate-rank 256", &file, "expected 32 to 160"),

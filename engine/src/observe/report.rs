@@ -1,4 +1,4 @@
-//! What a run says about itself: the JSON of `run --json` and the summary line.
+//! What a run says about itself: the JSON of `run --json` and the summary.
 
 use emberflow_storage::mem;
 use serde::Serialize;
@@ -394,36 +394,60 @@ impl Report {
         Ok(report)
     }
 
-    /// One line for people.
+    /// A few lines for people, each about one thing; the hash of the logits comes last.
     pub fn summary(&self) -> String {
-        let (mut best_of, mut generated) = (String::new(), self.generated_tokens);
+        let mut lines = Vec::new();
+        let mut line = |what: &str, text: String| lines.push(format!("{what:<10}{text}"));
         if let Some(BestOf { best, samples }) = &self.best_of {
-            generated = samples.iter().map(|s| s.tokens.len()).sum();
             let SampleReport { seed, score, .. } = &samples[*best];
             let n = samples.len();
-            best_of = format!("best of {n}: seed {seed}, mean log-probability {score:.3} | ");
+            let best = format!("best of {n}: seed {seed}, mean log-probability {score:.3}");
+            line("texts", best);
         }
-        let tokens = (self.prompt_tokens + generated).max(1) as f64;
+        line("speed", self.speed());
+        line("expected", self.plan.summary());
+        line("flash", self.flash());
+        line("memory", self.held());
+        if let Some(EnergyReport {
+            source,
+            joules_per_token: Some(joules),
+            ..
+        }) = &self.energy
+        {
+            line("energy", format!("{joules:.3} J/token ({source})"));
+        }
+        let (isa, io) = (&self.isa, &self.io.engine);
+        line(
+            "kernels",
+            format!("{isa}; I/O {io}; logits {}", self.logits_hash),
+        );
+        lines.join("\n")
+    }
+
+    fn speed(&self) -> String {
         let of = if self.best_of.is_some() {
             "pass"
         } else {
             "token"
         };
-        let energy = match &self.energy {
-            Some(EnergyReport {
-                source,
-                joules_per_token: Some(joules),
-                ..
-            }) => format!(" | {joules:.3} J/token ({source})"),
-            _ => String::new(),
-        };
-        let mib = |b: u64| b as f64 / f64::from(1 << 20);
         let settled = match self.settled {
             Some(s) if s.tokens >= SETTLED => {
-                format!("{:.1} in the last {}; ", s.tokens_per_s, s.tokens)
+                format!(", {:.1} in the last {}", s.tokens_per_s, s.tokens)
             }
             _ => String::new(),
         };
+        format!(
+            "{:.1} tok/s{settled}; {:.2} ms/{of}; prompt {:.1} tok/s",
+            self.decode_tokens_per_s, self.latency_ms.mean, self.prefill_tokens_per_s
+        )
+    }
+
+    fn flash(&self) -> String {
+        let drawn = self.best_of.as_ref().map(|b| &b.samples);
+        let generated = drawn.map_or(self.generated_tokens, |samples| {
+            samples.iter().map(|s| s.tokens.len()).sum()
+        });
+        let tokens = (self.prompt_tokens + generated).max(1) as f64;
         let reads = if self.io.reads > 0 {
             format!(
                 "{:.1} KiB read/token at {:.2} GB/s, overlap {:.0} %, waited {:.1} %",
@@ -436,28 +460,25 @@ impl Report {
             "nothing read".to_owned()
         };
         // of neurons that nobody looked up there is no share
-        let hits = if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
-            format!("cache hits {:.1} %, ", 100.0 * self.cache.cold_hit_rate)
+        if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
+            format!(
+                "{reads}; cache hits {:.1} %",
+                100.0 * self.cache.cold_hit_rate
+            )
         } else {
-            String::new()
-        };
+            reads
+        }
+    }
+
+    fn held(&self) -> String {
+        let mib = |b: u64| b as f64 / f64::from(1 << 20);
+        let peak = self.memory.peak_rss_bytes;
         format!(
-            "{best_of}{:.1} tok/s ({settled}{}; {:.2} ms/{of}), prompt {:.1} tok/s | {reads} | \
-             {hits}{:.1} % of neurons fired | \
-             FFN {:.0} % resident | peak {} of {:.1} MiB{energy} | {} {} | logits {}",
-            self.decode_tokens_per_s,
-            self.plan.summary(),
-            self.latency_ms.mean,
-            self.prefill_tokens_per_s,
-            100.0 * self.sparsity.active_share,
-            100.0 * self.memory.ffn_resident_share,
-            self.memory
-                .peak_rss_bytes
-                .map_or("unknown".into(), |b| format!("{:.1}", mib(b))),
+            "peak {} of {:.1} MiB; FFN {:.0} % resident, {:.1} % of neurons fired",
+            peak.map_or("unknown".into(), |b| format!("{:.1}", mib(b))),
             mib(self.memory.budget_bytes),
-            self.isa,
-            self.io.engine,
-            self.logits_hash,
+            100.0 * self.memory.ffn_resident_share,
+            100.0 * self.sparsity.active_share,
         )
     }
 }
@@ -478,7 +499,7 @@ impl Expected {
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(
-                "expected {:.1}{}, limit: {}",
+                "{:.1} tok/s{}; limit: {}",
                 self.expected_tokens_per_s,
                 // where nothing is read there is nothing to warm
                 if self.expected_bytes_per_token > 0.0 {
@@ -488,7 +509,7 @@ impl Expected {
                 },
                 self.limit
             ),
-            Some(doubt) => format!("expected: unknown, {doubt}"),
+            Some(doubt) => format!("unknown: {doubt}"),
         }
     }
 }
@@ -555,16 +576,13 @@ mod tests {
         };
         assert_eq!(
             expected(4096.0).summary(),
-            "expected 12.3 once the cache is warm, limit: random reads"
+            "12.3 tok/s once the cache is warm; limit: random reads"
         );
-        assert_eq!(
-            expected(0.0).summary(),
-            "expected 12.3, limit: random reads"
-        );
+        assert_eq!(expected(0.0).summary(), "12.3 tok/s; limit: random reads");
         let doubted = Expected {
             doubt: Some("nobody measured"),
             ..expected(1.0)
         };
-        assert_eq!(doubted.summary(), "expected: unknown, nobody measured");
+        assert_eq!(doubted.summary(), "unknown: nobody measured");
     }
 }

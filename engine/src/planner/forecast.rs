@@ -164,9 +164,8 @@ impl Planner {
     }
 
     fn no_rates(&self) -> Error {
-        Error::Option(format!(
-            "the profile of this machine has {} thread counts; measure again with `emberflow bench device`",
-            self.rates.threads.len()
-        ))
+        Error::NoRates {
+            thread_counts: self.rates.threads.len(),
+        }
     }
 }

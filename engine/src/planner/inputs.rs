@@ -230,11 +230,7 @@ impl Opened<'_> {
         trim_heap();
         // Without them the budget could not be kept.
         let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
-            return Err(Error::Option(
-                "cannot read this process's own memory from /proc/self/status: a memory budget \
-                 cannot be kept without it (is /proc mounted, and are there file descriptors left?)"
-                    .into(),
-            ));
+            return Err(Error::NoMemoryFacts);
         };
         let two_phases = match o.phases {
             Phases::Auto => costs.two_phases(CLUSTER),

@@ -6,6 +6,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
+use crate::error::at_next_start;
 use crate::memory::Needs;
 
 /// Batches whose hot cut is told.
@@ -73,6 +74,12 @@ impl Planner {
     /// The smallest budget that works.
     pub fn smallest_budget(&self) -> u64 {
         self.needs.smallest_budget()
+    }
+
+    /// The smallest budget that works at the next start, too, in whole MiB: programs differ a little
+    /// in size from start to start.
+    pub fn smallest_to_name(&self) -> u64 {
+        at_next_start(self.smallest_budget())
     }
 
     /// The budget that holds the whole model, with the longest chunk.

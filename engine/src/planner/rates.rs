@@ -5,6 +5,7 @@
 //! processor and the other way round.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json, save_json};
@@ -95,6 +96,9 @@ impl ThreadRates {
     }
 }
 
+/// What was measured for this process and may be kept nowhere else.
+static REMEMBERED: Mutex<Option<Rates>> = Mutex::new(None);
+
 /// A measured machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
@@ -132,9 +136,18 @@ impl Rates {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))
     }
 
-    /// What was measured and saved on this machine. `None` when nothing was, or on another one.
+    /// What was measured on this machine and remembered or saved. `None` when nothing was, or on
+    /// another one.
     pub fn saved() -> Option<Self> {
-        Self::saved_at(&Self::default_path()?, &Machine::here())
+        let remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
+        let saved = || Self::saved_at(&Self::default_path()?, &Machine::here());
+        remembered.clone().or_else(saved)
+    }
+
+    /// Has this process plan with them from now on, where they may not be saved.
+    pub fn remember(self) {
+        let mut remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
+        *remembered = Some(self);
     }
 
     fn saved_at(path: &Path, here: &Machine) -> Option<Self> {

@@ -104,10 +104,10 @@ impl<'e> Stepper<'e> {
         check(self.engine, &sequence, &prompt, &request)?;
         let most = self.engine.most_sequences();
         if samples == 0 || self.texts.len() + samples > most {
-            return Err(Error::Option(format!(
-                "{} texts at once, expected 1 to {most}, for which memory was planned",
-                self.texts.len() + samples
-            )));
+            return Err(Error::Continuations {
+                found: self.texts.len() + samples,
+                most,
+            });
         }
         let vocab = self.engine.config().vocab as usize;
         let mut forks = Vec::with_capacity(samples - 1);
@@ -420,11 +420,9 @@ pub(super) fn check(
     prompt: &[u32],
     request: &Request,
 ) -> Result<(), Error> {
-    request.sampling.validate().map_err(Error::Option)?;
+    request.sampling.validate()?;
     if prompt.is_empty() {
-        return Err(Error::Option(
-            "the prompt is empty; give at least one token of text".into(),
-        ));
+        return Err(Error::EmptyPrompt);
     }
     engine.check_tokens(prompt)?;
     engine.check_room(sequence, prompt.len())

@@ -179,21 +179,25 @@ impl NeuronStore {
         }
     }
 
-    /// A bundle of the mapped file.
+    /// A bundle of the mapped file, if its checksums are right; else it is damage.
     fn mapped_bundle(&self, bank: u32, neuron: u32) -> Option<&[u8]> {
-        let stride = self.content(bank).stride;
         let mapped = self.mapped.as_ref()?;
-        mapped.bytes(self.layout.offset(bank, neuron), stride)
+        self.intact_or_damage(mapped.bundle(&self.layout.container, bank as usize, neuron))
     }
 
     /// The bytes of a slot just read, if their checksums are right; else they are damage.
     pub(super) fn verified<'a>(&self, key: Key, slot: &'a [u8]) -> Option<&'a [u8]> {
         let checked = self.check(key, slot, Step::Sums);
-        let damage = |error| {
+        self.intact_or_damage(checked).map(|()| slot)
+    }
+
+    /// What is intact; else the first damage is remembered for [`intact`](Self::intact).
+    fn intact_or_damage<T>(&self, checked: Result<T, impl Into<Error>>) -> Option<T> {
+        let damage = |error: Error| {
             let mut first = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(error);
         };
-        checked.map_err(damage).ok().map(|()| slot)
+        checked.map_err(|e| damage(e.into())).ok()
     }
 
     /// What the computing threads found damaged, as an error; everything is then taken back.

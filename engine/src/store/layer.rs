@@ -199,6 +199,10 @@ impl NeuronStore {
         tokens: usize,
     ) -> Result<(), Error> {
         self.usable()?;
+        if let Some(mapped) = &self.mapped {
+            let whole = mapped.still_whole();
+            self.latch(whole.map_err(Error::from))?;
+        }
         let all = self.layout.banks_of(number);
         self.cold.begin_layer(all.end.saturating_sub(1));
         self.guesses.begin_layer(&self.layout, number);

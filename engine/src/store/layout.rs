@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{Eviction, SlotCache};
-use emberflow_storage::container::Container;
-use emberflow_storage::io::{EngineChoice, FileSource, Mapped};
+use emberflow_storage::container::{Container, MappedBundles};
+use emberflow_storage::io::{EngineChoice, FileSource};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
@@ -84,12 +84,8 @@ impl Layout {
     }
 
     /// The container's file, mapped into memory.
-    pub fn map(&self) -> Result<Mapped, Error> {
-        let c = &self.container;
-        Mapped::new(c.file(), c.base()).map_err(|e| Error::Bundles {
-            path: c.path().to_path_buf(),
-            reason: format!("cannot be mapped into memory: {e}"),
-        })
+    pub fn map(&self) -> Result<MappedBundles, Error> {
+        Ok(MappedBundles::new(&self.container)?)
     }
 
     /// Number of banks.

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
-use emberflow_storage::io::{Completion, FileSource, IoThread, Mapped, Read};
+use emberflow_storage::container::MappedBundles;
+use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Tracer;
 
@@ -95,7 +96,7 @@ pub(crate) struct NeuronStore {
     /// The neurons of the last tokens, where only those are kept.
     pub(super) window: Window,
     /// The file, where the page cache does it all.
-    pub(super) mapped: Option<Mapped>,
+    pub(super) mapped: Option<MappedBundles>,
     pub(super) counters: Counters,
     /// Evictions of regions that were replaced.
     past_evictions: u64,

@@ -30,11 +30,10 @@ impl NeuronStore {
         self.usable()?;
         let mut wanted = wanted.enumerate();
         if let Some(mapped) = &self.mapped {
+            mapped.still_whole()?;
             for (n, row) in wanted {
-                let offset = rows.offset_of(row as usize);
-                let bytes = mapped.bytes(offset, rows.row_len()).unwrap_or_default();
-                self.layout.container.check_row(rows, row as usize, bytes)?;
-                then(n, bytes);
+                let row = row as usize;
+                then(n, mapped.row(&self.layout.container, rows, row)?);
             }
             return Ok(());
         }

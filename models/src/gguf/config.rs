@@ -121,6 +121,7 @@ pub(super) fn model_config(
     if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
         return Err(metadata.unsupported("split.count", "merge the parts into one file"));
     }
+    refuse_unknown(metadata, arch)?;
     let layers = need("block_count")?;
     if layers > MAX_COUNT {
         return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
@@ -162,6 +163,61 @@ pub(super) fn model_config(
             .f32("powerinfer.sparse_threshold")?
             .or(facts.powerinfer.then_some(0.0)),
     })
+}
+
+/// Keys of an architecture that are read here, or change nothing in what we read.
+const KNOWN: [&str; 27] = [
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    // of scalings that are refused by their type
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    // how many experts there are is checked; the rest says nothing where there are none
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_weights_scale",
+    "expert_weights_norm",
+    // where the weights come from, and how a server pools embeddings
+    "tensor_data_layout",
+    "pooling_type",
+];
+
+/// Refuses a hyperparameter that is not known here: whatever it asks for would be missing from what is
+/// computed. One that is 0 or `false` asks for nothing.
+fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+    let prefix = format!("{}.", arch.name);
+    for rest in metadata.under(&prefix) {
+        let key = format!("{prefix}{rest}");
+        let passes = match rest {
+            "attention.causal" => metadata.bool(&key)? == Some(true),
+            "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
+                metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
+            }
+            _ => KNOWN.contains(&rest) || metadata.is_off(&key),
+        };
+        if !passes {
+            let why = "this key is not known for this architecture, so its effect would be missing";
+            return Err(metadata.unsupported(&key, why));
+        }
+    }
+    Ok(())
 }
 
 /// The activation where the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]).

@@ -95,6 +95,25 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
+    /// The keys that begin with `prefix`, without it, in order.
+    pub(super) fn under(&self, prefix: &str) -> Vec<&str> {
+        let keys = self.values.keys();
+        let mut found: Vec<&str> = keys.filter_map(|key| key.strip_prefix(prefix)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Whether the key's value is `false` or 0: what it asks for is left out.
+    pub(super) fn is_off(&self, key: &str) -> bool {
+        match self.values.get(key) {
+            Some(Value::Bool(value)) => !value,
+            Some(Value::Uint(number)) => *number == 0,
+            Some(Value::Int(number)) => *number == 0,
+            Some(Value::Float(number)) => *number == 0.0,
+            _ => false,
+        }
+    }
+
     fn read<T>(
         &self,
         key: &str,

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::foreign;
 use super::json::Keys;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
@@ -31,14 +32,13 @@ struct Family {
     windows: Windows,
 }
 
-/// Which layers a `sliding_window` applies to.
+/// Which layers a `sliding_window` applies to, where no `layer_types` names them.
 enum Windows {
     /// None; the key is not the family's.
     Never,
     /// All.
     Every,
-    /// Those that `layer_types` names, or else those from `max_window_layers`
-    /// on where `use_sliding_window` is set.
+    /// Those from `max_window_layers` on where `use_sliding_window` is set.
     ByLayer,
 }
 
@@ -145,12 +145,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }
-    if keys.bool("mlp_bias")? == Some(true) {
-        return Err(keys.unsupported(
-            "mlp_bias",
-            "ffn projections with a bias are not implemented",
-        ));
-    }
+    foreign::refuse(keys, family.qk_norm)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
         return Err(keys.unsupported("attention_bias", "this family has no such option"));
     }
@@ -192,6 +187,13 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
             });
         }
     };
+    let fatrelu = matches!(activation, Activation::FatRelu { .. });
+    if !fatrelu && keys.f32("hidden_act_param")?.is_some_and(|p| p != 0.0) {
+        return Err(keys.bad(
+            "hidden_act_param",
+            "0 or absent, as hidden_act is not fatrelu",
+        ));
+    }
     if family.relu_on_up && activation != Activation::Relu {
         return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
     }
@@ -279,26 +281,38 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
             window => Ok(window),
         }
     };
-    match family.windows {
-        Windows::Never => Ok(full),
-        Windows::Every => Ok(vec![window()?.unwrap_or(0); layers as usize]),
-        Windows::ByLayer => {
-            let window = match keys.bool("use_sliding_window")? {
-                Some(true) => window()?,
-                _ => None,
-            };
-            if let Some(kinds) = keys.read("layer_types", "a list", Value::as_array)? {
-                return by_layer_types(keys, kinds, window, layers);
-            }
-            let Some(window) = window else {
-                return Ok(full);
-            };
-            let first = keys.need_u32("max_window_layers")?;
-            Ok((0..layers)
-                .map(|layer| if layer >= first { window } else { 0 })
-                .collect())
-        }
+    let kinds = keys.read("layer_types", "a list", Value::as_array)?;
+    let used = keys.bool("use_sliding_window")?;
+    let window = match family.windows {
+        Windows::Never => None,
+        Windows::Every => window()?,
+        Windows::ByLayer if used == Some(true) => window()?,
+        Windows::ByLayer => None,
+    };
+    if let Some(kinds) = kinds {
+        return by_layer_types(keys, kinds, window, layers);
     }
+    let Some(window) = window else {
+        return Ok(full);
+    };
+    if !matches!(family.windows, Windows::ByLayer) {
+        // other programs differ in what these mean here
+        if used == Some(false) {
+            return Err(keys.bad(
+                "use_sliding_window",
+                "true or absent, as sliding_window is set",
+            ));
+        }
+        if keys.get("max_window_layers").is_some() {
+            let why = "this family has its window in every layer; name the layers in layer_types";
+            return Err(keys.unsupported("max_window_layers", why));
+        }
+        return Ok(vec![window; layers as usize]);
+    }
+    let first = keys.need_u32("max_window_layers")?;
+    Ok((0..layers)
+        .map(|layer| if layer >= first { window } else { 0 })
+        .collect())
 }
 
 fn by_layer_types(
@@ -320,7 +334,8 @@ fn by_layer_types(
             (Some("sliding_attention"), Some(window)) => Ok(window),
             (Some("sliding_attention"), None) => Err(keys.bad(
                 "layer_types",
-                "no sliding_attention, for use_sliding_window and sliding_window are not set",
+                "no sliding_attention, for no window is set (sliding_window, in some families \
+                 use_sliding_window too)",
             )),
             _ => Err(keys.bad("layer_types", "full_attention or sliding_attention")),
         })

@@ -2,6 +2,7 @@
 //! beside them.
 
 mod config;
+mod foreign;
 mod json;
 mod safetensors;
 #[cfg(test)]
@@ -110,10 +111,14 @@ fn open_with(
 
     let mut files = Vec::new();
     let mut found = Vec::new();
+    let mut stored_heads = Vec::new();
     for (file, header) in shards()? {
-        for raw in header {
-            if !is_ignorable(&raw.name, config.tied_head) {
-                found.push(identify(raw, &file, files.len(), &config.family)?);
+        for raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
+            let tensor = identify(raw, &file, files.len(), &config.family)?;
+            if config.tied_head && tensor.id.role == Role::Head {
+                stored_heads.push(tensor);
+            } else {
+                found.push(tensor);
             }
         }
         files.push(file);
@@ -126,9 +131,11 @@ fn open_with(
         chat_template: texts.chat_template,
         sampling: texts.sampling,
     };
-    Ok(Box::new(Store::new(about, files, found, &|id| {
-        NAMES.spell(id)
-    })?))
+    let store = Store::new(about, files, found, &|id| NAMES.spell(id))?;
+    for head in &stored_heads {
+        store.expect_the_embedding(head)?;
+    }
+    Ok(Box::new(store))
 }
 
 fn identify(
@@ -173,10 +180,9 @@ fn identify(
     })
 }
 
-/// Tensors that some releases wrote and that carry nothing: the rotary
-/// frequencies, and the head where it is the embedding.
-fn is_ignorable(name: &str, tied_head: bool) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (tied_head && name == "lm_head.weight")
+/// Tensors that some releases wrote and that carry nothing: the rotary frequencies.
+fn is_ignorable(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq")
 }
 
 /// The folder's own name.

@@ -394,10 +394,10 @@ impl Container {
         if bytes.len() != len as usize {
             return Err(self.bundle_length(&part.to_string(), len, bytes));
         }
-        let row = entry.first_checksum as usize + neuron as usize;
-        let stored = match self.checksums.get(row) {
-            Some(sums) if neuron < entry.neurons => sums[part as usize],
-            _ => return Err(self.index("neuron", neuron.into(), entry.neurons.into())),
+        let row = self.checksum_row(bank, neuron);
+        let stored = match row.and_then(|row| self.checksums.get(row)) {
+            Some(sums) => sums[part as usize],
+            None => return Err(self.index("neuron", neuron.into(), entry.neurons.into())),
         };
         let found = super::checksum(bytes);
         if found == stored {
@@ -415,6 +415,18 @@ impl Container {
             expected: stored,
             found,
         })
+    }
+
+    /// Rows of checksums: one for each neuron of each bank.
+    pub(super) fn checksum_rows(&self) -> usize {
+        self.checksums.len()
+    }
+
+    /// The row of a neuron's checksums.
+    #[inline]
+    pub(super) fn checksum_row(&self, bank: usize, neuron: u32) -> Option<usize> {
+        let entry = self.banks.get(bank).filter(|b| neuron < b.neurons)?;
+        Some(entry.first_checksum as usize + neuron as usize)
     }
 
     fn entry(&self, bank: usize) -> Result<&BankEntry> {

@@ -26,6 +26,7 @@ mod probe;
 mod profile;
 #[cfg(test)]
 mod scripted;
+mod sigbus;
 mod sim;
 mod slip;
 mod source;

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use emberflow_storage::Error;
-use emberflow_storage::container::Container;
+use emberflow_storage::container::{Container, MappedBundles};
 
 use crate::forger::Forger;
 use crate::support::{Packed, Rng, bare, full, random, read_all};
@@ -80,6 +80,45 @@ fn each_problem_is_named() {
         what[3].starts_with("up/down part of layer 1 expert 0 neuron 1"),
         "{what:?}"
     );
+}
+
+/// Mapped bundles are checked at their first use: each once, and damage is named.
+#[test]
+fn mapped_bundles_are_checked_at_their_first_use() {
+    let mut bytes = full().bytes();
+    let packed = Packed::new(&bytes);
+    let c = Container::open(&packed.path).unwrap();
+    let damaged = c.neuron_offset(1, 1) as usize;
+    bytes[damaged + 3] ^= 1;
+    let file = OpenOptions::new().write(true).open(&packed.path).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    let mapped = MappedBundles::new(&c).unwrap();
+    let stride = c.geometry().stride as usize;
+    for _ in 0..2 {
+        for (bank, entry) in c.banks().iter().enumerate() {
+            for n in 0..entry.neurons {
+                let found = mapped.bundle(&c, bank, n);
+                if (bank, n) == (1, 1) {
+                    assert!(
+                        matches!(found, Err(Error::BundleChecksum { neuron: 1, .. })),
+                        "{found:?}"
+                    );
+                } else {
+                    let at = c.neuron_offset(bank, n) as usize;
+                    assert_eq!(found.unwrap(), &bytes[at..at + stride], "{bank} {n}");
+                }
+            }
+            assert!(mapped.bundle(&c, bank, entry.neurons).is_err());
+        }
+    }
+    // not looked at again: what was right once is taken as it is
+    bytes[c.neuron_offset(0, 0) as usize] ^= 1;
+    file.write_all_at(&bytes, 0).unwrap();
+    assert!(mapped.bundle(&c, 0, 0).is_ok());
+    assert!(mapped.still_whole().is_ok());
+    file.set_len(c.file_len() - 1).unwrap();
+    let error = mapped.still_whole().unwrap_err();
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
 }
 
 /// A file that changes after it was opened.

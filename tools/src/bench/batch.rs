@@ -6,10 +6,10 @@ use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Run, mean};
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write, mib, percent};
-use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
+use crate::chart::{Curve, Labels, curves};
 use crate::cli::BenchBatchArgs;
 use crate::stats::Range;
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write};
-use super::plot::{Curve, Labels, curves};
+use crate::chart::{Curve, Labels, curves};
 use crate::cli::BenchCacheArgs;
 use crate::stats::Range;
 use crate::{Failure, progress, size};

@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Table, may_write, percent};
-use super::plot::{Labels, piles};
+use crate::chart::{Labels, piles};
 use crate::cli::BenchDecodeArgs;
 use crate::model::{open_engine, open_model};
-use crate::{Failure, progress, stats};
+use crate::{Failure, budget, progress, stats};
 
 /// Tokens that are not counted: what they touch first comes into memory.
 const WARM_UP: usize = 4;
@@ -79,6 +79,7 @@ struct Report {
 
 /// Runs the command.
 pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.output.force)?;
     may_write(&args.output, "decode", Some(&args.model))?;
     let model = open_model(&args.model)?;
     let tokens = args.tokens.unwrap_or(if args.quick { 8 } else { 32 }) as usize;

@@ -1,6 +1,8 @@
 //! `emberflow bench device`: how fast this machine computes, saved for the planner.
 
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use emberflow_engine::Model;
 use emberflow_engine::measure::{Effort, layers, measure};
@@ -23,49 +25,80 @@ struct Report<'a> {
 /// Runs the command.
 pub fn command(args: &BenchDeviceArgs) -> Result<(), Failure> {
     if let Some(path) = &args.save {
-        atomic::may_replace(path, args.force)?;
+        atomic::may_write_below(path, args.force)?;
     }
-    let path = args.save.clone().or_else(Rates::default_path);
     let rates = measure_here()?;
-    if let Some(path) = &path {
-        rates.save(path)?;
-    }
+    let path = match &args.save {
+        Some(path) => {
+            rates.save(path)?;
+            Some(path.clone())
+        }
+        None => keep(&rates),
+    };
     if args.json {
         return print_json(&Report {
             rates: &rates,
             saved_to: path,
         });
     }
-    print!("{}", table(&rates));
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", table(&rates))?;
     if let Some(path) = path {
-        println!("saved to {}", path.display());
+        writeln!(out, "saved to {}", path.display())?;
     }
     Ok(())
 }
 
-/// The saved rates of this machine, or new ones, which are saved too.
+/// Saves rates where plans look for them. Where that cannot be, it says why: they are of use all the
+/// same.
+fn keep(rates: &Rates) -> Option<PathBuf> {
+    let Some(path) = Rates::default_path() else {
+        eprintln!(
+            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set"
+        );
+        return None;
+    };
+    match rates.save(&path) {
+        Ok(()) => Some(path),
+        Err(e) => {
+            eprintln!("emberflow: the measurement cannot be kept: {e}");
+            None
+        }
+    }
+}
+
+/// Has this process know the rates of this machine. Where nobody has measured them, a process of its
+/// own does: what measuring takes is no part of the memory of a run, which a plan begins with.
 ///
 /// # Errors
-/// No memory to measure with. Rates that cannot be saved are used all the same.
-pub fn saved_or_measured() -> Result<(), Failure> {
+/// No memory to measure with.
+pub fn know() -> Result<(), Failure> {
     if Rates::saved().is_some() {
         return Ok(());
     }
     eprintln!("emberflow: this machine was not measured yet; that takes a few seconds, once");
-    let rates = measure_here()?;
-    match Rates::default_path().map(|path| rates.save(&path)) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(e)) => {
-            eprintln!("emberflow: the measurement cannot be kept: {e}");
-            Ok(())
+    let rates = match measured_apart() {
+        Ok(rates) => rates,
+        Err(reason) => {
+            tracing::info!("measuring in this process, whose memory that counts to: {reason}");
+            let rates = measure_here()?;
+            keep(&rates);
+            rates
         }
-        None => {
-            eprintln!(
-                "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set"
-            );
-            Ok(())
-        }
+    };
+    rates.remember();
+    Ok(())
+}
+
+fn measured_apart() -> Result<Rates, Box<dyn std::error::Error>> {
+    let mut bench = Command::new(std::env::current_exe()?);
+    bench.args(["bench", "device", "--json"]);
+    bench.stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = bench.output()?;
+    if !output.status.success() {
+        return Err(format!("bench device ended with {}", output.status).into());
     }
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn measure_here() -> Result<Rates, Failure> {

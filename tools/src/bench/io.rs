@@ -14,9 +14,10 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Table, may_write};
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::{BenchIoArgs, ReadSize};
 use crate::stats::Range;
-use crate::{Failure, atomic, progress, size, svg};
+use crate::{Failure, atomic, progress, size};
 
 const FULL: u64 = 1 << 30;
 const QUICK: u64 = 64 << 20;
@@ -53,7 +54,7 @@ struct Row<'a> {
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     may_write(&args.output, "io", None)?;
     if let Some(Some(path)) = &args.save {
-        atomic::may_replace(path, args.output.force)?;
+        atomic::may_write_below(path, args.output.force)?;
     }
     // Before a gigabyte is written for nothing.
     let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;
@@ -395,7 +396,7 @@ fn csv(rows: &[Row<'_>]) -> Table {
 
 /// One panel per engine and range: throughput over depth, a curve for each size.
 fn chart(profile: &DeviceProfile, facts: &str) -> String {
-    let panels: Vec<svg::Panel> = groups(profile.points.iter())
+    let charts: Vec<Panel> = groups(profile.points.iter())
         .into_iter()
         .map(|group| {
             let points = profile.points.iter().filter(|p| is_of(p, group));
@@ -407,14 +408,16 @@ fn chart(profile: &DeviceProfile, facts: &str) -> String {
                 at.sort_by(|a, b| a.0.total_cmp(&b.0));
                 (size::show(u64::from(size)), at)
             };
-            svg::Panel {
+            Panel {
                 title: describe(group),
+                x: "reads in flight",
+                y: "MB/s",
                 curves: sizes.iter().map(curve).collect(),
             }
         })
         .collect();
     let title = format!("MB/s by reads in flight: {facts}");
-    svg::log_panels(&title, "reads in flight", "MB/s", &panels)
+    panels(&title, Axes::Logs, &charts)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write};
-use super::plot::{Labels, bars};
+use crate::chart::{Labels, bars};
 use crate::cli::BenchKernelsArgs;
 use crate::stats::Range;
 use crate::{Failure, progress, size};

@@ -9,10 +9,10 @@ use super::child::{Child, Run, mean};
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::{LATENCY, WAITING};
-use super::plot::{Labels, histogram};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
+use crate::chart::{Labels, histogram};
 use crate::cli::BenchLatencyArgs;
 use crate::stats::{Range, percentile};
 

@@ -20,7 +20,6 @@ pub mod kernels;
 pub mod latency;
 mod output;
 mod paper;
-mod plot;
 pub mod predictor;
 pub mod prefill;
 mod rounds;

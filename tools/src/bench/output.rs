@@ -1,5 +1,6 @@
 //! What a benchmark prints and writes.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::meta::ContainerMeta;
@@ -18,7 +19,7 @@ use crate::{Failure, atomic, print_json};
 /// Wrong usage; a model that cannot be opened, where files are named for it.
 pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Result<(), Failure> {
     atomic::may_write_each([&args.csv, &args.svg], args.force)?;
-    if args.out.is_some() && !args.force {
+    if args.out.is_some() {
         let name = model.map(|model| -> Result<String, Failure> {
             let container = open_container(model)?;
             Ok(ContainerMeta::parse(container.meta(), container.path())?
@@ -30,7 +31,7 @@ pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Re
             .iter()
             .flatten()
         {
-            atomic::may_replace(path, false)?;
+            atomic::may_write_below(path, args.force)?;
         }
     }
     Ok(())
@@ -197,6 +198,29 @@ impl<B: Serialize> Results<B> {
         }
     }
 
+    /// The result for people.
+    fn text(&self, written: &[PathBuf]) -> String {
+        let model = self.model.as_ref().map(|model| format!("{model}: "));
+        let mut lines = vec![
+            self.facts.line(),
+            format!("{}{}\n", model.unwrap_or_default(), self.how),
+            self.table.markdown(),
+        ];
+        if let Some(a) = self.agreement.as_ref().filter(|a| a.equal()) {
+            lines.push(format!(
+                "logits: the same in all {} runs ({})",
+                a.runs, a.hash
+            ));
+        }
+        lines.extend(self.notes.iter().cloned());
+        lines.extend(
+            written
+                .iter()
+                .map(|path| format!("written: {}", path.display())),
+        );
+        lines.join("\n") + "\n"
+    }
+
     /// Writes the files that were asked for, prints the result, and fails where variants differ.
     ///
     /// # Errors
@@ -208,19 +232,7 @@ impl<B: Serialize> Results<B> {
         if args.json {
             print_json(&self.json(&written))?;
         } else {
-            println!("{}", self.facts.line());
-            let model = self.model.as_ref().map(|model| format!("{model}: "));
-            println!("{}{}\n", model.unwrap_or_default(), self.how);
-            println!("{}", self.table.markdown());
-            if let Some(a) = self.agreement.as_ref().filter(|a| a.equal()) {
-                println!("logits: the same in all {} runs ({})", a.runs, a.hash);
-            }
-            for note in &self.notes {
-                println!("{note}");
-            }
-            for path in &written {
-                println!("written: {}", path.display());
-            }
+            write!(std::io::stdout().lock(), "{}", self.text(&written))?;
         }
         kept?;
         match &self.agreement {

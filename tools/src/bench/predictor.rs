@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write, percent};
-use super::plot::{Labels, bars};
+use crate::chart::{Labels, bars};
 use crate::cli::BenchPredictorArgs;
 use crate::inspect_predictors::{LayerPredictor, predictors, section};
 use crate::model::open_container;

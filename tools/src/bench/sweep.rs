@@ -11,9 +11,9 @@ use super::cap::{self, Cap};
 use super::child::{Child, Run};
 use super::facts::{Facts, file_of};
 use super::output::{Results, Rows, Table, may_write, mib, percent};
-use super::plot::{Curve, Labels, curves};
 use super::rounds::{Agreement, Series, in_turns};
 use crate::Failure;
+use crate::chart::{Curve, Labels, curves};
 use crate::cli::BenchSweepArgs;
 use crate::stats::Range;
 

@@ -1,17 +1,18 @@
 //! `emberflow bench timeline`: one token as lanes of threads, of the I/O thread and of the device
 //! (PowerInfer-2, Fig. 6, on our own run).
 
+use std::io::Write;
 use std::ops::Range;
 
 use emberflow_engine::{Logits, Sampler, Sampling, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
+use crate::chart::{Bar, Row, timeline};
 use crate::chrome::{ROOM, label};
 use crate::cli::BenchTimelineArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::svg::{self, Bar, Row};
-use crate::{Failure, atomic, print_json, progress};
+use crate::{Failure, atomic, budget, print_json, progress};
 
 /// Tokens that are looked at; the one with the median time is shown.
 const TOKENS: usize = 9;
@@ -75,6 +76,7 @@ impl Shot {
 
 /// Runs the command.
 pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     atomic::may_write_each([&args.svg], args.force)?;
     let model = open_model(&args.model)?;
     let prompt = model
@@ -145,8 +147,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&report);
     }
-    print!("{}", table(&report));
-    Ok(())
+    Ok(write!(std::io::stdout().lock(), "{}", table(&report))?)
 }
 
 fn ms(ns: u64) -> f64 {
@@ -288,7 +289,7 @@ fn draw(report: &Report, shot: &Shot, layers: Option<u64>) -> String {
         report.reads,
         report.io,
     );
-    svg::timeline(&title, ms(time.end - time.start), &FILLS, &rows)
+    timeline(&title, ms(time.end - time.start), &FILLS, &rows)
 }
 
 fn table(report: &Report) -> String {

@@ -10,7 +10,8 @@ use super::{io_names, parse_budget, parse_share, policy_names};
 /// How to run it.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Memory for the whole process, such as 600MiB, or `auto`.
+    /// Memory for the whole process, such as 600MiB, or `auto`. More than the machine or the control
+    /// group has is refused, unless --force is given.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
           conflicts_with = "ffn_resident")]
     pub memory: Budget,
@@ -23,7 +24,8 @@ pub struct EngineArgs {
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with.
+    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with. `mmap`
+    /// checks a neuron when it is first used, and not what the system drops and reads again.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Ablation,
     /// How to read from flash; sim plays a device.

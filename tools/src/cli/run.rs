@@ -13,6 +13,7 @@ Examples:
   emberflow run -p \"A vector is\" -n 80
   emberflow run --ffn-resident 0.45             bundled model, most of its FFN left on disk
   emberflow run model.ember -f prompt.txt --temp 0.7 --top-p 0.9 --seed 7
+  emberflow run model.ember < prompt.txt
   emberflow run model.ember --chat --memory 4GiB
   emberflow run -p \"A trait\" -n 48 --temp 0.8 --best-of 4
   emberflow run model.ember -p \"Hello\" --json")]
@@ -20,10 +21,11 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Text to continue.
+    /// Text to continue; `-` for standard input, without its last line end. Where neither this nor -f
+    /// nor --chat is given, the prompt is what comes through a pipe; else the bundled model has one.
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
     pub prompt: Option<String>,
-    /// File with the text to continue; `-` for standard input.
+    /// File with the text to continue; `-` for standard input, as it is.
     #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
     pub file: Option<PathBuf>,
     /// Talk to the model with its chat template, one message per line of standard input.
@@ -72,8 +74,8 @@ pub struct RunArgs {
     /// format (about:tracing, Perfetto). The last part of a long run is kept.
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     pub trace: Option<PathBuf>,
-    /// Replace an existing trace.
-    #[arg(long, requires = "trace")]
+    /// Replace an existing trace, and take a --memory that this machine does not have.
+    #[arg(long)]
     pub force: bool,
     /// Print one JSON object instead of text; its `stop` says why the text ended: `eos` (end-of-text
     /// token), `length` (-n), `context` (full) or `caller` (Ctrl-C).
@@ -97,8 +99,9 @@ pub struct PerplexityArgs {
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// Tokens per window; each window starts afresh and its first token is not scored; default:
-    /// 512, or the model's limit.
+    /// Tokens per window. Each window starts afresh: with the start token (BOS) where the model has
+    /// one, which counts as one of its tokens; else its first token is not scored. Default: 512, or
+    /// the model's limit.
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Stop after this many tokens.
@@ -111,6 +114,9 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
+    /// Take a --memory that this machine does not have.
+    #[arg(long)]
+    pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

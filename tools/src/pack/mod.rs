@@ -10,7 +10,7 @@
 mod plan;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use emberflow_engine::bundle::NeuronFormat;
@@ -40,8 +40,8 @@ pub struct PackOptions {
     pub attention: DType,
     /// Format of embedding and head.
     pub embedding: DType,
-    /// Sorts neurons by temperature, if given.
-    pub stats: Option<Vec<u8>>,
+    /// Sorts neurons by temperature, if given: a file of statistics and what is in it.
+    pub stats: Option<(PathBuf, Vec<u8>)>,
     /// Places neurons that fire together next to each other, where the statistics know
     /// which do.
     pub coactivation: bool,
@@ -122,7 +122,10 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         options.embedding = embedding.into();
     }
     options.stats = match &args.stats {
-        Some(path) => Some(std::fs::read(path).map_err(Failure::file(path))?),
+        Some(path) => {
+            let bytes = std::fs::read(path).map_err(Failure::file(path))?;
+            Some((path.clone(), bytes))
+        }
         None => None,
     };
     options.coactivation = args.order == OrderArg::Coactivation;

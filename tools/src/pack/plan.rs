@@ -42,9 +42,10 @@ impl Plan {
         let d = c.d_model as usize;
         let stats = options
             .stats
-            .as_deref()
-            .map(|bytes| {
+            .as_ref()
+            .map(|(path, bytes)| {
                 ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
+                    .map_err(Failure::stats(path))
             })
             .transpose()?;
         let print = format!("{:016x}", source.fingerprint());
@@ -118,7 +119,8 @@ impl Plan {
                 meta: to_json(&meta)?,
                 stats: packed_stats
                     .map(|s| s.to_bytes())
-                    .transpose()?
+                    .transpose()
+                    .map_err(Failure::stats(output))?
                     .unwrap_or_default(),
                 predictor_len: 0,
                 tensors: specs,

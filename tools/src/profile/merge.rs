@@ -35,7 +35,10 @@ pub fn command(args: &ProfileMergeArgs) -> Result<(), Failure> {
     let Some(sum) = sum else {
         return Err(Failure::usage("nothing to merge"));
     };
-    atomic::write(&args.output, &sum.to_bytes()?)?;
+    atomic::write(
+        &args.output,
+        &sum.to_bytes().map_err(Failure::stats(&args.output))?,
+    )?;
     if args.json {
         return print_json(&Merged {
             output: args.output.display().to_string(),

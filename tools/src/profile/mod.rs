@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, interrupt, print_json, progress};
+use crate::{Failure, atomic, budget, interrupt, print_json, progress};
 
 /// Tokens of a window when none is given.
 const WINDOW: u32 = 256;
@@ -66,6 +66,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&args.file, &args.output) else {
         return Err(Failure::usage("profile needs -f TEXT and -o STATS"));
     };
+    budget::may_take(&args.engine, args.force)?;
     atomic::may_write(output, args.force)?;
     let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
@@ -99,7 +100,9 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     };
     let checkpoint = checkpoint_of(output);
     let mut recorder = match std::fs::read(&checkpoint) {
-        Ok(bytes) => Recorder::resume(&bytes, subject.clone())?,
+        Ok(bytes) => {
+            Recorder::resume(&bytes, subject.clone()).map_err(Failure::stats(&checkpoint))?
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Recorder::new(subject.clone()),
         Err(e) => return Err(Failure::file(&checkpoint)(e)),
     };
@@ -133,7 +136,8 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         bar.inc(body.len() as u64);
         let stopped = stop.load(Ordering::Relaxed) || args.stop_after == Some(passed);
         if stopped || saved.elapsed() > CHECKPOINT {
-            atomic::write(&checkpoint, &recorder.to_bytes()?)?;
+            let bytes = recorder.to_bytes().map_err(Failure::stats(&checkpoint))?;
+            atomic::write(&checkpoint, &bytes)?;
             saved = Instant::now();
         }
         if stopped {
@@ -147,8 +151,9 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    let stats = recorder.stats().restored(&original)?;
-    atomic::write(output, &stats.to_bytes()?)?;
+    let named = || Failure::stats(output);
+    let stats = recorder.stats().restored(&original).map_err(named())?;
+    atomic::write(output, &stats.to_bytes().map_err(named())?)?;
     // the result is safe; a checkpoint that stays is refused or used up by the next run
     let _ = std::fs::remove_file(&checkpoint);
     let done = Done {
@@ -187,7 +192,8 @@ fn original_ids(model: &Model) -> Result<Vec<Vec<u32>>, Failure> {
     if stats.is_empty() {
         return Ok(Vec::new());
     }
-    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])?;
+    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
+        .map_err(Failure::stats(model.container().path()))?;
     let experts = stats.layers.into_iter().flat_map(|l| l.experts);
     Ok(experts.map(|e| e.original).collect())
 }

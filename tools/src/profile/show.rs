@@ -6,8 +6,8 @@ use std::io::Write as _;
 use emberflow_predictor::stats::{ActivationStats, BATCHES, Profile, hot_share};
 use serde::Serialize;
 
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::ProfileShowArgs;
-use crate::svg::{LinePanel, line_panels};
 use crate::synth::firing::CURVES;
 use crate::{Failure, atomic, print_json};
 
@@ -74,7 +74,7 @@ struct Batch {
 pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force)?;
     let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
-    let stats = ActivationStats::read(&bytes)?;
+    let stats = ActivationStats::read(&bytes).map_err(Failure::stats(&args.stats))?;
     let shown = shown(args.stats.display().to_string(), &stats);
     if let Some(path) = &args.svg {
         atomic::write(path, svg(&stats, &shown).as_bytes())?;
@@ -228,7 +228,7 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
         let mark = vec![(share, 0.77), (share, 0.83)];
         (format!("{name} (published)"), mark)
     }));
-    let mut panels = vec![LinePanel {
+    let mut charts = vec![Panel {
         title: "skew: share of activations from the hottest neurons".into(),
         x: "share of neurons, hottest first",
         y: "share of activations",
@@ -237,7 +237,7 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
     if let Some(p) = stats.profile.as_deref() {
         let curves = BATCHES.iter().enumerate().filter(|&(i, _)| p.steps[i] > 0);
         let curves = curves.map(|(i, size)| (format!("batch {size}"), frequency(stats, p, i)));
-        panels.push(LinePanel {
+        charts.push(Panel {
             title: "activity by batch size, mean of the layers".into(),
             x: "share of neurons, most active first",
             y: "share of batches in which they fire",
@@ -249,7 +249,7 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
             .zip(experts())
             .zip(&p.banks)
             .map(|((l, e), bank)| (name(l), persistence(&e.counts, &bank.stayed)));
-        panels.push(LinePanel {
+        charts.push(Panel {
             title: "persistence: firing again for the next token".into(),
             x: "share of neurons, hottest first",
             y: "chance to fire again",
@@ -257,7 +257,11 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
         });
     }
     let title = s.model.as_deref().unwrap_or("activation statistics");
-    line_panels(&format!("{title}: {} tokens", s.tokens), &panels)
+    panels(
+        &format!("{title}: {} tokens", s.tokens),
+        Axes::Shares,
+        &charts,
+    )
 }
 
 fn falling(list: &[u64]) -> Vec<u64> {

@@ -15,6 +15,7 @@ use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use super::vocab::{BOS, SPECIAL, successor};
+use crate::interrupt::{Unfinished, beside};
 use crate::pack::{PackOptions, pack};
 use crate::{Failure, progress};
 
@@ -69,6 +70,9 @@ pub fn measure(
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".measure.ember");
     let temporary = Temporary(path.with_file_name(name));
+    // a pack goes on where it was, but nobody will ask for this one again
+    let endings = ["", ".partial", ".partial.journal"];
+    let _unfinished = endings.map(|ending| Unfinished::at(&beside(&temporary.0, ending)));
     let dtype = match encoding {
         Encoding::Q4_0 => DType::Q4,
         Encoding::Q8_0 => DType::Q8,

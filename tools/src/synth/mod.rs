@@ -37,6 +37,7 @@ use self::firing::{Firing, Targets};
 use self::measure::Measured;
 use self::recipe::Recipe;
 use crate::cli::{SynthArgs, SynthQuantArg};
+use crate::interrupt::Unfinished;
 use crate::{Failure, atomic, print_json, progress, size};
 
 /// Threads that make rows: enough to keep ahead of a disk.
@@ -101,21 +102,9 @@ impl From<SynthQuantArg> for Encoding {
 /// Runs the command.
 pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let gguf = args.output.extension().is_some_and(|e| e == "gguf");
-    if !gguf && args.quant.is_some() {
-        return Err(Failure::usage(format!(
-            "--quant is for gguf files; {} becomes a folder with weights in f32 (for a file, \
-             name one that ends in .gguf)",
-            args.output.display()
-        )));
-    }
-    // Before minutes of work.
-    if gguf {
-        atomic::may_create(&args.output, args.force)?;
-    } else {
-        atomic::may_create_folder(&args.output)?;
-    }
     let act = args.act.unwrap_or_else(|| args.shape.default_act());
     let config = args.shape.config(act);
+    check(args, gguf, &config, &name(act))?;
     let target = targets(args, &config);
     let firing = Firing::solve(&target, config.ffn_kind.relu_on_up)?;
     let recipe = Recipe::new(&config, firing, args.gate_rank, args.seed)?;
@@ -142,6 +131,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         bar.set_position(done);
     };
     let output = &args.output;
+    let unfinished = Unfinished::partial(output);
     let written = if gguf {
         write::gguf(
             output, &config, &recipe, encoding, &report, THREADS, &mut tell,
@@ -150,6 +140,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         write::folder(output, &config, &recipe, THREADS, &mut tell)
     };
     bar.finish_and_clear();
+    drop(unfinished);
     report.bytes = written?;
     report.seconds = start.elapsed().as_secs_f64();
     report.peak_rss_bytes = emberflow_storage::mem::peak_rss();
@@ -163,6 +154,30 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     }
     show(&report)?;
     Ok(())
+}
+
+/// Refuses, before minutes of work, what has no meaning and where nothing can be written.
+fn check(args: &SynthArgs, gguf: bool, config: &ModelConfig, act: &str) -> Result<(), Failure> {
+    if args.active.is_some() && !config.ffn_kind.activation.is_sparse() {
+        return Err(Failure::usage(format!(
+            "--active: {} with {} has no neurons that do not fire, so every one of them is computed; \
+             give --act relu or drelu too",
+            name(args.shape),
+            act
+        )));
+    }
+    if !gguf && args.quant.is_some() {
+        return Err(Failure::usage(format!(
+            "--quant is for gguf files; {} becomes a folder with weights in f32 (for a file, \
+             name one that ends in .gguf)",
+            args.output.display()
+        )));
+    }
+    if gguf {
+        atomic::may_create(&args.output, args.force)
+    } else {
+        atomic::may_create_folder(&args.output)
+    }
 }
 
 /// The result as text.

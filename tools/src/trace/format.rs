@@ -252,7 +252,11 @@ impl<R: Read> Reader<R> {
         if u64::from_le_bytes(word) != sum {
             return Err(TraceError::Bad("the checksum does not match".into()));
         }
-        Ok(())
+        // what stands behind the checksum was never checked
+        match std::io::copy(&mut self.input.inner, &mut std::io::sink())? {
+            0 => Ok(()),
+            more => Err(TraceError::Bad(format!("{more} bytes follow its end"))),
+        }
     }
 }
 
@@ -330,6 +334,11 @@ mod tests {
         let good = written();
         for cut in 0..good.len() {
             assert!(read(&good[..cut]).is_err(), "{cut}");
+        }
+        for more in [&b"\0"[..], &good] {
+            let error = read(&[&good, more].concat()).unwrap_err().to_string();
+            let told = format!("{} bytes follow its end", more.len());
+            assert!(error.contains(&told), "{error}");
         }
         for at in 0..good.len() {
             for bit in [1, 0x80] {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::format::{Header, Writer};
 use crate::cli::TraceRecordArgs;
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, print_json, progress};
+use crate::{Failure, atomic, budget, print_json, progress};
 
 /// Tokens of a sequence when none is given.
 const WINDOW: u32 = 1024;
@@ -29,6 +29,7 @@ struct Done {
 
 /// Runs the command.
 pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     atomic::may_write(&args.output, args.force)?;
     let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
     let model = open_model(&args.model)?;
@@ -118,7 +119,10 @@ fn header(
     let stats = container.read_stats()?;
     let stats = match stats.is_empty() {
         true => None,
-        false => Some(ActivationStats::parse(&stats, layers, 1, neurons)?),
+        false => Some(
+            ActivationStats::parse(&stats, layers, 1, neurons)
+                .map_err(Failure::stats(container.path()))?,
+        ),
     };
     let g = container.geometry();
     let counts = |s: &ActivationStats| {

@@ -12,8 +12,8 @@ use super::belady::{Belady, Future};
 use super::format::Header;
 use super::policies::{Cache, Lfu, Lru, S3Fifo};
 use super::shipped::Shipped;
+use crate::chart::{Axes, Panel, panels};
 use crate::cli::{PolicyArg, TraceSimulateArgs};
-use crate::svg::{LinePanel, line_panels};
 use crate::{Failure, atomic, print_json, progress};
 
 /// What is printed. Keys are a contract.
@@ -257,11 +257,11 @@ fn svg(s: &Simulated) -> String {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         (name.to_string(), points)
     };
-    let panel = LinePanel {
+    let panel = Panel {
         title: format!("{}: {} tokens", s.model, s.tokens),
         x: "share of neurons in the cache",
         y: "share of needed neurons that must be read",
         curves: names.iter().map(curve).collect(),
     };
-    line_panels("misses by cache size and policy", &[panel])
+    panels("misses by cache size and policy", Axes::Shares, &[panel])
 }

@@ -27,7 +27,7 @@ use self::report::{LayerReport, Trained};
 use crate::cli::SparsityArg;
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
-use crate::{Failure, atomic, progress};
+use crate::{Failure, atomic, budget, progress};
 
 /// Inputs that are held at once; layers beyond wait for another pass over the text.
 const INPUT_BYTES: usize = 1 << 30;
@@ -58,6 +58,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
 }
 
 fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
     let output = &args.output;
     if let Some(model) = &args.model.model
         && std::fs::canonicalize(model).ok() == std::fs::canonicalize(output).ok()

@@ -281,10 +281,27 @@ fn features_that_would_change_the_output() {
             "llama.attention.head_count_kv",
             Kv::List(4, vec![Kv::U32(2), Kv::U32(4)]),
         ),
+        ("llama.attention.scale", Kv::F32(0.5)),
+        ("llama.logit_scale", Kv::F32(0.5)),
+        ("llama.attention.causal", Kv::Bool(0)),
+        ("llama.attention.sliding_window_pattern", Kv::U32(2)),
+        ("llama.what_comes_next", text("something")),
     ];
     for (key, value) in cases {
         assert_refused!(refused(|f| f.set(key, value)), Unsupported, key);
     }
+    let mut file = Gguf::new("llama");
+    for (key, value) in [
+        ("llama.attention.scale", Kv::F32(0.0)),
+        ("llama.logit_scale", Kv::F32(1.0)),
+        ("llama.attention.causal", Kv::Bool(1)),
+        ("llama.expert_count", Kv::U32(0)),
+        ("llama.vocab_size", Kv::U32(11)),
+        ("qwen2.of_another_architecture", Kv::U32(1)),
+    ] {
+        file.set(key, value);
+    }
+    file.open().expect("keys that change nothing");
     let mut qwen = Gguf::new("qwen2");
     qwen.set("qwen2.attention.sliding_window", Kv::U32(8));
     assert_refused!(qwen.refused(), Unsupported, "sliding_window");

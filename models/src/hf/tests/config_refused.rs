@@ -273,6 +273,45 @@ fn windows_that_contradict_each_other() {
     );
 }
 
+/// Windows were once the same in every layer, whatever `layer_types` said.
+#[test]
+fn layers_that_name_windows_nobody_has() {
+    for (family, window, kinds) in [
+        ("mistral", json!(8), json!(["sliding_attention"])),
+        (
+            "mistral",
+            json!(8),
+            json!(["full_attention", "chunked_attention"]),
+        ),
+        (
+            "mistral",
+            Value::Null,
+            json!(["full_attention", "sliding_attention"]),
+        ),
+        (
+            "llama",
+            json!(8),
+            json!(["full_attention", "sliding_attention"]),
+        ),
+    ] {
+        let error = refused(family, |c| {
+            c["sliding_window"] = window;
+            c["layer_types"] = kinds;
+        });
+        assert_refused!(error, BadKey, "config.json", "layer_types");
+    }
+    let unused = refused("mistral", |c| {
+        c["sliding_window"] = 8.into();
+        c["use_sliding_window"] = false.into();
+    });
+    assert_refused!(unused, BadKey, "config.json", "use_sliding_window");
+    let from = refused("mistral", |c| {
+        c["sliding_window"] = 8.into();
+        c["max_window_layers"] = 1.into();
+    });
+    assert_refused!(from, Unsupported, "config.json", "max_window_layers");
+}
+
 #[test]
 fn an_unknown_family_names_the_known_ones() {
     assert_refused!(
@@ -310,11 +349,44 @@ fn features_that_would_change_the_output() {
             json!({"full_attention": {"rope_type": "default"}}),
         ),
         ("partial_rotary_factor", json!(0.5)),
+        ("attn_logit_softcapping", json!(50.0)),
+        ("is_causal", json!(false)),
+        ("no_rope_layers", json!([1, 0])),
+        ("residual_multiplier", json!(0.22)),
+        ("num_local_experts", json!(8)),
+        ("position_embedding_type", json!("alibi")),
+        ("use_qk_norm", json!(true)),
     ];
     for (key, value) in cases {
         assert_refused!(
             refused("llama", |c| c[key] = value),
             Unsupported,
+            "config.json",
+            key
+        );
+    }
+    let mut folder = Folder::new("llama");
+    for (key, value) in [
+        ("attn_logit_softcapping", Value::Null),
+        ("is_causal", json!(true)),
+        ("no_rope_layers", json!([])),
+        ("residual_multiplier", json!(1)),
+        ("num_local_experts", json!(1)),
+        ("position_embedding_type", json!("rope")),
+        ("use_qk_norm", json!(false)),
+        ("mlp_bias", json!(false)),
+        ("_name_or_path", json!("anything else")),
+    ] {
+        folder.config[key] = value;
+    }
+    folder.open().expect("keys that change nothing");
+    for (family, key, value) in [
+        ("llama", "hidden_activation", json!("gelu")),
+        ("llama", "hidden_act_param", json!(0.01)),
+    ] {
+        assert_refused!(
+            refused(family, |c| c[key] = value),
+            BadKey,
             "config.json",
             key
         );

@@ -281,6 +281,22 @@ fn more_shards_than_may_be_open() {
     assert_refused!(error.err().unwrap(), TooLarge, "index.json", "shards");
 }
 
+/// It was left out in silence, and `verify --source` found the container equal.
+#[test]
+fn a_head_that_is_tied_and_differs() {
+    let mut folder = Folder::new("llama");
+    folder.config["tie_word_embeddings"] = true.into();
+    let other = folder.refused();
+    assert_refused!(other, Unsupported, "tie_word_embeddings", "lm_head.weight");
+    let mut copy = folder.tensors["model.embed_tokens.weight"].clone();
+    *copy.bytes.last_mut().unwrap() ^= 1;
+    folder.tensors.insert("lm_head.weight".into(), copy);
+    let last = format!("row {}", VOCAB - 1);
+    assert_refused!(folder.refused(), Unsupported, "lm_head.weight", &last);
+    folder.add("lm_head.weight", &[VOCAB - 1, D]);
+    assert_refused!(folder.refused(), WrongShape, "model.safetensors", "lm_head");
+}
+
 #[test]
 fn weights_that_are_not_finite() {
     let mut folder = Folder::new("llama");

@@ -1,0 +1,120 @@
+//! Keys of `config.json` that change what a model computes and that none of our families has.
+//!
+//! A configuration is a dumping ground: most unknown keys mean nothing to a decoder, so not every one
+//! can be refused. These are keys by which other decoders (and variants of ours, under the same
+//! `model_type`) change their output. With a value that changes nothing they pass.
+
+use serde_json::Value;
+
+use super::json::Keys;
+use crate::error::Error;
+
+/// Which values of a foreign key change nothing; null never does.
+#[derive(Clone, Copy)]
+enum Harmless {
+    /// None.
+    Nothing,
+    /// `false`, 0 and an empty list.
+    Off,
+    /// 1.
+    One,
+    /// 0 and 1.
+    AtMostOne,
+    /// `true`.
+    On,
+    /// One of these words.
+    Words(&'static [&'static str]),
+}
+
+use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
+
+const FOREIGN: [(&str, Harmless); 44] = [
+    // attention: masks, scores, positions
+    ("attention_chunk_size", Nothing),
+    ("attn_logit_softcapping", Off),
+    ("attention_multiplier", Nothing),
+    ("attn_scale", Nothing),
+    ("query_pre_attn_scalar", Nothing),
+    ("interleaved_sliding_window", Off),
+    ("sliding_window_pattern", Off),
+    ("is_causal", On),
+    ("use_bidirectional_attention", Off),
+    ("use_logn_attn", Off),
+    ("alibi", Off),
+    ("use_alibi", Off),
+    ("position_embedding_type", Words(&["rope", "rotary"])),
+    ("no_rope_layers", Off),
+    ("no_rope_layer_interval", Off),
+    ("use_dynamic_ntk", Off),
+    ("use_mrope", Off),
+    ("rope_interleave", Off),
+    ("rope_interleaved", Off),
+    ("rope_traditional", Off),
+    ("rotary_pct", One),
+    ("rope_pct", One),
+    ("rotary_percentage", One),
+    ("kv_lora_rank", Off),
+    ("q_lora_rank", Off),
+    ("num_kv_shared_layers", Off),
+    ("is_encoder_decoder", Off),
+    ("add_cross_attention", Off),
+    // the residual stream and the head
+    ("use_parallel_residual", Off),
+    ("parallel_attn", Off),
+    ("embedding_multiplier", One),
+    ("residual_multiplier", One),
+    ("scale_emb", One),
+    ("scale_depth", Nothing),
+    ("mup_enabled", Off),
+    ("logit_scale", One),
+    ("logits_scaling", One),
+    ("final_logit_softcapping", Off),
+    // norms and the FFN
+    ("norm_type", Words(&["rmsnorm", "rms_norm", "RMSNorm"])),
+    ("num_experts", AtMostOne),
+    ("num_local_experts", AtMostOne),
+    ("n_routed_experts", AtMostOne),
+    ("mlp_bias", Off),
+    ("use_bias", Off),
+];
+
+impl Harmless {
+    fn is(self, value: &Value) -> bool {
+        let number = value.as_f64();
+        match self {
+            Nothing => false,
+            Off => {
+                value.as_bool() == Some(false)
+                    || number == Some(0.0)
+                    || value.as_array().is_some_and(Vec::is_empty)
+            }
+            One => number == Some(1.0),
+            AtMostOne => number == Some(0.0) || number == Some(1.0),
+            On => value.as_bool() == Some(true),
+            Words(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+        }
+    }
+}
+
+/// Refuses a key that would change the output. `qk_norm`: the family has a norm on queries and keys.
+pub(super) fn refuse(keys: &Keys, qk_norm: bool) -> Result<(), Error> {
+    const WHY: &str = "it changes what a model computes, and is not implemented for this family";
+    for (key, harmless) in FOREIGN {
+        if keys.get(key).is_some_and(|value| !harmless.is(value)) {
+            return Err(keys.unsupported(key, WHY));
+        }
+    }
+    for key in ["qk_norm", "use_qk_norm", "qk_layernorm"] {
+        if keys.get(key).is_some_and(|value| !Off.is(value)) && !qk_norm {
+            return Err(keys.unsupported(key, WHY));
+        }
+    }
+    let act = keys.str("hidden_act")?;
+    let other = keys.str("hidden_activation")?;
+    if let (Some(act), Some(other)) = (act, other)
+        && act != other
+    {
+        return Err(keys.bad("hidden_activation", &format!("{act:?}, as hidden_act")));
+    }
+    Ok(())
+}

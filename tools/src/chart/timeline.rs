@@ -1,0 +1,124 @@
+//! Who did what when: lanes below each other.
+
+use std::fmt::Write as _;
+
+use super::{Anchor, GAP, LINE, SMALL, TEXT, canvas, escape, width_of, write_text};
+
+/// A lane of a timeline.
+pub struct Row {
+    /// Whose lane.
+    pub name: String,
+    /// Said below the name.
+    pub note: String,
+    /// In the order in which they are drawn.
+    pub bars: Vec<Bar>,
+}
+
+/// Something that took a while.
+pub struct Bar {
+    /// Start and end in milliseconds.
+    pub from: f64,
+    /// See `from`.
+    pub to: f64,
+    /// Which of the kinds.
+    pub kind: usize,
+    /// Shown when it is pointed at.
+    pub title: String,
+}
+
+const LANE: f64 = 46.0;
+const TIME: f64 = 1400.0;
+const TICKS: u32 = 10;
+const HEADLINE: f64 = 16.0;
+
+/// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
+pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> String {
+    let names = rows
+        .iter()
+        .map(|row| width_of(&row.name, TEXT).max(width_of(&row.note, SMALL)));
+    let left = names.fold(0.0, f64::max) + 3.0 * GAP;
+    let top = GAP + HEADLINE * LINE + GAP;
+    let bottom = top + LANE * rows.len() as f64;
+    let to_x = |at: f64| left + at / ms.max(1e-9) * TIME;
+    let tick = |i: u32| format!("{:.2} ms", ms * f64::from(i) / f64::from(TICKS));
+    // half of the last tick stands right of the lanes
+    let right = left + TIME + width_of(&tick(TICKS), TEXT) / 2.0;
+
+    let mut body = String::new();
+    let ends = legend(&mut body, (left, bottom + 3.0 * TEXT), right, kinds);
+    let width = right.max(width_of(title, HEADLINE) + GAP) + GAP;
+    let mut out = canvas(width, ends + GAP);
+    write_text(
+        &mut out,
+        (GAP, GAP + HEADLINE),
+        Anchor::Start,
+        (HEADLINE, "black"),
+        title,
+    );
+    for i in 0..=TICKS {
+        let x = to_x(ms * f64::from(i) / f64::from(TICKS));
+        // writing to a String cannot fail
+        let _ = writeln!(
+            out,
+            "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
+        );
+        let place = (x, bottom + TEXT + GAP / 2.0);
+        write_text(&mut out, place, Anchor::Middle, (TEXT, "black"), &tick(i));
+    }
+    for (i, row) in rows.iter().enumerate() {
+        let y = top + LANE * i as f64;
+        write_text(
+            &mut out,
+            (GAP, y + 18.0),
+            Anchor::Start,
+            (TEXT, "black"),
+            &row.name,
+        );
+        write_text(
+            &mut out,
+            (GAP, y + 33.0),
+            Anchor::Start,
+            (SMALL, "#555"),
+            &row.note,
+        );
+        for bar in &row.bars {
+            let (x, width) = (to_x(bar.from), to_x(bar.to) - to_x(bar.from));
+            let (_, fill) = kinds.get(bar.kind).copied().unwrap_or(("", "#ccc"));
+            let _ = writeln!(
+                out,
+                "<rect x=\"{x:.2}\" y=\"{:.1}\" width=\"{:.2}\" height=\"{:.1}\" fill=\"{fill}\" \
+                 fill-opacity=\"0.8\" stroke=\"white\" stroke-width=\"0.2\"><title>{}, {:.3} ms</title></rect>",
+                y + 4.0,
+                width.max(0.05),
+                LANE - 8.0,
+                escape(&bar.title),
+                bar.to - bar.from
+            );
+        }
+    }
+    out += &body;
+    out.push_str("</svg>\n");
+    out
+}
+
+/// Names beside their colours, in as many rows as it takes; where it ends.
+fn legend(out: &mut String, (left, top): (f64, f64), right: f64, kinds: &[(&str, &str)]) -> f64 {
+    out.push_str("<g class=\"legend\">\n");
+    let (mut x, mut y) = (left, top);
+    for (name, fill) in kinds {
+        let width = TEXT + GAP / 2.0 + width_of(name, TEXT) + 2.0 * GAP;
+        if x + width > right && x > left {
+            (x, y) = (left, y + TEXT * LINE);
+        }
+        let _ = writeln!(
+            out,
+            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{TEXT}\" height=\"{TEXT}\" fill=\"{fill}\"/>",
+            y - TEXT + 2.0
+        );
+        let place = (x + TEXT + GAP / 2.0, y);
+        write_text(out, place, Anchor::Start, (TEXT, "black"), name);
+        x += width;
+    }
+    out.push_str("</g>\n");
+    y + GAP
+}

@@ -1,0 +1,205 @@
+//! Standard input and output that are no terminal: what is piped in, and a reader that has gone.
+
+mod common;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use common::{call, commands, emberflow, exported, json};
+use serde_json::Value;
+
+const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+
+/// Runs a command whose reader has gone before it prints anything.
+fn unread(dir: &Path, line: &str) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let words = common::words(&line.replace("TEXT", TEXT));
+    emberflow()
+        .args(words)
+        .current_dir(dir)
+        .env("XDG_CACHE_HOME", dir)
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap()
+}
+
+/// `plan | head -1` and `doctor | head` ended in a panic.
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    exported(dir.path());
+    let mut tried = Vec::new();
+    for line in [
+        "run -n 2",
+        "run -n 2 --json",
+        "run -n 2 --temp 1 --best-of 2",
+        "pack demo-hf -o m.ember",
+        "inspect m.ember",
+        "inspect m.ember --json",
+        "verify m.ember",
+        "perplexity -f TEXT --limit 64",
+        "profile -f TEXT -o s.stats --limit 64",
+        "profile show s.stats",
+        "profile merge s.stats -o t.stats",
+        "trace record -f TEXT -o t.trace --limit 64",
+        "trace simulate t.trace --cache 50%",
+        "train-predictor m.ember -f TEXT --tokens 600 --kind sign -o p.ember",
+        "export -o again-hf",
+        "synth --shape tiny -o tiny.gguf",
+        "plan",
+        "plan --json",
+        "bench device",
+        "bench io --quick --size 8MiB --millis 5",
+        "bench kernels --quick",
+        "bench decode --quick -n 1",
+        "bench timeline --warm-up 2",
+        "doctor",
+        "doctor --json",
+        "completions bash",
+        "man",
+        "man --out man1",
+        "--help",
+        "run --help",
+    ] {
+        let output = unread(dir.path(), line);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{line}: {}: {message}",
+            output.status
+        );
+        for bad in ["panicked", "roken pipe", "standard output"] {
+            assert!(!message.contains(bad), "{line}: {message}");
+        }
+        tried.push(format!("emberflow {line} "));
+    }
+    // the other benchmarks print as these do
+    for (name, _) in commands() {
+        let prints = tried
+            .iter()
+            .any(|line| line.starts_with(&format!("{name} ")));
+        assert!(prints || name.starts_with("emberflow bench "), "{name}");
+    }
+    // what was to be written is there
+    for name in [
+        "m.ember",
+        "s.stats",
+        "t.stats",
+        "t.trace",
+        "tiny.gguf",
+        "p.ember",
+    ] {
+        assert!(at(name).is_file(), "{name}");
+    }
+}
+
+/// Runs it with bytes on standard input.
+fn fed(args: &[&str], input: &[u8]) -> Output {
+    let mut child = emberflow()
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // one that does not read it may be gone
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn tokens(output: &Output) -> Value {
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::json!([report["prompt_tokens"], report["tokens"]])
+}
+
+/// `echo text | emberflow run` went on with the default prompt.
+#[test]
+fn a_pipe_is_a_prompt() {
+    let run = ["run", "-n", "4", "--json"];
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["run", "-n", "4", "--json"], more].concat()
+    }
+    let named = tokens(&call(&with(&["-p", "A vector is"])));
+    let default = tokens(&call(&run));
+    assert_ne!(named, default);
+    for (input, args) in [
+        ("A vector is\n", &run[..]),
+        ("A vector is", &run),
+        ("A vector is\n", &with(&["-p", "-"])),
+        ("A vector is", &with(&["-f", "-"])),
+        // not looked at
+        ("something else", &with(&["-p", "A vector is"])),
+    ] {
+        assert_eq!(tokens(&fed(args, input.as_bytes())), named, "{args:?}");
+    }
+    let line = tokens(&fed(&with(&["-f", "-"]), b"A vector is\n"));
+    assert_ne!(line, named, "a file is taken as it is");
+    for nothing in ["", "\n"] {
+        assert_eq!(
+            tokens(&fed(&run, nothing.as_bytes())),
+            default,
+            "{nothing:?}"
+        );
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "A vector is\n").unwrap();
+    let from_file = emberflow()
+        .args(run)
+        .stdin(std::fs::File::open(file.path()).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(tokens(&from_file), named);
+    let torn = fed(&run, b"A vector \xff");
+    let message = String::from_utf8_lossy(&torn.stderr);
+    assert_eq!(torn.status.code(), Some(1), "{message}");
+    assert!(message.contains("standard input"), "{message}");
+}
+
+/// Whoever starts programs often leaves them a pipe into which nobody ever writes.
+#[test]
+fn a_silent_pipe_holds_nobody_up() {
+    let (_reader_stays, _writer_stays);
+    let (reader, writer) = std::io::pipe().unwrap();
+    let output = emberflow()
+        .args(["run", "-n", "2"])
+        .stdin(reader.try_clone().unwrap())
+        .output()
+        .unwrap();
+    (_reader_stays, _writer_stays) = (reader, writer);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("-p - waits"), "{message}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("# Ownership"), "{text}");
+}
+
+/// The missing model was not what was complained about.
+#[test]
+fn a_missing_model_is_named_before_a_missing_prompt() {
+    for line in [
+        "run nosuch.ember",
+        "run nosuch.ember --chat",
+        "run nosuch.ember -f nosuch.txt",
+    ] {
+        let output = call(&line.split(' ').collect::<Vec<_>>());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}: {message}");
+        assert!(message.contains("nosuch.ember"), "{line}: {message}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = exported(dir.path());
+    let model = dir.path().join("m.ember").display().to_string();
+    json(&["pack", &folder, "-o", &model, "--json"]);
+    let output = call(&["run", &model]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("no prompt"), "{message}");
+    let piped = fed(&["run", &model, "-n", "2", "--json"], b"A trait\n");
+    assert!(tokens(&piped)[0].as_u64() > Some(0));
+}

@@ -1,0 +1,85 @@
+//! What `plan` says is what `run` does.
+
+mod common;
+
+use std::path::Path;
+
+use common::emberflow;
+use serde_json::Value;
+
+/// Runs it with a cache folder, or with no place for one, and expects JSON.
+fn json(cache: Option<&Path>, args: &[&str]) -> Value {
+    let mut command = emberflow();
+    command.args(args).env_remove("HOME");
+    match cache {
+        Some(dir) => command.env("XDG_CACHE_HOME", dir),
+        None => command.env_remove("XDG_CACHE_HOME"),
+    };
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {message}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn smallest(plan: &Value) -> u64 {
+    plan["smallest_bytes"].as_u64().unwrap()
+}
+
+/// `run` refused it by a MiB: the plan did not count what the tokenizer holds once it has worked,
+/// nor that programs differ in size from start to start.
+#[test]
+fn the_smallest_budget_of_a_plan_is_one_that_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [
+        "--context 24",
+        "--context 200",
+        "--context 1024",
+        "--context 512 --sparsity dense --threads 1",
+        "--context 1024 --io pread --chunk 64",
+    ] {
+        let options: Vec<&str> = options.split(' ').collect();
+        let plan = json(
+            Some(dir.path()),
+            &[&["plan", "--json"], &options[..]].concat(),
+        );
+        let smallest = smallest(&plan);
+        let first = &plan["plans"][0]["memory"]["budget_bytes"];
+        assert_eq!(first.as_u64(), Some(smallest), "{options:?}");
+        let memory = smallest.to_string();
+        for _ in 0..3 {
+            let run = ["run", "-n", "8", "--json", "--memory", &memory];
+            let run = json(Some(dir.path()), &[&run, &options[..]].concat());
+            let peak = run["memory"]["peak_rss_bytes"].as_u64().unwrap();
+            assert!(peak <= smallest, "{options:?}: {peak} of {smallest}");
+        }
+        // and it is not said from afar: MiB less is refused
+        let less = (smallest - (4 << 20)).to_string();
+        let refused = emberflow()
+            .args(["run", "-n", "8", "--json", "--memory", &less])
+            .args(&options)
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{options:?}");
+    }
+}
+
+/// Without a place to keep it, the measuring was done by the planning process, and its memory taken
+/// for the model's.
+#[test]
+fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = json(Some(dir.path()), &["plan", "--json"]);
+    // a file where the folder should be cannot be written to by anybody
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for nowhere in [None, Some(&*file)] {
+        let plan = json(nowhere, &["plan", "--json"]);
+        let (kept, nowhere) = (smallest(&kept), smallest(&plan));
+        assert!(
+            kept.abs_diff(nowhere) <= 2 << 20,
+            "{kept} with a cache folder, {nowhere} without"
+        );
+        let basis = &plan["plans"][0]["basis"];
+        assert_eq!(basis["machine_measured"], true, "{basis}");
+    }
+}
