@@ -13,15 +13,16 @@ use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
 use super::gates::GateWork;
-use super::layer::{Ffn, UnitInput};
-use super::lookahead::GATE_PIECES;
+use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
+use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
+use super::state::{Counts, Ffn};
 use crate::ablation::Overlap;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::store::Resident;
 use crate::store::regions::CLUSTER;
+use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
 
@@ -122,6 +123,54 @@ impl Naming<'_> {
     }
 }
 
+/// Where the neurons that threads have named go: to the store, which finds or reads them.
+struct Taker<'a> {
+    store: &'a mut NeuronStore,
+    counts: &'a mut Counts,
+    /// Where margins were guessed for this bank.
+    lookahead: Option<&'a mut Lookahead>,
+    naming: &'a Naming<'a>,
+    unit: usize,
+    /// Needed neurons so far.
+    needed: usize,
+    outcome: Result<(), Error>,
+}
+
+impl Taker<'_> {
+    /// Takes the clusters from `c` on.
+    fn take(&mut self, c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]) {
+        let naming = self.naming;
+        let (bank, rows, first) = (naming.bank, naming.rows, c * CLUSTER);
+        if !margins.is_empty() {
+            let margins = &margins[..margins.len().min(naming.neurons - first)];
+            (self.store).set_margins(naming.cpu, bank, first, margins, true);
+            if let Some(lookahead) = &mut self.lookahead {
+                lookahead.learn(naming.cpu, bank, first, margins);
+            }
+        }
+        let words = mask::words(rows);
+        let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
+        for i in 0..count {
+            let here = naming.of_cluster(c + i);
+            let mut ids = Needed::new();
+            if naming.resident.is_some() {
+                let gates = &gates[i * CLUSTER * rows..][..here.len() * rows];
+                self.counts.fired += firing(here.start, gates, rows, &mut ids);
+            } else {
+                let words = &wanted[i * words..][..words];
+                mask::for_each_wanted(words, rows, here.len(), |n| {
+                    ids.push((here.start + n) as u32);
+                });
+            }
+            self.needed += ids.len();
+            self.store.need(self.unit, &ids);
+        }
+        if self.outcome.is_ok() {
+            self.outcome = self.store.poll().and_then(|()| self.store.advance());
+        }
+    }
+}
+
 impl Ffn {
     /// Finds out which neurons a unit needs, and requests the missing ones.
     pub(super) fn name(
@@ -130,8 +179,7 @@ impl Ffn {
         unit: usize,
         UnitInput { input, residual }: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let of = self.units[unit];
-        let (rows, clusters) = (of.rows, of.end - of.first);
+        let of = &mut self.units[unit];
         let features = input.features(residual);
         let start = Instant::now();
         let predictor = match &mut self.predictors {
@@ -140,24 +188,20 @@ impl Ffn {
         };
         self.counts.predict_ns += nanoseconds(start.elapsed());
         self.counts.bytes += predictor.map_or(0, |p| p.bytes(of.bank));
-        let oracle = if rows == 1 { self.oracle.next() } else { None };
-        let (named, known) = (
-            predictor.is_some() || oracle.is_some(),
-            self.store.gates_resident(of.bank),
-        );
-        self.units[unit].named = named;
+        let oracle = if of.rows == 1 {
+            self.oracle.next()
+        } else {
+            None
+        };
+        of.named = predictor.is_some() || oracle.is_some();
+        let (of, known) = (*of, self.store.gates_resident(of.bank));
         let gate_len = self.shape.format.gate_len();
-        if !named {
-            self.counts.looked_at += (of.neurons * rows) as u64;
+        if !of.named {
+            self.counts.looked_at += (of.neurons * of.rows) as u64;
             self.counts.bytes += (of.neurons * gate_len) as u64;
         }
-        if !named && !known {
-            for c in 0..clusters {
-                let ids = c * CLUSTER..((c + 1) * CLUSTER).min(of.neurons);
-                let ids: Needed = ids.map(|n| n as u32).collect();
-                self.store.need(unit, &ids);
-            }
-            return self.store.advance();
+        if !of.named && !known {
+            return need_all(&mut self.store, unit, of.neurons);
         }
         let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
         let naming = Naming {
@@ -165,7 +209,7 @@ impl Ffn {
             layer: self.store.layer_number(),
             bank: of.bank,
             neurons: of.neurons,
-            rows,
+            rows: of.rows,
             gates: GateWork {
                 cpu: on.cpu,
                 format: self.shape.format,
@@ -180,87 +224,78 @@ impl Ffn {
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
         };
-        // Of several sequences it is not told apart what is whose.
-        let keeps_margins = predictor.is_some() && rows == 1;
-        let words = mask::words(rows);
-        let pairs = clusters * CLUSTER * rows;
-        let lens = [named, known, keeps_margins].map(usize::from);
-        let wanted = &mut self.pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
-        let gates = &mut self.pairs.gates[of.pairs..][..lens[1] * pairs];
-        let margins = &mut self.pairs.margins[..lens[2] * pairs];
         let overlaps = self.store.overlap() == Overlap::Clusters;
-        let (store, counts) = (&mut self.store, &mut self.counts);
-        let mut lookahead = (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank));
-        let (mut outcome, mut needed) = (Ok(()), 0);
-        let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
-            let first = c * CLUSTER;
-            if !margins.is_empty() {
-                let margins = &margins[..margins.len().min(of.neurons - first)];
-                store.set_margins(on.cpu, of.bank, first, margins, true);
-                if let Some(lookahead) = &mut lookahead {
-                    lookahead.learn(on.cpu, of.bank, first, margins);
-                }
-            }
-            let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
-            for i in 0..count {
-                let here = naming.of_cluster(c + i);
-                let ids = if known {
-                    let gates = &gates[i * CLUSTER * rows..][..here.len() * rows];
-                    let (ids, pairs) = firing(here.start, gates, rows);
-                    counts.fired += pairs;
-                    ids
-                } else {
-                    let mut ids = Needed::new();
-                    let words = &wanted[i * words..][..words];
-                    mask::for_each_wanted(words, rows, here.len(), |n| {
-                        ids.push((here.start + n) as u32);
-                    });
-                    ids
-                };
-                needed += ids.len();
-                store.need(unit, &ids);
-            }
-            if outcome.is_ok() {
-                outcome = store.poll().and_then(|()| store.advance());
-            }
+        let mut taker = Taker {
+            lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank)),
+            store: &mut self.store,
+            counts: &mut self.counts,
+            naming: &naming,
+            unit,
+            needed: 0,
+            outcome: Ok(()),
         };
-        let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
-            naming.part(c, wanted, gates, margins);
-        };
-        let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
-        {
-            let lanes = Lanes {
-                units: clusters,
-                first: Lane::new(wanted, words),
-                second: Lane::new(gates, CLUSTER * rows),
-                third: Lane::new(margins, CLUSTER),
-            };
-            if overlaps {
-                on.workers
-                    .for_each_part_then(lanes, pieces, &name, &mut take);
-            } else {
-                let nothing = &mut |_, _: &[u64], _: &[f32], _: &[f32]| ();
-                (on.workers).for_each_part_then(lanes, pieces, &name, nothing);
-            }
-        }
-        if !overlaps {
-            take(0, wanted, gates, margins);
-        }
+        share(on, &of, &mut self.pairs, &mut taker, overlaps);
+        let Taker {
+            needed, outcome, ..
+        } = taker;
         outcome?;
         let spent = naming.spent.into_inner() / on.threads() as u64;
-        counts.predict_ns += spent;
-        counts.looked_at += naming.wanted.into_inner();
-        if named {
-            counts.bytes += (needed * gate_len) as u64;
+        self.counts.predict_ns += spent;
+        self.counts.looked_at += naming.wanted.into_inner();
+        if of.named {
+            self.counts.bytes += (needed * gate_len) as u64;
         }
         self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
     }
 }
 
-/// The neurons, the first being `first`, that fire for some row, `gates [neurons × rows]` of a
-/// cluster at most, and how many pairs do.
-fn firing(first: usize, gates: &[f32], rows: usize) -> (Needed, u64) {
+/// Has the threads name a unit's clusters, and the calling thread take what is named: beside that if
+/// it `overlaps`, else after it.
+fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, overlaps: bool) {
+    let naming = taker.naming;
+    let (rows, clusters) = (of.rows, of.end - of.first);
+    let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
+    // Of several sequences it is not told apart what is whose.
+    let keeps_margins = naming.predictor.is_some() && rows == 1;
+    let lens = [of.named, naming.resident.is_some(), keeps_margins].map(usize::from);
+    let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
+    let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];
+    let margins = &mut pairs.margins[..lens[2] * all];
+    let lanes = Lanes {
+        units: clusters,
+        first: Lane::new(wanted, words),
+        second: Lane::new(gates, CLUSTER * rows),
+        third: Lane::new(margins, CLUSTER),
+    };
+    let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
+        naming.part(c, wanted, gates, margins);
+    };
+    let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
+    let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
+        if overlaps {
+            taker.take(c, wanted, gates, margins);
+        }
+    };
+    (on.workers).for_each_part_then(lanes, pieces, &name, &mut take);
+    if !overlaps {
+        taker.take(0, wanted, gates, margins);
+    }
+}
+
+/// Names every neuron of a unit.
+fn need_all(store: &mut NeuronStore, unit: usize, neurons: usize) -> Result<(), Error> {
+    for first in (0..neurons).step_by(CLUSTER) {
+        let ids = first..(first + CLUSTER).min(neurons);
+        let ids: Needed = ids.map(|n| n as u32).collect();
+        store.need(unit, &ids);
+    }
+    store.advance()
+}
+
+/// Lists the neurons, the first being `first`, that fire for some row, `gates [neurons × rows]` of a
+/// cluster at most. Returns how many pairs fire.
+fn firing(first: usize, gates: &[f32], rows: usize, ids: &mut Needed) -> u64 {
     // No jumps: whether a neuron fires cannot be foreseen.
     let (mut needed, mut count, mut pairs) = ([0u32; CLUSTER], 0, 0);
     for (n, gates) in (first..).zip(gates.chunks_exact(rows)) {
@@ -269,5 +304,6 @@ fn firing(first: usize, gates: &[f32], rows: usize) -> (Needed, u64) {
         count += usize::from(fires > 0);
         pairs += fires as u64;
     }
-    (needed[..count].iter().copied().collect(), pairs)
+    ids.extend(needed[..count].iter().copied());
+    pairs
 }

@@ -4,20 +4,15 @@
 //! prompt's last tokens did and what is needed often. So of what a prompt read only the former stays,
 //! and what was there before is worth as much as it was, as if each token had had a pass of its own.
 
-use std::ops::Range;
-use std::time::Instant;
-
-use emberflow_kernels::Compute;
-
-use super::layer::{Ffn, Inputs, Pairs, Unit};
 use super::mask;
+use super::pairs::{Pairs, Unit};
 use super::units::{BankWork, Rows};
-use crate::counters::nanoseconds;
 use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
+use std::ops::Range;
 
 /// Tokens at the end of a text's pass whose neurons are kept.
-const RECENT: usize = 2;
+pub(super) const RECENT: usize = 2;
 
 /// The last rows of each text of a pass.
 pub(super) struct Recent {
@@ -50,6 +45,11 @@ impl Recent {
         }));
         self.rows = end;
         end
+    }
+
+    /// The last rows of each text.
+    pub fn ends(&self) -> &[Range<usize>] {
+        &self.ends
     }
 
     /// Whether a neuron that `fires(place)` for some of a unit's rows is likely to be needed by the
@@ -102,40 +102,6 @@ impl Done<'_> {
             });
         }
         any
-    }
-}
-
-impl Ffn {
-    /// Reports to the cold region how near the last tokens of a text's pass were to each neuron: the
-    /// two last ones, which say how long nearness lasts. They are scored once more for that, as a pass
-    /// of many tokens keeps no margins. Of several texts it is not told apart what is whose.
-    pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
-        let (Some(predictors), [end]) = (&mut self.predictors, &self.recent.ends[..]) else {
-            return;
-        };
-        if end.len() < RECENT || !self.store.evicts() {
-            return;
-        }
-        let [unit] = self.units[..] else {
-            return;
-        };
-        let start = Instant::now();
-        let whole = inputs.of(0);
-        let features = whole.input.features(whole.residual);
-        for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {
-            let features = features.alone(row);
-            if !predictors.prepare(on, unit.bank, features) {
-                return;
-            }
-            let predictors = &*predictors;
-            let margins = &mut self.pairs.margins[..unit.neurons];
-            on.workers
-                .for_each_part_mut(margins, CLUSTER, &|_, c, margins| {
-                    predictors.margins(on.cpu, unit.bank, features, c * CLUSTER, margins);
-                });
-            (self.store).set_margins(on.cpu, unit.bank, 0, margins, consecutive);
-        }
-        self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use emberflow_kernels::{Compute, Lane, Lanes, prefetch};
 
-use super::layer::{Ffn, Unit};
+use super::pairs::Unit;
 use super::recent;
+use super::state::Ffn;
 use super::units::{BankWork, LayerInput, Rows};
 
 /// Elements that a thread adds up at a time.

@@ -7,42 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use emberflow_kernels::Compute;
 
 use super::gates::GateWork;
-use super::layer::{Ffn, Inputs};
 use super::mask;
+use super::pairs::Inputs;
 use super::recent;
+use super::state::Ffn;
 use super::sums::Job;
 use crate::ablation::Overlap;
 use crate::error::Error;
 use crate::store::Step;
 use crate::store::regions::CLUSTER;
-
-/// Which items are to do what.
-pub(super) struct Schedule {
-    /// Items that are ready.
-    ready: Vec<(u32, Step)>,
-    /// By item: what it is to do now.
-    now: Vec<Option<Step>>,
-    /// Items that were computed and still hold their bytes.
-    pub done: Vec<u32>,
-    /// Items of a group of which some neuron is needed.
-    pub used: Vec<bool>,
-}
-
-impl Schedule {
-    /// For layers of up to `clusters` clusters.
-    pub fn new(clusters: usize) -> Self {
-        Self {
-            ready: Vec::with_capacity(clusters),
-            now: vec![None; clusters],
-            done: Vec::with_capacity(clusters),
-            used: Vec::with_capacity(clusters),
-        }
-    }
-
-    pub fn begin_layer(&mut self) {
-        self.done.clear();
-    }
-}
 
 impl Ffn {
     /// Fills the partial sums of a group of items, `width` floats each, in the order in which their

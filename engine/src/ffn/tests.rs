@@ -4,8 +4,8 @@
 use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::layer::{Ffn, FfnRoom};
 use super::shape::FfnShape;
+use super::state::{Ffn, FfnRoom, clusters_per_group};
 use super::units::{BankWork, LayerInput, Rows};
 use crate::ablation::Ablation;
 use crate::input::Input;
@@ -243,7 +243,7 @@ fn groups_of_clusters_fit_the_partial_sums() {
         observe: false,
     };
     for rows in [1, 2, 40, 512] {
-        let group = super::layer::clusters_per_group(rows, 4096, 86, 2);
+        let group = clusters_per_group(rows, 4096, 86, 2);
         assert!((4..=86).contains(&group));
         assert!(group * rows * 4096 <= room.partials(4096));
     }

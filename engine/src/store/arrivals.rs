@@ -4,10 +4,10 @@ use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Completion;
 
-use super::layer::{Held, Source, Step};
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
 use super::tag::{Half, Tag};
+use super::work::{Held, Source, Step};
 use crate::error::Error;
 
 impl NeuronStore {

@@ -1,24 +1,13 @@
 //! The border between the hot and the cold region: moved at once when the budget changes, and a
 //! little with each pass when the number of sequences does, so that no token waits for it.
 
-use super::neurons::NeuronStore;
+use super::neurons::{Goal, NeuronStore};
 use super::regions::prefixes;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 
 /// Bytes that change regions in one pass: a few milliseconds of copying.
 const STEP: u64 = 4 << 20;
-
-/// Where the border is to be.
-#[derive(Debug)]
-pub(super) struct Goal {
-    /// Clusters of the hot region.
-    hot: u64,
-    /// Slots of the cold region.
-    cold: u64,
-    /// Bytes of both together.
-    bytes: u64,
-}
 
 impl NeuronStore {
     /// Moves the border to where the plan wants it. Nothing is pinned between layers, so both

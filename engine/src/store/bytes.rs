@@ -7,9 +7,9 @@ use emberflow_storage::trace::{Kind, Open};
 
 use super::content::SlotContent;
 use super::hot::vectors;
-use super::layer::{Held, Source, Step};
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
+use super::work::{Held, Source, Step};
 use crate::error::Error;
 
 /// The bytes of one neuron.

@@ -9,6 +9,7 @@
 
 mod ahead;
 mod arrivals;
+mod asked;
 mod border;
 mod bytes;
 mod content;
@@ -27,15 +28,18 @@ pub mod regions;
 mod release;
 mod resident;
 mod rows;
+mod spread;
 mod tag;
 #[cfg(test)]
 mod tests;
 mod window;
+mod work;
 
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
-pub(crate) use layer::{MANY, Step};
+
 pub(crate) use layout::{COLD, Layout};
-pub(crate) use margins::STEPS as MARGIN_STEPS;
 pub(crate) use neurons::{Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
+pub(crate) use spread::STEPS as MARGIN_STEPS;
+pub(crate) use work::{MANY, Step};

@@ -2,26 +2,24 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
 use emberflow_storage::container::MappedBundles;
 use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Tracer;
 
-use super::border::Goal;
+use super::asked::Guesses;
 use super::content::SlotContent;
 use super::costs::ReadCosts;
-use super::guesses::Guesses;
 use super::hot::HotClusters;
-use super::layer::LayerWork;
 use super::layout::{COLD, Layout};
-use super::margins::Spread;
 use super::plan::Rules;
 use super::reader::Reader;
 use super::resident::Resident;
-use super::rows::RowsUnderway;
+use super::spread::Spread;
 use super::window::Window;
+use super::work::LayerWork;
 use crate::ablation::{Ablation, Overlap};
 use crate::counters::Counters;
 use crate::error::Error;
@@ -66,6 +64,26 @@ pub(crate) struct StoreSetup<'a> {
     pub gates_first: bool,
     pub options: &'a Options,
     pub tracer: Tracer,
+}
+
+/// Where the border is to be.
+#[derive(Debug)]
+pub(super) struct Goal {
+    /// Clusters of the hot region.
+    pub(super) hot: u64,
+    /// Slots of the cold region.
+    pub(super) cold: u64,
+    /// Bytes of both together.
+    pub(super) bytes: u64,
+}
+
+/// Rows on their way.
+#[derive(Default)]
+pub(super) struct RowsUnderway {
+    /// Rows that have come: number among those asked for together, row, bytes.
+    pub arrived: Vec<(u32, u32, Slot)>,
+    /// How many are to come or have.
+    pub coming: usize,
 }
 
 /// Neurons under a budget.

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use emberflow_storage::cache::Key;
 
-use super::layer::{Held, Item};
 use super::neurons::NeuronStore;
+use super::work::{Held, Item};
 use crate::error::Error;
 
 impl NeuronStore {

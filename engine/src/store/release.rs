@@ -3,9 +3,9 @@
 use emberflow_storage::cache::Key;
 
 use super::hot::vectors;
-use super::layer::{Held, Source};
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
+use super::work::{Held, Source};
 use crate::ablation::Keep;
 
 impl NeuronStore {

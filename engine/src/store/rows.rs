@@ -8,15 +8,6 @@ use super::neurons::NeuronStore;
 use super::tag::Tag;
 use crate::error::Error;
 
-/// Rows on their way.
-#[derive(Default)]
-pub(super) struct RowsUnderway {
-    /// Rows that have come: number among those asked for together, row, bytes.
-    pub arrived: Vec<(u32, u32, Slot)>,
-    /// How many are to come or have.
-    coming: usize,
-}
-
 impl NeuronStore {
     /// Reads rows number `wanted` of a tensor into slots of `arena`, as many at once as it has, and
     /// hands each to `then`, with its place among the wanted ones, once its checksum is right.

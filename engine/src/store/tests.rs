@@ -5,9 +5,9 @@ use emberflow_kernels::DType;
 use emberflow_storage::io::{EngineChoice, Faults, Profile, SimClock, SimOptions};
 use proptest::prelude::*;
 
-use super::layer::Step;
 use super::neurons::{Naming, NeuronStore};
 use super::regions::CLUSTER;
+use super::work::Step;
 use crate::ablation::Ablation;
 use crate::error::Error;
 use crate::testing::{Numbers, Ways, World};

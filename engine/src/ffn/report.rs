@@ -1,0 +1,45 @@
+//! Telling the cold region how near neurons are to firing, at the end of a prompt's pass.
+
+use std::time::Instant;
+
+use emberflow_kernels::Compute;
+
+use super::pairs::Inputs;
+use super::recent::RECENT;
+use super::state::Ffn;
+use crate::counters::nanoseconds;
+use crate::store::regions::CLUSTER;
+
+impl Ffn {
+    /// Reports to the cold region how near the last tokens of a text's pass were to each neuron: the
+    /// two last ones, which say how long nearness lasts. They are scored once more for that, as a pass
+    /// of many tokens keeps no margins. Of several texts it is not told apart what is whose.
+    pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
+        let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
+            return;
+        };
+        if end.len() < RECENT || !self.store.evicts() {
+            return;
+        }
+        let [unit] = self.units[..] else {
+            return;
+        };
+        let start = Instant::now();
+        let whole = inputs.of(0);
+        let features = whole.input.features(whole.residual);
+        for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {
+            let features = features.alone(row);
+            if !predictors.prepare(on, unit.bank, features) {
+                return;
+            }
+            let predictors = &*predictors;
+            let margins = &mut self.pairs.margins[..unit.neurons];
+            on.workers
+                .for_each_part_mut(margins, CLUSTER, &|_, c, margins| {
+                    predictors.margins(on.cpu, unit.bank, features, c * CLUSTER, margins);
+                });
+            (self.store).set_margins(on.cpu, unit.bank, 0, margins, consecutive);
+        }
+        self.counts.predict_ns += nanoseconds(start.elapsed());
+    }
+}

@@ -1,0 +1,162 @@
+//! What the FFN of every layer is computed with: the neurons, the predictors, the buffers.
+
+use super::lookahead::{FEW, Lookahead};
+use super::oracle::Oracle;
+use super::pairs::{Gathered, Pairs, Unit};
+use super::predict::Predictors;
+use super::recent::Recent;
+use super::schedule::Schedule;
+use super::seen::Record;
+use super::shape::FfnShape;
+use crate::counters::Counters;
+use crate::store::NeuronStore;
+use crate::store::regions::CLUSTER;
+
+/// Bytes of partial sums that are filled before they are reduced: those of one token of a 7B model.
+const PARTIAL_BYTES: usize = 4 << 20;
+
+/// Clusters whose partials exist at once, for `rows` rows of `clusters` clusters: enough to keep
+/// every thread busy.
+pub(super) fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads: usize) -> usize {
+    let least = (2 * threads).min(clusters);
+    (PARTIAL_BYTES / (4 * rows * d)).clamp(least, clusters)
+}
+
+/// What the buffers of an [`Ffn`] are made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FfnRoom {
+    /// Most rows of a pass.
+    pub rows: usize,
+    /// Neurons of all banks that a layer visits, and their clusters.
+    pub neurons: usize,
+    pub clusters: usize,
+    pub threads: usize,
+    /// Keep gates and hidden values for [`Ffn::recorded`].
+    pub observe: bool,
+}
+
+impl FfnRoom {
+    /// Pairs of a neuron and a row, in whole clusters.
+    pub(super) fn pairs(&self) -> usize {
+        self.clusters * CLUSTER * self.rows
+    }
+
+    /// Elements of partial sums.
+    pub(super) fn partials(&self, d: usize) -> usize {
+        let group = |rows| clusters_per_group(rows, d, self.clusters, self.threads) * rows * d;
+        (1..=self.rows).map(group).max().unwrap_or(0)
+    }
+}
+
+/// What was done, in plain sums.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
+    pub fired: u64,
+    pub looked_at: u64,
+    pub possible: u64,
+    /// Bytes of weights computed with, predictors' included.
+    pub bytes: u64,
+    /// Nanoseconds that the predictors took.
+    pub predict_ns: u64,
+}
+
+/// The FFN of every layer, over a [`NeuronStore`].
+pub(crate) struct Ffn {
+    pub(super) shape: FfnShape,
+    pub store: NeuronStore,
+    pub(super) predictors: Option<Predictors>,
+    pub(super) lookahead: Option<Lookahead>,
+    /// Active sets that are known in advance, for measurements.
+    pub oracle: Oracle,
+    pub(super) units: Vec<Unit>,
+    pub(super) pairs: Pairs,
+    pub(super) gathered: Vec<Gathered>,
+    pub(super) partials: Vec<f32>,
+    pub(super) schedule: Schedule,
+    pub(super) recent: Recent,
+    pub(super) counts: Counts,
+    /// For observers; absent unless asked for.
+    pub(super) record: Option<Record>,
+}
+
+impl Ffn {
+    pub fn new(
+        shape: FfnShape,
+        store: NeuronStore,
+        predictors: Option<Predictors>,
+        room: FfnRoom,
+    ) -> Self {
+        let (pairs, d) = (room.pairs(), shape.format.d);
+        let lookahead = (predictors.as_ref())
+            .map(|p| Lookahead::new(d, room.neurons, room.rows.min(FEW), p.banks()));
+        let margins = if predictors.is_some() {
+            room.clusters * CLUSTER
+        } else {
+            0
+        };
+        Self {
+            lookahead,
+            predictors,
+            oracle: Oracle::default(),
+            units: Vec::with_capacity(16),
+            pairs: Pairs {
+                gates: vec![0.0; pairs],
+                wanted: vec![0; pairs / 64],
+                margins: vec![0.0; margins],
+            },
+            gathered: Vec::new(),
+            partials: vec![0.0; room.partials(d)],
+            schedule: Schedule::new(room.clusters),
+            recent: Recent::new(room.rows),
+            counts: Counts::default(),
+            record: room.observe.then(|| Record::new(pairs)),
+            shape,
+            store,
+        }
+    }
+
+    /// Bytes that [`Ffn::new`] allocates, predictors' apart.
+    pub fn bytes_for(shape: &FfnShape, room: &FfnRoom) -> u64 {
+        let (pairs, partials) = (room.pairs(), room.partials(shape.format.d));
+        let record = if room.observe {
+            Record::bytes_for(pairs)
+        } else {
+            0
+        };
+        let floats = pairs + partials + 2 * room.neurons;
+        (4 * floats + pairs / 8) as u64 + Recent::bytes_for(room.rows) + record
+    }
+
+    /// A pass begins, or goes on where it stopped if it is not `fresh`: how many rows each of its
+    /// texts has, which lie one after the other.
+    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool) {
+        let all = self.recent.begin_pass(rows);
+        if fresh {
+            self.store.begin_pass(all == 1);
+        }
+    }
+
+    /// Gates and hidden values of the last layer, which had one unit of `neurons` neurons, for
+    /// `tokens` tokens, `[neurons × tokens]` each; empty where they were not kept.
+    pub fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
+        let neurons = self.units.first().map_or(0, |unit| unit.neurons);
+        match &self.record {
+            Some(record) => record.values(neurons * tokens),
+            None => (&[], &[]),
+        }
+    }
+
+    /// What was done since the FFN was made.
+    pub fn counters(&self) -> Counters {
+        let counts = &self.counts;
+        Counters {
+            fired: counts.fired,
+            looked_at: counts.looked_at,
+            possible: counts.possible,
+            ffn_bytes: counts.bytes,
+            predict_ns: counts.predict_ns,
+            ..self.store.counters()
+        }
+    }
+}

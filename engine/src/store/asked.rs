@@ -1,0 +1,252 @@
+//! What was asked for ahead of its need, and how well that was guessed.
+//!
+//! Guesses are judged by layer: they go on where every other one was needed, and are tried again now
+//! and then where not.
+
+use emberflow_storage::cache::Key;
+
+use super::layout::Layout;
+
+/// Missing neurons of a layer in its last pass below which guessing costs more than it saves: they
+/// are read while the others are computed.
+const FEW_MISSING: u32 = 16;
+
+/// Neurons read ahead for a layer before it is judged how many of them it needed.
+const TRIAL: u32 = 64;
+
+/// Passes after which a layer that was not worth it is tried again.
+const AGAIN: u32 = 64;
+
+/// One bit for each neuron of the model.
+struct Bits {
+    words: Vec<u64>,
+    /// First word of each bank, and the end.
+    first: Vec<usize>,
+}
+
+impl Bits {
+    fn new(sizes: &[u32]) -> Self {
+        let mut first = vec![0];
+        for &neurons in sizes {
+            let words = (neurons as usize).div_ceil(64);
+            first.push(first.last().copied().unwrap_or(0) + words);
+        }
+        let all = first.last().copied().unwrap_or(0);
+        Self {
+            words: vec![0; all],
+            first,
+        }
+    }
+
+    fn bytes_for(sizes: &[u32]) -> u64 {
+        let words = |&n: &u32| u64::from(n).div_ceil(64);
+        8 * (sizes.iter().map(words).sum::<u64>() + sizes.len() as u64 + 1)
+    }
+
+    #[inline]
+    fn word(&self, key: Key) -> usize {
+        self.first[key.bank as usize] + key.neuron as usize / 64
+    }
+
+    #[inline]
+    fn has(&self, key: Key) -> bool {
+        self.words[self.word(key)] >> (key.neuron % 64) & 1 == 1
+    }
+
+    fn set(&mut self, key: Key) {
+        let word = self.word(key);
+        self.words[word] |= 1 << (key.neuron % 64);
+    }
+
+    /// Clears a bit that is returned.
+    #[inline]
+    fn take(&mut self, key: Key) -> bool {
+        let word = self.word(key);
+        let was = self.has(key);
+        self.words[word] &= !(1 << (key.neuron % 64));
+        was
+    }
+
+    fn clear(&mut self, banks: std::ops::Range<u32>) {
+        let ends = [banks.start, banks.end].map(|bank| self.first[bank as usize]);
+        self.words[ends[0]..ends[1]].fill(0);
+    }
+}
+
+/// How well a layer's needs were guessed.
+#[derive(Clone, Copy, Default)]
+struct Record {
+    /// Passes in which the layer was at work.
+    passes: u32,
+    /// Neurons missing in the last pass, guessed or not.
+    missing: u32,
+    /// Neurons asked for, and those of them that were needed; older ones count less.
+    asked: u32,
+    needed: u32,
+}
+
+impl Record {
+    /// Every other guess has to be right: a wrong one costs a read, a place in the cache, and the
+    /// chance of one long read in place of many.
+    fn is_good(self) -> bool {
+        self.asked < TRIAL || 2 * self.needed >= self.asked
+    }
+
+    /// It is judged anew.
+    fn forget(&mut self) {
+        (self.asked, self.needed) = (0, 0);
+    }
+}
+
+/// What was asked for ahead of its need.
+pub(crate) struct Guesses {
+    /// Asked for, of this layer and the next.
+    asked: Bits,
+    /// Resident, with checksums that are not yet verified.
+    unchecked: Bits,
+    layers: Vec<Record>,
+    /// Whether the pass is of one token. Guesses for several are not as good, and say nothing of
+    /// those.
+    single: bool,
+}
+
+impl Guesses {
+    pub fn new(layout: &Layout) -> Self {
+        Self::of(layout.sizes(), layout.layers())
+    }
+
+    fn of(sizes: &[u32], layers: usize) -> Self {
+        Self {
+            asked: Bits::new(sizes),
+            unchecked: Bits::new(sizes),
+            layers: vec![Record::default(); layers],
+            single: false,
+        }
+    }
+
+    /// Bytes that [`Guesses::new`] allocates.
+    pub fn bytes_for(layout: &Layout) -> u64 {
+        2 * Bits::bytes_for(layout.sizes()) + (size_of::<Record>() * layout.layers()) as u64
+    }
+
+    /// A pass begins, of one token or of several.
+    pub fn begin_pass(&mut self, single: bool) {
+        if single != self.single {
+            self.single = single;
+            self.layers.iter_mut().for_each(Record::forget);
+        }
+    }
+
+    /// A layer begins: what is said of the one after it is forgotten.
+    pub fn begin_layer(&mut self, layout: &Layout, layer: usize) {
+        self.begin(layer);
+        let next = (layer + 1) % layout.layers();
+        self.asked.clear(layout.banks_of(next));
+    }
+
+    fn begin(&mut self, layer: usize) {
+        let record = &mut self.layers[layer];
+        record.passes = record.passes.wrapping_add(1);
+        record.missing = 0;
+        if !record.is_good() && record.passes.is_multiple_of(AGAIN) {
+            record.forget();
+        }
+    }
+
+    /// Counts missing neurons of a layer, and among them those that had been asked for.
+    pub fn count(&mut self, layer: usize, missing: usize, asked: usize) {
+        let record = &mut self.layers[layer];
+        record.missing += missing as u32;
+        record.needed += asked as u32;
+    }
+
+    /// Whether it pays to guess for a layer.
+    pub fn pays(&self, layer: usize) -> bool {
+        let one = self.layers.get(layer);
+        one.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
+    }
+
+    pub fn put(&mut self, layer: usize, key: Key) {
+        self.asked.set(key);
+        self.layers[layer].asked += 1;
+    }
+
+    /// Lets what is known of a layer fade.
+    pub fn age(&mut self, layer: usize) {
+        let record = &mut self.layers[layer];
+        if record.asked >= 64 * TRIAL {
+            (record.asked, record.needed) = (record.asked / 2, record.needed / 2);
+        }
+    }
+
+    /// Whether a neuron was asked for.
+    #[inline]
+    pub fn has(&self, key: Key) -> bool {
+        self.asked.has(key)
+    }
+
+    /// The checksums of a resident neuron are to be verified before it is computed with.
+    pub fn set_unchecked(&mut self, key: Key) {
+        self.unchecked.set(key);
+    }
+
+    /// Whether that is so, once.
+    #[inline]
+    pub fn take_unchecked(&mut self, key: Key) -> bool {
+        self.unchecked.take(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pass over two layers of one bank; of `asked` neurons of the second one it needs `needed`.
+    /// Whether it was looked ahead to.
+    fn pass(guesses: &mut Guesses, single: bool, asked: u32, needed: u32) -> bool {
+        guesses.begin_pass(single);
+        guesses.begin(0);
+        let pays = guesses.pays(1);
+        if pays {
+            (0..asked).for_each(|neuron| guesses.put(1, Key { bank: 1, neuron }));
+        }
+        guesses.begin(1);
+        guesses.count(1, 100, if pays { needed as usize } else { 0 });
+        pays
+    }
+
+    #[test]
+    fn what_does_not_pay_is_tried_again_now_and_then() {
+        let mut guesses = Guesses::of(&[256; 2], 2);
+        let tried: Vec<bool> = (0..3 * AGAIN)
+            .map(|_| pass(&mut guesses, true, 100, 40))
+            .collect();
+        assert_eq!(tried.iter().filter(|&&t| t).count(), 3);
+        // And goes on where it does.
+        (0..AGAIN).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
+        assert!((0..AGAIN).all(|_| pass(&mut guesses, true, 100, 60)));
+    }
+
+    #[test]
+    fn a_prompt_says_nothing_of_single_tokens() {
+        let mut guesses = Guesses::of(&[256; 2], 2);
+        assert!(pass(&mut guesses, false, 100, 40));
+        assert!(!pass(&mut guesses, false, 100, 40));
+        assert!(pass(&mut guesses, true, 100, 60));
+        assert!(pass(&mut guesses, true, 100, 60));
+        assert!(pass(&mut guesses, false, 100, 40));
+        assert!(pass(&mut guesses, true, 100, 60));
+    }
+
+    #[test]
+    fn bits_of_banks_do_not_touch() {
+        let mut bits = Bits::new(&[70, 1, 128]);
+        for (bank, neuron) in [(0, 69), (1, 0), (2, 0), (2, 127)] {
+            bits.set(Key { bank, neuron });
+        }
+        bits.clear(1..2);
+        assert!(bits.has(Key::new(0, 69)) && bits.has(Key::new(2, 0)));
+        assert!(!bits.has(Key::new(1, 0)) && !bits.has(Key::new(0, 0)));
+        assert!(bits.take(Key::new(2, 127)) && !bits.take(Key::new(2, 127)));
+    }
+}
