@@ -27,7 +27,6 @@ mod ffn;
 mod input;
 mod kv;
 mod limits;
-pub mod measure;
 pub mod memory;
 pub mod meta;
 mod model;

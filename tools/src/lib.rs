@@ -20,6 +20,7 @@ pub mod inspect;
 pub mod inspect_predictors;
 pub mod interrupt;
 pub mod man;
+pub mod measure;
 pub mod model;
 pub mod pack;
 pub mod packed;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use emberflow_engine::measure::cache::{ColdRates, measure};
+use crate::measure::cache::{ColdRates, measure};
 use serde::Serialize;
 
 use super::facts::Facts;

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use crate::measure::{Effort, layers, measure};
 use emberflow_engine::Model;
-use emberflow_engine::measure::{Effort, layers, measure};
 use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
 use emberflow_storage::profile::Machine;
 use serde::Serialize;

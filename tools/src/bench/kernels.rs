@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use emberflow_engine::measure::{Effort, LONG, measure};
+use crate::measure::{Effort, LONG, measure};
 use emberflow_engine::planner::rates::{FORMATS, Rates, Speed, counts};
 use emberflow_kernels::DType;
 use serde::Serialize;

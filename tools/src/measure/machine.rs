@@ -4,19 +4,20 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::{
-    Activations, Columns, Compute, Cpu, DType, Row, Workers, quantize_row, read_bandwidth,
+use emberflow_engine::CLUSTER;
+use emberflow_engine::planner::rates::{
+    FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts,
 };
+use emberflow_kernels::{
+    Activations, Columns, Compute, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q,
+    quantize_row, read_bandwidth,
+};
+use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::{mem, profile::Machine};
 
 use super::cache;
 use super::timing::{SCATTER, best};
-use crate::error::Error;
-use crate::input::Input;
-use crate::planner::rates::{FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts};
-use crate::store::region;
-use crate::store::regions::CLUSTER;
-use crate::weights::Matrix;
+use crate::Failure;
 
 /// Elements of a long row: the width of a 7B model's residual stream.
 pub const LONG: usize = 4096;
@@ -52,13 +53,22 @@ impl Default for Effort {
 ///
 /// # Errors
 /// No memory.
-pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Error> {
+pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure> {
     let machine = Machine::here();
     let free = mem::mem_available().unwrap_or(u64::MAX) / 4;
     let most = effort.memory.min(free).max(SETS[0]);
     let mut sets: Vec<u64> = SETS.into_iter().filter(|&s| s < most).collect();
     sets.push(most);
-    let mut memory = region(most as usize)?;
+    // As weights lie: on huge pages.
+    let options = ArenaOptions {
+        huge_pages: true,
+        ..ArenaOptions::default()
+    };
+    let mut arena =
+        Arena::new(1, most as usize, 1, options).map_err(emberflow_storage::Error::from)?;
+    let Some(mut memory) = arena.take() else {
+        return Err(Failure::usage("no memory to measure"));
+    };
     let pools: Vec<Compute> = counts(machine.cores)
         .into_iter()
         .map(|n| Compute::new(n as usize, None))
@@ -205,13 +215,14 @@ impl Lab<'_> {
         let mut y = vec![0.0; bytes.len() / stride];
         let x = numbers(n);
         let mut activations = Activations::default();
-        let input = Input::new(cpu, &x, 1, &mut activations);
+        cpu.quantize_activations(&x, 1, &mut activations);
+        let quantized = activations.all();
         let rows = y.len() as f64;
         let pass = best(self.time, || {
             workers.for_each_chunk_mut(&mut y, 32, &|_, chunk, out| {
                 let part = &bytes[chunk * 32 * stride..][..out.len() * stride];
                 if self.dtype.is_grouped() {
-                    cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
+                    cpu.matvec_q(self.dtype, part, stride, quantized, out);
                 } else {
                     cpu.matvec(self.dtype, part, stride, n, &x, out);
                 }
@@ -231,7 +242,8 @@ impl Lab<'_> {
         let per_cluster = CLUSTER / SCATTER;
         let x = numbers(n);
         let mut activations = Activations::default();
-        let input = Input::new(cpu, &x, 1, &mut activations);
+        cpu.quantize_activations(&x, 1, &mut activations);
+        let quantized = activations.all();
         let clusters = neurons.div_ceil(per_cluster).max(1);
         let mut sums = vec![0.0; clusters.min(256) * n];
         // Others fire each time, so that all of the memory is walked through.
@@ -254,7 +266,7 @@ impl Lab<'_> {
                     }
                     let hidden = &mut hidden[..count];
                     if dtype.is_grouped() {
-                        cpu.dot_rows_q(&ups[..count], input.quantized, hidden);
+                        cpu.dot_rows_q(&ups[..count], quantized, hidden);
                     } else {
                         for (h, up) in hidden.iter_mut().zip(&ups) {
                             *h = cpu.dot(*up, &x);
@@ -273,18 +285,20 @@ impl Lab<'_> {
         let (cpu, dtype, n) = (self.cpu, self.dtype, LONG);
         let stride = dtype.row_bytes(n);
         let rows = (512 * workers.threads()).min(self.memory.len() / stride);
-        let mut scratch = vec![vec![0.0; Matrix::scratch_len(n)]; workers.threads()];
+        let mut scratch =
+            vec![vec![0.0; matmul_scratch(n).max(matmul_scratch_q(n))]; workers.threads()];
         let speed = |&tokens: &usize| {
             let x = numbers(n * tokens);
             let mut activations = Activations::default();
-            let input = Input::new(cpu, &x, tokens, &mut activations);
+            cpu.quantize_activations(&x, tokens, &mut activations);
+            let quantized = activations.all();
             let mut y = vec![0.0; rows * tokens];
             let pass = best(self.time, || {
                 let y = Columns::new(&mut y, tokens, rows, rows);
                 workers.for_each_column_block(y, 32, &mut scratch, &|scratch, first, mut block| {
                     let part = &self.memory[first * stride..][..block.width() * stride];
                     if dtype.is_grouped() {
-                        let x = input.quantized;
+                        let x = quantized;
                         cpu.matmul_q(dtype, part, stride, x, &mut block, scratch);
                     } else {
                         cpu.matmul_columns(dtype, part, stride, n, &x, &mut block, scratch);

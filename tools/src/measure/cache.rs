@@ -5,11 +5,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::cache::{Key, SlotCache};
+use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 use super::timing::{SCATTER, best};
-use crate::error::Error;
-use crate::store::COLD;
+use crate::Failure;
 
 /// Slots of a cold region of a usual size.
 pub const USUAL: u32 = 1 << 15;
@@ -44,12 +43,12 @@ pub struct ColdRates {
 ///
 /// # Errors
 /// No memory.
-pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Error> {
+pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Failure> {
     let slots = slots.clamp(SCATTER as u32, 1 << 30);
-    let table_bytes = SlotCache::overhead(COLD, slots, 2 * u64::from(slots));
+    let table_bytes = SlotCache::overhead(Eviction::Lrfu, slots, 2 * u64::from(slots));
     let arena = Arena::new(slots, LINE, 1, ArenaOptions::default())
         .map_err(emberflow_storage::Error::from)?;
-    let Some(mut cold) = SlotCache::with_eviction(arena, &[2 * slots], COLD) else {
+    let Some(mut cold) = SlotCache::with_eviction(arena, &[2 * slots], Eviction::Lrfu) else {
         return Ok(ColdRates::default());
     };
     (0..slots).for_each(|neuron| admit(&mut cold, neuron));

@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use crate::engine::{Engine, Logits};
-use crate::error::Error;
-use crate::model::Model;
-use crate::observe::Probe;
-use crate::options::{Budget, Options, Sparsity};
-use crate::planner::rates::Rates;
+use emberflow_engine::planner::rates::Rates;
+use emberflow_engine::{Budget, Engine, Logits, Model, Options, Probe, Sparsity};
+
+use crate::Failure;
 
 /// Tokens of [`layers`] that are not counted, and those that are.
 const BEFORE: usize = 16;
@@ -18,10 +16,7 @@ const DECODED: usize = 128;
 ///
 /// # Errors
 /// A model that cannot be opened or run.
-pub fn layers<E: From<Error>>(
-    rates: &mut Rates,
-    open: impl Fn() -> Result<Model, E>,
-) -> Result<(), E> {
+pub fn layers(rates: &mut Rates, open: impl Fn() -> Result<Model, Failure>) -> Result<(), Failure> {
     for i in 0..rates.threads.len() {
         let options = Options {
             budget: Budget::FfnShare(1.0),
