@@ -97,12 +97,7 @@ impl GateWork<'_> {
 
     /// Activated gates of the needed neurons of a cluster from their bundles, for the pairs that
     /// `wanted` has, or all. `gates [CLUSTER × tokens]`; other gates become zero.
-    pub fn from_bundles(
-        &self,
-        bytes: &ClusterBytes<'_>,
-        wanted: Option<&[u64]>,
-        gates: &mut [f32],
-    ) {
+    pub fn of_bundles(&self, bytes: &ClusterBytes<'_>, wanted: Option<&[u64]>, gates: &mut [f32]) {
         let _span = bytes.trace(&trace::GATE);
         let tokens = self.input.tokens();
         gates.fill(0.0);

@@ -51,10 +51,10 @@ pub(super) fn has(words: &[u64], rows: usize, n: usize, row: usize) -> bool {
 pub(super) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
     let (start, end) = (n * rows, (n + 1) * rows);
     let mut count = 0;
-    for word in start / 64..end.div_ceil(64) {
-        let from = start.saturating_sub(64 * word);
-        let bits = words[word] & below(end - 64 * word) & !below(from);
-        count += bits.count_ones();
+    for at in start / 64..end.div_ceil(64) {
+        let from = start.saturating_sub(64 * at);
+        let word = words.get(at).copied().unwrap_or(0);
+        count += (word & below(end - 64 * at) & !below(from)).count_ones();
     }
     count
 }
@@ -116,9 +116,9 @@ mod tests {
                 let of = |row: usize| wanted(n * rows + row);
                 let mut values = vec![7.0; rows];
                 keep_wanted(&bits, n, &mut values);
-                for row in 0..rows {
+                for (row, &value) in values.iter().enumerate() {
                     prop_assert_eq!(has(&bits, rows, n, row), of(row));
-                    prop_assert_eq!(values[row], if of(row) { 7.0 } else { 0.0 });
+                    prop_assert_eq!(value, if of(row) { 7.0 } else { 0.0 });
                 }
                 let number = (0..rows).filter(|&row| of(row)).count();
                 prop_assert_eq!(count(&bits, rows, n) as usize, number);

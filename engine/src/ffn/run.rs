@@ -97,7 +97,7 @@ impl Ffn {
                 };
                 let cluster = item - of.first;
                 let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
-                work.from_bundles(&store.cluster(item), wanted, gates);
+                work.of_bundles(&store.cluster(item), wanted, gates);
             });
     }
 

@@ -1,7 +1,7 @@
 //! A budget divided. Arithmetic on a few hundred numbers: it takes microseconds, so it runs whenever
 //! a sequence joins or leaves and whenever the budget changes.
 
-use super::planner::{Planner, Scratched};
+use super::facts::{Planner, Scratched};
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
 use crate::store::MANY;

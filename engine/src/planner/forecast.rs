@@ -5,10 +5,10 @@
 use emberflow_storage::profile::Origin;
 
 use super::divide::Division;
+use super::facts::{BATCHES, Planner};
 use super::firing::Absent;
 use super::pass::{Forecast, Pass};
 use super::plan::{Basis, HotCut, Plan};
-use super::planner::{BATCHES, Planner};
 use crate::error::Error;
 
 /// Fewer threads than cores have to promise this much more speed.

@@ -8,9 +8,9 @@ use emberflow_storage::mem;
 
 use super::cores;
 use super::divide::stream_buffers;
+use super::facts::{BATCHES, Planner, Scratched, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
-use super::planner::{BATCHES, Planner, Scratched, chunks};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::embedding::Embedding;

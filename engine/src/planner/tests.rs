@@ -6,10 +6,10 @@ use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
 use super::drift::Again;
+use super::facts::*;
 use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
-use super::planner::*;
 use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::kv::KvShape;
