@@ -8,7 +8,7 @@ use std::io::Write;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::io::{
-    Completion, EngineChoice, Faults, FileSource, IoOptions, IoThread, Profile, Read, SimOptions,
+    Completion, Faults, FileSource, IoChoice, IoOptions, IoThread, Profile, Read, SimOptions,
 };
 
 const SIZE: u32 = 4096;
@@ -24,9 +24,9 @@ fn batches(c: &mut Criterion) {
     file.write_all(&data).expect("write");
     let quiet = SimOptions::new(Profile::Nvme, 1).faulty(Faults::default());
     let engines = [
-        ("uring", EngineChoice::Uring),
-        ("pread", EngineChoice::Pread),
-        ("sim", EngineChoice::Sim(quiet)),
+        ("uring", IoChoice::Uring),
+        ("pread", IoChoice::Pread),
+        ("sim", IoChoice::Sim(quiet)),
     ];
     let mut group = c.benchmark_group("io_batch");
     for (name, choice) in engines {
@@ -74,7 +74,7 @@ fn start(c: &mut Criterion) {
     c.bench_function("io_spawn_drop", |b| {
         b.iter_batched(
             || FileSource::buffered_only(file.reopen().expect("reopen"), "bench", 0),
-            |source| IoThread::spawn(source, EngineChoice::Auto, IoOptions::default()),
+            |source| IoThread::spawn(source, IoChoice::Auto, IoOptions::default()),
             BatchSize::PerIteration,
         );
     });

@@ -74,7 +74,7 @@ pub struct Options {
     /// Which mechanisms are at work.
     pub ablation: Ablation,
     /// I/O engine.
-    pub io: emberflow_storage::io::EngineChoice,
+    pub io: emberflow_storage::io::IoChoice,
     /// Core the I/O thread is pinned to; `None` = what the plan says.
     pub io_core: Option<usize>,
     /// Keep the regions from being swapped out, as far as the system allows.

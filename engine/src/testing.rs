@@ -7,7 +7,7 @@ use emberflow_storage::budget::Ledger;
 use emberflow_storage::container::{
     BankSpec, BundleGeometry, Container, Prefer, Spec, Unit, Writer,
 };
-use emberflow_storage::io::EngineChoice;
+use emberflow_storage::io::IoChoice;
 use emberflow_storage::trace::Tracer;
 
 use crate::ablation::Ablation;
@@ -32,7 +32,7 @@ pub(crate) struct Ways {
     pub naming: Naming,
     pub gates_first: bool,
     pub ablation: Ablation,
-    pub io: EngineChoice,
+    pub io: IoChoice,
     pub buffers: u32,
     pub costs: ReadCosts,
 }
@@ -43,7 +43,7 @@ impl Default for Ways {
             naming: Naming::Predictor,
             gates_first: false,
             ablation: Ablation::Full,
-            io: EngineChoice::Pread,
+            io: IoChoice::Pread,
             buffers: 3,
             costs: ReadCosts {
                 cluster: 40.0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Compute, Cpu, DType};
 use emberflow_predictor::section::{Directory, Kind, encode};
-use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
+use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_predictor::{Features, Shared};
 
 const D: usize = 96;
@@ -59,9 +59,9 @@ impl Problem {
         }
     }
 
-    fn layer(&self) -> Layer<'_> {
+    fn layer(&self) -> GateLayer<'_> {
         let [train, calibrate, measure] = &self.texts;
-        Layer {
+        GateLayer {
             d: D,
             gate: &self.gate,
             fires_above: 0.0,

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::io::{EngineChoice, FileSource, IoOptions, IoThread, Read};
+use emberflow_storage::io::{FileSource, IoChoice, IoOptions, IoThread, Read};
 use emberflow_storage::limits::Limits;
 
 const KIB: usize = 1 << 10;
@@ -70,7 +70,7 @@ fn disk(huge: bool, file: &Path, len: usize, run: usize) -> Result<f64> {
         limits: Limits::PRODUCTION,
         ..IoOptions::default()
     };
-    let io = IoThread::spawn(source, EngineChoice::Auto, options)?;
+    let io = IoThread::spawn(source, IoChoice::Auto, options)?;
     let per_wave = (WAVE / (len * run)).max(1) * run;
     let mut free = slots(huge, 2 * per_wave * len, len)?;
     let (mut batch, mut done) = (Vec::new(), Vec::new());

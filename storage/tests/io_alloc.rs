@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use emberflow_storage::cache::{Key, SlotCache};
-use emberflow_storage::io::{EngineChoice, IoOptions, IoThread, Read};
+use emberflow_storage::io::{IoChoice, IoOptions, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use io_common::{Rng, arena, expect_bytes, patterned, source};
 
@@ -87,7 +87,7 @@ fn wave(
 #[test]
 fn steady_state_allocates_nothing() {
     let file = patterned(u64::from(NEURONS) * 4096);
-    for choice in [EngineChoice::Pread, EngineChoice::Uring] {
+    for choice in [IoChoice::Pread, IoChoice::Uring] {
         let options = IoOptions {
             limits: Limits::PRODUCTION,
             ..IoOptions::default()

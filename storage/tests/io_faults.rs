@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use emberflow_storage::arena::Arena;
 use emberflow_storage::io::{
-    Completion, Engine, EngineChoice, Faults, FileSource, IoError, IoOptions, IoThread, Profile,
+    Completion, Faults, FileSource, IoChoice, IoEngine, IoError, IoOptions, IoThread, Profile,
     Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
@@ -96,9 +96,9 @@ fn is_right(done: &Completion, &(offset, len, at): &(u64, u32, u32)) -> bool {
     (offset..).zip(got).all(|(at, &b)| b == byte_at(at))
 }
 
-fn open(file: &tempfile::NamedTempFile, options: SimOptions, limits: Limits) -> Engine {
+fn open(file: &tempfile::NamedTempFile, options: SimOptions, limits: Limits) -> IoEngine {
     let source: FileSource = source(file);
-    Engine::open(source, EngineChoice::Sim(options), limits).unwrap()
+    IoEngine::open(source, IoChoice::Sim(options), limits).unwrap()
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn the_thread_survives_faults_and_stops_once() {
             limits,
             ..IoOptions::default()
         };
-        let io = IoThread::spawn(source(&file_ref), EngineChoice::Sim(sim), options).unwrap();
+        let io = IoThread::spawn(source(&file_ref), IoChoice::Sim(sim), options).unwrap();
         let mut arena = arena(24, 16 << 10);
         let (mut asked, mut out) = (Asked::new(), Vec::new());
         let mut failures = 0;

@@ -4,7 +4,7 @@ mod io_common;
 
 use std::time::Duration;
 
-use emberflow_storage::io::{EngineChoice, IoOptions, IoThread, Profile, Read, SimOptions};
+use emberflow_storage::io::{IoChoice, IoOptions, IoThread, Profile, Read, SimOptions};
 use io_common::{arena, patterned, source};
 
 /// CPU nanoseconds of all threads whose name starts with `ember-`.
@@ -24,8 +24,8 @@ fn cpu() -> u64 {
 #[test]
 fn an_idle_engine_uses_no_cpu() {
     let file = patterned(1 << 20);
-    let sim = EngineChoice::Sim(SimOptions::new(Profile::Ufs4, 1));
-    for choice in [EngineChoice::Pread, EngineChoice::Uring, sim] {
+    let sim = IoChoice::Sim(SimOptions::new(Profile::Ufs4, 1));
+    for choice in [IoChoice::Pread, IoChoice::Uring, sim] {
         let io = match IoThread::spawn(source(&file), choice, IoOptions::default()) {
             Ok(io) => io,
             Err(reason) => {

@@ -3,7 +3,7 @@
 mod io_common;
 
 use emberflow_storage::io::{
-    Completion, Engine, EngineChoice, Faults, FileSource, IoError, Profile, Read, SimOptions,
+    Completion, Faults, FileSource, IoChoice, IoEngine, IoError, Profile, Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
 use io_common::{Rng, arena, byte_at, expect_bytes, patterned, source};
@@ -11,7 +11,7 @@ use io_common::{Rng, arena, byte_at, expect_bytes, patterned, source};
 const FILE: u64 = 1 << 20;
 
 /// Runs a test body for every engine and several sets of limits.
-fn each_engine(body: impl Fn(&dyn Fn(FileSource) -> Engine)) {
+fn each_engine(body: impl Fn(&dyn Fn(FileSource) -> IoEngine)) {
     let one_lane = Limits {
         lanes: 1,
         ..Limits::TINY
@@ -29,28 +29,28 @@ fn each_engine(body: impl Fn(&dyn Fn(FileSource) -> Engine)) {
         ..Limits::TINY
     };
     let mut choices = vec![
-        (EngineChoice::Sim(healthy), Limits::PRODUCTION),
-        (EngineChoice::Sim(recoverable), patient),
-        (EngineChoice::Sim(recoverable), Limits::PRODUCTION),
-        (EngineChoice::Pread, Limits::TINY),
-        (EngineChoice::Pread, one_lane),
-        (EngineChoice::Pread, Limits::PRODUCTION),
+        (IoChoice::Sim(healthy), Limits::PRODUCTION),
+        (IoChoice::Sim(recoverable), patient),
+        (IoChoice::Sim(recoverable), Limits::PRODUCTION),
+        (IoChoice::Pread, Limits::TINY),
+        (IoChoice::Pread, one_lane),
+        (IoChoice::Pread, Limits::PRODUCTION),
     ];
     let probe = patterned(4096);
-    match Engine::open(source(&probe), EngineChoice::Uring, Limits::TINY) {
+    match IoEngine::open(source(&probe), IoChoice::Uring, Limits::TINY) {
         Ok(_) => {
-            choices.push((EngineChoice::Uring, Limits::TINY));
-            choices.push((EngineChoice::Uring, Limits::PRODUCTION));
+            choices.push((IoChoice::Uring, Limits::TINY));
+            choices.push((IoChoice::Uring, Limits::PRODUCTION));
         }
         Err(reason) => eprintln!("SKIPPED for uring: {reason}"),
     }
     for (choice, limits) in choices {
         eprintln!("{choice:?}, depth {}, lanes {}", limits.depth, limits.lanes);
-        body(&|source| Engine::open(source, choice, limits).unwrap());
+        body(&|source| IoEngine::open(source, choice, limits).unwrap());
     }
 }
 
-fn run(engine: &mut Engine, reads: Vec<Read>) -> Vec<Completion> {
+fn run(engine: &mut IoEngine, reads: Vec<Read>) -> Vec<Completion> {
     let (mut reads, mut out) = (reads, Vec::new());
     let n = reads.len();
     engine.submit(&mut reads);
@@ -103,7 +103,7 @@ fn neighbours_are_merged_and_long_reads_are_cut() {
         pieces: 4,
         ..Limits::TINY
     };
-    let mut engine = Engine::open(source(&file), EngineChoice::Pread, limits).unwrap();
+    let mut engine = IoEngine::open(source(&file), IoChoice::Pread, limits).unwrap();
     let mut small = arena(8, 4096);
     // Shuffled neighbours: sorted and merged into two commands of four pieces.
     let order = [3u64, 0, 7, 5, 1, 6, 2, 4];
@@ -134,8 +134,8 @@ fn reads_with_a_small_gap_between_them_become_one_command() {
         gap: 4096,
         ..Limits::TINY
     };
-    for choice in [EngineChoice::Pread, EngineChoice::Auto] {
-        let mut engine = Engine::open(source(&file), choice, limits).unwrap();
+    for choice in [IoChoice::Pread, IoChoice::Auto] {
+        let mut engine = IoEngine::open(source(&file), choice, limits).unwrap();
         let mut arena = arena(4, 4096);
         // Gaps of 1, 1 and 2 units: only the last one is too wide.
         let reads = [0u64, 2, 4, 7].map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
@@ -308,7 +308,7 @@ fn urgent_reads_go_first_and_prefetches_can_be_cancelled() {
         lanes: 1,
         ..Limits::TINY
     };
-    let mut engine = Engine::open(source(&file), EngineChoice::Pread, limits).unwrap();
+    let mut engine = IoEngine::open(source(&file), IoChoice::Pread, limits).unwrap();
     let mut arena = arena(6, 4096);
     let mut read = |i: u64| Read::new(i, i * 8192, 4096, arena.take().unwrap());
     engine.submit(&mut vec![read(4).prefetch(), read(3), read(5)]);
@@ -331,7 +331,7 @@ fn an_urgent_read_passes_the_prefetches_that_leave_room_for_it() {
         ahead: 2,
         ..Limits::TINY
     };
-    let mut engine = Engine::open(source(&file), EngineChoice::Pread, limits).unwrap();
+    let mut engine = IoEngine::open(source(&file), IoChoice::Pread, limits).unwrap();
     let mut arena = arena(6, 4096);
     let mut read = |i: u64| Read::new(i, i * 8192, 4096, arena.take().unwrap());
     engine.submit(&mut (0..4).map(|i| read(i).prefetch()).collect());

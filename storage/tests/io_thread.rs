@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use emberflow_storage::arena::Arena;
 use emberflow_storage::io::{
-    Completion, EngineChoice, FileSource, IoError, IoOptions, IoThread, Profile, Read, SimOptions,
+    Completion, FileSource, IoChoice, IoError, IoOptions, IoThread, Profile, Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Trace;
@@ -14,18 +14,18 @@ use io_common::{Rng, arena, expect_bytes, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
-fn choices() -> Vec<EngineChoice> {
+fn choices() -> Vec<IoChoice> {
     let probe = patterned(4096);
-    match spawn(source(&probe), EngineChoice::Uring, Limits::TINY) {
-        Ok(_) => vec![EngineChoice::Pread, EngineChoice::Uring],
+    match spawn(source(&probe), IoChoice::Uring, Limits::TINY) {
+        Ok(_) => vec![IoChoice::Pread, IoChoice::Uring],
         Err(reason) => {
             eprintln!("SKIPPED for uring: {reason}");
-            vec![EngineChoice::Pread]
+            vec![IoChoice::Pread]
         }
     }
 }
 
-fn spawn(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<IoThread, IoError> {
+fn spawn(source: FileSource, choice: IoChoice, limits: Limits) -> Result<IoThread, IoError> {
     let options = IoOptions {
         core: Some(0),
         limits,
@@ -76,7 +76,7 @@ fn waves_of_reads_arrive_whole() {
 #[test]
 fn waiting_for_more_than_is_outstanding_returns() {
     let file = patterned(8192);
-    let io = spawn(source(&file), EngineChoice::Auto, Limits::TINY).unwrap();
+    let io = spawn(source(&file), IoChoice::Auto, Limits::TINY).unwrap();
     let mut out = Vec::new();
     assert_eq!(io.wait(&mut out, 5).unwrap(), 0);
     let slot = arena(1, 4096).take().unwrap();
@@ -190,7 +190,7 @@ fn dropping_does_not_wait_for_the_queue() {
 fn prefetches_that_have_not_started_can_be_cancelled() {
     let file = patterned(FILE);
     // eMMC at depth 3 needs 50 ms for all of them, far longer than the cancellation.
-    let slow = EngineChoice::Sim(SimOptions::new(Profile::Emmc, 1));
+    let slow = IoChoice::Sim(SimOptions::new(Profile::Emmc, 1));
     let io = spawn(
         source(&file),
         slow,
@@ -228,7 +228,7 @@ fn prefetches_that_have_not_started_can_be_cancelled() {
 fn wide_reads_cannot_keep_urgent_ones_waiting() {
     // A read of 1 MiB is cut into 128 commands; the urgent one goes between them.
     let file = patterned(FILE);
-    let slow = EngineChoice::Sim(SimOptions::new(Profile::Emmc, 1));
+    let slow = IoChoice::Sim(SimOptions::new(Profile::Emmc, 1));
     let io = spawn(source(&file), slow, Limits::TINY).unwrap();
     let (mut wide, mut small) = (arena(1, FILE as usize), arena(1, 4096));
     let big = Read::new(0, 0, FILE as u32, wide.take().unwrap()).prefetch();
@@ -251,7 +251,7 @@ fn what_is_read_can_be_traced() {
         trace: Arc::clone(&trace).into(),
         ..IoOptions::default()
     };
-    let io = IoThread::spawn(source(&file), EngineChoice::Pread, options).unwrap();
+    let io = IoThread::spawn(source(&file), IoChoice::Pread, options).unwrap();
     let mut arena = arena(8, 4096);
     let mut reads: Vec<Read> = (0..8)
         .map(|i| Read::new(i, i * 65536, 4096, arena.take().unwrap()))

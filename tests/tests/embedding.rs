@@ -8,7 +8,7 @@ use emberflow_engine::memory::Needs;
 use emberflow_engine::{Engine, Logits, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_storage::io::{EngineChoice, Faults, Profile, SimOptions};
+use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 /// Longer than rows can be under way at once, with some tokens twice.
@@ -22,7 +22,7 @@ fn container(dir: &Path) -> PathBuf {
     packed(&fixtures().join("models/mistral"), dir, DType::Q8)
 }
 
-fn options(io: EngineChoice, chunk: usize) -> Options {
+fn options(io: IoChoice, chunk: usize) -> Options {
     Options {
         io,
         chunk,
@@ -38,7 +38,7 @@ fn held(engine: &Engine) -> u64 {
 fn rows_from_flash_are_those_from_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = container(dir.path());
-    let mut resident = open(&path, options(EngineChoice::Auto, 80));
+    let mut resident = open(&path, options(IoChoice::Auto, 80));
     let tokens = tokens(resident.config().vocab);
     assert!(held(&resident) > 0);
     let before = resident.counters();
@@ -53,10 +53,10 @@ fn rows_from_flash_are_those_from_memory() {
     };
     let faulty = SimOptions::new(Profile::Ufs31, 7).faulty(faults);
     for (io, chunk) in [
-        (EngineChoice::Auto, 80),
-        (EngineChoice::Pread, 33),
-        (EngineChoice::Sim(faulty), 80),
-        (EngineChoice::Sim(faulty), 1),
+        (IoChoice::Auto, 80),
+        (IoChoice::Pread, 33),
+        (IoChoice::Sim(faulty), 80),
+        (IoChoice::Sim(faulty), 1),
     ] {
         let mut engine = open(&path, options(io, chunk));
         // Too little for the table, enough for all neurons.
@@ -87,7 +87,7 @@ fn rows_from_flash_are_those_from_memory() {
 fn a_row_damaged_since_it_was_checked_ends_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = container(dir.path());
-    let mut engine = open(&path, options(EngineChoice::Pread, 8));
+    let mut engine = open(&path, options(IoChoice::Pread, 8));
     squeeze(&mut engine, 0.5);
     let mut sequence = engine.new_sequence().unwrap();
     engine

@@ -8,7 +8,7 @@ use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling, Sparsity};
 use emberflow_kernels::DType;
-use emberflow_storage::io::EngineChoice;
+use emberflow_storage::io::IoChoice;
 use emberflow_tests::{fixtures, packed};
 
 struct Counting;
@@ -46,11 +46,11 @@ fn a_token_allocates_nothing() {
     // Its embedding is not its head, so rows of it are read.
     let untied = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8);
     for (model, io, sparsity, share) in [
-        (None, EngineChoice::Auto, Sparsity::Exact, 0.45),
-        (None, EngineChoice::Pread, Sparsity::Exact, 0.45),
-        (None, EngineChoice::Auto, Sparsity::Predicted, 0.45),
-        (None, EngineChoice::Auto, Sparsity::Predicted, 0.8),
-        (Some(&untied), EngineChoice::Auto, Sparsity::Exact, 0.45),
+        (None, IoChoice::Auto, Sparsity::Exact, 0.45),
+        (None, IoChoice::Pread, Sparsity::Exact, 0.45),
+        (None, IoChoice::Auto, Sparsity::Predicted, 0.45),
+        (None, IoChoice::Auto, Sparsity::Predicted, 0.8),
+        (Some(&untied), IoChoice::Auto, Sparsity::Exact, 0.45),
     ] {
         let model = model.cloned();
         let model = open_model(&ModelArg { model }).expect("a model");

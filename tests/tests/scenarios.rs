@@ -8,7 +8,7 @@ use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::memory::Needs;
 use emberflow_engine::{Budget, Engine, Error, Logits, Options, Phases, Sparsity};
-use emberflow_storage::io::{EngineChoice, Faults, Profile, SimOptions};
+use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_storage::mem;
 
 const PROMPT: &str = "The borrow checker";
@@ -60,10 +60,10 @@ fn options(budget: Budget) -> Options {
     }
 }
 
-fn simulated(random: &mut Random, faults: Faults) -> EngineChoice {
+fn simulated(random: &mut Random, faults: Faults) -> IoChoice {
     let profiles = [Profile::Ufs4, Profile::Ufs31, Profile::Nvme, Profile::Emmc];
     let profile = profiles[random.below(4) as usize];
-    EngineChoice::Sim(SimOptions::new(profile, random.next()).faulty(faults))
+    IoChoice::Sim(SimOptions::new(profile, random.next()).faulty(faults))
 }
 
 /// Generates greedily, changing the budget before some of the tokens.
@@ -127,8 +127,8 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             ..Faults::default()
         };
         let io = match random.below(4) {
-            0 => EngineChoice::Auto,
-            1 => EngineChoice::Pread,
+            0 => IoChoice::Auto,
+            1 => IoChoice::Pread,
             _ => simulated(&mut random, faults),
         };
         let modes = [Sparsity::Exact, Sparsity::Dense, Sparsity::Predicted];

@@ -8,7 +8,7 @@ use common::{call, json};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{Ablation, Budget, Engine, Options, Request, Sampling};
-use emberflow_storage::io::{EngineChoice, Faults, Profile, SimClock, SimOptions};
+use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
 use serde_json::Value;
 
 const POLICIES: [&str; 8] = [
@@ -67,7 +67,7 @@ fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) 
     let options = Options {
         budget: Budget::FfnShare(0.5),
         ablation: policy,
-        io: EngineChoice::Sim(device),
+        io: IoChoice::Sim(device),
         threads: 2,
         context: 32,
         ..Options::default()

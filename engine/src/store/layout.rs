@@ -6,7 +6,7 @@ use std::ops::Range;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{Eviction, SlotCache};
 use emberflow_storage::container::{Container, MappedBundles};
-use emberflow_storage::io::{EngineChoice, FileSource};
+use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
@@ -261,7 +261,7 @@ impl Layout {
     }
 
     /// What reads from this container's device cost with an I/O engine.
-    pub fn read_cost(&self, io: EngineChoice, depth: u32) -> ReadCost {
+    pub fn read_cost(&self, io: IoChoice, depth: u32) -> ReadCost {
         let (file, path) = (self.container.file(), self.container.path());
         ReadCost::for_file(file, path, io, depth)
     }

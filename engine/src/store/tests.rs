@@ -2,7 +2,7 @@
 //! of every needed neuron are those of the file, or there is an error.
 
 use emberflow_kernels::DType;
-use emberflow_storage::io::{EngineChoice, Faults, Profile, SimClock, SimOptions};
+use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
 use proptest::prelude::*;
 
 use super::neurons::{Naming, NeuronStore};
@@ -149,12 +149,12 @@ fn check(world: &World, store: &NeuronStore, item: usize, step: Step) -> usize {
     seen
 }
 
-fn sim(seed: u64, faults: Faults) -> EngineChoice {
+fn sim(seed: u64, faults: Faults) -> IoChoice {
     let options = SimOptions {
         clock: SimClock::Skip,
         ..SimOptions::new(Profile::Nvme, seed).faulty(faults)
     };
-    EngineChoice::Sim(options)
+    IoChoice::Sim(options)
 }
 
 /// A random life: passes, budgets, border moves. Returns what was needed and what was seen.

@@ -96,7 +96,7 @@ pub struct Texts<'a> {
 
 /// One layer.
 #[derive(Clone, Copy)]
-pub struct Layer<'a> {
+pub struct GateLayer<'a> {
     /// Elements of an input.
     pub d: usize,
     /// Gate rows, `[neurons × d]`, in packed order.
@@ -148,8 +148,8 @@ impl<'a> Trainer<'a> {
 
     /// Makes the predictor of a layer; `covariance` is that of its training inputs.
     /// `None` where its weights are not finite.
-    pub fn make(&self, design: Design, layer: &Layer<'_>, covariance: &[f32]) -> Option<Made> {
-        let Layer { d, gate, .. } = *layer;
+    pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
+        let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;
         let mut parts = match design {
             Design::Sign => {
@@ -222,7 +222,7 @@ impl<'a> Trainer<'a> {
     /// token) pairs of the calibration text, and how many it leaves of the measured one.
     pub fn magnitude(
         &self,
-        layer: &Layer<'_>,
+        layer: &GateLayer<'_>,
         share: f64,
         activate: &(dyn Fn(&mut [f32]) + Sync),
     ) -> (f32, Quality) {
@@ -251,7 +251,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Thresholds by neuron.
-    fn calibrate(&self, scorer: &dyn Predictor, fitted: bool, layer: &Layer<'_>) -> Vec<f32> {
+    fn calibrate(&self, scorer: &dyn Predictor, fitted: bool, layer: &GateLayer<'_>) -> Vec<f32> {
         let neurons = layer.gate.len() / layer.d;
         // Curves from the training text, the cut from text that nothing was fitted to.
         let curves = Mutex::new(vec![None; neurons]);
@@ -293,7 +293,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Counts on the text to measure on.
-    fn measure(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> Quality {
+    fn measure(&self, predictor: &dyn Predictor, layer: &GateLayer<'_>) -> Quality {
         let quality = Mutex::new(Quality::default());
         let tokens = layer.texts.measure.len() / layer.d;
         self.score(

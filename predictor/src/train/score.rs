@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use emberflow_kernels::{Activations, DType, matmul_scratch};
 
-use super::{Layer, Trainer};
+use super::{GateLayer, Trainer};
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
 use crate::low_rank::LowRank;
@@ -26,7 +26,7 @@ const TIMED: usize = 64;
 impl Trainer<'_> {
     /// Computes the gates of a layer for `inputs` in blocks of neurons, each on one
     /// thread.
-    pub(super) fn for_each_block(&self, layer: &Layer<'_>, inputs: &[f32], f: &GatesFn<'_>) {
+    pub(super) fn for_each_block(&self, layer: &GateLayer<'_>, inputs: &[f32], f: &GatesFn<'_>) {
         let (cpu, d) = (self.on.cpu, layer.d);
         let (neurons, tokens) = (layer.gate.len() / d, inputs.len() / d);
         if tokens == 0 {
@@ -61,7 +61,7 @@ impl Trainer<'_> {
     pub(super) fn score(
         &self,
         predictor: &dyn Predictor,
-        layer: &Layer<'_>,
+        layer: &GateLayer<'_>,
         inputs: &[f32],
         f: &ScoresFn<'_>,
     ) {
@@ -87,7 +87,7 @@ impl Trainer<'_> {
     }
 
     /// Nanoseconds of one token's prediction, the least of several.
-    pub(super) fn time(&self, predictor: &dyn Predictor, layer: &Layer<'_>) -> f64 {
+    pub(super) fn time(&self, predictor: &dyn Predictor, layer: &GateLayer<'_>) -> f64 {
         let (cpu, d) = (self.on.cpu, layer.d);
         let neurons = layer.gate.len() / d;
         let mut shared = Shared::new(predictor.shape(), 1);

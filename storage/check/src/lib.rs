@@ -29,7 +29,7 @@ mod sync;
 
 use std::fs::File;
 
-use io::{Engine, FileSource, IoError, IoOptions, IoThread};
+use io::{FileSource, IoEngine, IoError, IoOptions, IoThread};
 use limits::Limits;
 
 pub use scripted::{Log, Script, Seen};
@@ -52,7 +52,7 @@ pub fn scripted(
     };
     IoThread::start("model".into(), None, options, move || {
         let device = scripted::Scripted::new(script, log);
-        Ok(Engine::new(source, Box::new(device), limits))
+        Ok(IoEngine::new(source, Box::new(device), limits))
     })
 }
 

@@ -1,7 +1,7 @@
 //! What an engine needs from the thing that carries commands out: start one, collect results.
 //!
 //! A device knows nothing of slots, reads or short reads; it is the raw kernel interface with its
-//! error numbers. Everything with memory of what was asked lives in [`super::engine::Engine`],
+//! error numbers. Everything with memory of what was asked lives in [`super::engine::IoEngine`],
 //! which is the same for all devices.
 #![allow(unsafe_code)]
 

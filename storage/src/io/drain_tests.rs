@@ -3,11 +3,11 @@
 use std::fs::File;
 
 use super::scripted::{Log, Script, Scripted};
-use super::{Engine, FileSource, Read};
+use super::{FileSource, IoEngine, Read};
 use crate::arena::{Arena, ArenaOptions};
 use crate::limits::Limits;
 
-fn engine(broken: bool) -> (Engine, Log) {
+fn engine(broken: bool) -> (IoEngine, Log) {
     let log = Log::default();
     let script = Script {
         broken,
@@ -20,11 +20,11 @@ fn engine(broken: bool) -> (Engine, Log) {
         depth: 8,
         ..Limits::TINY
     };
-    (Engine::new(source, Box::new(device), limits), log)
+    (IoEngine::new(source, Box::new(device), limits), log)
 }
 
 /// Starts five scattered reads and returns the address of one slot.
-fn fill(engine: &mut Engine) -> usize {
+fn fill(engine: &mut IoEngine) -> usize {
     let mut arena = Arena::new(5, 512, 512, ArenaOptions::default()).unwrap();
     let mut reads: Vec<_> = (0..5)
         .map(|i| Read::new(i, i * 4096, 512, arena.take().unwrap()))

@@ -29,7 +29,7 @@ use crate::trace::{DELIVER, Tracer};
 
 /// Counters of one engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EngineStats {
+pub struct IoEngineStats {
     /// Reads that delivered all their bytes.
     pub reads: u64,
     /// Bytes delivered by them.
@@ -82,7 +82,7 @@ struct Cutting {
 
 /// Reads from one file through one device. Lives on one thread; [`super::IoThread`] is the usual
 /// way to use it.
-pub struct Engine {
+pub struct IoEngine {
     source: FileSource,
     limits: Limits,
     /// Next read last.
@@ -100,13 +100,13 @@ pub struct Engine {
     /// Completions that needed no device.
     ready: Vec<Completion>,
     reaped: Vec<Reaped>,
-    counters: EngineStats,
+    counters: IoEngineStats,
     trace: Tracer,
     // Last, and dropped only after `drop` below has drained it.
     device: Box<dyn Device>,
 }
 
-impl Engine {
+impl IoEngine {
     pub(crate) fn new(source: FileSource, device: Box<dyn Device>, limits: Limits) -> Self {
         let depth = device.capacity().min(limits.depth).max(1);
         let pieces = limits.pieces.max(1);
@@ -126,7 +126,7 @@ impl Engine {
             waste: waste(limits.gap),
             ready: Vec::new(),
             reaped: Vec::with_capacity(depth as usize),
-            counters: EngineStats::default(),
+            counters: IoEngineStats::default(),
             trace: Tracer::default(),
             device,
         }
@@ -188,7 +188,7 @@ impl Engine {
 
     /// The counters so far.
     #[must_use]
-    pub fn stats(&self) -> EngineStats {
+    pub fn stats(&self) -> IoEngineStats {
         self.counters
     }
 
@@ -304,7 +304,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for IoEngine {
     /// Waits for commands in flight, as the kernel writes into their slots until they end. Where
     /// that cannot be had, the memory is leaked on purpose: a leak is harmless, a stray write is
     /// not.

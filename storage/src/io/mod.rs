@@ -38,7 +38,7 @@ use crate::arena::Slot;
 use crate::limits::Limits;
 use device::Device;
 
-pub use engine::{Engine, EngineStats};
+pub use engine::{IoEngine, IoEngineStats};
 pub use error::IoError;
 pub use mapped::Mapped;
 pub use merge::Merge;
@@ -122,7 +122,7 @@ pub struct Completion {
 
 /// Which device carries reads out.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub enum EngineChoice {
+pub enum IoChoice {
     /// The best that works here, by probing: `uring`, else `pread`.
     #[default]
     Auto,
@@ -134,7 +134,7 @@ pub enum EngineChoice {
     Sim(SimOptions),
 }
 
-impl std::str::FromStr for EngineChoice {
+impl std::str::FromStr for IoChoice {
     type Err = String;
 
     /// `auto`, `uring`, `pread` or `sim:PROFILE`.
@@ -153,25 +153,25 @@ impl std::str::FromStr for EngineChoice {
     }
 }
 
-impl Engine {
-    /// An engine for `source`. With [`EngineChoice::Auto`] the choice and its reason are logged.
+impl IoEngine {
+    /// An engine for `source`. With [`IoChoice::Auto`] the choice and its reason are logged.
     ///
     /// Must be called on the thread that will use the engine: rings are bound to it.
     ///
     /// # Errors
     /// [`IoError::Engine`] when a forced device does not work here.
-    pub fn open(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<Self, IoError> {
+    pub fn open(source: FileSource, choice: IoChoice, limits: Limits) -> Result<Self, IoError> {
         let device = match choice {
-            EngineChoice::Auto => match uring(&source, limits) {
+            IoChoice::Auto => match uring(&source, limits) {
                 Ok(ring) => ring,
                 Err(reason) => {
                     tracing::info!(%reason, "i/o engine: pread, as io_uring does not work here");
                     pread(limits)?
                 }
             },
-            EngineChoice::Uring => uring(&source, limits)?,
-            EngineChoice::Pread => pread(limits)?,
-            EngineChoice::Sim(options) => Box::new(sim::Sim::new(&source, options, limits.depth)),
+            IoChoice::Uring => uring(&source, limits)?,
+            IoChoice::Pread => pread(limits)?,
+            IoChoice::Sim(options) => Box::new(sim::Sim::new(&source, options, limits.depth)),
         };
         tracing::debug!(engine = device.name(), file = %source.label(), "i/o engine ready");
         Ok(Self::new(source, device, limits))

@@ -1,5 +1,5 @@
 //! What io_uring offers here, for people: `emberflow doctor` prints it. The engine itself decides
-//! by reading (see [`super::EngineChoice`]).
+//! by reading (see [`super::IoChoice`]).
 
 use io_uring::IoUring;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::device::Waker;
-use super::{Completion, DioAlign, Engine, EngineChoice, FileSource, IoError, Read, sys};
+use super::{Completion, DioAlign, FileSource, IoChoice, IoEngine, IoError, Read, sys};
 use crate::limits::Limits;
 use crate::sync::{
     AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Parker, Unparker,
@@ -128,14 +128,14 @@ impl IoThread {
     /// [`IoError::Engine`] when the thread cannot be started or a forced device does not work.
     pub fn spawn(
         source: FileSource,
-        choice: EngineChoice,
+        choice: IoChoice,
         options: IoOptions,
     ) -> Result<Self, IoError> {
         let label = Arc::clone(source.label());
         let dio = source.dio_align();
         let (limits, trace) = (options.limits, options.trace.clone());
         Self::start(label, dio, options, move || {
-            Ok(Engine::open(source, choice, limits)?.traced(trace))
+            Ok(IoEngine::open(source, choice, limits)?.traced(trace))
         })
     }
 
@@ -144,7 +144,7 @@ impl IoThread {
         label: Arc<str>,
         dio: Option<DioAlign>,
         options: IoOptions,
-        open: impl FnOnce() -> Result<Engine, IoError> + Send + 'static,
+        open: impl FnOnce() -> Result<IoEngine, IoError> + Send + 'static,
     ) -> Result<Self, IoError> {
         let limits = options.limits;
         let (requests, inbox) = bounded(limits.batches.max(1));
@@ -210,7 +210,7 @@ impl IoThread {
         const PER_THREAD: u64 = 32 << 10;
         let carriers = limits.queued * size_of::<Read>() * 2;
         let completions = limits.queued * size_of::<Completion>() * 2;
-        Engine::overhead(limits)
+        IoEngine::overhead(limits)
             + (carriers + completions) as u64
             + (u64::from(limits.lanes) + 1) * PER_THREAD
     }
@@ -406,7 +406,7 @@ fn pin(core: Option<usize>) {
 
 /// The thread's side.
 struct Worker<'a> {
-    engine: Engine,
+    engine: IoEngine,
     inbox: &'a Receiver<Message>,
     /// Where the thread sleeps when it has nothing to do.
     parker: Parker,
@@ -420,7 +420,7 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(
-        engine: Engine,
+        engine: IoEngine,
         inbox: &'a Receiver<Message>,
         parker: Parker,
         give_back: &'a Sender<Vec<Read>>,

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::{DeviceProfile, FileFacts, Pattern};
-use crate::io::{EngineChoice, Profile, SimOptions};
+use crate::io::{IoChoice, Profile, SimOptions};
 use crate::limits::Limits;
 
 /// A way that is more work has to save at least a tenth. Curves are that far from the truth, and a
@@ -94,17 +94,17 @@ impl ReadCost {
     /// engine where there is one. Nothing is measured here: that needs time and more memory than
     /// a budget may have. `path` is what to call the file.
     #[must_use]
-    pub fn for_file(file: &File, path: &Path, choice: EngineChoice, depth: u32) -> Self {
+    pub fn for_file(file: &File, path: &Path, choice: IoChoice, depth: u32) -> Self {
         let facts = FileFacts::of_open(file, path).ok();
         let range = facts.as_ref().map_or(u64::MAX, |f| f.len);
-        if let EngineChoice::Sim(options) = choice {
+        if let IoChoice::Sim(options) = choice {
             return Self::simulated(&options, depth, range);
         }
         let engine = match choice {
             // Where io_uring could be measured, it is what `Auto` takes.
-            EngineChoice::Auto | EngineChoice::Uring => Some("uring"),
-            EngineChoice::Pread => Some("pread"),
-            EngineChoice::Sim(_) => None,
+            IoChoice::Auto | IoChoice::Uring => Some("uring"),
+            IoChoice::Pread => Some("pread"),
+            IoChoice::Sim(_) => None,
         };
         (facts.as_ref().and_then(DeviceProfile::for_device))
             .and_then(|profile| profile.read_cost(engine, depth, range))
@@ -457,7 +457,7 @@ mod tests {
     fn every_file_gets_a_cost_model() {
         let sim = SimOptions::new(Profile::Emmc, 0);
         let (file, nowhere) = (File::open("Cargo.toml").unwrap(), Path::new("a label"));
-        let cost = ReadCost::for_file(&file, nowhere, EngineChoice::Sim(sim), 32);
+        let cost = ReadCost::for_file(&file, nowhere, IoChoice::Sim(sim), 32);
         assert_eq!(cost.origin().to_string(), "simulated emmc");
         let cost = ReadCost::assumed(kind_of(None), 32, u64::MAX);
         assert!(matches!(cost.origin(), Origin::Assumed(_)), "{cost:?}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{FileFacts, Pattern, Point, ProfileError};
 use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::io::{
-    Completion, EngineChoice, FileSource, IoError, IoOptions, IoThread, Read, process_cpu_ns,
+    Completion, FileSource, IoChoice, IoError, IoOptions, IoThread, Read, process_cpu_ns,
 };
 use crate::limits::Limits;
 
@@ -23,9 +23,9 @@ const SEQUENTIAL: u32 = 1 << 20;
 
 /// Which points to measure and for how long each.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct MeasurePlan {
     /// Engines.
-    pub engines: Vec<EngineChoice>,
+    pub engines: Vec<IoChoice>,
     /// Bytes per random read, multiples of 4096.
     pub random: Vec<u32>,
     /// Bytes per sequential read, multiples of 4096.
@@ -38,10 +38,10 @@ pub struct Plan {
     pub time: Duration,
 }
 
-impl Plan {
+impl MeasurePlan {
     /// About a minute for each engine and a half.
     #[must_use]
-    pub fn full(engines: Vec<EngineChoice>) -> Self {
+    pub fn full(engines: Vec<IoChoice>) -> Self {
         Self {
             engines,
             random: RANDOM.to_vec(),
@@ -54,7 +54,7 @@ impl Plan {
 
     /// A few seconds; the whole file only.
     #[must_use]
-    pub fn quick(engines: Vec<EngineChoice>) -> Self {
+    pub fn quick(engines: Vec<IoChoice>) -> Self {
         Self {
             engines,
             random: RANDOM.to_vec(),
@@ -161,7 +161,7 @@ impl Target {
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn works(&self, engine: EngineChoice) -> Result<(), ProfileError> {
+    pub fn works(&self, engine: IoChoice) -> Result<(), ProfileError> {
         IoThread::spawn(self.source()?, engine, IoOptions::default())?;
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Target {
 /// One point to measure.
 #[derive(Debug, Clone, Copy)]
 struct Work {
-    engine: EngineChoice,
+    engine: IoChoice,
     pattern: Pattern,
     size: u32,
     depth: u32,
@@ -198,11 +198,7 @@ impl Work {
     /// Nothing is merged or cut, so that a read is a command and `depth` means what it says.
     fn limits(&self, keep: u32) -> Limits {
         // A lane has one read under way and the next one at hand.
-        let ahead = if self.engine == EngineChoice::Pread {
-            2
-        } else {
-            1
-        };
+        let ahead = if self.engine == IoChoice::Pread { 2 } else { 1 };
         Limits {
             depth: self.depth * ahead,
             lanes: self.depth,
@@ -222,7 +218,7 @@ impl Work {
 /// The first failure of an engine or a read.
 pub fn measure(
     target: &Target,
-    plan: &Plan,
+    plan: &MeasurePlan,
     mut tick: impl FnMut(&Point),
 ) -> Result<Vec<Point>, ProfileError> {
     let work = plan.work(target.facts.len);
@@ -436,7 +432,7 @@ mod tests {
 
     #[test]
     fn work_covers_what_the_file_holds() {
-        let plan = Plan::full(vec![EngineChoice::Pread]);
+        let plan = MeasurePlan::full(vec![IoChoice::Pread]);
         // Three ranges for five sizes, one for the sequential size; seven depths each.
         assert_eq!(plan.points(1 << 30), (5 * 3 + 1) * 7);
         assert_eq!(plan.points(64 << 20), (5 + 1) * 7);
@@ -451,8 +447,8 @@ mod tests {
 
     #[test]
     fn a_simulated_device_measures_as_it_is_modelled() {
-        let sim = EngineChoice::Sim(SimOptions::new(Profile::Emmc, 1));
-        let mut plan = Plan::quick(vec![sim]);
+        let sim = IoChoice::Sim(SimOptions::new(Profile::Emmc, 1));
+        let mut plan = MeasurePlan::quick(vec![sim]);
         plan.depths = vec![32];
         let mut ticks = 0;
         let points = measure(&target(2 << 20), &plan, |_| ticks += 1).unwrap();
@@ -472,9 +468,9 @@ mod tests {
 
     #[test]
     fn every_engine_reads_only_and_gives_its_slots_back() {
-        let plan = Plan {
+        let plan = MeasurePlan {
             time: Duration::from_millis(2),
-            ..Plan::quick(vec![EngineChoice::Auto, EngineChoice::Pread])
+            ..MeasurePlan::quick(vec![IoChoice::Auto, IoChoice::Pread])
         };
         let points = measure(&target(1 << 20), &plan, |_| ()).unwrap();
         assert_eq!(points.len(), 6 * 3 * 2);

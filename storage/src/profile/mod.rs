@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use cost::{Fetch, Origin, ReadCost, Reads};
 pub use machine::{FileFacts, Machine};
-pub use measure::{Plan, Target, measure};
+pub use measure::{MeasurePlan, Target, measure};
 
 /// Version of the saved form; others are refused.
 pub const VERSION: u32 = 1;

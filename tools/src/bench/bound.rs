@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use emberflow_storage::io::EngineChoice;
+use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
-    DeviceProfile, Machine, Pattern, Plan, Point, ReadCost, Target, measure,
+    DeviceProfile, Machine, MeasurePlan, Pattern, Point, ReadCost, Target, measure,
 };
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ enum Source {
     /// Measured before every round, as shared disks change their speed.
     Real {
         target: Box<Target>,
-        engine: EngineChoice,
+        engine: IoChoice,
         points: Vec<Point>,
         quick: bool,
     },
@@ -43,20 +43,20 @@ enum Source {
 impl Device {
     /// The device that runs of `model` with `--io CHOICE` read from.
     pub fn open(model: &ModelArg, io: &str, quick: bool) -> Result<Self, Failure> {
-        let choice: EngineChoice = io.parse().map_err(Failure::usage)?;
+        let choice: IoChoice = io.parse().map_err(Failure::usage)?;
         let path = file_of(model)?;
         let target = Target::open(&path)?;
         let len = target.facts().len;
         let source = match choice {
-            EngineChoice::Sim(options) => {
+            IoChoice::Sim(options) => {
                 let depth = DEPTHS[DEPTHS.len() - 1];
                 Source::Simulated(Box::new(ReadCost::simulated(&options, depth, len)))
             }
             // What `auto` takes where it can.
-            EngineChoice::Auto if target.works(EngineChoice::Uring).is_ok() => {
-                real(target, EngineChoice::Uring, quick)
+            IoChoice::Auto if target.works(IoChoice::Uring).is_ok() => {
+                real(target, IoChoice::Uring, quick)
             }
-            EngineChoice::Auto => real(target, EngineChoice::Pread, quick),
+            IoChoice::Auto => real(target, IoChoice::Pread, quick),
             _ => real(target, choice, quick),
         };
         Ok(Self { source, len })
@@ -79,7 +79,7 @@ impl Device {
         else {
             return Ok(());
         };
-        let mut plan = Plan::quick(vec![*engine]);
+        let mut plan = MeasurePlan::quick(vec![*engine]);
         plan.depths = DEPTHS.to_vec();
         if *quick {
             plan.depths.truncate(1);
@@ -129,7 +129,7 @@ impl Device {
     }
 }
 
-fn real(target: Target, engine: EngineChoice, quick: bool) -> Source {
+fn real(target: Target, engine: IoChoice, quick: bool) -> Source {
     Source::Real {
         target: Box::new(target),
         engine,

@@ -6,9 +6,9 @@ use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use emberflow_storage::io::EngineChoice;
+use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
-    Best, DeviceProfile, FileFacts, Machine, Pattern, Plan, Point, ReadCost, Target, measure,
+    Best, DeviceProfile, FileFacts, Machine, MeasurePlan, Pattern, Point, ReadCost, Target, measure,
 };
 use serde::Serialize;
 
@@ -57,7 +57,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         atomic::may_write_below(path, args.output.force)?;
     }
     // Before a gigabyte is written for nothing.
-    let choice: EngineChoice = args.io.parse().map_err(Failure::usage)?;
+    let choice: IoChoice = args.io.parse().map_err(Failure::usage)?;
     let target = match &args.file {
         Some(path) => Target::open(path)?,
         None => temporary(args.size.unwrap_or(if args.quick { QUICK } else { FULL }))?,
@@ -130,12 +130,12 @@ fn middle(rounds: &[Vec<Point>]) -> Vec<Point> {
     (0..count).filter_map(of).collect()
 }
 
-fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: EngineChoice) -> Vec<Row<'a>> {
+fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec<Row<'a>> {
     let all = rounds.iter().flatten().map(|p| p.mb_per_s);
     let fastest = all.fold(0.0, f64::max);
     let row = |(i, point): (usize, &'a Point)| {
         let bound_mb_per_s = match choice {
-            EngineChoice::Sim(options) => {
+            IoChoice::Sim(options) => {
                 let cost = ReadCost::simulated(&options, point.depth, point.range);
                 let ns = cost.read_ns(u64::from(point.size), point.pattern);
                 f64::from(point.size) * 1e3 / ns.max(1e-9)
@@ -155,11 +155,9 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: EngineChoice) ->
 }
 
 /// What the numbers are measured against, the conclusion, and where it went.
-fn notes(profile: &DeviceProfile, choice: EngineChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
+fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
     let bound = match choice {
-        EngineChoice::Sim(_) => {
-            "what the model of the simulated device gives at that length and depth"
-        }
+        IoChoice::Sim(_) => "what the model of the simulated device gives at that length and depth",
         _ => "the highest rate of this run at any length and depth",
     };
     let mut notes = vec![format!("bound: {bound}")];
@@ -199,11 +197,11 @@ fn save(args: &BenchIoArgs, profile: &DeviceProfile) -> Result<Option<PathBuf>, 
     Ok(path)
 }
 
-fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {
+fn plan(args: &BenchIoArgs, engines: Vec<IoChoice>) -> MeasurePlan {
     let mut plan = if args.quick {
-        Plan::quick(engines)
+        MeasurePlan::quick(engines)
     } else {
-        Plan::full(engines)
+        MeasurePlan::full(engines)
     };
     if !args.sizes.is_empty() {
         let random = |s: &ReadSize| match s {
@@ -230,14 +228,14 @@ fn plan(args: &BenchIoArgs, engines: Vec<EngineChoice>) -> Plan {
 }
 
 /// The engines to measure.
-fn engines(choice: EngineChoice, target: &Target) -> Result<Vec<EngineChoice>, Failure> {
-    if choice != EngineChoice::Auto {
+fn engines(choice: IoChoice, target: &Target) -> Result<Vec<IoChoice>, Failure> {
+    if choice != IoChoice::Auto {
         target.works(choice)?;
         return Ok(vec![choice]);
     }
-    let mut engines = vec![EngineChoice::Pread];
-    match target.works(EngineChoice::Uring) {
-        Ok(()) => engines.insert(0, EngineChoice::Uring),
+    let mut engines = vec![IoChoice::Pread];
+    match target.works(IoChoice::Uring) {
+        Ok(()) => engines.insert(0, IoChoice::Uring),
         Err(reason) => eprintln!("emberflow: only pread is measured: {reason}"),
     }
     Ok(engines)
@@ -466,7 +464,7 @@ mod tests {
             profile.points.iter().map(slower).collect::<Vec<_>>(),
         ];
         assert_eq!(middle(&rounds), profile.points);
-        let rows = rows(&profile.points, &rounds, EngineChoice::Pread);
+        let rows = rows(&profile.points, &rounds, IoChoice::Pread);
         let text = table(&rows).markdown();
         let row = |start: &str| {
             let row = text.lines().find(|l| l.contains(start)).expect(start);
@@ -490,7 +488,7 @@ mod tests {
                 .csv()
                 .contains("uring,random,8192,8,1073741824,555.00,277.50,1110.00,1110.00,0.5000,")
         );
-        let notes = notes(&profile, EngineChoice::Pread, &None);
+        let notes = notes(&profile, IoChoice::Pread, &None);
         assert!(
             notes[1].contains("best: uring at depth 8; 555 MB/s random"),
             "{notes:?}"

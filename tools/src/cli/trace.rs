@@ -178,7 +178,7 @@ pub struct TraceSimulateArgs {
         value_delimiter = ',',
         default_value = "shipped,lru,lfu,s3fifo,belady,belady-bypass"
     )]
-    pub policy: Vec<PolicyArg>,
+    pub policy: Vec<EvictionArg>,
     /// Tokens that fill the cache before misses are counted; default: a tenth.
     #[arg(long, value_name = "N")]
     pub warm_up: Option<u64>,
@@ -195,7 +195,7 @@ pub struct TraceSimulateArgs {
 
 /// Which neuron leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PolicyArg {
+pub enum EvictionArg {
     /// The cache of real runs.
     Shipped,
     /// The least recently used.

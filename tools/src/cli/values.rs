@@ -78,14 +78,14 @@ pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use emberflow_storage::io::{EngineChoice, Profile};
+    use emberflow_storage::io::{IoChoice, Profile};
 
     use super::*;
 
     #[test]
     fn the_listed_ways_to_read_are_those_that_exist() {
         for (name, _) in IO {
-            assert!(name.parse::<EngineChoice>().is_ok(), "{name}");
+            assert!(name.parse::<IoChoice>().is_ok(), "{name}");
         }
         for profile in Profile::ALL {
             let name = format!("sim:{profile}");

@@ -7,7 +7,7 @@
 //! command gives the same bytes on file systems that need the same; with it,
 //! anywhere. A killed pack can go on where it stopped.
 
-mod plan;
+mod layout;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
 use serde::Serialize;
 
-use self::plan::{Plan, check_tokenizer};
+use self::layout::{PackLayout, check_tokenizer};
 use crate::cli::{OrderArg, PackArgs, QuantArg, ScalesArg};
 use crate::{Failure, atomic, print_json, progress, size};
 
@@ -188,14 +188,14 @@ pub fn pack(
     atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
     check_tokenizer(source.as_ref())?;
-    let plan = Plan::new(source.as_ref(), output, options)?;
+    let layout = PackLayout::new(source.as_ref(), output, options)?;
     let durable = emberflow_storage::container::Options {
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
-    let mut writer = Writer::create_with(output, plan.spec.clone(), durable)?;
+    let mut writer = Writer::create_with(output, layout.spec.clone(), durable)?;
     let mut work = Work {
         source: source.as_ref(),
-        plan: &plan,
+        layout: &layout,
         workers: Workers::new(
             std::thread::available_parallelism().map_or(1, |n| n.get()),
             None,
@@ -203,37 +203,37 @@ pub fn pack(
         rows: Vec::new(),
         encoded: Vec::new(),
         done: 0,
-        total: plan.total_bytes(),
+        total: layout.total_bytes(),
         told: Instant::now(),
         progress,
     };
     let mut resumed_units = 0;
-    for (i, tensor) in plan.tensors.iter().enumerate() {
+    for (i, tensor) in layout.tensors.iter().enumerate() {
         if writer.is_done(Unit::Tensor(i)) {
             resumed_units += 1;
-            work.advance(plan.spec.tensors[i].len);
+            work.advance(layout.spec.tensors[i].len);
         } else {
             work.tensor(&mut writer, i, tensor)?;
         }
     }
-    for (i, bank) in plan.spec.banks.iter().enumerate() {
+    for (i, bank) in layout.spec.banks.iter().enumerate() {
         if writer.is_done(Unit::Bank(i)) {
             resumed_units += 1;
-            work.advance(u64::from(bank.neurons) * u64::from(plan.spec.geometry.stride));
+            work.advance(u64::from(bank.neurons) * u64::from(layout.spec.geometry.stride));
         } else {
             work.bank(&mut writer, i, bank)?;
         }
     }
     let bytes = writer.layout().file_len;
     writer.finish()?;
-    let g = plan.spec.geometry;
+    let g = layout.spec.geometry;
     Ok(PackReport {
         output: output.display().to_string(),
         bytes,
-        neurons: plan.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
+        neurons: layout.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
         bundle_bytes: g.stride,
         padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
-        order: plan.order_kind(),
+        order: layout.order_kind(),
         resumed_units,
         seconds: start.elapsed().as_secs_f64(),
     })
@@ -242,7 +242,7 @@ pub fn pack(
 /// The running pack.
 struct Work<'a> {
     source: &'a dyn Checkpoint,
-    plan: &'a Plan,
+    layout: &'a PackLayout,
     workers: Workers,
     rows: Vec<f32>,
     encoded: Vec<u8>,
@@ -273,9 +273,9 @@ impl Work<'_> {
     ) -> Result<(), Failure> {
         self.rows.resize(count * cols, 0.0);
         match bank {
-            Some(bank) if !self.plan.order.is_empty() => {
+            Some(bank) if !self.layout.order.is_empty() => {
                 for (i, out) in self.rows.chunks_exact_mut(cols).enumerate() {
-                    let row = self.plan.original(bank, first + i);
+                    let row = self.layout.original(bank, first + i);
                     self.source.read_rows(id, row, 1, out)?;
                 }
             }
@@ -313,7 +313,7 @@ impl Work<'_> {
     }
     /// Writes one tensor that is not FFN.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
-        let dtype = DType::from_code(self.plan.spec.tensors[i].dtype).unwrap_or(DType::F32);
+        let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
         // rows of a predictor's second matrix are neurons
         let bank = (info.id.role == Role::PredictorFc2).then_some(info.id.layer as usize);
         let mut sink = writer.begin_tensor(i)?;
@@ -334,9 +334,9 @@ impl Work<'_> {
             dtype,
             d,
             inline_scales,
-        } = self.plan.format;
+        } = self.layout.format;
         let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
-        let stride = u64::from(self.plan.spec.geometry.stride);
+        let stride = u64::from(self.layout.spec.geometry.stride);
         let neurons = bank.neurons as usize;
         let mut parts: [Vec<u8>; 3] = Default::default();
         let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());

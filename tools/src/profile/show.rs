@@ -28,7 +28,7 @@ struct Shown {
     /// Tokens sampled with all neurons that fired.
     sampled: usize,
     /// By layer.
-    layers: Vec<Layer>,
+    layers: Vec<LayerSummary>,
     /// Share of neurons that gives 80 % of activations, in published models (PowerInfer, figure 4;
     /// bamboo from PowerInfer-2).
     published_hot_share_80: Vec<(&'static str, f64)>,
@@ -36,7 +36,7 @@ struct Shown {
 
 /// One layer. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Layer {
+struct LayerSummary {
     /// Number.
     layer: u32,
     /// Mean share of neurons that fire per token.
@@ -98,7 +98,7 @@ fn shown(file: String, stats: &ActivationStats) -> Shown {
         let fired: f64 = expert.counts.iter().map(|&c| c as f64).sum();
         let part = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>() / fired.max(1.0);
         let bank = profile.and_then(|p| p.banks.get(b));
-        Layer {
+        LayerSummary {
             layer,
             active_share: shares.get(layer as usize).copied().unwrap_or(0.0),
             hot_share_80: hot_share(&expert.counts, 0.8),
@@ -216,7 +216,7 @@ fn text(s: &Shown) -> String {
 /// Skew, activity by batch size, persistence.
 fn svg(stats: &ActivationStats, s: &Shown) -> String {
     let experts = || stats.layers.iter().flat_map(|l| &l.experts);
-    let name = |l: &Layer| format!("layer {}", l.layer);
+    let name = |l: &LayerSummary| format!("layer {}", l.layer);
     let mut skew: Vec<(String, Vec<(f64, f64)>)> = s
         .layers
         .iter()

@@ -7,7 +7,7 @@
 use std::collections::BinaryHeap;
 
 use super::Trace;
-use super::policies::Cache;
+use super::eviction::Cache;
 
 /// Step of the next use, for every access.
 pub struct Future {
@@ -107,7 +107,7 @@ impl Cache for Belady<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::policies::{Lfu, Lru, S3Fifo};
+    use crate::trace::eviction::{Lfu, Lru, S3Fifo};
 
     fn count(trace: &Trace, cache: &mut dyn Cache) -> usize {
         let mut missing = Vec::new();

@@ -1,8 +1,8 @@
 //! `emberflow trace`: which neurons a real run needs, and what a cache makes of it.
 
 mod belady;
+mod eviction;
 mod format;
-mod policies;
 mod record;
 mod shipped;
 mod simulate;

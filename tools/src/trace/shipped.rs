@@ -5,8 +5,8 @@ use emberflow_engine::regions::{hot_prefix, prefixes, split};
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
+use super::eviction::Cache;
 use super::format::Header;
-use super::policies::Cache;
 use crate::Failure;
 
 /// Hot clusters and cold neurons, as the engine holds them where Gate rows are

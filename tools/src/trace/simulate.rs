@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use super::Trace;
 use super::belady::{Belady, Future};
+use super::eviction::{Cache, Lfu, Lru, S3Fifo};
 use super::format::Header;
-use super::policies::{Cache, Lfu, Lru, S3Fifo};
 use super::shipped::Shipped;
 use crate::chart::{Axes, Panel, panels};
-use crate::cli::{PolicyArg, TraceSimulateArgs};
+use crate::cli::{EvictionArg, TraceSimulateArgs};
 use crate::{Failure, atomic, print_json, progress};
 
 /// What is printed. Keys are a contract.
@@ -53,7 +53,7 @@ struct Row {
     bytes_per_token: f64,
 }
 
-impl PolicyArg {
+impl EvictionArg {
     fn name(self) -> &'static str {
         match self {
             Self::Shipped => "shipped",
@@ -92,12 +92,14 @@ pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
         for &policy in &args.policy {
             let universe = trace.universe();
             let mut cache: Box<dyn Cache + '_> = match policy {
-                PolicyArg::Shipped => Box::new(Shipped::new(&trace.header, capacity)?),
-                PolicyArg::Lru => Box::new(Lru::new(universe, capacity)),
-                PolicyArg::Lfu => Box::new(Lfu::new(universe, capacity)),
-                PolicyArg::S3fifo => Box::new(S3Fifo::new(universe, capacity)),
-                PolicyArg::Belady => Box::new(Belady::new(&future, universe, capacity, false)),
-                PolicyArg::BeladyBypass => Box::new(Belady::new(&future, universe, capacity, true)),
+                EvictionArg::Shipped => Box::new(Shipped::new(&trace.header, capacity)?),
+                EvictionArg::Lru => Box::new(Lru::new(universe, capacity)),
+                EvictionArg::Lfu => Box::new(Lfu::new(universe, capacity)),
+                EvictionArg::S3fifo => Box::new(S3Fifo::new(universe, capacity)),
+                EvictionArg::Belady => Box::new(Belady::new(&future, universe, capacity, false)),
+                EvictionArg::BeladyBypass => {
+                    Box::new(Belady::new(&future, universe, capacity, true))
+                }
             };
             let sums = replay(&trace, cache.as_mut(), warm_up);
             bar.inc(trace.tokens as u64);

@@ -17,7 +17,7 @@ use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Compute, Cpu, DType};
 use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
-use emberflow_predictor::train::{Design, Layer, Made, Texts, Trainer};
+use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_storage::container::Container;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -189,7 +189,7 @@ fn train(
                 Ok(())
             })?;
             let [train, calibrate, measure] = inputs.layer(i);
-            let layer = Layer {
+            let layer = GateLayer {
                 d,
                 gate: &gate,
                 fires_above: job.fires_above,
@@ -217,7 +217,7 @@ fn make(
     job: &Job,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
-    layer: &Layer<'_>,
+    layer: &GateLayer<'_>,
 ) -> Result<Vec<(&'static str, Made)>, Failure> {
     if job.designs.is_empty() {
         let activation = c.ffn_kind.activation;

@@ -36,7 +36,7 @@ pub(super) struct Scratch {
     /// Factors times scales: of one token `rows × groups`, or of a tile `rows × tokens`.
     scaled: [f32; ROWS * TOKENS],
     scales: [[f32; GROUPS]; ROWS],
-    plan: Plan,
+    taken: Taken,
 }
 
 thread_local! {
@@ -45,7 +45,7 @@ thread_local! {
         weights: [0.0; ROWS * DECODED * GROUP],
         scaled: [0.0; ROWS * TOKENS],
         scales: [[0.0; GROUPS]; ROWS],
-        plan: Plan {
+        taken: Taken {
             rows: [[0; ROWS]; TOKENS],
             factors: [[0.0; ROWS]; TOKENS],
             counts: [0; TOKENS],
@@ -54,14 +54,14 @@ thread_local! {
 }
 
 /// What each token takes from at most [`ROWS`] rows.
-struct Plan {
+struct Taken {
     /// Rows with a factor other than zero, and how many of them there are.
     rows: [[u8; ROWS]; TOKENS],
     factors: [[f32; ROWS]; TOKENS],
     counts: [usize; TOKENS],
 }
 
-impl Plan {
+impl Taken {
     /// What the tokens of a part take.
     fn fill(&mut self, part: Part<'_>) {
         for t in 0..part.tokens {
@@ -149,16 +149,16 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
             };
             let full = part.factors().all(|a| !a.contains(&0.0));
             if !full {
-                scratch.plan.fill(part);
+                scratch.taken.fill(part);
             }
-            // SAFETY: the plan names rows of `rows` only, for the tokens of `ys`; the
+            // SAFETY: `taken` names rows of `rows` only, for the tokens of `ys`; the
             // caller guarantees the instruction set.
             unsafe { some_rows::<L, S, G, T>(part, full, ys, scratch) }
         }
     }
 }
 
-/// Adds the rows of a part to its tokens: all to all if `full`, or those of the plan.
+/// Adds the rows of a part to its tokens: all to all if `full`, or to each those that it takes.
 #[inline(always)]
 unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     part: Part<'_>,
@@ -247,10 +247,10 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
     n: usize,
     scratch: &mut Scratch,
 ) {
-    let (weights, plan) = (scratch.weights.as_ptr(), &scratch.plan);
+    let (weights, taken) = (scratch.weights.as_ptr(), &scratch.taken);
     for (t, y) in ys.chunks_exact_mut(n).enumerate() {
-        let count = plan.counts[t];
-        let (used, factors) = (&plan.rows[t][..count], &plan.factors[t][..count]);
+        let count = taken.counts[t];
+        let (used, factors) = (&taken.rows[t][..count], &taken.factors[t][..count]);
         if S::SCALED {
             // In a pass of its own: its results are read back one lane at a time.
             let scaled = scratch.scaled.chunks_exact_mut(G);
@@ -261,7 +261,7 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
                 }
             }
         }
-        // SAFETY: every row of the plan is decoded, and `y` has these groups; the caller
+        // SAFETY: every row in `taken` is decoded, and `y` has these groups; the caller
         // guarantees the instruction set.
         unsafe {
             let y = y.as_mut_ptr().add((first + k) * GROUP).cast::<u8>();

@@ -1,6 +1,6 @@
 //! The `pread` pool: signals are saved where nobody waits, and never where somebody does.
 
-use emberflow_storage_check::io::{Engine, EngineChoice, Read};
+use emberflow_storage_check::io::{IoChoice, IoEngine, Read};
 use emberflow_storage_check::limits::Limits;
 use emberflow_storage_check::source;
 
@@ -15,7 +15,7 @@ fn read_all(lanes: u32, pages: &'static [u8], preemptions: usize) {
             ..Limits::TINY
         };
         let source = source(file()).unwrap();
-        let mut engine = Engine::open(source, EngineChoice::Pread, limits).unwrap();
+        let mut engine = IoEngine::open(source, IoChoice::Pread, limits).unwrap();
         let mut arena = arena(pages.len() as u32);
         let mut read = |&n: &u8| Read::new(n.into(), page(n), LEN as u32, arena.take().unwrap());
         let mut batch: Vec<_> = pages.iter().map(&mut read).collect();
@@ -48,7 +48,7 @@ fn lanes_end_after_their_work() {
             ..Limits::TINY
         };
         let source = source(file()).unwrap();
-        let mut engine = Engine::open(source, EngineChoice::Pread, limits).unwrap();
+        let mut engine = IoEngine::open(source, IoChoice::Pread, limits).unwrap();
         let mut arena = arena(2);
         let mut read = |n: u8| Read::new(n.into(), page(n), LEN as u32, arena.take().unwrap());
         engine.submit(&mut vec![read(1), read(6)]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use emberflow_storage_check::cache::{Key, SlotCache};
 use emberflow_storage_check::io::{
-    Completion, EngineChoice, IoError, IoOptions, IoThread, Priority, Read,
+    Completion, IoChoice, IoError, IoOptions, IoThread, Priority, Read,
 };
 use emberflow_storage_check::limits::Limits;
 use emberflow_storage_check::{Log, Script, scripted, source};
@@ -234,7 +234,7 @@ fn a_pool_under_the_thread_delivers_and_ends() {
             limits: LIMITS,
             ..IoOptions::default()
         };
-        let io = IoThread::spawn(source(file()).unwrap(), EngineChoice::Pread, options).unwrap();
+        let io = IoThread::spawn(source(file()).unwrap(), IoChoice::Pread, options).unwrap();
         io.submit(&mut reads(&[2, 7])).unwrap();
         let mut done = Vec::new();
         assert_eq!(io.wait(&mut done, 1).unwrap() + io.outstanding(), 2);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::super::device::Reaped;
 use super::super::error::IoError;
 use super::super::{Completion, Read};
-use super::{Engine, Queued};
+use super::{IoEngine, Queued};
 
-impl Engine {
+impl IoEngine {
     /// Books the outcome of one command: done, to be continued, or failed.
     pub(super) fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
         let slip = &mut self.slips[one.id as usize];

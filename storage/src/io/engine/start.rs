@@ -4,10 +4,10 @@
 use super::super::Priority;
 use super::super::merge::Merge;
 use super::super::sys::Command;
-use super::{Active, Cutting, Engine, Queued};
+use super::{Active, Cutting, IoEngine, Queued};
 use crate::trace::START;
 
-impl Engine {
+impl IoEngine {
     /// Fills the device from the queue.
     pub(super) fn pump(&mut self) {
         let (start, old) = (self.trace.now(), self.counters.commands);

@@ -22,7 +22,7 @@ use crate::Failure;
 const DEFAULT_SECTOR: u32 = 4096;
 
 /// Everything that is decided before the first weight is read.
-pub(super) struct Plan {
+pub(super) struct PackLayout {
     pub spec: Spec,
     /// Source tensors in file order, beside `spec.tensors`.
     pub tensors: Vec<TensorInfo>,
@@ -32,7 +32,7 @@ pub(super) struct Plan {
     kind: Order,
 }
 
-impl Plan {
+impl PackLayout {
     pub fn new(
         source: &dyn Checkpoint,
         output: &Path,
