@@ -10,7 +10,8 @@ use emberflow_storage::io::{
 };
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Trace;
-use io_common::{Rng, arena, expect_bytes, patterned, source};
+use fastrand::Rng;
+use io_common::{arena, expect_bytes, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
@@ -35,7 +36,7 @@ fn spawn(source: FileSource, choice: EngineChoice, limits: Limits) -> Result<IoT
 }
 
 fn random_read(rng: &mut Rng, arena: &mut Arena) -> Read {
-    let offset = 4096 * rng.below(FILE / 4096);
+    let offset = 4096 * rng.u64(..FILE / 4096);
     Read::new(offset, offset, 4096, arena.take().unwrap())
 }
 
@@ -53,7 +54,7 @@ fn waves_of_reads_arrive_whole() {
             let io = spawn(source(&file), choice, limits).unwrap();
             let mut arena = arena(32, 4096);
             let (mut batch, mut out) = (Vec::new(), Vec::new());
-            let mut rng = Rng(7);
+            let mut rng = Rng::with_seed(7);
             for _ in 0..50 {
                 batch.extend((0..32).map(|_| random_read(&mut rng, &mut arena)));
                 io.submit(&mut batch).unwrap();
@@ -91,7 +92,7 @@ fn a_caller_that_never_drains_gets_everything_in_the_end() {
     for choice in choices() {
         let io = spawn(source(&file), choice, Limits::TINY).unwrap();
         let mut arena = arena(250, 4096);
-        let mut rng = Rng(3);
+        let mut rng = Rng::with_seed(3);
         for _ in 0..50 {
             let mut batch: Vec<_> = (0..5).map(|_| random_read(&mut rng, &mut arena)).collect();
             io.submit(&mut batch).unwrap();
@@ -112,7 +113,7 @@ fn several_threads_may_submit() {
                 let io = &io;
                 scope.spawn(move || {
                     let mut arena = arena(100, 4096);
-                    let mut rng = Rng(t);
+                    let mut rng = Rng::with_seed(t);
                     for _ in 0..100 {
                         let mut batch = vec![random_read(&mut rng, &mut arena)];
                         io.submit(&mut batch).unwrap();
@@ -194,7 +195,7 @@ fn dropping_with_reads_in_flight_is_safe() {
     let file = patterned(FILE);
     for choice in choices() {
         for _ in 0..20 {
-            let mut rng = Rng(9);
+            let mut rng = Rng::with_seed(9);
             let mut arena = arena(2000, 4096);
             let batch = (0..2000).map(|_| random_read(&mut rng, &mut arena));
             drop_with(source(&file), choice, Limits::PRODUCTION, batch.collect());

@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 
 use emberflow_storage::Error;
 use emberflow_storage::container::Container;
+use fastrand::Rng;
 
 use crate::forger::Forger;
-use crate::support::{Packed, Rng, bare, full, random, read_all};
+use crate::support::{Packed, bare, full, random, read_all};
 
 /// Number of problems; a refusal to open counts as one.
 fn problems(path: &std::path::Path) -> u64 {
@@ -118,13 +119,13 @@ fn mutations_never_panic() {
     let file = OpenOptions::new().write(true).open(&packed.path).unwrap();
     let mut opened = 0;
     for seed in 0..4000 {
-        let mut rng = Rng(seed);
-        let original = &originals[rng.below(3) as usize];
+        let mut rng = Rng::with_seed(seed);
+        let original = &originals[rng.usize(..3)];
         let mut f = Forger::new(original.clone());
-        for _ in 0..1 + rng.below(4) {
+        for _ in 0..1 + rng.u64(..4) {
             mutate(&mut f, &mut rng);
         }
-        let sealed = rng.below(2) == 0 && f.bytes.len() >= 4096;
+        let sealed = rng.u64(..2) == 0 && f.bytes.len() >= 4096;
         if sealed {
             f.seal();
         }
@@ -154,12 +155,12 @@ fn mutate(f: &mut Forger, rng: &mut Rng) {
         return;
     }
     // Tables sit in the first pages; most mutations go there.
-    let reach = if rng.below(4) == 0 {
+    let reach = if rng.u64(..4) == 0 {
         len
     } else {
         len.min(20_000)
     };
-    let at = rng.below(reach - 8) as usize;
+    let at = rng.u64(..reach - 8) as usize;
     let nasty = [
         0,
         1,
@@ -174,23 +175,23 @@ fn mutate(f: &mut Forger, rng: &mut Rng) {
         1 << 63,
         u64::MAX,
     ];
-    let value = nasty[rng.below(nasty.len() as u64) as usize];
-    match rng.below(8) {
-        0 => f.bytes[at] ^= 1 << rng.below(8),
+    let value = nasty[rng.u64(..nasty.len() as u64) as usize];
+    match rng.u64(..8) {
+        0 => f.bytes[at] ^= 1 << rng.u64(..8),
         1 => f.put64(at & !7, value),
         2 => f.put32(at & !3, value as u32),
         // A field of the superblock.
-        3 => f.put64(16 + 4 * rng.below(64) as usize, value),
-        4 => f.put32(16 + 4 * rng.below(64) as usize, value as u32),
+        3 => f.put64(16 + 4 * rng.usize(..64), value),
+        4 => f.put32(16 + 4 * rng.usize(..64), value as u32),
         // Near the true value.
         5 => {
-            let at = 56 + 8 * rng.below(27) as usize;
-            f.put64(at, f.u64_at(at).wrapping_add(rng.below(3)).wrapping_sub(1));
+            let at = 56 + 8 * rng.usize(..27);
+            f.put64(at, f.u64_at(at).wrapping_add(rng.u64(..3)).wrapping_sub(1));
         }
-        6 => f.bytes.truncate(rng.below(len) as usize),
+        6 => f.bytes.truncate(rng.u64(..len) as usize),
         _ => {
-            let from = rng.below(reach - 8) as usize;
-            let size = rng.below(64).min(len - from.max(at) as u64) as usize;
+            let from = rng.u64(..reach - 8) as usize;
+            let size = rng.u64(..64).min(len - from.max(at) as u64) as usize;
             f.bytes.copy_within(from..from + size, at);
         }
     }
