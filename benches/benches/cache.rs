@@ -18,20 +18,14 @@ const SLOTS: u32 = BANKS * NEURONS / 2;
 
 /// One token's accesses: neuron `n` fires with a probability that falls with `n`.
 fn tokens(count: usize) -> Vec<Vec<Key>> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f64 / f64::from(1 << 24)
-    };
+    let mut random = fastrand::Rng::with_seed(1);
     (0..count)
         .map(|_| {
             (0..BANKS)
                 .flat_map(|bank| (0..NEURONS).map(move |neuron| Key { bank, neuron }))
                 .filter(|k| {
                     let heat = f64::from(k.neuron) / f64::from(NEURONS);
-                    random() < 0.9 * (-12.0 * heat).exp() + 0.02
+                    random.f64() < 0.9 * (-12.0 * heat).exp() + 0.02
                 })
                 .collect()
         })

@@ -9,6 +9,7 @@ use emberflow_storage::container::{
 };
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::trace::Tracer;
+use fastrand::Rng;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
@@ -56,33 +57,15 @@ impl Default for Ways {
     }
 }
 
-/// A sequence of numbers that repeats for the same seed (splitmix64).
-pub(crate) struct Numbers(pub u64);
+/// `n` numbers within ±1 that follow from a seed.
+pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
+    let mut random = Rng::with_seed(seed);
+    (0..n).map(|_| 2.0 * random.f32() - 1.0).collect()
+}
 
-impl Numbers {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    pub fn chance(&mut self, share: f64) -> bool {
-        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < share
-    }
-
-    /// A number within ±1.
-    pub fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.float()).collect()
-    }
+/// Whether something of this probability happens.
+pub(crate) fn chance(random: &mut Rng, share: f64) -> bool {
+    random.f64() < share
 }
 
 impl World {
@@ -170,7 +153,7 @@ impl World {
         [0, 1, 2].map(|kind| {
             let mut bytes = vec![0; dtype.row_bytes(d)];
             let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(d));
-            quantize_row(dtype, &Numbers(seed + kind).floats(d), quants, scales).unwrap();
+            quantize_row(dtype, &floats(seed + kind, d), quants, scales).unwrap();
             bytes
         })
     }

@@ -33,16 +33,11 @@ fn main() {
         on.cpu.name(),
         gates as f64 / 1e6
     );
-    let mut seed = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     let mut bytes = |len: usize| -> SharedBytes {
-        let mut next = || {
-            seed = seed
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            // f16 scales stay finite
-            (seed >> 56) as u8 & 0x3b
-        };
-        (0..len).map(|_| next()).collect::<Vec<u8>>().into()
+        // f16 scales stay finite
+        let bytes = (0..len).map(|_| random.u8(..) & 0x3b);
+        bytes.collect::<Vec<u8>>().into()
     };
     let thresholds = |bytes: SharedBytes| Thresholds::Each(bytes);
     let one = neurons * sign_bytes(d);

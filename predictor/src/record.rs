@@ -98,7 +98,7 @@ impl Recorder {
     pub fn bytes_for(subject: &Subject) -> u64 {
         let window = 8 * (subject.window * width(subject)) as u64;
         let counts = 8 * (subject.layers * subject.neurons) as u64 * (BATCHES.len() as u64 + 2);
-        let magnitudes = subject.layers as u64 * (2 << 15);
+        let magnitudes = subject.layers as u64 * (2 << 16);
         // the window, one of each size, and one that is being merged
         let windows = (BATCHES.len() as u64 + 1) * window;
         windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
 use emberflow_predictor::section::{Directory, Kind, NewLayer, SectionError, encode};
 use emberflow_predictor::{LowRankSpec, Quality, Reads};
-use proptest::prelude::*;
 
 const D: usize = 70;
 const NEURONS: usize = 5;
@@ -159,21 +158,4 @@ fn lies_are_refused() {
     let mut long = good.clone();
     long.extend([0; 64]);
     assert!(parse(&long).is_err());
-}
-
-proptest! {
-    #[test]
-    fn no_change_makes_it_panic(changes in prop::collection::vec((0usize..384, any::<u8>()), 1..8)) {
-        let mut bytes = section();
-        for (at, value) in changes {
-            bytes[at] = value;
-        }
-        if let Ok(directory) = parse(&bytes) {
-            let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.clone());
-            for layer in 0..LAYERS {
-                let _ = directory.predictor(layer, &block);
-                prop_assert!(directory.layer(layer, &bytes).is_some());
-            }
-        }
-    }
 }

@@ -6,26 +6,15 @@ use emberflow_kernels::{Activations, Compute, Cpu, DType};
 use emberflow_predictor::section::{Directory, Kind, encode};
 use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_predictor::{Features, Shared};
+use fastrand::Rng;
 
 const D: usize = 96;
 const NEURONS: usize = 200;
 const TOKENS: usize = 1200;
 
-/// splitmix64, as numbers that are nearly normal
-struct Random(u64);
-
-impl Random {
-    fn uniform(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32
-    }
-
-    fn normal(&mut self) -> f32 {
-        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
-    }
+/// Nearly normal.
+fn normal(random: &mut Rng) -> f32 {
+    (0..12).map(|_| random.f32()).sum::<f32>() - 6.0
 }
 
 struct Problem {
@@ -36,20 +25,20 @@ struct Problem {
 impl Problem {
     /// Gates whose rank on the inputs is `rank`, and which fire in a sixth of the cases.
     fn planted(rank: usize, noise: f32) -> Self {
-        let mut random = Random(7);
-        let a: Vec<f32> = (0..rank * D).map(|_| random.normal()).collect();
+        let mut random = Rng::with_seed(7);
+        let a: Vec<f32> = (0..rank * D).map(|_| normal(&mut random)).collect();
         let mut gate = Vec::new();
         for _ in 0..NEURONS {
-            let b: Vec<f32> = (0..rank).map(|_| random.normal()).collect();
+            let b: Vec<f32> = (0..rank).map(|_| normal(&mut random)).collect();
             let row = (0..D).map(|i| (0..rank).map(|k| b[k] * a[k * D + i]).sum::<f32>());
-            let row: Vec<f32> = row.map(|x| x + noise * random.normal()).collect();
+            let row: Vec<f32> = row.map(|x| x + noise * normal(&mut random)).collect();
             // the first element of an input is always 1
             let size = row.iter().map(|x| x * x).sum::<f32>().sqrt();
             gate.push(-size);
             gate.extend(&row[1..]);
         }
         let mut text = |tokens: usize| {
-            let mut x: Vec<f32> = (0..tokens * D).map(|_| random.normal()).collect();
+            let mut x: Vec<f32> = (0..tokens * D).map(|_| normal(&mut random)).collect();
             x.iter_mut().step_by(D).for_each(|x| *x = 1.0);
             x
         };
@@ -107,15 +96,15 @@ fn a_planted_low_rank_problem_is_solved() {
 #[test]
 fn the_second_factor_makes_up_for_the_rounding_of_the_first() {
     // Gates of any kind, on inputs that take few directions.
-    let mut random = Random(11);
+    let mut random = Rng::with_seed(11);
     let width = 95;
-    let directions: Vec<f32> = (0..width * D).map(|_| random.normal()).collect();
+    let directions: Vec<f32> = (0..width * D).map(|_| normal(&mut random)).collect();
     let mut problem = Problem::planted(1, 1.0);
     for text in &mut problem.texts {
         for x in text.chunks_exact_mut(D) {
             x.fill(0.0);
             for direction in directions.chunks_exact(D) {
-                let along = random.normal() / (width as f32).sqrt();
+                let along = normal(&mut random) / (width as f32).sqrt();
                 x.iter_mut()
                     .zip(direction)
                     .for_each(|(x, d)| *x += along * d);

@@ -15,6 +15,7 @@ use std::time::Instant;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::io::{FileSource, IoChoice, IoOptions, IoThread, Read};
 use emberflow_storage::limits::Limits;
+use fastrand::Rng;
 
 const KIB: usize = 1 << 10;
 const ALIGN: usize = 4096;
@@ -31,15 +32,6 @@ fn slots(huge_pages: bool, bytes: usize, len: usize) -> Result<Vec<Slot>> {
     Ok(std::iter::from_fn(|| arena.take()).collect())
 }
 
-/// SplitMix64.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 /// GB/s of adding up whole slots in random order, on one thread.
 fn memory(huge: bool, bytes: usize, len: usize) -> Result<f64> {
     let mut all = slots(huge, bytes, len)?;
@@ -47,11 +39,11 @@ fn memory(huge: bool, bytes: usize, len: usize) -> Result<f64> {
         slot.as_mut_slice().fill(1);
     }
     let reads = (bytes / len).min(256 * KIB * KIB / len);
-    let mut state = 7;
+    let mut random = Rng::with_seed(7);
     let began = Instant::now();
     let mut sum = 0u64;
     for _ in 0..reads {
-        let slot = &all[(random(&mut state) % all.len() as u64) as usize];
+        let slot = &all[random.usize(..all.len())];
         let (words, _) = slot.as_slice().as_chunks::<8>();
         sum = (words.iter()).fold(sum, |s, w| s.wrapping_add(u64::from_le_bytes(*w)));
     }
@@ -74,12 +66,12 @@ fn disk(huge: bool, file: &Path, len: usize, run: usize) -> Result<f64> {
     let per_wave = (WAVE / (len * run)).max(1) * run;
     let mut free = slots(huge, 2 * per_wave * len, len)?;
     let (mut batch, mut done) = (Vec::new(), Vec::new());
-    let mut state = Instant::now().elapsed().as_nanos() as u64 ^ len as u64;
+    let mut random = Rng::new();
     let began = Instant::now();
     for wave in 0..=WAVES {
         // The next wave waits behind this one, so the device never runs dry.
         while wave < WAVES && batch.len() < per_wave {
-            let at = random(&mut state) % places * (len * run) as u64;
+            let at = random.u64(..places) * (len * run) as u64;
             for (i, slot) in (0..run as u64).map_while(|i| Some((i, free.pop()?))) {
                 batch.push(Read::new(0, at + i * len as u64, len as u32, slot));
             }

@@ -12,6 +12,7 @@ pub mod io;
 pub mod limits;
 pub mod mem;
 pub mod profile;
+mod random;
 mod sync;
 pub mod trace;
 

@@ -19,14 +19,11 @@ fn caches_and_io_threads_can_be_shared() {
 fn threads_read_what_is_pinned() {
     let arena = Arena::new(8, LEN, 512, ArenaOptions::default()).unwrap();
     let mut cache = SlotCache::new(arena, &[NEURONS]).unwrap();
-    let mut random = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..500 {
         let mut pinned = Vec::new();
         while pinned.len() < 6 {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            let key = Key::new(0, (random >> 40) as u32 % NEURONS);
+            let key = Key::new(0, random.u32(..NEURONS));
             let id = cache.get_pin(key).unwrap_or_else(|| {
                 let mut slot = cache.reserve(key).unwrap();
                 slot.as_mut_slice().fill(key.neuron as u8);

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use emberflow_storage::cache::{Key, SlotCache};
 use emberflow_storage::io::{IoChoice, IoOptions, IoThread, Read};
 use emberflow_storage::limits::Limits;
-use io_common::{Rng, arena, expect_bytes, patterned, source};
+use fastrand::Rng;
+use io_common::{arena, expect_bytes, patterned, source};
 
 struct Counting;
 
@@ -64,7 +65,7 @@ fn wave(
     out: &mut Vec<emberflow_storage::io::Completion>,
 ) {
     for _ in 0..WAVE {
-        let key = Key::new(0, rng.below(u64::from(NEURONS)) as u32);
+        let key = Key::new(0, rng.u64(..u64::from(NEURONS)) as u32);
         if cache.get_pin(key).is_some() {
             cache.unpin(key);
         } else if let Some(slot) = cache.reserve(key) {
@@ -100,7 +101,7 @@ fn steady_state_allocates_nothing() {
             }
         };
         let mut cache = SlotCache::new(arena(96, 4096), &[NEURONS]).unwrap();
-        let (mut rng, mut batch, mut out) = (Rng(5), Vec::new(), Vec::new());
+        let (mut rng, mut batch, mut out) = (Rng::with_seed(5), Vec::new(), Vec::new());
         // A channel allocates the first time a thread really sleeps on it, so let that happen.
         for _ in 0..10 {
             std::thread::sleep(std::time::Duration::from_millis(10));

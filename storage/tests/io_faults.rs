@@ -11,7 +11,8 @@ use emberflow_storage::io::{
     Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
-use io_common::{Rng, arena, byte_at, patterned, source};
+use fastrand::Rng;
+use io_common::{arena, byte_at, patterned, source};
 
 const FILE: u64 = 1 << 20;
 const UNIT: u64 = 512;
@@ -35,10 +36,10 @@ fn each_seed(n: u64, body: impl Fn(u64) + std::panic::RefUnwindSafe) {
 
 fn random_limits(rng: &mut Rng) -> Limits {
     Limits {
-        depth: 1 + rng.below(20) as u32,
-        block: (1 + rng.below(8) as u32) * 4096,
-        pieces: 1 + rng.below(6) as usize,
-        gap: rng.below(3) as u32 * 2048,
+        depth: 1 + rng.u32(..20),
+        block: (1 + rng.u32(..8)) * 4096,
+        pieces: 1 + rng.usize(..6),
+        gap: rng.u32(..3) * 2048,
         retries: 50,
         ..Limits::TINY
     }
@@ -46,10 +47,10 @@ fn random_limits(rng: &mut Rng) -> Limits {
 
 fn random_faults(rng: &mut Rng) -> Faults {
     let mut some = |most: u64| {
-        if rng.below(2) == 0 {
+        if rng.u64(..2) == 0 {
             0
         } else {
-            rng.below(most) as u16
+            rng.u64(..most) as u16
         }
     };
     Faults {
@@ -72,19 +73,19 @@ fn random_reads(rng: &mut Rng, arena: &mut Arena, asked: &mut Asked, n: u64) -> 
         .map_while(|_| {
             let slot = arena.take()?;
             let units = slot.len() as u64 / UNIT;
-            let len = UNIT * (1 + rng.below(units));
+            let len = UNIT * (1 + rng.u64(..units));
             // Often right behind the one before, so that reads are merged.
-            let offset = if rng.below(2) == 0 && follow + len <= FILE {
+            let offset = if rng.u64(..2) == 0 && follow + len <= FILE {
                 follow
             } else {
-                UNIT * rng.below((FILE - len) / UNIT + 1)
+                UNIT * rng.u64(..(FILE - len) / UNIT + 1)
             };
             follow = offset + len;
-            let at = UNIT * rng.below(units - len / UNIT + 1);
+            let at = UNIT * rng.u64(..units - len / UNIT + 1);
             let tag = asked.len() as u64;
             asked.insert(tag, (offset, len as u32, at as u32));
             let read = Read::new(tag, offset, len as u32, slot).at(at as u32);
-            let later = rng.below(4) == 0;
+            let later = rng.u64(..4) == 0;
             Some(if later { read.prefetch() } else { read })
         })
         .collect()
@@ -109,20 +110,20 @@ fn no_hang_no_loss_no_wrong_byte() {
     let totals_ref = std::panic::AssertUnwindSafe(&totals);
     let file_ref = std::panic::AssertUnwindSafe(&file);
     each_seed(250, |seed| {
-        let rng = &mut Rng(seed);
+        let rng = &mut Rng::with_seed(seed);
         let (limits, faults) = (random_limits(rng), random_faults(rng));
-        let profile = Profile::ALL[rng.below(4) as usize];
+        let profile = Profile::ALL[rng.usize(..4)];
         let options = SimOptions::new(profile, seed).faulty(faults);
         let mut engine = open(&file_ref, options, limits);
         let mut arena = arena(24, 16 << 10);
         let (mut asked, mut out) = (Asked::new(), Vec::new());
         let (mut good, mut bad, mut wrong) = (0, 0, 0);
         while good + bad < 400 {
-            let n = 1 + rng.below(24);
+            let n = 1 + rng.u64(..24);
             engine.submit(&mut random_reads(rng, &mut arena, &mut asked, n));
-            let wait = rng.below(4) > 0;
+            let wait = rng.u64(..4) > 0;
             engine.wait(&mut out, wait).unwrap();
-            if rng.below(8) == 0 {
+            if rng.u64(..8) == 0 {
                 while !engine.is_idle() {
                     engine.wait(&mut out, true).unwrap();
                 }
@@ -175,10 +176,10 @@ fn exactly_the_reads_over_a_bad_range_fail_and_each_once() {
     let file = patterned(FILE);
     let file_ref = std::panic::AssertUnwindSafe(&file);
     each_seed(60, |seed| {
-        let rng = &mut Rng(seed);
+        let rng = &mut Rng::with_seed(seed);
         let limits = random_limits(rng);
-        let from = UNIT * rng.below(FILE / UNIT - 200);
-        let to = from + UNIT * (1 + rng.below(200));
+        let from = UNIT * rng.u64(..FILE / UNIT - 200);
+        let to = from + UNIT * (1 + rng.u64(..200));
         let faults = Faults {
             eio: 0,
             flip: 0,
@@ -218,7 +219,7 @@ fn the_thread_survives_faults_and_stops_once() {
     let file = patterned(FILE);
     let file_ref = std::panic::AssertUnwindSafe(&file);
     each_seed(100, |seed| {
-        let rng = &mut Rng(seed);
+        let rng = &mut Rng::with_seed(seed);
         let limits = random_limits(rng);
         let faults = Faults {
             flip: 0,
@@ -234,13 +235,13 @@ fn the_thread_survives_faults_and_stops_once() {
         let (mut asked, mut out) = (Asked::new(), Vec::new());
         let mut failures = 0;
         for _ in 0..30 {
-            let n = 1 + rng.below(24);
+            let n = 1 + rng.u64(..24);
             let mut batch = random_reads(rng, &mut arena, &mut asked, n);
             io.submit(&mut batch).unwrap();
-            if rng.below(4) == 0 {
+            if rng.u64(..4) == 0 {
                 io.cancel_prefetches().unwrap();
             }
-            let min = rng.below(24) as usize;
+            let min = rng.usize(..24);
             io.wait(&mut out, min).unwrap();
             for done in out.drain(..) {
                 match &done.result {

@@ -6,7 +6,8 @@ use emberflow_storage::io::{
     Completion, Faults, FileSource, IoChoice, IoEngine, IoError, Profile, Read, SimOptions,
 };
 use emberflow_storage::limits::Limits;
-use io_common::{Rng, arena, byte_at, expect_bytes, patterned, source};
+use fastrand::Rng;
+use io_common::{arena, byte_at, expect_bytes, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
@@ -68,13 +69,13 @@ fn every_byte_lands_where_it_was_asked_for() {
     each_engine(|open| {
         let mut engine = open(source(&file));
         let mut arena = arena(40, 16 << 10);
-        let mut rng = Rng(1);
+        let mut rng = Rng::with_seed(1);
         for _ in 0..20 {
             let reads: Vec<_> = (0..40)
                 .map(|_| {
-                    let len = 512 * (1 + rng.below(16));
-                    let offset = 512 * rng.below((FILE - len) / 512 + 1);
-                    let slot_offset = 512 * rng.below(((16 << 10) - len) / 512 + 1);
+                    let len = 512 * (1 + rng.u64(..16));
+                    let offset = 512 * rng.u64(..(FILE - len) / 512 + 1);
+                    let slot_offset = 512 * rng.u64(..((16 << 10) - len) / 512 + 1);
                     Read::new(offset, offset, len as u32, arena.take().unwrap())
                         .at(slot_offset as u32)
                 })

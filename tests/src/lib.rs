@@ -5,6 +5,8 @@
     reason = "test support: a failure here is a failed test"
 )]
 
+pub mod fuzz;
+
 use std::path::{Path, PathBuf};
 
 use emberflow::pack::{self, PackOptions};

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use std::ops::ControlFlow;
+
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Logits, Options, Sequence, Span};
+use emberflow_engine::{Budget, Engine, Logits, Options, Request, Sampling, Sequence, Span};
 use emberflow_kernels::DType;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
@@ -180,4 +182,58 @@ fn the_border_follows_the_batch_without_reads() {
     }
     assert!(hot[0] < hot[1] && hot[1] < hot[2], "{hot:?}");
     assert_eq!((hot[0], hot[3]), (hot[5], hot[6]), "{hot:?}");
+}
+
+/// What the model gives alone says what the score of each text has to be, and which one is the best.
+#[test]
+fn the_best_text_is_the_likeliest_of_those_that_were_drawn() {
+    let model = open_model(&ModelArg { model: None }).unwrap();
+    let options = Options {
+        threads: 2,
+        batch: 4,
+        ..roomy(64)
+    };
+    let mut engine = Engine::open(model, options).unwrap();
+    let prompt = engine.text().encode("A trait object").unwrap();
+    let vocab = engine.config().vocab as usize;
+    let mut places = Vec::new();
+    for seed in 0..5 {
+        let request = Request {
+            max_tokens: 12,
+            sampling: Sampling {
+                temperature: 0.9,
+                seed,
+                ..Sampling::default()
+            },
+            ignore_eos: true,
+            ..Request::default()
+        };
+        let sequence = engine.new_sequence().unwrap();
+        let batch = engine
+            .generate_batch(sequence, &prompt, &request, 4, &mut || {
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        let mut scores = Vec::new();
+        for (i, sample) in (0..).zip(&batch.samples) {
+            assert_eq!((sample.seed, sample.tokens.len()), (seed + i, 12));
+            let text = [&prompt[..], &sample.tokens].concat();
+            let logits = all_logits(&mut engine, &text, 16);
+            let rows = logits.chunks(vocab).skip(prompt.len() - 1);
+            let mut sum = 0.0;
+            for (row, &token) in rows.zip(&sample.tokens) {
+                let all: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
+                sum += f64::from(row[token as usize]) - all.ln();
+            }
+            let score = sum / 12.0;
+            assert!((score - sample.score()).abs() < 1e-5, "{score} {sample:?}");
+            scores.push(score);
+        }
+        let best = scores.iter().copied().fold(f64::MIN, f64::max);
+        assert_eq!(scores[batch.best()], best, "{scores:?}");
+        places.push(batch.best());
+    }
+    places.sort_unstable();
+    places.dedup();
+    assert!(places.len() > 1, "always the same place: {places:?}");
 }

@@ -34,14 +34,11 @@ struct Checkpoint {
 
 impl Checkpoint {
     fn random(arch: &'static str) -> Self {
-        let mut state = 5u64;
+        let mut random = fastrand::Rng::with_seed(5);
         let mut tensors = Vec::new();
         let mut add = |name: String, rows: usize, cols: usize, scale: f32| {
-            let mut next = || {
-                state = (state.wrapping_mul(6364136223846793005)).wrapping_add(1442695040888963407);
-                // sixteenths are the same in f16
-                ((state >> 59) as f32 - 15.5) / 16.0 * scale
-            };
+            // sixteenths are the same in f16
+            let mut next = || (f32::from(random.u8(..32)) - 15.5) / 16.0 * scale;
             let norm = rows == 1;
             let values = (0..rows * cols).map(|_| next() + f32::from(u8::from(norm)));
             let values = values.collect();

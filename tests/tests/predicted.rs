@@ -214,17 +214,10 @@ fn imported_predictors_name_neurons_from_the_residual() {
     let folder = copy_of(&case, dir.path());
     let config = emberflow_models::open(&folder).unwrap().config().clone();
     let (d, ffn) = (config.d_model as usize, config.ffn as usize);
-    let mut state = 1u64;
-    let mut random = |n: usize| -> Vec<f32> {
-        let mut next = || {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            // eighths are the same in f16
-            ((state >> 60) as f32 - 7.5) / 8.0
-        };
-        (0..n).map(|_| next()).collect()
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    // eighths are the same in f16
+    let mut next = || (f32::from(random.u8(..16)) - 7.5) / 8.0;
+    let mut random = |n: usize| -> Vec<f32> { (0..n).map(|_| next()).collect() };
     let mut added = Vec::new();
     for l in 0..config.layers {
         let name = |part| format!("model.layers.{l}.mlp.predictor.{part}.weight");

@@ -10,6 +10,7 @@ use emberflow_engine::memory::Needs;
 use emberflow_engine::{Budget, Engine, Error, Logits, Options, Phases, Sparsity};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_storage::mem;
+use fastrand::Rng;
 
 const PROMPT: &str = "The borrow checker";
 const TOKENS: usize = 12;
@@ -25,25 +26,8 @@ fn seeds(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
     }
 }
 
-/// splitmix64
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn share(&mut self) -> f64 {
-        self.below(1001) as f64 / 1000.0
-    }
+fn share(random: &mut Rng) -> f64 {
+    random.u64(..=1000) as f64 / 1000.0
 }
 
 fn open(options: Options) -> Result<Engine, Error> {
@@ -60,10 +44,10 @@ fn options(budget: Budget) -> Options {
     }
 }
 
-fn simulated(random: &mut Random, faults: Faults) -> IoChoice {
+fn simulated(random: &mut Rng, faults: Faults) -> IoChoice {
     let profiles = [Profile::Ufs4, Profile::Ufs31, Profile::Nvme, Profile::Emmc];
-    let profile = profiles[random.below(4) as usize];
-    IoChoice::Sim(SimOptions::new(profile, random.next()).faulty(faults))
+    let profile = profiles[random.usize(..4)];
+    IoChoice::Sim(SimOptions::new(profile, random.u64(..)).faulty(faults))
 }
 
 /// Generates greedily, changing the budget before some of the tokens.
@@ -118,44 +102,44 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
     let mut changed_residency = 0;
     let mut read = 0;
     for seed in seeds(0..200) {
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let faults = Faults {
-            short: random.below(200) as u16,
-            again: random.below(200) as u16,
-            delay: random.below(200) as u16,
-            shuffle: random.below(2) == 0,
+            short: random.u16(..200),
+            again: random.u16(..200),
+            delay: random.u16(..200),
+            shuffle: random.u8(..2) == 0,
             ..Faults::default()
         };
-        let io = match random.below(4) {
+        let io = match random.u8(..4) {
             0 => IoChoice::Auto,
             1 => IoChoice::Pread,
             _ => simulated(&mut random, faults),
         };
         let modes = [Sparsity::Exact, Sparsity::Dense, Sparsity::Predicted];
-        let sparsity = modes[[0, 0, 0, 1, 2, 2, 2][random.below(7) as usize]];
+        let sparsity = modes[[0, 0, 0, 1, 2, 2, 2][random.usize(..7)]];
         let expected = match sparsity {
             Sparsity::Predicted => &predicted,
             _ => &exact,
         };
         let mut engine = open(Options {
             io,
-            threads: 1 + random.below(3) as usize,
-            chunk: 1 + random.below(20) as usize,
+            threads: 1 + random.usize(..3),
+            chunk: 1 + random.usize(..20),
             sparsity,
-            phases: [Phases::One, Phases::Two][random.below(2) as usize],
-            ..options(Budget::FfnShare(random.share()))
+            phases: [Phases::One, Phases::Two][random.usize(..2)],
+            ..options(Budget::FfnShare(share(&mut random)))
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         let first = engine.memory().residency;
         let found = generate(&mut engine, &mut |engine| {
-            if random.below(3) == 0 {
+            if random.u8(..3) == 0 {
                 // below about a third, Gate rows do not stay resident
-                let range = [1.0, 0.4][random.below(2) as usize];
+                let range = [1.0, 0.4][random.usize(..2)];
                 let needs = Needs {
                     process_peak: 0,
                     ..*engine.needs()
                 };
-                let bytes = needs.budget_for_share(range * random.share());
+                let bytes = needs.budget_for_share(range * share(&mut random));
                 engine.set_budget(bytes)?;
                 changed_residency += usize::from(engine.memory().residency != first);
             }
@@ -190,19 +174,19 @@ fn damage_ends_the_run_and_never_changes_it() {
     let expected = modes.map(|sparsity| resident(sparsity).1);
     let (mut ended, mut foreseen) = (0, 0);
     for seed in seeds(1000..1100) {
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let faults = Faults {
-            eio: [0, 3][random.below(2) as usize],
-            flip: [1, 3, 20][random.below(3) as usize],
+            eio: [0, 3][random.usize(..2)],
+            flip: [1, 3, 20][random.usize(..3)],
             ..Faults::default()
         };
         let io = simulated(&mut random, faults);
-        let mode = random.below(2) as usize;
+        let mode = random.usize(..2);
         let opened = open(Options {
             io,
             sparsity: modes[mode],
-            phases: [Phases::Auto, Phases::One][random.below(2) as usize],
-            ..options(Budget::FfnShare(0.1 + 0.8 * random.share()))
+            phases: [Phases::Auto, Phases::One][random.usize(..2)],
+            ..options(Budget::FfnShare(0.1 + 0.8 * share(&mut random)))
         });
         let outcome = opened.and_then(|mut engine| {
             let mut found = Vec::new();

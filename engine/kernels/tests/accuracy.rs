@@ -29,14 +29,9 @@ const GELU_BUDGET: f64 = 2e-7;
 
 /// Seeded, roughly normal numbers (a sum of uniform ones).
 fn normal(seed: u64, n: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2) | 1;
-    let mut uniform = move || {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    (0..n).map(|_| (0..12).map(|_| uniform()).sum()).collect()
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut normal = || (0..12).map(|_| random.f32() - 0.5).sum();
+    (0..n).map(|_| normal()).collect()
 }
 
 fn norm(x: &[f32]) -> f64 {

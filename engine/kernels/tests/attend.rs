@@ -16,14 +16,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Numbers within ±4 from a seed.
 fn floats(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed;
+    let mut random = fastrand::Rng::with_seed(seed);
     (0..count)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            ((state >> 33) % 8001) as f32 / 1000.0 - 4.0
-        })
+        .map(|_| random.u16(..=8000) as f32 / 1000.0 - 4.0)
         .collect()
 }
 

@@ -5,6 +5,7 @@
 mod reference;
 
 use emberflow_kernels::{Cpu, DType, Row};
+use fastrand::Rng;
 use proptest::prelude::*;
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -15,26 +16,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
         .collect()
 }
 
-/// A sequence of numbers from a seed.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-
-    /// Within ±4, sometimes an exact zero.
-    fn float(&mut self) -> f32 {
-        let value = (self.next() % 8001) as f32 / 1000.0 - 4.0;
-        if self.next().is_multiple_of(8) {
-            0.0
-        } else {
-            value
-        }
+/// Within ±4, sometimes an exact zero.
+fn float(random: &mut Rng) -> f32 {
+    match random.u8(..8) {
+        0 => 0.0,
+        _ => random.u16(..=8000) as f32 / 1000.0 - 4.0,
     }
 }
 
@@ -52,9 +38,9 @@ struct Rows {
 
 impl Rows {
     fn new(dtype: DType, n: usize, count: usize, split: bool, finite: bool, seed: u64) -> Rows {
-        let mut numbers = Numbers(seed);
-        let mut random = |len: usize, width: usize| -> Vec<u8> {
-            let mut bytes: Vec<u8> = (0..len).map(|_| numbers.next() as u8).collect();
+        let mut random = Rng::with_seed(seed);
+        let mut bytes_of = |len: usize, width: usize| -> Vec<u8> {
+            let mut bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
             if finite && width > 0 {
                 // Clear the top exponent bit.
                 bytes
@@ -71,10 +57,10 @@ impl Rows {
         };
         let (mut bytes, mut beside, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..count {
-            bytes.resize(bytes.len() + random(1, 0)[0] as usize % 67, 0);
+            bytes.resize(bytes.len() + bytes_of(1, 0)[0] as usize % 67, 0);
             starts.push(bytes.len());
-            bytes.extend(random(quants, width));
-            let row_scales = random(scales, 2);
+            bytes.extend(bytes_of(quants, width));
+            let row_scales = bytes_of(scales, 2);
             bytes.extend(&row_scales);
             beside.extend(row_scales);
         }
@@ -124,9 +110,9 @@ proptest! {
     #[test]
     fn rows_are_added_in_order(rows in any_rows(), cut in 0usize..40, shift in 0usize..5) {
         let views = rows.views();
-        let mut numbers = Numbers(rows.n as u64 + 77);
-        let factors: Vec<f32> = views.iter().map(|_| numbers.float()).collect();
-        let y: Vec<f32> = (0..rows.n + shift).map(|_| numbers.float()).collect();
+        let mut random = Rng::with_seed(rows.n as u64 + 77);
+        let factors: Vec<f32> = views.iter().map(|_| float(&mut random)).collect();
+        let y: Vec<f32> = (0..rows.n + shift).map(|_| float(&mut random)).collect();
         let mut expected = y.clone();
         for (&a, row) in factors.iter().zip(&views) {
             reference::axpy_scaled(a, *row, &mut expected[shift..]);
@@ -152,15 +138,15 @@ proptest! {
     #[test]
     fn tokens_share_rows(rows in any_rows(), tokens in prop_oneof![0usize..5, 60usize..70], kind in 0..3) {
         let views = rows.views();
-        let mut numbers = Numbers(rows.n as u64 + 78);
+        let mut random = Rng::with_seed(rows.n as u64 + 78);
         let factors: Vec<f32> = (0..views.len() * tokens)
             .map(|_| match kind {
-                0 => numbers.float(),
-                1 if !numbers.next().is_multiple_of(8) => 0.0,
-                _ => numbers.float() + 4.5,
+                0 => float(&mut random),
+                1 if random.u8(..8) > 0 => 0.0,
+                _ => float(&mut random) + 4.5,
             })
             .collect();
-        let ys: Vec<f32> = (0..tokens * rows.n).map(|_| numbers.float()).collect();
+        let ys: Vec<f32> = (0..tokens * rows.n).map(|_| float(&mut random)).collect();
         let mut expected = ys.clone();
         for (t, y) in expected.chunks_exact_mut(rows.n.max(1)).enumerate() {
             for (i, row) in views.iter().enumerate() {

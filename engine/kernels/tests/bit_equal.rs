@@ -74,15 +74,9 @@ fn rows(count: usize) -> impl Strategy<Value = Rows> {
     )
         .prop_map(move |(dtype, n, shift, gap, seed, finite)| {
             let stride = dtype.row_bytes(n) + gap;
-            let mut state = seed | 1;
-            let mut bytes: Vec<u8> = (0..shift + count * stride)
-                .map(|_| {
-                    state = state
-                        .wrapping_mul(6364136223846793005)
-                        .wrapping_add(1442695040888963407);
-                    (state >> 56) as u8
-                })
-                .collect();
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut bytes = vec![0; shift + count * stride];
+            random.fill(&mut bytes);
             if finite {
                 for r in 0..count {
                     let start = shift + r * stride;

@@ -76,15 +76,9 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
     (dtype, count, 0usize..67, 0usize..9, any::<u64>(), finite).prop_map(
         move |(dtype, count, shift, gap, seed, finite)| {
             let stride = dtype.row_bytes(n) + gap;
-            let mut state = seed | 1;
-            let mut bytes: Vec<u8> = (0..shift + count * stride)
-                .map(|_| {
-                    state = state
-                        .wrapping_mul(6364136223846793005)
-                        .wrapping_add(1442695040888963407);
-                    (state >> 56) as u8
-                })
-                .collect();
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut bytes = vec![0; shift + count * stride];
+            random.fill(&mut bytes);
             for row in bytes[shift..].chunks_exact_mut(stride.max(1)) {
                 let scales = &mut row[dtype.quants_bytes(n)..dtype.row_bytes(n)];
                 if finite {

@@ -29,13 +29,8 @@ proptest! {
         gap in 0usize..5,
         seed in any::<u64>(),
     ) {
-        let mut state = seed | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as i32 as f32 / 3.0
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut next = || random.i32(..) as f32 / 3.0;
         let x: Vec<f32> = (0..n).map(|_| next()).collect();
         let w: Vec<Vec<f32>> = (0..rows).map(|_| (0..n).map(|_| next()).collect()).collect();
         let naive: Vec<u32> = w

@@ -12,18 +12,12 @@ proptest! {
         rows in 1usize..4,
         seed in any::<u64>(),
     ) {
-        let mut state = seed | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
         let groups = n.div_ceil(TWO_BIT_GROUP);
         let mut bytes = vec![0; rows * two_bit_row_bytes(n)];
         let mut expected = Vec::new();
         for row in bytes.chunks_exact_mut(two_bit_row_bytes(n)) {
-            let quants: Vec<u8> = (0..n).map(|_| (next() % 4) as u8).collect();
+            let quants: Vec<u8> = (0..n).map(|_| random.u8(..4)).collect();
             let scales: Vec<f32> = (0..groups).map(|g| 0.25 * (g + 1) as f32).collect();
             let stored: Vec<u16> = scales.iter().map(|&s| half::f16::from_f32(s).to_bits()).collect();
             store_two_bit_row(&quants, &stored, row);
@@ -31,7 +25,7 @@ proptest! {
                 (2.0 * f32::from(q) - 3.0) * scales[i / TWO_BIT_GROUP]
             }));
         }
-        let x: Vec<f32> = (0..n).map(|_| next() as i32 as f32).collect();
+        let x: Vec<f32> = (0..n).map(|_| random.i32(..) as f32).collect();
         let mut products: Vec<Vec<u32>> = Vec::new();
         for cpu in Cpu::all() {
             let mut wide = vec![0; rows * DType::Q4.row_bytes(n)];

@@ -1,8 +1,13 @@
 //! The pool calls everyone once, hands out each item once, and survives panics.
 
 use std::{
+    cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use emberflow_kernels::{Columns, Lane, Lanes, Workers};
@@ -59,6 +64,7 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
                     second: Lane::new(&mut other, unit),
                     third: Lane::new(&mut third, 1),
                 };
+                let mut stretches = 0;
                 workers.for_each_part_then(
                     lanes,
                     part,
@@ -75,6 +81,7 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
                         assert_eq!(std::thread::current().id(), caller);
                         assert_eq!(third.len(), stretch.len().div_ceil(unit));
                         assert!(third.iter().all(|&n| n == 1));
+                        stretches += 1;
                         assert_eq!(first * unit, seen.len());
                         seen.extend_from_slice(stretch);
                         seen_beside.extend_from_slice(other);
@@ -88,6 +95,11 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
                         .eq(seen_beside.iter().copied())
                 );
                 assert_eq!(seen_beside, other);
+                // Not all at the end: alone, the caller hands on each part that it has computed.
+                let units = len.div_ceil(unit);
+                let parts = units.div_ceil(part.max(1).max(units.div_ceil(64)));
+                let alone = threads == 1;
+                assert!(stretches <= parts && (!alone || stretches == parts));
             }
         }
     }
@@ -215,22 +227,65 @@ fn the_panic_of_an_item_reaches_the_caller_once_no_item_is_running() {
 #[test]
 fn a_run_does_not_wait_for_threads_that_have_not_come() {
     let workers = Workers::new(3, None);
+    let came = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&came);
+    workers.observe(move |_, part| {
+        counter.fetch_add(1, Relaxed);
+        part();
+    });
     for _ in 0..20 {
         // Long enough for all to sleep.
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
         let items: Vec<AtomicUsize> = (0..5).map(|_| AtomicUsize::new(0)).collect();
         workers.for_each_chunk(items.len(), &|_, item| {
             items[item].fetch_add(1, Relaxed);
         });
         assert!(items.iter().all(|i| i.load(Relaxed) == 1));
     }
+    assert!(
+        came.load(Relaxed) < 20 * 3,
+        "all threads took part in every run"
+    );
     // One that is there and busy is waited for.
     let slow = AtomicUsize::new(0);
     workers.for_each_chunk(3, &|_, _| {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
         slow.fetch_add(1, Relaxed);
     });
     assert_eq!(slow.load(Relaxed), 3);
+}
+
+/// Each item waits for the other, so that one thread alone would not get through.
+#[test]
+fn items_are_computed_at_the_same_time() {
+    let workers = Workers::new(2, None);
+    let begun = AtomicUsize::new(0);
+    let since = Instant::now();
+    workers.for_each_chunk(2, &|_, _| {
+        begun.fetch_add(1, Relaxed);
+        while begun.load(Relaxed) < 2 && since.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        assert_eq!(begun.load(Relaxed), 2, "the other item waits for this one");
+    });
+}
+
+#[test]
+fn parts_grow_shorter_to_the_end() {
+    let workers = Workers::new(2, None);
+    let lens = Mutex::new(Vec::new());
+    let mut data = vec![0u8; 3 * 100];
+    workers.for_each_part_mut(&mut data, 3, &|_, first, part| {
+        part.iter_mut().for_each(|n| *n += 1);
+        lens.lock().unwrap().push((first, part.len() / 3));
+    });
+    assert!(data.iter().all(|&n| n == 1));
+    let mut lens = lens.into_inner().unwrap();
+    lens.sort_unstable();
+    let lens: Vec<usize> = lens.into_iter().map(|(_, len)| len).collect();
+    // A quarter of what is left, for two threads.
+    assert_eq!((lens[0], lens[1], lens.last()), (25, 18, Some(&1)));
+    assert!(lens.is_sorted_by(|a, b| a >= b), "{lens:?}");
 }
 
 #[test]
@@ -261,26 +316,35 @@ fn a_nested_run_is_refused_and_does_not_hang() {
 #[test]
 fn several_callers_take_turns() {
     let workers = Workers::new(3, None);
-    let total = AtomicUsize::new(0);
+    let calls = [const { AtomicUsize::new(0) }; 4];
+    let running = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
+        for (caller, calls) in calls.iter().enumerate() {
+            let (workers, running) = (&workers, &running);
+            scope.spawn(move || {
                 for _ in 0..300 {
                     workers.run(&|_| {
-                        total.fetch_add(1, Relaxed);
+                        // The caller's byte counts its threads; those of the others are zero.
+                        let one = 1 << (8 * caller);
+                        let others = running.fetch_add(one, Relaxed) & !(0xff << (8 * caller));
+                        assert_eq!(others, 0, "two runs at once");
+                        calls.fetch_add(1, Relaxed);
+                        running.fetch_sub(one, Relaxed);
                     });
                 }
             });
         }
     });
-    assert_eq!(total.load(Relaxed), 4 * 300 * 3);
+    for calls in &calls {
+        assert_eq!(calls.load(Relaxed), 300 * 3);
+    }
 }
 
 #[test]
 fn sleeping_workers_wake_up_again() {
     let workers = Workers::new(2, None);
     for _ in 0..20 {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
         let calls = AtomicUsize::new(0);
         workers.run(&|_| {
             calls.fetch_add(1, Relaxed);
@@ -289,10 +353,24 @@ fn sleeping_workers_wake_up_again() {
     }
 }
 
+thread_local! {
+    /// Lives as long as the thread that put it here.
+    static ALIVE: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
+}
+
 #[test]
-fn pools_come_and_go() {
+fn the_threads_of_a_dropped_pool_are_gone() {
     for _ in 0..100 {
-        Workers::new(3, None);
+        let alive = Arc::new(());
+        let workers = Workers::new(3, None);
+        workers.run(&|thread| {
+            if thread > 0 {
+                ALIVE.set(Some(Arc::clone(&alive)));
+            }
+        });
+        assert_eq!(Arc::strong_count(&alive), 3);
+        drop(workers);
+        assert_eq!(Arc::strong_count(&alive), 1);
     }
 }
 
@@ -301,6 +379,9 @@ fn threads_are_pinned_where_that_is_possible() {
     let first = core_affinity::get_core_ids().unwrap()[0].id;
     let workers = Workers::new(3, Some(&[first]));
     assert_eq!(workers.pinned(), 2);
+    // Each to its own: the first started thread is number 1, the second wraps around.
+    let one = Workers::new(3, Some(&[first, usize::MAX]));
+    assert_eq!(one.pinned(), 1);
     // Cores that do not exist, and no cores at all: unpinned, and working.
     for cores in [&[1_000_000_000, usize::MAX][..], &[]] {
         let workers = Workers::new(3, Some(cores));

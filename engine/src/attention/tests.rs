@@ -42,14 +42,9 @@ struct Case {
 
 /// Numbers within ±2, exact in f16.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed;
+    let mut random = fastrand::Rng::with_seed(seed);
     (0..count)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            ((state >> 33) % 1025) as f32 / 256.0 - 2.0
-        })
+        .map(|_| f32::from(random.u16(..=1024)) / 256.0 - 2.0)
         .collect()
 }
 

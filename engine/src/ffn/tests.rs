@@ -12,7 +12,7 @@ use crate::input::Input;
 use crate::memory::MemoryPlan;
 use crate::store::Naming;
 use crate::store::regions::CLUSTER;
-use crate::testing::{Numbers, Ways, World};
+use crate::testing::{Ways, World, floats};
 use crate::thread_buffer;
 
 const D: usize = 64;
@@ -148,7 +148,7 @@ fn a_layer_is_the_weighted_sum_of_its_units() {
     let on = Compute::new(2, None);
     for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::Q8, 0.2)] {
         let world = world(dtype);
-        let x = Numbers(4).floats(ROWS * D);
+        let x = floats(4, ROWS * D);
         let plan = world.plan(true, 0, 300);
         let ways = Ways {
             naming: Naming::Gates,
@@ -171,7 +171,7 @@ fn a_layer_is_the_weighted_sum_of_its_units() {
 fn where_the_neurons_are_changes_no_bit() {
     for dtype in [DType::F32, DType::Q4] {
         let world = world(dtype);
-        let x = Numbers(6).floats(ROWS * D);
+        let x = floats(6, ROWS * D);
         let mut expected: Option<Vec<Vec<u32>>> = None;
         for (naming, gates_first, resident, hot, slots, ablation, threads) in [
             (Naming::Gates, false, true, 0, 1030, Ablation::Full, 1),
@@ -207,7 +207,7 @@ fn where_the_neurons_are_changes_no_bit() {
 fn a_row_does_not_depend_on_the_others() {
     let world = world(DType::Q8);
     let on = Compute::new(2, None);
-    let x = Numbers(8).floats(ROWS * D);
+    let x = floats(8, ROWS * D);
     let ways = Ways {
         naming: Naming::Gates,
         ..Ways::default()

@@ -10,7 +10,9 @@ use super::regions::CLUSTER;
 use super::work::Step;
 use crate::ablation::Ablation;
 use crate::error::Error;
-use crate::testing::{Numbers, Ways, World};
+use fastrand::Rng;
+
+use crate::testing::{Ways, World, chance};
 
 /// Layers of one bank, of several, and of banks that are no whole clusters.
 fn world() -> World {
@@ -30,18 +32,18 @@ struct Needs {
     clusters: Vec<Vec<u32>>,
 }
 
-fn needs(world: &World, layer: usize, share: f64, numbers: &mut Numbers) -> Vec<Needs> {
+fn needs(world: &World, layer: usize, share: f64, random: &mut Rng) -> Vec<Needs> {
     let banks = world.banks_of(layer);
     let one = banks.len() == 1;
     let mut chosen = Vec::new();
     for bank in banks {
-        if !one && numbers.chance(0.3) {
+        if !one && chance(random, 0.3) {
             continue;
         }
         let neurons = world.neurons(bank);
         let cluster = |first: usize| {
             let ids = first..(first + CLUSTER).min(neurons);
-            let needed = ids.filter(|_| numbers.chance(share));
+            let needed = ids.filter(|_| chance(random, share));
             needed.map(|n| n as u32).collect()
         };
         let clusters = (0..neurons).step_by(CLUSTER).map(cluster).collect();
@@ -52,7 +54,10 @@ fn needs(world: &World, layer: usize, share: f64, numbers: &mut Numbers) -> Vec<
 
 /// Whether a neuron fires, where Gate parts come first.
 fn fires(bank: u32, neuron: u32) -> bool {
-    Numbers(u64::from(bank) << 32 | u64::from(neuron)).chance(0.4)
+    chance(
+        &mut Rng::with_seed(u64::from(bank) << 32 | u64::from(neuron)),
+        0.4,
+    )
 }
 
 /// Runs a layer as the FFN does, and checks every byte. Returns the neurons that were seen.
@@ -61,16 +66,16 @@ fn run(
     store: &mut NeuronStore,
     layer: usize,
     needs: &[Needs],
-    numbers: &mut Numbers,
+    random: &mut Rng,
 ) -> Result<usize, Error> {
-    let tokens = 1 + 40 * usize::from(numbers.chance(0.3));
+    let tokens = 1 + 40 * usize::from(chance(random, 0.3));
     store.begin_layer(layer, needs.iter().map(|n| n.bank), tokens)?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {
             open += usize::from(!ids.is_empty());
             store.need(unit, ids);
-            if numbers.chance(0.5) {
+            if chance(random, 0.5) {
                 store.poll()?;
                 store.advance()?;
             }
@@ -86,7 +91,7 @@ fn run(
                 store.wait()?;
             }
             for item in done.drain(..) {
-                let keep = numbers.next();
+                let keep = random.u64(..);
                 store.release(item, |neuron| keep >> (neuron % 64) & 1 == 1);
             }
             continue;
@@ -109,7 +114,7 @@ fn run(
                 }
             }
         }
-        if store.is_short_of_memory() || numbers.chance(0.3) {
+        if store.is_short_of_memory() || chance(random, 0.3) {
             for item in done.drain(..) {
                 store.release(item, |neuron| neuron % 3 != 0);
             }
@@ -160,41 +165,41 @@ fn sim(seed: u64, faults: Faults) -> IoChoice {
 /// A random life: passes, budgets, border moves. Returns what was needed and what was seen.
 fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let world = world();
-    let mut numbers = Numbers(seed);
+    let mut random = Rng::with_seed(seed);
     let total = 929;
-    let plan = |numbers: &mut Numbers| {
-        let slots = match numbers.below(4) {
+    let plan = |random: &mut Rng| {
+        let slots = match random.usize(..4) {
             0 => 0,
             1 => 256,
-            _ => 256 + numbers.below(total - 256) as u64,
+            _ => 256 + random.u64(..total as u64 - 256),
         };
         // Without a cold region everything streams, which only a scan does.
         let streams = ways.naming == Naming::All || !ways.gates_first && slots == 0;
-        let resident = ways.naming != Naming::All && numbers.chance(0.5);
+        let resident = ways.naming != Naming::All && chance(random, 0.5);
         let slots = if streams && !resident {
             0
         } else {
             slots.max(256)
         };
-        world.plan(resident, numbers.below(5) as u64, slots)
+        world.plan(resident, random.u64(..5), slots)
     };
     let mut ways = ways.clone();
-    let first = plan(&mut numbers);
+    let first = plan(&mut random);
     if first.slots == 0 && !first.gates_resident() {
         ways.naming = Naming::All;
     }
     let mut store = world.store(&first, &ways)?;
     let [mut needed, mut seen] = [0, 0];
     for _ in 0..passes {
-        match numbers.below(5) {
+        match random.usize(..5) {
             0 if ways.naming != Naming::All => store.set_plan(&world.plan(
-                numbers.chance(0.5),
-                numbers.below(5) as u64,
-                256 + numbers.below(total - 256) as u64,
+                chance(&mut random, 0.5),
+                random.u64(..5),
+                256 + random.u64(..total as u64 - 256),
             ))?,
             1 if ways.naming != Naming::All => {
-                let hot = numbers.below(5) as u64;
-                let slots = 256 + numbers.below(200) as u64;
+                let hot = random.u64(..5);
+                let slots = 256 + random.u64(..200);
                 let resident = store.gates_resident(0);
                 let plan = world.plan(resident, hot, slots);
                 store.aim_border(&plan, &[2, 1, 1, 0, 1]);
@@ -202,20 +207,20 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
             _ => {}
         }
         store.step_border()?;
-        store.begin_pass(numbers.chance(0.7));
-        let share = [0.02, 0.2, 0.6, 1.0][numbers.below(4)];
+        store.begin_pass(chance(&mut random, 0.7));
+        let share = [0.02, 0.2, 0.6, 1.0][random.usize(..4)];
         for layer in 0..world.layers() {
             let share = if ways.naming == Naming::All {
                 1.0
             } else {
                 share
             };
-            let needs = needs(&world, layer, share, &mut numbers);
+            let needs = needs(&world, layer, share, &mut random);
             let ids = needs.iter().flat_map(|n| &n.clusters).map(Vec::len);
             needed += ids.sum::<usize>();
-            seen += run(&world, &mut store, layer, &needs, &mut numbers)?;
+            seen += run(&world, &mut store, layer, &needs, &mut random)?;
             if layer == 1 && store.guesses_pay(2) {
-                let ids: Vec<u32> = (0..129).filter(|_| numbers.chance(0.3)).collect();
+                let ids: Vec<u32> = (0..129).filter(|_| chance(&mut random, 0.3)).collect();
                 store.guess(2, 4, &ids)?;
             }
         }
@@ -287,11 +292,11 @@ fn after_a_failure_the_store_refuses_to_work() {
         let Ok(mut store) = world.store(&world.plan(true, 0, 256), &ways) else {
             continue;
         };
-        let mut numbers = Numbers(seed);
+        let mut random = Rng::with_seed(seed);
         for _ in 0..30 {
             store.begin_pass(true);
-            let needs = needs(&world, 0, 0.6, &mut numbers);
-            if run(&world, &mut store, 0, &needs, &mut numbers).is_err() {
+            let needs = needs(&world, 0, 0.6, &mut random);
+            if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
                 store.cold.check_invariants();
                 let again = store.begin_layer(1, [1].into_iter(), 1);
@@ -311,7 +316,7 @@ fn the_border_moves_without_a_burst_of_reads() {
     let world = World::new(&[(0, 0, 640)], 24, DType::F32, 9);
     let ways = Ways::default();
     let mut store = world.store(&world.plan(true, 0, 600), &ways).unwrap();
-    let mut numbers = Numbers(3);
+    let mut random = Rng::with_seed(3);
     let all = [Needs {
         bank: 0,
         clusters: (0..5).map(|c| (c * 128..(c + 1) * 128).collect()).collect(),
@@ -321,7 +326,7 @@ fn the_border_moves_without_a_burst_of_reads() {
     for _ in 0..8 {
         store.step_border().unwrap();
         store.begin_pass(true);
-        run(&world, &mut store, 0, &all, &mut numbers).unwrap();
+        run(&world, &mut store, 0, &all, &mut random).unwrap();
         hot.push(store.hot.held());
     }
     assert!(hot.windows(2).all(|w| w[1] <= w[0] + 1), "{hot:?}");

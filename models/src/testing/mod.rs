@@ -3,7 +3,6 @@
 
 mod folder;
 mod gguf;
-mod mutate;
 
 pub(crate) use folder::{Folder, Tensor};
 pub(crate) use gguf::{Gguf, Kv, Order, text};

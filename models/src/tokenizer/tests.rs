@@ -344,77 +344,6 @@ fn lies_are_refused() {
     }
 }
 
-/// All places of a document, as JSON pointers.
-fn places(value: &Value, at: String, out: &mut Vec<String>) {
-    match value {
-        Value::Object(map) if map.len() < 50 => {
-            for (key, value) in map {
-                places(value, format!("{at}/{key}"), out);
-            }
-        }
-        Value::Array(list) => {
-            for (index, value) in list.iter().enumerate() {
-                places(value, format!("{at}/{index}"), out);
-            }
-        }
-        _ => {}
-    }
-    out.push(at);
-}
-
-fn anything() -> impl Strategy<Value = Value> {
-    let names = [
-        "",
-        " ",
-        "a",
-        "ab",
-        "▁",
-        "A",
-        "B",
-        "ByteLevel",
-        "Sequence",
-        "Fuse",
-        "Strip",
-        "Replace",
-        "Metaspace",
-        "Digits",
-        "Split",
-        "Removed",
-        "MergedWithNext",
-        "first",
-        "a*",
-        "(?=a)",
-        "<|end|>",
-        "Lowercase",
-        "NFKD",
-    ];
-    let leaf = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        prop_oneof![
-            Just(0u64),
-            Just(1),
-            Just(257),
-            Just(u64::from(u32::MAX)),
-            Just(u64::MAX)
-        ]
-        .prop_map(Value::from),
-        proptest::sample::select(names.to_vec()).prop_map(Value::from),
-    ];
-    leaf.prop_recursive(2, 8, 3, move |inner| {
-        prop_oneof![
-            proptest::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
-            (
-                proptest::sample::select(vec![
-                    "type", "pattern", "String", "Regex", "content", "id"
-                ]),
-                inner
-            )
-                .prop_map(|(key, value)| json!({ key: value })),
-        ]
-    })
-}
-
 fn normalizers() -> Vec<Value> {
     ["NFC", "NFD", "NFKC", "NFKD", "Lowercase"]
         .map(|kind| json!({ "type": kind }))
@@ -448,29 +377,6 @@ fn splitters() -> Vec<Value> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
-
-    /// Whatever a file says: an error, or a tokenizer that works.
-    #[test]
-    fn mutated_files_never_panic(
-        start in 0..2usize,
-        changes in proptest::collection::vec((any::<prop::sample::Index>(), anything()), 1..4),
-        text in "[ ab▁é<|end>1\n]{0,12}",
-    ) {
-        let mut file = if start == 0 { byte_level() } else { pieces() };
-        for (index, value) in changes {
-            let mut all = Vec::new();
-            places(&file, String::new(), &mut all);
-            if let Some(place) = file.pointer_mut(&all[index.index(all.len())]) {
-                *place = value;
-            }
-        }
-        if let Ok(tokenizer) = Tokenizer::from_json(&file.to_string())
-            && let Ok(ids) = tokenizer.encode(&text, true)
-        {
-            let _ = tokenizer.decode(&ids, true);
-            streamed(tokenizer.stream(), &ids);
-        }
-    }
 
     /// Components that are accepted one by one also work together, on any text.
     #[test]

@@ -2,23 +2,17 @@
 
 /// Values of the sign-free top bits of an f32: 8 of the exponent, 4 of the
 /// mantissa, so that a bucket is at most 6 % wide.
-pub(super) const BUCKETS: usize = 1 << 12;
+pub(super) const BUCKETS: u16 = 1 << 12;
 
 const SHIFT: u32 = 31 - 12;
 
 /// How many values of each magnitude were seen. Zeros are not counted. Adding two
 /// of them up is exact.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Magnitudes {
-    counts: Vec<u64>,
-}
-
-impl Default for Magnitudes {
-    fn default() -> Self {
-        Self {
-            counts: vec![0; BUCKETS],
-        }
-    }
+    /// Buckets that are not empty and their counts, ascending: of the few hundred that a
+    /// model fills, and of no more than a file has.
+    counts: Vec<(u16, u64)>,
 }
 
 impl Magnitudes {
@@ -26,13 +20,13 @@ impl Magnitudes {
     #[inline]
     pub fn see(&mut self, value: f32) {
         if value != 0.0 && value.is_finite() {
-            self.counts[bucket(value)] += 1;
+            *self.count_mut(bucket(value)) += 1;
         }
     }
 
     /// Values that were counted.
     pub fn total(&self) -> u64 {
-        self.counts.iter().fold(0, |sum, &c| sum.saturating_add(c))
+        self.counts.iter().fold(0, |sum, c| sum.saturating_add(c.1))
     }
 
     /// The magnitude below which `share` (0 to 1) of all values lie, where `zeros`
@@ -49,10 +43,7 @@ impl Magnitudes {
             return Some(0.0);
         }
         let mut last = None;
-        for (b, &count) in self.counts.iter().enumerate() {
-            if count == 0 {
-                continue;
-            }
+        for (b, count) in self.filled() {
             below += count as f64;
             last = Some(upper(b));
             if below >= wanted {
@@ -64,27 +55,40 @@ impl Magnitudes {
 
     /// Buckets that are not empty: number and count, ascending.
     pub(super) fn filled(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
-        let all = self.counts.iter().copied().enumerate();
-        all.filter(|&(_, count)| count > 0)
+        let known = self.counts.iter();
+        known.map(|&(bucket, count)| (usize::from(bucket), count))
     }
 
-    /// Sets one bucket. `None` when there is no such bucket.
+    /// Sets one bucket to a count that is not zero. `None` when there is no such bucket.
     pub(super) fn set(&mut self, bucket: usize, count: u64) -> Option<()> {
-        *self.counts.get_mut(bucket)? = count;
+        let bucket = u16::try_from(bucket).ok().filter(|&b| b < BUCKETS)?;
+        *self.count_mut(bucket) = count;
         Some(())
     }
 
     /// Adds another distribution. `None` when a count overflows.
     pub(super) fn merge(&mut self, other: &Self) -> Option<()> {
-        for (a, &b) in self.counts.iter_mut().zip(&other.counts) {
-            *a = a.checked_add(b)?;
+        for &(bucket, count) in &other.counts {
+            let mine = self.count_mut(bucket);
+            *mine = mine.checked_add(count)?;
         }
         Some(())
     }
+
+    /// The count of a bucket, which its caller makes more than zero.
+    #[inline]
+    fn count_mut(&mut self, bucket: u16) -> &mut u64 {
+        let place = self.counts.binary_search_by_key(&bucket, |c| c.0);
+        let place = place.unwrap_or_else(|place| {
+            self.counts.insert(place, (bucket, 0));
+            place
+        });
+        &mut self.counts[place].1
+    }
 }
 
-fn bucket(value: f32) -> usize {
-    ((value.to_bits() & 0x7fff_ffff) >> SHIFT) as usize
+fn bucket(value: f32) -> u16 {
+    ((value.to_bits() & 0x7fff_ffff) >> SHIFT) as u16
 }
 
 /// Upper end of a bucket.
@@ -117,8 +121,8 @@ mod tests {
     #[test]
     fn every_float_has_a_bucket_that_holds_it() {
         for v in [f32::MIN_POSITIVE, 1e-45, 1.0, 3.25, f32::MAX] {
-            let b = bucket(v);
-            assert!(b < BUCKETS && upper(b) >= v);
+            let b = usize::from(bucket(v));
+            assert!(b < usize::from(BUCKETS) && upper(b) >= v);
             assert!(b == 0 || upper(b - 1) < v);
         }
     }

@@ -18,6 +18,8 @@ pub mod cache;
 pub mod io;
 #[path = "../../src/limits.rs"]
 pub mod limits;
+#[path = "../../src/random.rs"]
+mod random;
 #[path = "../../src/io/scripted.rs"]
 mod scripted;
 #[path = "../../src/trace.rs"]

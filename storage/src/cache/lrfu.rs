@@ -516,13 +516,12 @@ mod tests {
     fn of_many_the_least_worth_leave() {
         let n = 2 * MANY as u32;
         let (mut order, mut table) = (Lrfu::new(n), Table::new(&[n]).unwrap());
-        let mut state = 1u32;
+        let mut random = fastrand::Rng::with_seed(1);
         let mut worths = Vec::new();
         for i in 0..n {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let unit = table.at_mut(i);
             unit.settle(i);
-            order.expect(unit, 0.01 + f64::from(state >> 8) / f64::from(1 << 24));
+            order.expect(unit, 0.01 + random.f64());
             worths.push(unit.worth);
         }
         let mut sorted = worths.clone();

@@ -140,12 +140,11 @@ mod tests {
         let mut exact = [0f64; 3];
         let weight = (-f64::from(TICK) / f64::from(DOUBLING)).exp2();
         let log = |w: &Worth, of: u32| (f64::from(of) - f64::from(w.now)) / 128.0;
-        let mut seed = 7u32;
+        let mut random = fastrand::Rng::with_seed(7);
         for tick in 0..3000 {
             for (unit, exact) in exact.iter_mut().enumerate() {
-                seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
                 *exact *= weight;
-                if (seed >> 16).is_multiple_of(3 + 40 * unit as u32) {
+                if random.u32(..3 + 40 * unit as u32) == 0 {
                     *exact += 1.0;
                     worth.used(&mut of[unit]);
                 }

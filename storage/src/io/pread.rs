@@ -206,3 +206,23 @@ impl Drop for Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many lanes as were asked for, two commands for each, and none that outlives the pool.
+    #[test]
+    fn a_dropped_pool_has_no_lanes() {
+        for lanes in [1, 3, 8].repeat(20) {
+            let pool = Pool::new(lanes).unwrap();
+            assert_eq!(
+                (pool.lanes.len() as u32, pool.capacity()),
+                (lanes, 2 * lanes)
+            );
+            let shared = Arc::downgrade(&pool.shared);
+            drop(pool);
+            assert!(shared.upgrade().is_none(), "a lane goes on");
+        }
+    }
+}

@@ -13,6 +13,7 @@ use super::device::{Device, Reaped, Waker};
 use super::profile::{Core, Profile};
 use super::source::FileSource;
 use super::sys::{self, Command, Piece};
+use crate::random::Random;
 
 /// What can go wrong, in thousandths of all commands unless said otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -100,7 +101,7 @@ struct Bell {
 pub(crate) struct Sim {
     options: SimOptions,
     fd: i32,
-    random: u64,
+    random: Random,
     capacity: u32,
     pending: Vec<Scheduled>,
     /// Model time at which the command queue is free again.
@@ -122,7 +123,7 @@ impl Sim {
         Self {
             options,
             fd: source.buffered_fd(),
-            random: options.seed,
+            random: Random(options.seed),
             capacity: depth.max(1),
             pending: Vec::with_capacity(depth as usize),
             free_ns: 0,
@@ -135,21 +136,8 @@ impl Sim {
         }
     }
 
-    fn next_random(&mut self) -> u64 {
-        // SplitMix64: tiny, and good enough to pick faults.
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next_random() % n.max(1)
-    }
-
     fn happens(&mut self, thousandths: u16) -> bool {
-        thousandths > 0 && self.below(1000) < u64::from(thousandths)
+        thousandths > 0 && self.random.below(1000) < u64::from(thousandths)
     }
 
     fn now(&self) -> u64 {
@@ -176,7 +164,7 @@ impl Sim {
         let total: usize = pieces.iter().map(Piece::len).sum();
         if self.happens(faults.again) {
             let errors = [libc::EINTR, libc::EAGAIN];
-            return -errors[self.below(2) as usize];
+            return -errors[self.random.below(2) as usize];
         }
         let end = command.offset.saturating_add(total as u64);
         let bad = faults
@@ -186,14 +174,14 @@ impl Sim {
             return -libc::EIO;
         }
         let len = if total > 1 && self.happens(faults.short) {
-            1 + self.below(total as u64 - 1) as usize
+            1 + self.random.below(total as u64 - 1) as usize
         } else {
             total
         };
         // SAFETY: the contract of `start` holds until this outcome is reported.
         let n = unsafe { sys::read_front(self.fd, command.offset, pieces, len) };
         if n > 0 && self.happens(faults.flip) {
-            let bit = self.below(n as u64 * 8);
+            let bit = self.random.below(n as u64 * 8);
             // SAFETY: as above; the bit is inside what was just read.
             unsafe { sys::flip_bit(pieces, bit) };
         }
@@ -205,7 +193,7 @@ impl Sim {
         let due = |s: &Scheduled| s.due_ns <= now;
         if self.options.faults.shuffle {
             let n = self.pending.iter().filter(|s| due(s)).count() as u64;
-            let which = self.below(n) as usize;
+            let which = self.random.below(n) as usize;
             let mut all = self.pending.iter().enumerate().filter(|(_, s)| due(s));
             return all.nth(which).map(|(i, _)| i);
         }
@@ -271,7 +259,7 @@ impl Device for Sim {
         self.free_ns = self.free_ns.max(self.now()) + service;
         let mut due_ns = self.free_ns + model.latency_ns;
         if self.happens(self.options.faults.delay) {
-            due_ns += model.latency_ns * (1 + self.below(49));
+            due_ns += model.latency_ns * (1 + self.random.below(49));
         }
         self.pending.push(Scheduled { command, due_ns });
     }

@@ -10,6 +10,7 @@ use crate::io::{
     Completion, FileSource, IoChoice, IoError, IoOptions, IoThread, Read, process_cpu_ns,
 };
 use crate::limits::Limits;
+use crate::random::Random;
 
 /// Bytes that may wait in a queue behind those on the device.
 const AHEAD: u32 = 4 << 20;
@@ -309,7 +310,7 @@ struct Supplier<'a> {
     /// Whole reads in the range.
     places: u64,
     next: u64,
-    random: u64,
+    random: Random,
     /// When the read of each tag was submitted.
     started: Vec<Instant>,
     batch: Vec<Read>,
@@ -325,24 +326,18 @@ impl<'a> Supplier<'a> {
             pattern: work.pattern,
             places: (work.range / u64::from(work.size)).max(1),
             next: 0,
-            random: 1,
+            random: Random(1),
             started: vec![Instant::now(); keep],
             batch: Vec::with_capacity(keep),
             done: Vec::with_capacity(keep),
         }
     }
 
-    /// Offset of the next read: SplitMix64 over the range, or the next place in it.
+    /// Offset of the next read: a random one in the range, or the next place in it.
     fn offset(&mut self) -> u64 {
         let place = match self.pattern {
             Pattern::Sequential => self.next,
-            Pattern::Random => {
-                self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-                let mut z = self.random;
-                z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-                z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-                z ^ (z >> 31)
-            }
+            Pattern::Random => self.random.next(),
         };
         self.next += 1;
         place % self.places * u64::from(self.size)

@@ -7,25 +7,13 @@ use emberflow_storage::container::{
     BankSpec, BundleGeometry, Container, Options, Prefer, Spec, TensorSpec, Unit, Writer,
 };
 use emberflow_storage::{Error, Result};
+use fastrand::Rng;
 
-/// Seeded numbers (splitmix64); tests must repeat.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
+/// `len` random bytes.
+fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    rng.fill(&mut bytes);
+    bytes
 }
 
 /// A specification, and data that follow from it and a seed.
@@ -37,21 +25,28 @@ pub struct Model {
 
 impl Model {
     pub fn tensor(&self, index: usize) -> Vec<u8> {
-        Rng(self.seed ^ (1 << 40) ^ index as u64).bytes(self.spec.tensors[index].len as usize)
+        bytes(
+            &mut Rng::with_seed(self.seed ^ (1 << 40) ^ index as u64),
+            self.spec.tensors[index].len as usize,
+        )
     }
 
     pub fn predictor(&self) -> Vec<u8> {
-        Rng(self.seed ^ (1 << 41)).bytes(self.spec.predictor_len as usize)
+        bytes(
+            &mut Rng::with_seed(self.seed ^ (1 << 41)),
+            self.spec.predictor_len as usize,
+        )
     }
 
     /// (gate, rest, scales) of a neuron.
     pub fn neuron(&self, bank: usize, neuron: u32) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let g = &self.spec.geometry;
-        let mut rng = Rng(self.seed ^ ((bank as u64) << 44) ^ (u64::from(neuron) << 4));
+        let seed = self.seed ^ ((bank as u64) << 44) ^ (u64::from(neuron) << 4);
+        let mut rng = Rng::with_seed(seed);
         (
-            rng.bytes(g.gate_len as usize),
-            rng.bytes(g.rest_len as usize),
-            rng.bytes(g.scales_per_neuron as usize),
+            bytes(&mut rng, g.gate_len as usize),
+            bytes(&mut rng, g.rest_len as usize),
+            bytes(&mut rng, g.scales_per_neuron as usize),
         )
     }
 
@@ -158,31 +153,31 @@ pub fn bare() -> Model {
 }
 
 pub fn random(seed: u64) -> Model {
-    let mut rng = Rng(seed);
-    let sector = [512, 1024, 2048, 4096][rng.below(4) as usize];
-    let scales = rng.below(2) as u32 * (1 + rng.below(90) as u32);
-    let prefer = [Prefer::Auto, Prefer::Inline, Prefer::Resident][rng.below(3) as usize];
-    let (gate, rest) = (1 + rng.below(5000) as u32, 1 + rng.below(9000) as u32);
+    let mut rng = Rng::with_seed(seed);
+    let sector = [512, 1024, 2048, 4096][rng.usize(..4)];
+    let scales = rng.u32(..2) * (1 + rng.u32(..90));
+    let prefer = [Prefer::Auto, Prefer::Inline, Prefer::Resident][rng.usize(..3)];
+    let (gate, rest) = (1 + rng.u32(..5000), 1 + rng.u32(..9000));
     let geometry = BundleGeometry::choose(gate, scales, rest, 2 * scales, sector, prefer).unwrap();
-    let tensors = (0..rng.below(6))
+    let tensors = (0..rng.u64(..6))
         .map(|i| {
-            let dims: Vec<u64> = (0..1 + rng.below(4)).map(|_| 1 + rng.below(9)).collect();
-            tensor(&format!("layers.{i}.t"), &dims, 1 + rng.below(3000))
+            let dims: Vec<u64> = (0..1 + rng.u64(..4)).map(|_| 1 + rng.u64(..9)).collect();
+            tensor(&format!("layers.{i}.t"), &dims, 1 + rng.u64(..3000))
         })
         .collect();
     let mut banks = Vec::new();
-    for layer in 0..rng.below(4) as u32 {
-        for expert in 0..1 + rng.below(3) as u32 {
-            banks.push(bank(2 * layer, 3 * expert, 1 + rng.below(20) as u32));
+    for layer in 0..rng.u32(..4) {
+        for expert in 0..1 + rng.u32(..3) {
+            banks.push(bank(2 * layer, 3 * expert, 1 + rng.u32(..20)));
         }
     }
-    let (meta, stats) = (rng.below(6000) as usize, rng.below(2) * rng.below(5000));
+    let (meta, stats) = (rng.usize(..6000), rng.u64(..2) * rng.u64(..5000));
     let spec = Spec {
         geometry,
-        bundle_dtype: rng.next() as u32,
-        meta: rng.bytes(meta),
-        stats: rng.bytes(stats as usize),
-        predictor_len: rng.below(2) * rng.below(9000),
+        bundle_dtype: rng.u32(..),
+        meta: bytes(&mut rng, meta),
+        stats: bytes(&mut rng, stats as usize),
+        predictor_len: rng.u64(..2) * rng.u64(..9000),
         tensors,
         banks,
         source: "seeded".into(),

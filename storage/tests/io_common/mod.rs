@@ -37,22 +37,3 @@ pub fn source(file: &tempfile::NamedTempFile) -> FileSource {
 pub fn arena(slots: u32, len: usize) -> Arena {
     Arena::new(slots, len, 512, ArenaOptions::default()).unwrap()
 }
-
-/// A small generator, so that runs are reproduced by their seed.
-#[allow(dead_code)]
-pub struct Rng(pub u64);
-
-#[allow(dead_code)]
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}

@@ -172,16 +172,9 @@ mod tests {
 
     #[test]
     fn no_choice_of_victims_is_better() {
-        let mut seed = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..60 {
-            let keys: Vec<u32> = (0..11)
-                .map(|_| {
-                    seed = seed
-                        .wrapping_mul(6364136223846793005)
-                        .wrapping_add(1442695040888963407);
-                    (seed >> 33) as u32 % 5
-                })
-                .collect();
+            let keys: Vec<u32> = (0..11).map(|_| random.u32(..5)).collect();
             let steps: Vec<&[u32]> = keys.chunks(1).collect();
             let trace = Trace::of(5, &steps);
             for capacity in 1..4 {

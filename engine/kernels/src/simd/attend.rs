@@ -183,6 +183,10 @@ unsafe fn scores<L: Lanes, const Q: usize>(
     }
 }
 
+/// [`scores`] of keys in the format `S`.
+///
+/// # Safety
+/// As for [`scores`].
 #[inline(always)]
 unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
     keys: &[u8],
@@ -215,6 +219,12 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
 
 /// The scores of `count <= Q` queries for one block of positions. Returns `count`. The
 /// strides are in elements; what is left of the tile repeats the last query.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `1 <= count <= Q`. `keys` holds `head_dim`
+/// groups of 32 elements; `queries` is valid for reads of `count` vectors of `head_dim`
+/// elements; `scores` is valid for writes of 32 elements every `stride`, `count` times, and
+/// nothing else refers to them.
 #[inline(always)]
 unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
     keys: &[u8],
@@ -274,6 +284,10 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
     }
 }
 
+/// [`mix`] of values in the format `S`.
+///
+/// # Safety
+/// As for [`mix`].
 #[inline(always)]
 unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     values: &[u8],
@@ -316,6 +330,13 @@ unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
 }
 
 /// Adds values to `G` groups of all `count` sums. Returns `G`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. Each stride is in the unit of what comes before
+/// it: `values` is valid for reads of `G` groups every so many bytes, `positions` times;
+/// `out` is valid for reads and writes of `G` groups every `width` elements, `count` times,
+/// and nothing else refers to them. `weights` has `(count - 1) * stride + positions`
+/// elements.
 #[inline(always)]
 unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     values: (*const u8, usize),
@@ -346,6 +367,10 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
 
 /// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. The strides
 /// are in the units of their pointers; what is left of the tile repeats the last query.
+///
+/// # Safety
+/// As for [`mix_groups`], with `weights` valid for reads of as many elements, and
+/// `1 <= count <= Q`.
 #[inline(always)]
 unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     (values, row): (*const u8, usize),

@@ -197,6 +197,9 @@ impl Register for __m256 {
 }
 
 /// Lanes `j + 4`, `j + 2`, `j + 1` of the tree; shared with AVX-512.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 pub(super) unsafe fn reduce_8(lanes: __m256) -> f32 {
     // SAFETY: the caller guarantees AVX2.
@@ -210,24 +213,40 @@ pub(super) unsafe fn reduce_8(lanes: __m256) -> f32 {
     }
 }
 
+/// 16 bytes.
+///
+/// # Safety
+/// `from` is valid for reads of 16 bytes; it need not be aligned.
 #[inline(always)]
 pub(super) unsafe fn load_16(from: *const u8) -> __m128i {
     // SAFETY: the caller guarantees 16 readable bytes.
     unsafe { _mm_loadu_si128(from.cast()) }
 }
 
+/// 8 bytes, then zeros.
+///
+/// # Safety
+/// `from` is valid for reads of 8 bytes; it need not be aligned.
 #[inline(always)]
 unsafe fn load_8(from: *const u8) -> __m128i {
     // SAFETY: the caller guarantees 8 readable bytes.
     unsafe { _mm_loadl_epi64(from.cast()) }
 }
 
+/// Eight bf16 to f32.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 unsafe fn widen_bf16(halves: __m128i) -> __m256 {
     // SAFETY: the caller guarantees AVX2.
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))) }
 }
 
+/// Eight i32 as f32, times `scale`.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 unsafe fn scale_i32(quants: __m256i, scale: __m256) -> __m256 {
     // SAFETY: the caller guarantees AVX2.

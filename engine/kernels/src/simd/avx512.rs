@@ -176,12 +176,20 @@ impl Register for __m512 {
     }
 }
 
+/// 32 bytes.
+///
+/// # Safety
+/// The CPU has AVX2, and `from` is valid for reads of 32 bytes; it need not be aligned.
 #[inline(always)]
 unsafe fn load_32(from: *const u8) -> __m256i {
     // SAFETY: the caller guarantees 32 readable bytes.
     unsafe { _mm256_loadu_si256(from.cast()) }
 }
 
+/// 16 bf16 to f32.
+///
+/// # Safety
+/// The CPU has AVX-512.
 #[inline(always)]
 unsafe fn widen_bf16(halves: __m256i) -> __m512 {
     // SAFETY: the caller guarantees AVX-512.

@@ -14,7 +14,7 @@ use crate::{
 /// Most rows that pass over a block of columns before the next block.
 const ROWS: usize = 16;
 
-/// Groups whose factors are computed at once.
+/// Groups whose scales are converted to f32 at once.
 pub(super) const GROUPS: usize = 16;
 
 /// The entry points of one instruction set. In its registers fit the sums of `$groups`
@@ -85,6 +85,11 @@ pub(super) trait Stored {
         0..4 => 4,
         rows => rows,
     };
+    /// The 32 elements of a group.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
+    /// it need not be aligned.
     unsafe fn load<L: Lanes>(from: *const u8) -> L;
 }
 
@@ -139,6 +144,10 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
     }
 }
 
+/// [`axpy_rows`] of rows in the format `S`.
+///
+/// # Safety
+/// As for [`axpy_rows`].
 #[inline(always)]
 unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     factors: &[f32],
@@ -185,6 +194,11 @@ unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
 
 /// Adds at most [`ROWS`] rows to `count <= GROUPS` groups of `y`, and fetches what comes
 /// next: the same rows further on, or the beginnings of the rows in `next`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `count <= GROUPS`. The rows have the format
+/// `S`, and the groups `first..first + count` of each of them and of `y` are full. `next` is
+/// not read.
 #[inline(always)]
 unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     factors: &[f32],
@@ -228,6 +242,10 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
 }
 
 /// Adds the rows to the `G` groups of `y` from `first + k` on.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `k + G <= GROUPS`. The rows have the format
+/// `S`, and these groups of each of them and of `y` are full. `ahead` may be anything.
 #[inline(always)]
 unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     scaled: &[[f32; GROUPS]; ROWS],
@@ -266,6 +284,9 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
 }
 
 /// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
 #[inline(always)]
 pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
     let rest = row.skip_groups(row.len() / GROUP);
@@ -288,6 +309,9 @@ pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &m
 }
 
 /// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
 #[inline(always)]
 pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
     let bytes = &row.scales()[2 * first..2 * (first + count)];

@@ -127,6 +127,10 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     }
 }
 
+/// [`axpy_rows_tokens`] of rows in the format `S`, of which there is one at least.
+///
+/// # Safety
+/// As for [`axpy_rows_tokens`].
 #[inline(always)]
 unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     factors: &[f32],
@@ -158,7 +162,12 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     }
 }
 
-/// Adds the rows of a part to its tokens: all to all if `full`, or to each those that it takes.
+/// Adds the rows of a part to its tokens: all to all if `full`, or those of the plan.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. The part has at most [`ROWS`] rows, in the format
+/// `S`, and from 1 to [`TOKENS`] tokens; `ys` is `tokens × n` for the length `n` of every
+/// row; every row has a factor for each token. Unless `full`, the plan is that of the part.
 #[inline(always)]
 unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     part: Part<'_>,
@@ -214,6 +223,10 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
 }
 
 /// Decodes `count <= DECODED` groups of each row, from `group` on, without their scales.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. The rows have the format `S`, and these groups of
+/// each of them are full.
 #[inline(always)]
 unsafe fn decode<L: Lanes, S: Stored>(
     rows: &[Row<'_>],
@@ -239,6 +252,10 @@ unsafe fn decode<L: Lanes, S: Stored>(
 
 /// Adds decoded rows to the `G` groups from `first + k` on of every token, each with its
 /// own choice of rows.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and `G <= DECODED`. The plan names rows below
+/// [`ROWS`] only, and these groups of every vector of `n` elements in `ys` are full.
 #[inline(always)]
 unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
     first: usize,
@@ -290,6 +307,10 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
 
 /// Adds all rows to all tokens in group `first + k`, which is decoded as number `g` of
 /// `width` groups.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`. `part` and `ys` are as for [`some_rows`], group
+/// `first + k` of every token is full, and `g < width <= DECODED`.
 #[inline(always)]
 unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
     part: Part<'_>,
@@ -344,6 +365,12 @@ struct Vectors {
 }
 
 /// Adds `rows` rows to one group of `T` tokens, two registers at a time. Returns `T`.
+///
+/// # Safety
+/// The CPU has the instruction set of `R`. `weights` leads to `rows` vectors of 32 elements,
+/// `factors` to as many of `T` elements, all valid for reads.
+/// `y` is valid for reads and writes of 32 elements every `n`, `T` times, and nothing else
+/// refers to them.
 #[inline(always)]
 unsafe fn tile<R: Register, const T: usize>(
     weights: Vectors,

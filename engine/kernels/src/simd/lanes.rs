@@ -4,72 +4,119 @@
 /// 32 f32 lanes, held in as many registers as the instruction set needs.
 ///
 /// Two values make up the 64 lanes of the reduction rule. All methods are inlined into
-/// a function that enables the instruction set.
-///
-/// # Safety
-/// Every method requires that the CPU has the instruction set of the implementing type.
-/// Pointers need no alignment and must be valid for the bytes that the method names.
+/// a function that enables the instruction set. Pointers need no alignment.
 pub(crate) trait Lanes: Copy {
     /// One register of the instruction set.
     type Register: Register;
 
     /// All lanes zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self;
 
     /// All lanes `value`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn splat(value: f32) -> Self;
 
     /// 32 f32 values: reads 128 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 128 bytes.
     unsafe fn load_f32(from: *const u8) -> Self;
 
     /// 32 f16 values: reads 64 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 64 bytes.
     unsafe fn load_f16(from: *const u8) -> Self;
 
     /// 32 bf16 values: reads 64 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 64 bytes.
     unsafe fn load_bf16(from: *const u8) -> Self;
 
     /// 32 signed bytes times `scale`: reads 32 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 32 bytes.
     unsafe fn load_q8(from: *const u8, scale: f32) -> Self;
 
     /// 32 nibbles minus 8, times `scale`: reads 16 bytes; low nibbles come first.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 16 bytes.
     unsafe fn load_q4(from: *const u8, scale: f32) -> Self;
 
     /// 16 f16 scales as f32: reads 32 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 32 bytes.
     unsafe fn load_scales(from: *const u8) -> [f32; 16];
 
     /// Writes 32 f32 values, 128 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `to` is valid for writes of 128 bytes.
     unsafe fn store_f32(self, to: *mut u8);
 
     /// Writes 32 values rounded to nearest even f16, 64 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `to` is valid for writes of 64 bytes.
     unsafe fn store_f16(self, to: *mut u8);
 
     /// `self * b + c`, rounded once.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
 
     /// Folds 64 lanes (`low` holds 0..32, `high` 32..64) by the fixed binary tree.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn reduce(low: Self, high: Self) -> f32;
 }
 
-/// One register of f32 lanes, for tiles that keep many sums at once.
-///
-/// # Safety
-/// As for [`Lanes`].
+/// One register of f32 lanes, for tiles that keep many sums at once. Pointers need no
+/// alignment. [`WIDTH`](Register::WIDTH) divides 16.
 pub(crate) trait Register: Copy {
     /// Number of lanes.
     const WIDTH: usize;
 
     /// All lanes zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self;
 
     /// All lanes `value`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn splat(value: f32) -> Self;
 
     /// Reads `WIDTH` values.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of `WIDTH`
+    /// values.
     unsafe fn load(from: *const f32) -> Self;
 
     /// Writes `WIDTH` values.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `to` is valid for writes of `WIDTH`
+    /// values.
     unsafe fn store(self, to: *mut f32);
 
     /// `self * b + c`, rounded once.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
 }

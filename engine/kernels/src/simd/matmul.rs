@@ -30,6 +30,9 @@ struct Vectors {
 
 impl Vectors {
     /// The same vectors from element `k` of vector `first` on.
+    ///
+    /// # Safety
+    /// That element lies in the allocation of the vectors, or is its end.
     #[inline(always)]
     unsafe fn from(self, first: usize, k: usize) -> Vectors {
         // SAFETY: the caller stays in bounds.
@@ -84,6 +87,10 @@ pub(super) unsafe fn matmul<L: Lanes, const ROWS: usize, const TOKENS: usize>(
 
 /// All products of the rows in `weights` and the `span` tokens in `xs`, written from row
 /// `r` and token `t` of the result on.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`; `span <= SPAN`, `weights` is `ROWS × n`, and `xs`
+/// is `span × n`.
 #[inline(always)]
 unsafe fn products<L: Lanes, const ROWS: usize, const TOKENS: usize>(
     weights: &[f32],
@@ -146,6 +153,10 @@ unsafe fn products<L: Lanes, const ROWS: usize, const TOKENS: usize>(
 }
 
 /// Adds the products of `chunks` chunks to the sums of all rows and `span` tokens.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`; `w` leads to `ROWS` vectors and `x` to `span`,
+/// all valid for reads of `64 * chunks` elements.
 #[inline(always)]
 unsafe fn tiles<L: Lanes, const ROWS: usize, const TOKENS: usize>(
     sums: &mut Sums<ROWS>,
@@ -170,6 +181,10 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const TOKENS: usize>(
 
 /// Adds the products of `chunks` chunks to the sums of all rows and `TOKENS` tokens from
 /// `first` on, one register of lanes after the other.
+///
+/// # Safety
+/// The CPU has the instruction set of `R`; `w` leads to `ROWS` vectors and `x` to `TOKENS`,
+/// all valid for reads of `64 * chunks` elements.
 #[inline(always)]
 unsafe fn tile<R: Register, const ROWS: usize, const TOKENS: usize>(
     sums: &mut Sums<ROWS>,

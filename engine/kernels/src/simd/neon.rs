@@ -179,6 +179,10 @@ impl Register for float32x4_t {
     }
 }
 
+/// Four values of 16 bits.
+///
+/// # Safety
+/// The CPU has NEON, and `from` is valid for reads of 8 bytes; it need not be aligned.
 #[inline(always)]
 unsafe fn load_4_halves(from: *const u8) -> uint16x4_t {
     // SAFETY: the caller guarantees NEON and 8 readable bytes.
@@ -186,6 +190,9 @@ unsafe fn load_4_halves(from: *const u8) -> uint16x4_t {
 }
 
 /// Four f16 to f32. The intrinsic is not stable yet; the instruction is baseline.
+///
+/// # Safety
+/// The CPU has NEON.
 #[inline(always)]
 pub(super) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
@@ -202,6 +209,9 @@ pub(super) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
 }
 
 /// Four f32 to f16, rounded to nearest even.
+///
+/// # Safety
+/// The CPU has NEON.
 #[inline(always)]
 unsafe fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     let halves: uint16x4_t;
@@ -218,6 +228,9 @@ unsafe fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
 }
 
 /// 16 + 16 signed bytes to f32, times `scale`.
+///
+/// # Safety
+/// The CPU has NEON.
 #[inline(always)]
 unsafe fn scale_bytes(low: int8x16_t, high: int8x16_t, scale: f32) -> Neon {
     // SAFETY: the caller guarantees NEON.

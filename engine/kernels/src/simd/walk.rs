@@ -5,20 +5,24 @@
 //! types rather than closures because only a named function can demand to be inlined,
 //! and a body left outside would be compiled without the instruction set.
 
-use super::lanes::Lanes;
+use super::{
+    axpy::{GROUPS, scales},
+    lanes::Lanes,
+};
 use crate::{
     LANES,
     dtype::{DType, GROUP},
     row::Row,
 };
 
-/// Groups whose scales are converted to f32 at once.
-const BLOCK: usize = 16;
-
 /// What to do with each dequantised group.
 trait Visitor<L> {
     /// Receives the 32 weights of group `group`; `HALF` is `group % 2`, a constant so
     /// that the accumulators stay in registers.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and group `group` of what the visitor leads to
+    /// is full.
     unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L);
 }
 
@@ -28,6 +32,11 @@ trait Format {
     const BYTES: usize;
     /// Whether groups have a scale.
     const SCALED: bool;
+    /// The 32 elements of a group, times `scale` if the format is scaled.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
+    /// it need not be aligned.
     unsafe fn load<L: Lanes>(from: *const u8, scale: f32) -> L;
 }
 
@@ -54,7 +63,8 @@ format!(Q4, DType::Q4, |from, scale| L::load_q4(from, scale));
 /// Visits the first `groups` groups of a row, all of which must be full.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`, and `groups * 32 <= row.len()`.
+/// The CPU has the instruction set of `L`; the row and what the visitor leads to have these
+/// groups, all of them full.
 #[inline(always)]
 unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor<L>) {
     debug_assert!(groups * GROUP <= row.len());
@@ -70,19 +80,23 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
     }
 }
 
+/// [`walk`] of a row in the format `F`.
+///
+/// # Safety
+/// As for [`walk`].
 #[inline(always)]
 unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor<L>) {
     let quants = row.quants().as_ptr();
     let mut done = 0;
     while done < groups {
-        let block = BLOCK.min(groups - done);
+        let block = GROUPS.min(groups - done);
         // SAFETY: `Row` holds `groups * BYTES` bytes of quants and one scale per group,
         // and every index below is under `groups`. The caller guarantees the ISA.
         unsafe {
             let scales = if F::SCALED {
                 scales::<L>(row, done, block)
             } else {
-                [1.0; BLOCK]
+                [1.0; GROUPS]
             };
             let load = |k: usize| quants.add((done + k) * F::BYTES);
             let mut k = 0;
@@ -100,23 +114,11 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
     }
 }
 
-/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
-#[inline(always)]
-unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; BLOCK] {
-    let bytes = &row.scales()[2 * first..2 * (first + count)];
-    // SAFETY: 32 bytes are readable in both cases; the caller guarantees the ISA.
-    unsafe {
-        if count == BLOCK {
-            return L::load_scales(bytes.as_ptr());
-        }
-        let mut padded = [0u8; 2 * BLOCK];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        L::load_scales(padded.as_ptr())
-    }
-}
-
 /// The last `row.len() % 32` weights of a row, then zeros, whatever the padding of the
 /// stored group holds.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
 #[inline(always)]
 unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
     let rest = row.skip_groups(row.len() / GROUP);

@@ -12,7 +12,10 @@ use crate::{
     activations::{SECOND_HALF, first_half},
     cpu::with_features,
     dtype::GROUP,
-    simd::avx2::{load_16, reduce_8},
+    simd::{
+        avx2::{load_16, reduce_8},
+        prefetch,
+    },
 };
 
 pub(super) mod base {
@@ -176,12 +179,15 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(line: *const u8) {
-        // SAFETY: a hint, which no address makes fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    fn prefetch(line: *const u8) {
+        prefetch(line);
     }
 }
 
+/// 32 bytes.
+///
+/// # Safety
+/// The CPU has AVX2, and `from` is valid for reads of 32 bytes; it need not be aligned.
 #[inline(always)]
 pub(super) unsafe fn load(from: *const u8) -> __m256i {
     // SAFETY: the caller guarantees 32 readable bytes.
@@ -190,6 +196,10 @@ pub(super) unsafe fn load(from: *const u8) -> __m256i {
 
 /// Eight sums of four products each that make up group `g`; with VNNI of weights raised
 /// by 128.
+///
+/// # Safety
+/// The CPU has AVX2, and AVX-VNNI if `VNNI`. `g < 16`, and `quants` is valid for reads of
+/// `32 * (g + 1)` bytes.
 #[inline(always)]
 unsafe fn products_q8<const VNNI: bool>(quants: *const u8, x: &Chunk, g: usize) -> __m256i {
     // SAFETY: the caller guarantees the ISA and the group.
@@ -211,6 +221,9 @@ unsafe fn products_q8<const VNNI: bool>(quants: *const u8, x: &Chunk, g: usize) 
 }
 
 /// [`sums_of_groups`] of all 16 groups plus their corrections.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 unsafe fn correct(parts: [[__m256i; 4]; 2], correction: &[i32; 16]) -> [__m256i; 2] {
     // SAFETY: the caller guarantees AVX2; the array is two registers long.
@@ -225,6 +238,9 @@ unsafe fn correct(parts: [[__m256i; 4]; 2], correction: &[i32; 16]) -> [__m256i;
 
 /// Half `l` of part `i` holds the four partial sums of group `2i + l`; lane `g` of the
 /// result is the sum of group `g`.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 unsafe fn sums_of_groups(parts: [__m256i; 4]) -> __m256i {
     // SAFETY: the caller guarantees AVX2.

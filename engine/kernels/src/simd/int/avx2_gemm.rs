@@ -87,6 +87,10 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
     }
 }
 
+/// The sums of one packed group and each of `T` tokens.
+///
+/// # Safety
+/// As for [`Tile::sums`] of [`Avx2<VNNI>`](Avx2), with one panel.
 #[inline(always)]
 unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
     group: *const u8,
@@ -139,12 +143,19 @@ unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
 }
 
 /// Four bytes in every lane.
+///
+/// # Safety
+/// The CPU has AVX2, and `from` is valid for reads of 4 bytes; it need not be aligned.
 #[inline(always)]
 unsafe fn splat(from: *const u8) -> __m256i {
     // SAFETY: the caller guarantees 4 readable bytes.
     unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
 }
 
+/// The nibbles of q4 rows, each in a byte.
+///
+/// # Safety
+/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in q4.
 #[inline(always)]
 unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
     const GROUP_BYTES: usize = DType::Q4.quants_bytes(GROUP);
@@ -174,6 +185,10 @@ unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
+/// The bytes of q8 rows, raised by 128 if `VNNI`.
+///
+/// # Safety
+/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in q8.
 #[inline(always)]
 unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     // SAFETY: as in `pack_q4`.
@@ -191,6 +206,10 @@ unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
+/// The scales of rows in either format, as f32.
+///
+/// # Safety
+/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`].
 #[inline(always)]
 unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
     let groups = rows[0].len().div_ceil(GROUP);
@@ -217,6 +236,9 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
 }
 
 /// Dword `c` of line `r` becomes dword `r` of line `c`.
+///
+/// # Safety
+/// The CPU has AVX2.
 #[inline(always)]
 unsafe fn transpose(lines: [__m256i; ROWS]) -> [__m256i; ROWS] {
     // SAFETY: the caller guarantees AVX2.

@@ -11,7 +11,7 @@ use crate::{
     activations::CHUNK_GROUPS,
     cpu::with_features,
     dtype::{DType, GROUP},
-    simd::avx2::reduce_8,
+    simd::{avx2::reduce_8, prefetch},
 };
 
 with_features!(avx512_vnni, entry_points, Avx512);
@@ -141,12 +141,15 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(line: *const u8) {
-        // SAFETY: a hint, which no address makes fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    fn prefetch(line: *const u8) {
+        prefetch(line);
     }
 }
 
+/// 64 bytes.
+///
+/// # Safety
+/// The CPU has AVX-512, and `from` is valid for reads of 64 bytes; it need not be aligned.
 #[inline(always)]
 pub(super) unsafe fn load(from: *const u8) -> __m512i {
     // SAFETY: the caller guarantees 64 readable bytes.
@@ -154,6 +157,10 @@ pub(super) unsafe fn load(from: *const u8) -> __m512i {
 }
 
 /// 64 bytes from byte `at` on, zeros from byte `end` on.
+///
+/// # Safety
+/// The CPU has AVX-512, and `from` is valid for reads of `end` bytes; it need not be
+/// aligned.
 #[inline(always)]
 unsafe fn load_up_to(from: *const u8, at: usize, end: usize) -> __m512i {
     // SAFETY: the caller guarantees AVX-512BW and `end` readable bytes; a masked load
@@ -170,6 +177,9 @@ unsafe fn load_up_to(from: *const u8, at: usize, end: usize) -> __m512i {
 
 /// Quarter `l` of part `i` holds the four partial sums of group `4i + l`; lane `g` of the
 /// result is the sum of group `g`.
+///
+/// # Safety
+/// The CPU has AVX-512.
 #[inline(always)]
 unsafe fn sums_of_groups(parts: [__m512i; 4]) -> __m512i {
     // SAFETY: the caller guarantees AVX-512.

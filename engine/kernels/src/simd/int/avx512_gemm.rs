@@ -109,6 +109,9 @@ impl Tile for Avx512 {
 }
 
 /// Four bytes in every lane.
+///
+/// # Safety
+/// The CPU has AVX-512, and `from` is valid for reads of 4 bytes; it need not be aligned.
 #[inline(always)]
 unsafe fn splat(from: *const u8) -> __m512i {
     // SAFETY: the caller guarantees 4 readable bytes.
@@ -117,6 +120,9 @@ unsafe fn splat(from: *const u8) -> __m512i {
 
 /// 64 bytes of each row from byte `at` on, zeros beyond the row's end, turned so that
 /// register `c` holds dword `c` of every row.
+///
+/// # Safety
+/// The CPU has AVX-512; the rows have one format and length, which is `at` bytes at least.
 #[inline(always)]
 unsafe fn columns(rows: &[Row<'_>], at: usize) -> [__m512i; ROWS] {
     let left = rows[0].quants().len() - at;
@@ -135,6 +141,10 @@ unsafe fn columns(rows: &[Row<'_>], at: usize) -> [__m512i; ROWS] {
     }
 }
 
+/// The nibbles of q4 rows, each in a byte.
+///
+/// # Safety
+/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in q4.
 #[inline(always)]
 unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
     const GROUPS: usize = 64 / DType::Q4.quants_bytes(GROUP);
@@ -157,6 +167,10 @@ unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
+/// The bytes of q8 rows, raised by 128.
+///
+/// # Safety
+/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in q8.
 #[inline(always)]
 unsafe fn pack_q8(rows: &[Row<'_>], panel: Panel) {
     const GROUPS: usize = 64 / DType::Q8.quants_bytes(GROUP);
@@ -177,6 +191,10 @@ unsafe fn pack_q8(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
+/// The scales of rows in either format, as f32.
+///
+/// # Safety
+/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`].
 #[inline(always)]
 unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
     let groups = rows[0].len().div_ceil(GROUP);
@@ -200,6 +218,9 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
 }
 
 /// Dword `c` of line `r` becomes dword `r` of line `c`.
+///
+/// # Safety
+/// The CPU has AVX-512.
 #[inline(always)]
 unsafe fn transpose(lines: [__m512i; ROWS]) -> [__m512i; ROWS] {
     // SAFETY: the caller guarantees AVX-512.

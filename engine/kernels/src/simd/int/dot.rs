@@ -17,11 +17,7 @@ const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
 const AHEAD: usize = 8192;
 const CACHE_LINE: usize = 64;
 
-/// What a vector unit has to offer to an integer dot product.
-///
-/// # Safety
-/// Every method requires that the CPU has the instruction set of the implementing type.
-/// Pointers need no alignment and must be valid for the bytes that the method names.
+/// What a vector unit has to offer to an integer dot product. Pointers need no alignment.
 pub(super) trait Unit {
     /// One i32 for each group of a chunk, in order.
     type Sums: Copy;
@@ -29,18 +25,33 @@ pub(super) trait Unit {
     type Chains: Copy;
 
     /// All chains zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self::Chains;
 
     /// Exact sums of `groups <= 16` groups of q4 weights (16 bytes each) times
     /// activations; the other sums are zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
+    /// reads of `16 * groups` bytes.
     unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
     /// Exact sums of `groups <= 16` groups of q8 weights (32 bytes each) times
     /// activations; the other sums are zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
+    /// reads of `32 * groups` bytes.
     unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
     /// `fma(sum, weight scale * activation scale, chain)` for the first `groups <= 16`
     /// chains; reads as many f16.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `scales` is valid for
+    /// reads of `2 * groups` bytes.
     unsafe fn add(
         chains: Self::Chains,
         sums: Self::Sums,
@@ -50,11 +61,14 @@ pub(super) trait Unit {
     ) -> Self::Chains;
 
     /// Chain `j` absorbs `j + 8`, then `+ 4`, `+ 2`, `+ 1`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn fold(chains: Self::Chains) -> f32;
 
     /// Asks for a cache line, into the second-level cache: the first-level one has too few
     /// requests in flight for the speed of memory. Any address is allowed.
-    unsafe fn prefetch(line: *const u8);
+    fn prefetch(line: *const u8);
 }
 
 /// Sum of `row · x` by the chain rule.
@@ -92,6 +106,10 @@ pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32])
     }
 }
 
+/// [`dots`] of q4 rows if `Q4`, else of q8 rows; of one at least.
+///
+/// # Safety
+/// As for [`dots`].
 #[inline(always)]
 unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mut [f32]) {
     let bytes = rows.at(0).quants().len().max(1);
@@ -102,8 +120,7 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
         let row = rows.at(r);
         for part in [row.quants(), row.scales()] {
             for line in (0..part.len()).step_by(CACHE_LINE) {
-                // SAFETY: any address is allowed.
-                unsafe { U::prefetch(part.as_ptr().wrapping_add(line)) }
+                U::prefetch(part.as_ptr().wrapping_add(line));
             }
         }
     }
@@ -114,7 +131,10 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
     }
 }
 
-/// `ahead` is a row that will be needed soon.
+/// [`dot`] of a q4 row if `Q4`, else of a q8 row; `ahead` is a row that will be needed soon.
+///
+/// # Safety
+/// As for [`dot`]; `ahead` is not read.
 #[inline(always)]
 unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<'_>) -> f32 {
     debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
@@ -143,6 +163,10 @@ unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<
     }
 }
 
+/// Adds `groups` groups, in q4 if `Q4`, else in q8, and one chunk of activations.
+///
+/// # Safety
+/// As for [`Unit::q4`] or [`Unit::q8`], and [`Unit::add`].
 #[inline(always)]
 unsafe fn step<U: Unit, const Q4: bool>(
     chains: U::Chains,

@@ -38,6 +38,8 @@ pub(crate) const fn scratch_len(n: usize) -> usize {
 /// Where the groups of a packed panel lie: those of chain 0, then of chain 1, …
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
+    // Valid for reads and writes of `groups` groups, aligned to `ALIGN`; while the panel is
+    // in use nothing else refers to this memory.
     base: *mut u8,
     groups: usize,
     group_bytes: usize,
@@ -50,7 +52,10 @@ impl Panel {
         (self.groups + CHUNK_GROUPS - 1 - m) / CHUNK_GROUPS
     }
 
-    /// The packed group `g`, which is below `groups`.
+    /// The packed group `g`.
+    ///
+    /// # Safety
+    /// `g < groups`.
     #[inline(always)]
     pub(super) unsafe fn group(self, g: usize) -> *mut u8 {
         let (chain, place) = (g % CHUNK_GROUPS, g / CHUNK_GROUPS);
@@ -75,6 +80,9 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// The chunk of token `t`.
+    ///
+    /// # Safety
+    /// `t` is below the number of tokens.
     #[inline(always)]
     pub(super) unsafe fn chunk(self, t: usize) -> *const Chunk {
         // SAFETY: the caller stays below the number of tokens.
@@ -82,6 +90,9 @@ impl Tokens {
     }
 
     /// Byte `offset` of the chunk of token `t`.
+    ///
+    /// # Safety
+    /// `t` is below the number of tokens, and `offset` below the size of a chunk.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn byte(self, t: usize, offset: usize) -> *const u8 {
@@ -91,10 +102,6 @@ impl Tokens {
 }
 
 /// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
-///
-/// # Safety
-/// Every method requires that the CPU has the instruction set of the implementing type,
-/// and pointers that are valid for the bytes that the method names.
 pub(super) trait Tile {
     /// One i32 for each row of a panel.
     type Sums: Copy;
@@ -111,10 +118,18 @@ pub(super) trait Tile {
     const PAIR_TOKENS: usize;
 
     /// Interleaves `ROWS` rows of equal format and length, with their scales.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`. There are `ROWS` rows of one length, in q4 if
+    /// `Q4`, else in q8; `panel` is one of `ROWS` rows with as many groups as each of them.
     unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel);
 
     /// For each of `P` panels, `apart` bytes from one to the next, and each of `T` tokens,
     /// the exact sums of one packed group; `m` is the place of the group in its chunk.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`. [`pack`](Tile::pack) has written each of the
+    /// packed groups with the same `Q4`; `x` has `T` tokens, which are valid for reads; `m < 16`.
     unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
         group: *const u8,
         apart: usize,
@@ -123,9 +138,16 @@ pub(super) trait Tile {
     ) -> [[Self::Sums; T]; P];
 
     /// All zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self::Floats;
 
     /// `fma(sum, weight scale * scale, chain)`; reads `ROWS` weight scales.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `scales` is aligned and valid for reads
+    /// of `ROWS` values.
     unsafe fn add(
         chain: Self::Floats,
         sums: Self::Sums,
@@ -134,9 +156,16 @@ pub(super) trait Tile {
     ) -> Self::Floats;
 
     /// `a + b`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn plus(a: Self::Floats, b: Self::Floats) -> Self::Floats;
 
     /// Writes `ROWS` values.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `to` is valid for writes of `ROWS`
+    /// values.
     unsafe fn store(values: Self::Floats, to: *mut f32);
 }
 
@@ -220,6 +249,10 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     }
 }
 
+/// [`matmul`] of q4 rows if `Q4`, else of q8 rows; of one at least.
+///
+/// # Safety
+/// As for [`matmul`].
 #[inline(always)]
 unsafe fn matmul_as<K: Tile, R: Rows, const Q4: bool>(
     rows: R,
@@ -259,6 +292,11 @@ unsafe fn matmul_as<K: Tile, R: Rows, const Q4: bool>(
 }
 
 /// One panel or two times all tokens.
+///
+/// # Safety
+/// The CPU has the instruction set of `K`. [`Tile::pack`] has packed the panel, and if
+/// `pair` the one that follows it in memory, with the same `Q4`; they have as many groups
+/// as the activations.
 #[inline(always)]
 unsafe fn tiles<K: Tile, const Q4: bool>(
     panel: Panel,
@@ -309,6 +347,9 @@ struct Out<'a, 'y> {
 }
 
 /// `P` panels times `T` tokens.
+///
+/// # Safety
+/// As for [`tiles`], with `P` panels one after the other in memory; `x` has `T` tokens.
 #[inline(always)]
 unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
     panel: Panel,

@@ -12,7 +12,7 @@ use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     cpu::with_features,
     dtype::GROUP,
-    simd::neon::widen_f16,
+    simd::{neon::widen_f16, prefetch},
 };
 
 pub(super) mod base {
@@ -123,19 +123,15 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(line: *const u8) {
-        // SAFETY: a hint, which no address makes fail.
-        unsafe {
-            asm!(
-                "prfm pldl2keep, [{line}]",
-                line = in(reg) line,
-                options(readonly, nostack, preserves_flags)
-            );
-        }
+    fn prefetch(line: *const u8) {
+        prefetch(line);
     }
 }
 
 /// The activations of group `g`.
+///
+/// # Safety
+/// The CPU has NEON, and `g < 16`.
 #[inline(always)]
 pub(super) unsafe fn halves(x: &Chunk, g: usize) -> (int8x16_t, int8x16_t) {
     // SAFETY: the caller guarantees NEON; both halves lie in the chunk.
@@ -147,6 +143,9 @@ pub(super) unsafe fn halves(x: &Chunk, g: usize) -> (int8x16_t, int8x16_t) {
 
 /// The 32 products of a group, added up to four sums. No activation is −128, so two
 /// products fit in 16 bits: 2 × 128 × 127.
+///
+/// # Safety
+/// The CPU has NEON, and dot products of bytes unless `LEVEL` is [`BASE`].
 #[inline(always)]
 pub(super) unsafe fn products<const LEVEL: u8>(
     low: int8x16_t,
@@ -170,6 +169,9 @@ pub(super) unsafe fn products<const LEVEL: u8>(
 
 /// Lane `i` of `sum` plus the dot product of bytes `4i..4i + 4`. The intrinsic is not
 /// stable yet.
+///
+/// # Safety
+/// The CPU has NEON and dot products of bytes.
 #[inline(always)]
 unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut sum = sum;
@@ -187,6 +189,9 @@ unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 }
 
 /// Part `i` holds the four partial sums of group `i`; lane `i` of the result is their sum.
+///
+/// # Safety
+/// The CPU has NEON.
 #[inline(always)]
 pub(super) unsafe fn sums_of_groups(parts: [int32x4_t; 4]) -> int32x4_t {
     // SAFETY: the caller guarantees NEON.

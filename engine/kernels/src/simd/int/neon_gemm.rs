@@ -97,6 +97,9 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
 }
 
 /// Every row's 32 elements lie together.
+///
+/// # Safety
+/// As for [`Tile::sums`] of a [`Neon`] of level [`BASE`], with one panel.
 #[inline(always)]
 unsafe fn sums_by_rows<const T: usize>(
     group: *const i8,
@@ -123,6 +126,9 @@ unsafe fn sums_by_rows<const T: usize>(
 }
 
 /// Four elements of each of the eight rows, then the next four.
+///
+/// # Safety
+/// As for [`Tile::sums`] of a [`Neon`] of level [`DOTPROD`], with one panel.
 #[inline(always)]
 unsafe fn sums_by_sdot<const T: usize>(
     group: *const i8,
@@ -160,6 +166,9 @@ unsafe fn sums_by_sdot<const T: usize>(
 }
 
 /// Eight elements of rows 0 and 1, of rows 2 and 3, …, then the next eight.
+///
+/// # Safety
+/// As for [`Tile::sums`] of a [`Neon`] with products of byte matrices, with one panel.
 #[inline(always)]
 unsafe fn sums_by_smmla<const T: usize>(
     group: *const i8,
@@ -200,6 +209,9 @@ unsafe fn sums_by_smmla<const T: usize>(
 }
 
 /// Eight bytes of `a`, then eight of `b`: the first ones or the last ones.
+///
+/// # Safety
+/// The CPU has NEON.
 #[inline(always)]
 unsafe fn pair<const LAST: u8>(a: int8x16_t, b: int8x16_t) -> int8x16_t {
     // SAFETY: the caller guarantees NEON.
@@ -215,6 +227,9 @@ unsafe fn pair<const LAST: u8>(a: int8x16_t, b: int8x16_t) -> int8x16_t {
 
 /// Lane `i` of `sum` plus the dot product of bytes `4i..4i + 4` of `a` and bytes
 /// `4 · LANE..4 · LANE + 4` of `b`. The intrinsic is not stable yet.
+///
+/// # Safety
+/// The CPU has NEON and dot products of bytes.
 #[inline(always)]
 unsafe fn sdot_lane<const LANE: u8>(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut sum = sum;
@@ -234,6 +249,9 @@ unsafe fn sdot_lane<const LANE: u8>(sum: int32x4_t, a: int8x16_t, b: int8x16_t) 
 
 /// `sum` plus the 2 × 8 matrix `a` times the transposed 2 × 8 matrix `b`. The intrinsic
 /// is not stable yet.
+///
+/// # Safety
+/// The CPU has NEON and products of byte matrices.
 #[inline(always)]
 unsafe fn smmla(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut sum = sum;

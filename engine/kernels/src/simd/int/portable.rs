@@ -93,7 +93,7 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_line: *const u8) {}
+    fn prefetch(_line: *const u8) {}
 }
 
 /// The two halves of group `g`.

@@ -19,12 +19,12 @@ const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
 pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
 
 /// The two passes over a group, which vector units do in their own ways.
-///
-/// # Safety
-/// Every method requires that the CPU has the instruction set of the implementing type.
 pub(super) trait Quantize {
     /// The bits of the largest magnitude. Magnitudes compare like their bits, and NaN is
     /// the largest: a maximum of integers is the same on every machine.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     #[inline(always)]
     unsafe fn largest(group: &[f32; GROUP]) -> u32 {
         group
@@ -34,6 +34,9 @@ pub(super) trait Quantize {
 
     /// `x * inverse` rounded half to even, and the sum of the results, for products of at
     /// most 127.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     #[inline(always)]
     unsafe fn quants(group: &[f32; GROUP], inverse: f32) -> ([i8; GROUP], i32) {
         let quants = group.map(|x| (x * inverse + ROUND).to_bits() as i8);
@@ -62,6 +65,10 @@ pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]
     }
 }
 
+/// Quantises 512 activations.
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
 #[inline(always)]
 unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], chunk: &mut Chunk) {
     let (groups, _) = x.as_chunks::<GROUP>();

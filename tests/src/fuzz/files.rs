@@ -1,0 +1,163 @@
+//! Checkpoints as others write them: GGUF, safetensors and the texts beside them.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use emberflow_models::tokenizer::Tokenizer;
+
+use super::{Form, Target};
+use crate::fixtures;
+
+pub(super) fn gguf() -> Target {
+    let models = [
+        "relu/model.gguf",
+        "llama2/model-q4_0.gguf",
+        "llama3/model.gguf",
+    ];
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
+    Target {
+        seeds: models.map(fixture).to_vec(),
+        form: Form::BINARY,
+        run: Box::new(move |bytes| {
+            let path = dir.path().join("model.gguf");
+            overwrite(&path, bytes);
+            use_checkpoint(&path)
+        }),
+    }
+}
+
+pub(super) fn safetensors() -> Target {
+    let form = Form {
+        json: |bytes| {
+            let len = u64::from_le_bytes(*bytes.first_chunk()?);
+            Some(8..usize::try_from(len).ok()?.checked_add(8)?)
+        },
+        ..Form::BINARY
+    };
+    folder("relu", "model.safetensors", form)
+}
+
+pub(super) fn config() -> Target {
+    folder("relu", "config.json", Form::JSON)
+}
+
+pub(super) fn tokenizer() -> Target {
+    let folder = fixtures().join("text/tokenizers");
+    let names = [
+        "llama3",
+        "spm",
+        "gpt2",
+        "default",
+        "qwen2",
+        "smollm",
+        "spm_added",
+        "spm_first",
+    ];
+    let read = |name| std::fs::read(folder.join(format!("{name}.json"))).expect(name);
+    Target {
+        seeds: names.map(read).to_vec(),
+        form: Form::JSON,
+        run: Box::new(use_json),
+    }
+}
+
+pub(super) fn tokenizer_config() -> Target {
+    folder("relu", "tokenizer_config.json", Form::JSON)
+}
+
+pub(super) fn generation_config() -> Target {
+    folder("relu", "generation_config.json", Form::JSON)
+}
+
+pub(super) fn index() -> Target {
+    folder("llama_linear", "model.safetensors.index.json", Form::JSON)
+}
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(fixtures().join("models").join(name)).expect(name)
+}
+
+/// Puts `bytes` into an existing file. Never through an empty one: ext4 takes that for a
+/// replacement and waits for the disk each time.
+fn overwrite(path: &Path, bytes: &[u8]) {
+    let file = std::fs::File::options()
+        .write(true)
+        .open(path)
+        .expect("scratch file");
+    file.write_all_at(bytes, 0).expect("scratch file");
+    file.set_len(bytes.len() as u64).expect("scratch file");
+}
+
+/// A checkpoint's folder of which one file is fuzzed.
+fn folder(model: &str, file: &'static str, form: Form) -> Target {
+    let dir = tempfile::tempdir().expect("a folder");
+    let from = fixtures().join("models").join(model);
+    for entry in std::fs::read_dir(from).expect(model) {
+        let entry = entry.expect(model);
+        let name = entry.file_name().into_string().expect("a name");
+        if !name.starts_with("golden") && !name.ends_with(".gguf") {
+            std::fs::copy(entry.path(), dir.path().join(name)).expect("a copy");
+        }
+    }
+    let others = ["qwen2_window", "llama3"]
+        .map(|other| std::fs::read(fixtures().join("models").join(other).join(file)).ok());
+    let first = fixture(&format!("{model}/{file}"));
+    Target {
+        seeds: [Some(first)].into_iter().chain(others).flatten().collect(),
+        form,
+        run: Box::new(move |bytes| {
+            overwrite(&dir.path().join(file), bytes);
+            use_checkpoint(dir.path())
+        }),
+    }
+}
+
+/// Opens a checkpoint and reads all of it, a few rows at a time.
+fn use_checkpoint(path: &Path) -> bool {
+    let Ok(checkpoint) = emberflow_models::open(path) else {
+        return false;
+    };
+    for info in checkpoint.tensors() {
+        let rows = info.rows.min(8);
+        let mut out = vec![0.0; rows * info.cols];
+        for first in [0, info.rows - rows] {
+            // A damaged weight may be NaN, and is then an error.
+            let _ = checkpoint.read_rows(info.id, first, rows, &mut out);
+        }
+    }
+    if let Ok(tokenizer) = Tokenizer::from_json(checkpoint.tokenizer_json()) {
+        use_tokenizer(&tokenizer);
+    }
+    true
+}
+
+fn use_json(bytes: &[u8]) -> bool {
+    let text = std::str::from_utf8(bytes);
+    let Some(tokenizer) = text.ok().and_then(|text| Tokenizer::from_json(text).ok()) else {
+        return false;
+    };
+    use_tokenizer(&tokenizer);
+    true
+}
+
+fn use_tokenizer(tokenizer: &Tokenizer) {
+    for text in ["", " Ab  1é\n▁<s>", "a\u{300}ﬁ😀<0x41></s>"] {
+        for add_special in [false, true] {
+            let Ok(ids) = tokenizer.encode(text, add_special) else {
+                continue;
+            };
+            let whole = tokenizer.decode(&ids, true);
+            let mut stream = tokenizer.stream();
+            let pieces = ids.iter().filter_map(|&id| stream.push(id));
+            let mut streamed: String = pieces.collect();
+            streamed.extend(stream.finish());
+            assert_eq!(
+                whole.ok(),
+                Some(streamed),
+                "a stream gives what the whole gives"
+            );
+        }
+    }
+    let _ = tokenizer.decode(&[0, 1, u32::MAX, tokenizer.vocab_size()], false);
+}

@@ -1,0 +1,75 @@
+//! Bounded fuzzing of everything that reads bytes from elsewhere: what is fuzzed, and how bytes
+//! are damaged. `tests/fuzz.rs` runs it with the ordinary tests.
+
+mod files;
+mod formats;
+mod mutate;
+
+use std::ops::Range;
+
+use fastrand::Rng;
+
+/// A reader of bytes that nobody vouches for.
+pub struct Target {
+    /// Valid inputs.
+    pub seeds: Vec<Vec<u8>>,
+    /// What the bytes are made of, for damage that gets past the first door.
+    pub form: Form,
+    /// Uses the bytes as a caller would. Whether they were accepted.
+    pub run: Box<Reader>,
+}
+
+/// Reads bytes. Whether they were accepted.
+pub type Reader = dyn Fn(&[u8]) -> bool;
+
+/// A target's name, and what makes it.
+pub type Named = (&'static str, fn() -> Target);
+
+/// What the bytes of a format are made of.
+#[derive(Clone, Copy)]
+pub struct Form {
+    /// Where there is JSON in them, if there is.
+    pub json: fn(&[u8]) -> Option<Range<usize>>,
+    /// Makes checksums right again.
+    pub seal: fn(&mut [u8]),
+}
+
+impl Form {
+    /// JSON from the first byte to the last.
+    pub const JSON: Self = Self {
+        json: |bytes| Some(0..bytes.len()),
+        seal: |_| (),
+    };
+    /// Numbers and tables, the most important ones in front.
+    pub const BINARY: Self = Self {
+        json: |_| None,
+        seal: |_| (),
+    };
+}
+
+impl Target {
+    /// The input of case `seed`: always the same one.
+    pub fn case(&self, seed: u64) -> Vec<u8> {
+        let mut random = Rng::with_seed(seed);
+        let mut bytes = random.choice(&self.seeds).cloned().unwrap_or_default();
+        mutate::mutate(&mut bytes, self, &mut random);
+        bytes
+    }
+}
+
+/// Every target by its name, which is that of the folder with its past finds, too.
+pub const TARGETS: &[Named] = &[
+    ("container", formats::container),
+    ("model", formats::model),
+    ("stats", formats::stats),
+    ("stats_json", formats::stats_json),
+    ("predictor", formats::predictor),
+    ("trace", formats::trace),
+    ("gguf", files::gguf),
+    ("safetensors", files::safetensors),
+    ("config", files::config),
+    ("tokenizer", files::tokenizer),
+    ("tokenizer_config", files::tokenizer_config),
+    ("generation_config", files::generation_config),
+    ("index", files::index),
+];
