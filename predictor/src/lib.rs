@@ -11,6 +11,7 @@
 mod active_set;
 mod bytes;
 mod coarse;
+mod firing_trace;
 mod low_rank;
 pub mod order;
 mod predict;
@@ -25,6 +26,7 @@ pub mod train;
 pub use active_set::ActiveSet;
 pub use bytes::SharedBytes;
 pub use coarse::CoarseGate;
+pub use firing_trace::FiringTrace;
 pub use low_rank::{LowRank, LowRankSpec};
 pub use predict::{
     Features, Predictor, RANGE, Reads, Shared, SharedShape, keep_wanted, predict_all,

@@ -9,9 +9,10 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::FiringTrace;
 use crate::stats::{
-    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LAGS, LayerStats, Profile,
-    Sample, Sampled, StatsError, words,
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LAGS, LayerStats, Misses,
+    Profile, Sample, Sampled, StatsError, words,
 };
 
 /// What is profiled.
@@ -49,11 +50,13 @@ pub struct Recorder {
     now: Fired,
     /// By [`BATCHES`], but for the largest: the union of that many windows.
     open: Vec<Option<Fired>>,
+    /// Firings of a sample of neurons in the first windows.
+    trace: FiringTrace,
     /// Windows that were run.
     done: u64,
 }
 
-const MAGIC: &[u8; 8] = b"EMBPROF1";
+const MAGIC: &[u8; 8] = b"EMBPROF2";
 
 impl Recorder {
     /// Nothing seen yet.
@@ -80,6 +83,7 @@ impl Recorder {
             steps: [0; BATCHES.len()],
             banks: vec![BankProfile::new(subject.neurons); subject.layers],
             sample: Sample::new(subject.sample),
+            misses: Misses::default(),
         };
         Self {
             now: Fired {
@@ -87,6 +91,7 @@ impl Recorder {
                 bits: vec![0; subject.window * width(&subject)],
             },
             open: vec![None; BATCHES.len() - 1],
+            trace: FiringTrace::new(subject.layers, subject.neurons),
             done: 0,
             stats,
             profile,
@@ -101,7 +106,8 @@ impl Recorder {
         let magnitudes = subject.layers as u64 * (2 << 16);
         // the window, one of each size, and one that is being merged
         let windows = (BATCHES.len() as u64 + 1) * window;
-        windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
+        let trace = FiringTrace::bytes_for(subject.layers, subject.neurons);
+        trace + windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
     }
 
     /// Tokens to sample so that the sample takes about `bytes`.
@@ -195,6 +201,7 @@ impl Recorder {
             }
         }
         for p in 0..positions {
+            self.trace.push(&now.bits[p * width..][..width]);
             let place = [self.subject.text, window, p as u64].map(u64::to_le_bytes);
             let priority = xxh3_64(place.as_flattened());
             if self.profile.sample.wants(priority) {
@@ -225,6 +232,11 @@ impl Recorder {
         self.open.fill(None);
     }
 
+    /// Which neurons of a sample fired in the first windows.
+    pub fn trace(&self) -> &FiringTrace {
+        &self.trace
+    }
+
     /// The statistics so far.
     pub fn stats(&self) -> ActivationStats {
         ActivationStats {
@@ -250,6 +262,8 @@ impl Recorder {
             let bits = open.iter().flat_map(|f| &f.bits);
             bits.for_each(|&w| fixed(&mut out, w));
         }
+        fixed(&mut out, self.trace.words().len() as u64);
+        (self.trace.words().iter()).for_each(|&w| fixed(&mut out, w));
         out.extend(self.stats().to_bytes()?);
         let sum = xxh3_64_with_seed(&out[16..], SEED);
         out[8..16].copy_from_slice(&sum.to_le_bytes());
@@ -291,6 +305,14 @@ impl Recorder {
             }
             let bits = (0..len).map(|_| fixed()).collect::<Result<_, _>>()?;
             *open = Some(Fired { positions, bits });
+        }
+        let words = usize::try_from(fixed()?).unwrap_or(usize::MAX);
+        if words > bytes.len() / 8 {
+            return Err(damaged("is cut off"));
+        }
+        let words = (0..words).map(|_| fixed()).collect::<Result<_, _>>()?;
+        if new.trace.restore(words).is_none() {
+            return Err(damaged("is of another model"));
         }
         let s = &new.subject;
         let mut stats = ActivationStats::parse(&bytes[at..], s.layers, 1, s.neurons)?;

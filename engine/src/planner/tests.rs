@@ -5,7 +5,6 @@ use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
-use super::drift::Again;
 use super::facts::*;
 use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
@@ -98,13 +97,7 @@ fn sparse() -> Firing {
     let rates: Vec<f32> = (0..NEURONS)
         .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
-    Firing::measured(
-        (0..LAYERS).map(|_| rates.as_slice()),
-        &[Again {
-            next: 0.8,
-            later: None,
-        }; LAYERS],
-    )
+    Firing::measured((0..LAYERS).map(|_| rates.as_slice()), Some(0.8), None)
 }
 
 #[test]
@@ -139,7 +132,7 @@ fn looking_a_layer_ahead_hides_reads() {
         named: 1.3,
     };
     p.gates_first = false;
-    let budget = p.needs.budget_for_share(0.6);
+    let budget = p.needs.budget_for_share(0.75);
     let ahead = p.plan(budget).unwrap();
     assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
     p.ablation = Ablation::NoPipeline;

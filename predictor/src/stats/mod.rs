@@ -9,12 +9,14 @@
 
 mod codec;
 mod magnitudes;
+pub mod misses;
 mod profile;
 mod sample;
 
 use serde::{Deserialize, Serialize};
 
 pub use magnitudes::Magnitudes;
+pub use misses::Misses;
 pub use profile::{BATCHES, BankProfile, LAGS, Later, Profile};
 pub(crate) use sample::words;
 pub use sample::{Sample, Sampled};

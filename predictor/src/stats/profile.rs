@@ -1,7 +1,7 @@
 //! What the second version of the statistics adds to activation counts.
 
 use super::sample::words;
-use super::{ActivationStats, Magnitudes, Sample};
+use super::{ActivationStats, Magnitudes, Misses, Sample};
 
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -44,6 +44,8 @@ pub struct Profile {
     pub banks: Vec<BankProfile>,
     /// Sampled tokens; empty inside a container.
     pub sample: Sample,
+    /// What a cache misses; empty in files written before it was counted.
+    pub misses: Misses,
 }
 
 /// One FFN.
@@ -138,6 +140,7 @@ impl Profile {
         for (a, b) in self.banks.iter_mut().zip(&other.banks) {
             a.merge(b).ok_or_else(overflow)?;
         }
+        self.misses.merge(other.misses).ok_or_else(overflow)?;
         self.sample.merge(&other.sample);
         Ok(())
     }
@@ -160,6 +163,7 @@ impl Profile {
             }
             Err(format!("{what}: {found}, expected {expected}"))
         };
+        self.misses.check()?;
         same("banks", self.banks.len(), layers.saturating_mul(experts))?;
         if self.steps[0] != stats.tokens {
             return Err(format!(
