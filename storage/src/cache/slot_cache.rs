@@ -153,6 +153,9 @@ impl SlotCache {
     }
 
     /// Sets the prior of a unit never used: as if it had been used `rate` times per pass so far.
+    ///
+    /// # Panics
+    /// If the key names no neuron.
     pub fn set_prior(&mut self, key: Key, rate: f64) {
         let unit = self.table.at_mut(self.table.flat(key));
         if let Order::Lrfu(lrfu) = &self.order {
