@@ -1,26 +1,5 @@
-//! The binary form of statistics.
-//!
-//! ```text
-//!    0   8  magic            "EMBSTAT2"
-//!    8   8  length           bytes of the whole file, u64 little endian
-//!   16   8  xxh3             of the bytes from 24 on
-//!   24      body             numbers as LEB128 unless said otherwise:
-//!             model            length, UTF-8
-//!             texts            number, then each u64 little endian
-//!             tokens, window, pairs, steps × 6
-//!             layers, experts, neurons
-//!             per bank         1 or 0: original ids follow (neurons ×)
-//!                              counts, unions × 5, stayed, contributed (neurons × each)
-//!                              gates, hidden: number of buckets, each distance to the last
-//!                              bucket and count
-//!             sample           capacity, tokens; each: priority u64, then words u64 per
-//!                              bank (one bit per neuron), little endian
-//!             later            per bank, for each distance: firings, and those that are followed
-//!                              by another; not in older files
-//! ```
-//!
-//! Every list has at least one byte per entry, so no allocation exceeds a small
-//! multiple of the file.
+//! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
+//! file.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -110,7 +89,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     for step in &mut steps {
         *step = body.number()?;
     }
-    // A bank has more bytes than these, so the numbers bound each other.
+    // A bank takes more bytes than these, so the numbers bound each other.
     let layers = body.count(1)?;
     let experts = body.count(1)?;
     let neurons = body.count(1)?;
@@ -264,7 +243,7 @@ impl<'a> In<'a> {
         Err(format!("a number before {} has more than 64 bits", self.at))
     }
 
-    /// A number of things that take at least `bytes` bytes each.
+    /// Reads the count of a list whose entries take at least `bytes` bytes each.
     fn count(&mut self, bytes: usize) -> Result<usize, String> {
         let n = self.number()?;
         let fits = usize::try_from(n)
@@ -299,7 +278,7 @@ impl<'a> In<'a> {
 mod tests {
     use super::*;
 
-    /// Two layers of three neurons with something in every field.
+    /// Two layers of three neurons with a nonzero value in every field.
     fn stats() -> ActivationStats {
         let mut gates = Magnitudes::default();
         [0.5, 0.5, 3.0].into_iter().for_each(|v| gates.see(v));
@@ -376,7 +355,7 @@ mod tests {
     fn older_files_lack_what_follows_the_sample() {
         let s = stats();
         let mut bytes = s.to_bytes().unwrap();
-        // Two banks with two small numbers for each distance.
+        // Two banks with two small numbers per distance.
         bytes.truncate(bytes.len() - 2 * 2 * s.profile.as_ref().unwrap().banks[0].later.len());
         seal(&mut bytes);
         let old = ActivationStats::read(&bytes).unwrap();
@@ -386,7 +365,7 @@ mod tests {
             assert_eq!(bank.later[0].share(), None);
         }
         assert_eq!(old, without);
-        // Half of it is damage.
+        // A partial list is damage.
         bytes.push(0);
         seal(&mut bytes);
         assert!(ActivationStats::read(&bytes).is_err());
