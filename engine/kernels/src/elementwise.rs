@@ -1,3 +1,5 @@
+//! Norms, softmax, activations and rotary embedding on f32 slices.
+//!
 //! Written once in safe code without intrinsics. Each function is inlined into an entry point per
 //! instruction set and vectorised there. The compiler neither reorders nor fuses floating-point
 //! operations, so all of them return the same bits as the scalar one.

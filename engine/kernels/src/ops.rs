@@ -1,3 +1,5 @@
+//! Every kernel as a method of [`Cpu`].
+//!
 //! Mismatched lengths are programmer errors and panic with a message; check sizes from files before
 //! calling. Nothing allocates.
 

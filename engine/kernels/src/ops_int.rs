@@ -46,6 +46,9 @@ impl Cpu {
         );
     }
 
+    /// `y.row(t)[r] = row r · token t` by the chain rule, bit-equal to
+    /// [`matvec_q`](Cpu::matvec_q) of each token.
+    ///
     /// The rows, as many as the width of `y`, are in `bytes` as for [`matvec`](Cpu::matvec). Widths
     /// that are multiples of 32 run fastest. `scratch` has at least [`matmul_scratch_q`] elements.
     ///

@@ -47,6 +47,12 @@ impl std::fmt::Display for QuantizeError {
 
 impl std::error::Error for QuantizeError {}
 
+/// Stores a row of `src.len()` elements as `dtype`.
+///
+/// - q8: scale = f16(max |w| / 127), q = round(w / scale) in −127..=127
+/// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
+///   nibble = round(w / scale) + 8 in 0..=15
+///
 /// Both divide by the scale as rounded to f16. A group whose scale rounds to zero becomes zero.
 /// Padding of the last group is zero.
 ///

@@ -1,3 +1,24 @@
+//! Binary format of the statistics.
+//!
+//! ```text
+//!    0   8  magic            "EMBSTAT2"
+//!    8   8  length           bytes of the whole file, u64 little endian
+//!   16   8  xxh3             of the bytes from 24 on
+//!   24      body             numbers as LEB128 unless said otherwise:
+//!             model            length, UTF-8
+//!             texts            number, then each u64 little endian
+//!             tokens, window, pairs, steps × 6
+//!             layers, experts, neurons
+//!             per bank         1 or 0: original ids follow (neurons ×)
+//!                              counts, unions × 5, stayed, contributed (neurons × each)
+//!                              gates, hidden: number of buckets, each distance to the last
+//!                              bucket and count
+//!             sample           capacity, tokens; each: priority u64, then words u64 per
+//!                              bank (one bit per neuron), little endian
+//!             later            per bank, for each distance: firings, and those that are followed
+//!                              by another; not in older files
+//! ```
+//!
 //! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
 //! file.
 

@@ -121,6 +121,7 @@ unsafe fn splat(from: *const u8) -> __m512i {
 
 /// 64 bytes of each row from byte `at` on, zeros beyond the row's end, transposed: register `c`
 /// holds dword `c` of every row.
+///
 /// # Safety
 /// The CPU has AVX-512; the rows have one format and length, which is `at` bytes at least.
 #[inline(always)]
