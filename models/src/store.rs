@@ -474,7 +474,7 @@ fn interleaved(row: usize, head_dim: usize) -> usize {
     head * head_dim + 2 * (inside % half) + inside / half
 }
 
-/// Whether a role is a matrix even where it has one row.
+/// Whether a role is a matrix, even with a single row.
 fn is_matrix(role: Role) -> bool {
     use Role::*;
     matches!(

@@ -36,8 +36,8 @@ pub fn exp(x: f32) -> f32 {
     let p = r.mul_add(p, 0.5);
     let p = r.mul_add(p, 1.0);
     let p = r.mul_add(p, 1.0);
-    // 2^n in two normal factors: the second multiplication rounds once, also where the
-    // result is subnormal or infinite.
+    // 2^n in two normal factors: the second multiplication rounds once, even if the result is
+    // subnormal or infinite.
     let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
     p * power_of_two(half) * power_of_two(n - half)

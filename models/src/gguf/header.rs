@@ -7,7 +7,7 @@
 //! keys       u64: number of metadata entries
 //! metadata   keys × { key: string, type: u32, value }
 //! entries    tensors × { name: string, n: u32, dims: n × u64, type: u32, offset: u64 }
-//! padding    to a multiple of general.alignment (32 where the key is absent)
+//! padding    to a multiple of general.alignment (32 if the key is absent)
 //! data       each entry's offset counts from here, a multiple of the alignment
 //! ```
 //! A string is a u64 length and that many bytes; an array is an element type, a

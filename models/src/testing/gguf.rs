@@ -171,7 +171,7 @@ impl Gguf {
         file
     }
 
-    /// Sets a key, in place where it exists.
+    /// Sets a key, in place if it exists.
     pub(crate) fn set(&mut self, key: &str, value: Kv) {
         match self.keys.iter_mut().find(|(existing, _)| existing == key) {
             Some((_, old)) => *old = value,

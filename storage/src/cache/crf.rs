@@ -28,7 +28,7 @@ const DOUBLINGS_ABOVE: u32 = 7;
 /// The highest level.
 pub(super) const TOP_LEVEL: u32 = (DOUBLINGS_BELOW + DOUBLINGS_ABOVE) * LEVELS_PER_DOUBLING - 1;
 
-/// The last-use bonus, in uses per pass for which the unit is expected to be used on.
+/// Last-use bonus in uses, per further pass in which the unit is expected to be used.
 const BONUS_USES: f64 = 8.0;
 
 /// Upper bound of the bonus: 64 uses.

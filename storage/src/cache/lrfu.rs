@@ -16,8 +16,8 @@
 use super::crf::{Crf, LEVELS_PER_DOUBLING, TOP_LEVEL};
 use super::table::{Table, Unit};
 
-/// Upper bound on the victims one scan collects, and the slots per victim. A unit that falls below
-/// them after the scan waits for the next one.
+/// Victims one scan collects: at most this many, and one per so many slots. A unit whose rank falls
+/// below theirs after the scan waits for the next scan.
 const MAX_VICTIMS: usize = 1 << 14;
 const SLOTS_PER_VICTIM: usize = 16;
 /// Slots per victim for a table that is cheap to scan.
@@ -26,7 +26,7 @@ const SLOTS_PER_VICTIM_SMALL: usize = 64;
 const MIN_VICTIMS: usize = 64;
 
 /// Passes for which the victims of a large table stay valid. Scanning a million units in every pass
-/// would cost more than the units it would find.
+/// would cost more than fresher victims save.
 const SCAN_VALID: u16 = 3;
 
 /// From this many units on, the victims' ranks are estimated from a sample: one run of

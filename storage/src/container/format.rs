@@ -377,8 +377,8 @@ impl TensorEntry {
         }
     }
 
-    /// The record. Name and dimensions beyond the record's size are cut; the layout refuses them
-    /// before.
+    /// Encodes the record. Truncates a name or dimensions beyond the record's size, which the layout
+    /// rejects beforehand.
     #[must_use]
     pub fn encode(&self) -> [u8; TENSOR_RECORD] {
         let mut b = [0; TENSOR_RECORD];

@@ -17,7 +17,7 @@ pub enum IoError {
         file: Arc<str>,
         /// Absolute offset in the file, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// `errno`.
         errno: i32,
@@ -32,7 +32,7 @@ pub enum IoError {
         file: Arc<str>,
         /// Absolute offset in the file, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// Offset of the end of the file.
         end: u64,
@@ -47,7 +47,7 @@ pub enum IoError {
         file: Arc<str>,
         /// Offset relative to the source's base, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// Start inside the slot, in bytes.
         slot_offset: u32,
