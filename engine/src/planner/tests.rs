@@ -132,7 +132,7 @@ fn looking_a_layer_ahead_hides_reads() {
         named: 1.3,
     };
     p.gates_first = false;
-    let budget = p.needs.budget_for_share(0.75);
+    let budget = p.needs.budget_for_share(0.7);
     let ahead = p.plan(budget).unwrap();
     assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
     p.ablation = Ablation::NoPipeline;

@@ -1,4 +1,4 @@
-//! The binary form of statistics.
+//! Binary format of the statistics.
 //!
 //! ```text
 //!    0   8  magic            "EMBSTAT2"
@@ -21,8 +21,8 @@
 //!                              frequency; only where they were counted
 //! ```
 //!
-//! Every list has at least one byte per entry, so no allocation exceeds a small
-//! multiple of the file.
+//! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
+//! file.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -115,7 +115,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     for step in &mut steps {
         *step = body.number()?;
     }
-    // A bank has more bytes than these, so the numbers bound each other.
+    // A bank takes more bytes than these, so the numbers bound each other.
     let layers = body.count(1)?;
     let experts = body.count(1)?;
     let neurons = body.count(1)?;
@@ -276,7 +276,7 @@ impl<'a> In<'a> {
         Err(format!("a number before {} has more than 64 bits", self.at))
     }
 
-    /// A number of things that take at least `bytes` bytes each.
+    /// Reads the count of a list whose entries take at least `bytes` bytes each.
     fn count(&mut self, bytes: usize) -> Result<usize, String> {
         let n = self.number()?;
         let fits = usize::try_from(n)
@@ -312,7 +312,7 @@ mod tests {
     use super::super::misses::BINS;
     use super::*;
 
-    /// Two layers of three neurons with something in every field.
+    /// Two layers of three neurons with a nonzero value in every field.
     fn stats() -> ActivationStats {
         let mut gates = Magnitudes::default();
         [0.5, 0.5, 3.0].into_iter().for_each(|v| gates.see(v));
@@ -411,7 +411,7 @@ mod tests {
             assert_eq!(bank.later[0].share(), None);
         }
         assert_eq!(old, without);
-        // Half of it is damage.
+        // A partial list is damage.
         bytes.push(0);
         seal(&mut bytes);
         assert!(ActivationStats::read(&bytes).is_err());
