@@ -24,6 +24,7 @@
 //! Rows are in packed order. A layer of kind *none* keeps the numbers of the predictor
 //! that was not good enough.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -215,43 +216,7 @@ impl Directory {
             });
         }
         let (header, records) = bytes[..directory].split_at(HEADER);
-        if header[..8] != MAGIC[..] {
-            return Err(SectionError::Header {
-                what: "the magic",
-                found: format!("{:02x?}", &header[..8]),
-                expected: format!("{MAGIC:02x?}"),
-            });
-        }
-        for (what, at, expected) in [
-            ("the version", 8, u64::from(VERSION)),
-            ("the number of layers", 12, layers as u64),
-            ("d_model", 16, d as u64),
-            ("the number of neurons", 20, neurons as u64),
-        ] {
-            let found = u64::from(u32_at(header, at));
-            if found != expected {
-                return Err(SectionError::Header {
-                    what,
-                    found: found.to_string(),
-                    expected: expected.to_string(),
-                });
-            }
-        }
-        let target = f32_at(header, 48);
-        if !(0.0..=1.0).contains(&target) {
-            return Err(SectionError::Header {
-                what: "the recall aimed at",
-                found: target.to_string(),
-                expected: "0 to 1".into(),
-            });
-        }
-        if header[52..].iter().any(|&b| b != 0) {
-            return Err(SectionError::Header {
-                what: "the reserved part",
-                found: "not zero".into(),
-                expected: "zero".into(),
-            });
-        }
+        check_header(header, layers, d, neurons)?;
         let measured_on = u64_at(header, 32);
         let mut next = directory;
         let mut entries = Vec::with_capacity(layers);
@@ -278,7 +243,7 @@ impl Directory {
             neurons,
             trained_on: u64_at(header, 24),
             measured_on,
-            target,
+            target: f32_at(header, 48),
             layers: entries,
         })
     }
@@ -398,13 +363,47 @@ impl Directory {
     }
 }
 
-fn layer_entry(
-    record: &[u8],
+/// Checks the fields of the header that do not depend on the layers.
+fn check_header(
+    header: &[u8],
+    layers: usize,
     d: usize,
     neurons: usize,
-    measured_on: u64,
-    expected_offset: usize,
-) -> Result<LayerEntry, String> {
+) -> Result<(), SectionError> {
+    let refused = |what, found: String, expected: &dyn Display| {
+        Err(SectionError::Header {
+            what,
+            found,
+            expected: expected.to_string(),
+        })
+    };
+    if header[..8] != MAGIC[..] {
+        let (found, expected) = (format!("{:02x?}", &header[..8]), format!("{MAGIC:02x?}"));
+        return refused("the magic", found, &expected);
+    }
+    for (what, at, expected) in [
+        ("the version", 8, u64::from(VERSION)),
+        ("the number of layers", 12, layers as u64),
+        ("d_model", 16, d as u64),
+        ("the number of neurons", 20, neurons as u64),
+    ] {
+        let found = u64::from(u32_at(header, at));
+        if found != expected {
+            return refused(what, found.to_string(), &expected);
+        }
+    }
+    let target = f32_at(header, 48);
+    if !(0.0..=1.0).contains(&target) {
+        return refused("the recall aimed at", target.to_string(), &"0 to 1");
+    }
+    if header[52..].iter().any(|&b| b != 0) {
+        return refused("the reserved part", "not zero".into(), &"zero");
+    }
+    Ok(())
+}
+
+/// The kind that a layer's record names.
+fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     let [kind, flags, rank, fc1, fc2, value] = [0, 4, 8, 12, 16, 20].map(|at| u32_at(record, at));
     let plain = |kind| {
         if (flags, rank, fc1, fc2) == (0, 0, 0, 0) {
@@ -416,9 +415,9 @@ fn layer_entry(
             ))
         }
     };
-    let kind = match kind {
-        0 if value == 0 => plain(Kind::None)?,
-        1 if value as usize <= d => plain(Kind::Sign { limit: value })?,
+    match kind {
+        0 if value == 0 => plain(Kind::None),
+        1 if value as usize <= d => plain(Kind::Sign { limit: value }),
         2 if value == 0 => {
             let format =
                 |code| DType::from_code(code).ok_or(format!("unknown block format {code}"));
@@ -428,7 +427,7 @@ fn layer_entry(
             if rank == 0 || rank as usize > MAX_RANK {
                 return Err(format!("a rank of {rank}, expected 1 to {MAX_RANK}"));
             }
-            Kind::LowRank(LowRankSpec {
+            Ok(Kind::LowRank(LowRankSpec {
                 d,
                 neurons,
                 rank: rank as usize,
@@ -440,15 +439,26 @@ fn layer_entry(
                     Reads::Residual
                 },
                 relu: flags & 2 != 0,
-            })
+            }))
         }
         3 if f32::from_bits(value) >= 0.0 => plain(Kind::Magnitude {
             threshold: f32::from_bits(value),
-        })?,
-        4 if value == 0 => plain(Kind::Coarse)?,
-        0..=4 => return Err(format!("a threshold of {value:#x} makes no sense")),
-        other => return Err(format!("unknown kind {other}")),
-    };
+        }),
+        4 if value == 0 => plain(Kind::Coarse),
+        0..=4 => Err(format!("a threshold of {value:#x} makes no sense")),
+        other => Err(format!("unknown kind {other}")),
+    }
+}
+
+/// A layer's record, whose payload is expected at `expected_offset`.
+fn layer_entry(
+    record: &[u8],
+    d: usize,
+    neurons: usize,
+    measured_on: u64,
+    expected_offset: usize,
+) -> Result<LayerEntry, String> {
+    let kind = kind_of(record, d, neurons)?;
     let [active, predicted, hit] = [40, 48, 56].map(|at| u64_at(record, at));
     let pairs = measured_on
         .checked_mul(neurons as u64)

@@ -235,39 +235,15 @@ impl Layout {
         let (tensor_count, bank_count) = (counts.tensors.len() as u64, counts.banks.len() as u64);
 
         // Tensor and bank places are first relative to their section.
-        let mut dense = Cursor {
-            at: 0,
-            what: "dense tensors",
-        };
-        let mut tensors = Vec::with_capacity(counts.tensors.len());
-        for tensor in counts.tensors {
-            dense.align(TENSOR_ALIGN)?;
-            tensors.push(dense.take(tensor.len)?);
-        }
-        let mut bundles = Cursor {
-            at: 0,
-            what: "bundles",
-        };
-        let mut scales = Cursor {
-            at: 0,
-            what: "scales",
-        };
-        let (mut banks, mut first_checksum) = (Vec::with_capacity(counts.banks.len()), 0u64);
-        for bank in counts.banks {
-            bundles.align(SECTION_ALIGN)?;
-            // Both factors are bounded by check_banks and geometry.check.
-            let n = u64::from(bank.neurons);
-            banks.push(BankPlace {
-                data: bundles.take(n * u64::from(counts.geometry.stride))?,
-                scales: scales.take(n * u64::from(counts.geometry.scales_per_neuron))?,
-                first_checksum,
-            });
-            first_checksum += n;
-        }
+        let mut dense = Cursor::new("dense tensors");
+        let mut tensors = place_tensors(counts.tensors, &mut dense)?;
+        let mut bundles = Cursor::new("bundles");
+        let mut scales = Cursor::new("scales");
+        let mut banks = place_banks(&counts, &mut bundles, &mut scales)?;
 
         let mut file = Cursor {
             at: SUPERBLOCK_LEN as u64,
-            what: "file",
+            ..Cursor::new("file")
         };
         let mut sections = [Extent::default(); Section::COUNT];
         for (section, place) in Section::ALL.into_iter().zip(&mut sections) {
@@ -309,12 +285,48 @@ impl Layout {
     }
 }
 
+/// Places dense tensors one behind the other.
+fn place_tensors(tensors: &[TensorSpec], dense: &mut Cursor) -> Result<Vec<Extent>, LayoutError> {
+    let mut places = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        dense.align(TENSOR_ALIGN)?;
+        places.push(dense.take(tensor.len)?);
+    }
+    Ok(places)
+}
+
+/// Places the bundles and the scales of banks, each kind one behind the other, and counts their
+/// checksums.
+fn place_banks(
+    counts: &Counts<'_>,
+    bundles: &mut Cursor,
+    scales: &mut Cursor,
+) -> Result<Vec<BankPlace>, LayoutError> {
+    let (mut places, mut first_checksum) = (Vec::with_capacity(counts.banks.len()), 0u64);
+    for bank in counts.banks {
+        bundles.align(SECTION_ALIGN)?;
+        // Both factors are bounded by check_banks and geometry.check.
+        let n = u64::from(bank.neurons);
+        places.push(BankPlace {
+            data: bundles.take(n * u64::from(counts.geometry.stride))?,
+            scales: scales.take(n * u64::from(counts.geometry.scales_per_neuron))?,
+            first_checksum,
+        });
+        first_checksum += n;
+    }
+    Ok(places)
+}
+
 struct Cursor {
     at: u64,
     what: &'static str,
 }
 
 impl Cursor {
+    fn new(what: &'static str) -> Self {
+        Self { at: 0, what }
+    }
+
     fn align(&mut self, to: u64) -> Result<(), LayoutError> {
         self.at = self
             .at
