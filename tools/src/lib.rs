@@ -7,6 +7,7 @@
 // these panic when whoever reads our output has gone
 #![deny(clippy::print_stdout)]
 
+pub mod activity;
 pub mod atomic;
 pub mod bench;
 pub mod budget;
@@ -34,6 +35,7 @@ pub mod size;
 pub mod stats;
 pub mod suggest;
 pub mod synth;
+pub mod text;
 pub mod trace;
 pub mod train_predictor;
 pub mod verify;
