@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Run, mean};
-use super::facts::Facts;
+use super::child::{Child, Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, mib, percent};
+use super::points::{Point, Setup, each, names};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
@@ -42,33 +42,23 @@ struct Row {
 pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "batch", Some(&bench.model))?;
-    let points: Vec<(f64, u16)> = (args.shares.iter())
-        .flat_map(|&share| args.sizes.iter().map(move |&size| (share, size)))
-        .collect();
-    let names: Vec<String> = points
-        .iter()
-        .map(|(share, size)| format!("{size} at {}", percent(*share)))
-        .collect();
+    let points = each(&args.shares, &args.sizes);
+    let names = names(&points, |size| size.to_string());
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
+    let Setup {
+        facts,
+        mut device,
+        child,
+    } = Setup::new(bench, &args.io)?;
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let (share, size) = points[i];
-        let (share, size, tokens) = (share.to_string(), size.to_string(), tokens.to_string());
-        let arguments = [
-            "-p",
-            Child::prompt(bench),
-            "-n",
-            &tokens,
-            "--io",
-            &args.io,
-            "--best-of",
-            &size,
-            "--ffn-resident",
-            &share,
-        ];
-        child.run(&arguments.map(str::to_owned), None)
+        let run = Decoding {
+            prompt: Child::prompt(bench),
+            tokens,
+            io: &args.io,
+            share: points[i].share,
+        };
+        let size = points[i].variant.to_string();
+        child.run(&run.with(&["--best-of", &size]), None)
     })?;
     let rows = rows(&points, &series, &device);
     let model = model_of(&series)?;
@@ -104,11 +94,16 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-fn rows(points: &[(f64, u16)], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<Row> {
     let memory = memory_of(all);
     let speed = |s: &Series| s.range(|r| r.decode_tokens_per_s);
-    let one = |(&(share, texts), series): (&(f64, u16), &Series)| {
-        let single = points.iter().position(|&p| p == (share, 1));
+    let one = |(point, series): (&Point<u16>, &Series)| {
+        let Point {
+            share,
+            variant: texts,
+        } = *point;
+        let alone = Point { share, variant: 1 };
+        let single = points.iter().position(|&p| p == alone);
         let single = single.map_or(0.0, |i| speed(&all[i]).median);
         let tokens_per_s = speed(series);
         let first = series.first();

@@ -101,6 +101,30 @@ pub enum Outcome {
     Refused(String),
 }
 
+/// What a run decodes, and how.
+pub struct Decoding<'a> {
+    /// The text that is continued.
+    pub prompt: &'a str,
+    /// Tokens to make.
+    pub tokens: u32,
+    /// How to read from flash.
+    pub io: &'a str,
+    /// Share of the FFN in memory.
+    pub share: f64,
+}
+
+impl Decoding<'_> {
+    /// As arguments of `run`, and `more` of them.
+    pub fn with(&self, more: &[&str]) -> Vec<String> {
+        let (tokens, share) = (self.tokens.to_string(), self.share.to_string());
+        let own = ["-p", self.prompt, "-n", &tokens, "--io", self.io];
+        let all = own.iter().chain(more);
+        let mut all: Vec<String> = all.map(|&argument| argument.to_owned()).collect();
+        all.extend(["--ffn-resident".to_owned(), share]);
+        all
+    }
+}
+
 /// How runs of a benchmark are started.
 pub struct Child {
     program: PathBuf,

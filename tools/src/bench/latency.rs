@@ -5,10 +5,10 @@ use emberflow_engine::Ablation;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Run, mean};
-use super::facts::Facts;
+use super::child::{Child, Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::{LATENCY, WAITING};
+use super::points::{self, Point, Setup};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
@@ -62,37 +62,26 @@ struct Class {
 pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "latency", Some(&bench.model))?;
-    let points: Vec<(f64, Ablation)> = (args.shares.iter())
-        .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
-        .collect();
-    let names: Vec<String> = points
-        .iter()
-        .map(|(share, policy)| format!("{} at {}", policy.name(), percent(*share)))
-        .collect();
+    let points = points::each(&args.shares, &args.policies);
+    let names = points::names(&points, |policy| policy.name().into());
     let (tokens, rounds) = (bench.tokens_or(512), bench.rounds_or(1));
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
+    let Setup {
+        facts,
+        mut device,
+        child,
+    } = Setup::new(bench, &args.io)?;
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let (share, policy) = points[i];
-        let (share, tokens) = (share.to_string(), tokens.to_string());
-        let arguments = [
-            "-p",
-            Child::prompt(bench),
-            "-n",
-            &tokens,
-            "--io",
-            &args.io,
-            "--policy",
-            policy.name(),
-            "--ffn-resident",
-            &share,
-        ];
-        child.run(&arguments.map(str::to_owned), None)
+        let run = Decoding {
+            prompt: Child::prompt(bench),
+            tokens,
+            io: &args.io,
+            share: points[i].share,
+        };
+        child.run(&run.with(&["--policy", points[i].variant.name()]), None)
     })?;
     let memory = memory_of(&series);
     let rows: Vec<Row> = (points.iter().zip(&series))
-        .map(|(&(share, policy), series)| row(share, policy, series, &device, memory))
+        .map(|(point, series)| row(*point, series, &device, memory))
         .collect();
     let model = model_of(&series)?;
     let lists: Vec<(String, Vec<f64>)> = (series.iter())
@@ -106,21 +95,6 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
         y: "% of the tokens",
     };
     let svg = histogram(&labels, &lists);
-    let [mean, p50, p90, p99] = LATENCY;
-    let notes = vec![
-        NOTE.to_owned(),
-        format!(
-            "paper: PowerInfer-2, Table 5, by its authors on their phone, Bamboo-7B, half of the FFN: mean \
-             {mean} ms, P50 {p50}, P90 {p90}, P99 {p99} (P99 of mean {:.2})",
-            p99 / mean
-        ),
-        format!(
-            "paper: Table 4, the same: waiting {}, LLM in a flash {}",
-            percent(WAITING[0]),
-            percent(WAITING[1])
-        ),
-        by_hit_rate(&rows),
-    ];
     let how = format!(
         "times of single tokens, {tokens} tokens, {rounds} rounds in turns, --io {}",
         args.io
@@ -135,9 +109,28 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
         facts,
         how,
         body: Rows { rows: &rows },
-        notes,
+        notes: notes(&rows),
     }
     .finish(&bench.output)
+}
+
+/// What the paper measured, and the tokens by their hits.
+fn notes(rows: &[Row]) -> Vec<String> {
+    let [mean, p50, p90, p99] = LATENCY;
+    vec![
+        NOTE.to_owned(),
+        format!(
+            "paper: PowerInfer-2, Table 5, by its authors on their phone, Bamboo-7B, half of the FFN: mean \
+             {mean} ms, P50 {p50}, P90 {p90}, P99 {p99} (P99 of mean {:.2})",
+            p99 / mean
+        ),
+        format!(
+            "paper: Table 4, the same: waiting {}, LLM in a flash {}",
+            percent(WAITING[0]),
+            percent(WAITING[1])
+        ),
+        by_hit_rate(rows),
+    ]
 }
 
 /// Something of every token of every run.
@@ -146,7 +139,7 @@ fn each(series: &Series, of: impl Fn(&Run) -> &Vec<f64>) -> Vec<f64> {
     all.collect()
 }
 
-fn row(share: f64, policy: Ablation, series: &Series, device: &Device, memory: f64) -> Row {
+fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) -> Row {
     let (bound, of_bound) = bounds(series, device, memory);
     let ms = each(series, |r| &r.details.ms);
     let waits = each(series, |r| &r.details.wait_ms);
@@ -157,8 +150,8 @@ fn row(share: f64, policy: Ablation, series: &Series, device: &Device, memory: f
     hits.sort_by(f64::total_cmp);
     let (mean_ms, p99_ms) = (mean(&ms), percentile(&sorted, 0.99));
     Row {
-        share,
-        policy: policy.name(),
+        share: point.share,
+        policy: point.variant.name(),
         tokens: ms.len(),
         mean_ms,
         p50_ms: percentile(&sorted, 0.5),
