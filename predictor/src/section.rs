@@ -488,25 +488,31 @@ fn layer_entry(
     })
 }
 
-/// The bytes of a section. `d`, `neurons` and the tokens are those of all layers.
+/// From how much text the predictors of a section were made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Training {
+    /// Tokens that they were made from.
+    pub trained_on: u64,
+    /// Tokens of held-out text that they were measured on.
+    pub measured_on: u64,
+    /// Recall that they were calibrated to.
+    pub target: f32,
+}
+
+/// The bytes of a section. `d`, `neurons` and the training are those of all layers.
 ///
 /// # Panics
 /// If a part has not the length that its layer's kind needs.
-pub fn encode(
-    d: usize,
-    neurons: usize,
-    (trained_on, measured_on, target): (u64, u64, f32),
-    layers: &[NewLayer],
-) -> Vec<u8> {
+pub fn encode(d: usize, neurons: usize, training: Training, layers: &[NewLayer]) -> Vec<u8> {
     let mut out = vec![0; Directory::len_for(layers.len())];
     out[..8].copy_from_slice(MAGIC);
     put(&mut out, 8, VERSION);
     put(&mut out, 12, layers.len() as u32);
     put(&mut out, 16, d as u32);
     put(&mut out, 20, neurons as u32);
-    put(&mut out, 48, target.to_bits());
-    out[24..32].copy_from_slice(&trained_on.to_le_bytes());
-    out[32..40].copy_from_slice(&measured_on.to_le_bytes());
+    put(&mut out, 48, training.target.to_bits());
+    out[24..32].copy_from_slice(&training.trained_on.to_le_bytes());
+    out[32..40].copy_from_slice(&training.measured_on.to_le_bytes());
     for (l, layer) in layers.iter().enumerate() {
         let at = HEADER + l * RECORD;
         let fields: [u32; 6] = match layer.kind {

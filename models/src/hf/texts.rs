@@ -6,12 +6,14 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::json::{self, Keys};
-use super::{MAX_CONFIG, need_text};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::file::read_text;
+use crate::file::{need_text, read_text};
 use crate::special::SpecialTokens;
+
+/// Longest `config.json` and its like.
+pub(super) const MAX_CONFIG: u64 = 16 << 20;
 
 /// Longest `tokenizer.json`.
 const MAX_TOKENIZER: u64 = 256 << 20;

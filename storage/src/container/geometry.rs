@@ -17,7 +17,7 @@
 //! per row. Inline a bundle has 6912 bytes: 8192 with 4096-byte sectors, 7168 with 512-byte ones.
 //! Resident it has 6144: 8192 in two halves of one page each, or 6144 with 512-byte sectors.
 
-use super::layout::LayoutError;
+use super::layout_error::LayoutError;
 use super::limits::{MAX_SCALES_PER_NEURON, MAX_STRIDE, SECTORS};
 
 /// Where the scales of quantised rows lie.

@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::writer::Unit;
+use super::unit::Unit;
 use crate::error::{Error, Result};
 
 /// A journal of a few bytes per unit; more than this is not one of ours.

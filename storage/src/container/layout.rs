@@ -4,6 +4,9 @@
 //! it read and refuses a file whose stored offsets differ, so a valid file is contiguous and in
 //! bounds, with gaps only where alignment asks for them. All arithmetic on sizes is here.
 
+pub use super::layout_error::LayoutError;
+pub use super::parts::{BankPlace, BankSpec, Extent, TensorSpec};
+
 use super::format::{BANK_RECORD, CHECKSUM_RECORD, SUPERBLOCK_LEN, Section, TENSOR_RECORD};
 use super::geometry::BundleGeometry;
 use super::limits::{
@@ -34,146 +37,6 @@ pub struct Spec {
     /// Names the source's content (for instance a hash of the checkpoint). Not stored; a pack is
     /// only resumed for the same source.
     pub source: String,
-}
-
-/// One dense tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Unique name: 1 to 64 bytes of visible ASCII.
-    pub name: String,
-    /// Block format; a number that only the caller understands.
-    pub dtype: u32,
-    /// Shape, 1 to 4 dimensions, none of them zero.
-    pub dims: Vec<u64>,
-    /// Bytes, at least 1.
-    pub len: u64,
-}
-
-/// The neurons of one FFN or of one expert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BankSpec {
-    /// Layer.
-    pub layer: u32,
-    /// Expert inside the layer; 0 for a dense FFN.
-    pub expert: u32,
-    /// Neurons, at least 1.
-    pub neurons: u32,
-    /// For the caller; opaque here.
-    pub flags: u32,
-}
-
-/// Why sizes or counts cannot make a container.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutError {
-    /// A sum or product does not fit its type.
-    #[error("the size of {what} overflows")]
-    Overflow {
-        /// What was computed.
-        what: &'static str,
-    },
-    /// A count or size exceeds the format's bounds.
-    #[error("{what} is {found}, more than the format's limit of {limit}")]
-    Limit {
-        /// What was counted.
-        what: &'static str,
-        /// The count or size found.
-        found: u64,
-        /// The largest one accepted.
-        limit: u64,
-    },
-    /// The bundle geometry contradicts itself.
-    #[error("bundle geometry: {field} is {found}, expected {expected}")]
-    Geometry {
-        /// Field of [`BundleGeometry`].
-        field: &'static str,
-        /// Value found.
-        found: u64,
-        /// Values that would do.
-        expected: String,
-    },
-    /// A tensor has no usable name.
-    #[error("tensor {index} has the name {name:?}, expected 1 to 64 visible ascii characters")]
-    TensorName {
-        /// Index in the directory.
-        index: usize,
-        /// The name found.
-        name: String,
-    },
-    /// Two tensors share a name.
-    #[error("tensors {first} and {second} are both named {name:?}")]
-    DuplicateTensor {
-        /// Index of the earlier one.
-        first: usize,
-        /// Index of the later one.
-        second: usize,
-        /// Their name.
-        name: String,
-    },
-    /// A shape is empty, has a zero, too many dimensions or too many elements.
-    #[error("tensor {name:?} has the shape {dims:?}, expected 1 to 4 dimensions without zeros")]
-    TensorShape {
-        /// Name of the tensor.
-        name: String,
-        /// The shape found.
-        dims: Vec<u64>,
-    },
-    /// A tensor without bytes.
-    #[error("tensor {name:?} has no bytes")]
-    TensorEmpty {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// Banks are not strictly ascending by (layer, expert).
-    #[error(
-        "bank {index} is layer {layer} expert {expert}, which does not come after the bank \
-         before it; banks are sorted by layer and expert, each once"
-    )]
-    BankOrder {
-        /// Index in the directory.
-        index: usize,
-        /// Its layer.
-        layer: u32,
-        /// Its expert.
-        expert: u32,
-    },
-    /// A bank without neurons.
-    #[error("bank {index} (layer {layer} expert {expert}) has no neurons")]
-    BankEmpty {
-        /// Index in the directory.
-        index: usize,
-        /// Its layer.
-        layer: u32,
-        /// Its expert.
-        expert: u32,
-    },
-}
-
-/// A range of the container in bytes, relative to its first byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Extent {
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes.
-    pub len: u64,
-}
-
-impl Extent {
-    /// First byte behind the range. Extents of a [`Layout`] cannot overflow.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.offset.saturating_add(self.len)
-    }
-}
-
-/// Where one bank lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BankPlace {
-    /// Its bundles.
-    pub data: Extent,
-    /// Its scales in the SCALES section; empty when scales are inline.
-    pub scales: Extent,
-    /// Index of its first neuron in the checksum table.
-    pub first_checksum: u64,
 }
 
 /// The sizes a layout follows from.

@@ -120,6 +120,17 @@ pub struct Completion {
     pub result: Result<(), IoError>,
 }
 
+impl Completion {
+    /// Gives a read's slot back.
+    fn of(read: Read, result: Result<(), IoError>) -> Self {
+        Self {
+            tag: read.tag,
+            slot: read.slot,
+            result,
+        }
+    }
+}
+
 /// Which device carries reads out.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum IoChoice {

@@ -137,7 +137,7 @@ pub fn functions(code: &str) -> Vec<Function> {
 fn trait_impls(code: &str) -> Vec<std::ops::Range<usize>> {
     let mut places = Vec::new();
     for at in words(code, "impl") {
-        let Some(open) = code[at..].find(['{', ';', ')', '=']).map(|i| at + i) else {
+        let Some(open) = code[at..].find(['{', ';']).map(|i| at + i) else {
             continue;
         };
         let header = &code[at..open];
@@ -277,7 +277,7 @@ pub fn one<F: Fn(usize) -> (u8, u8)>(
 where F: Copy {
     { }
 }
-impl<T> Tr for S<T> { fn two(&self, t: (u8,)) {} }
+impl From<(u8,)> for S<T> { fn two(&self, t: (u8,)) {} }
 impl S { const fn three(self, u: (), v: &[(u8, u8)], w: &(dyn Fn(u8, u8) + Sync)) {} fn none(); }
 type F = fn(usize) -> u8;";
     let found = functions(&blanked(code));

@@ -16,7 +16,7 @@ use emberflow_storage::container::{BankSpec, BundleGeometry, Placement, Spec, Te
 use emberflow_storage::io::FileSource;
 use serde::Serialize;
 
-use super::PackOptions;
+use super::options::PackOptions;
 use crate::Failure;
 
 /// Sector when the file system does not say what direct I/O needs.

@@ -12,8 +12,9 @@
 //! lanes of one sum: nothing has to be added up across lanes.
 
 use super::{
-    axpy::{BF16, F16, F32, LINE, Stored, prefetch},
     lanes::Lanes,
+    stored::{BF16, F16, F32, LINE, Stored, prefetch},
+    strided::Strided,
 };
 use crate::{
     cpu::{Cpu, Isa, with_features},
@@ -202,9 +203,14 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
             // SAFETY: a tile takes no more queries than are left, each with `head_dim`
             // elements and with 32 scores at this block; the caller guarantees the rest.
             unsafe {
-                let queries = queries.as_ptr().add(q * head_dim);
-                let scores = scores.as_mut_ptr().add(q * stride + block * GROUP);
-                let (from, to) = ((queries, head_dim), (scores, stride));
+                let from = Strided {
+                    base: queries.as_ptr().add(q * head_dim),
+                    stride: head_dim,
+                };
+                let to = Strided {
+                    base: scores.as_mut_ptr().add(q * stride + block * GROUP),
+                    stride,
+                };
                 q += match count - q {
                     left if left >= Q => score_tile::<L, S, Q>(keys, from, to, Q),
                     left @ 5.. if Q == 8 => score_tile::<L, S, Q>(keys, from, to, left),
@@ -222,17 +228,17 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `1 <= count <= Q`. `keys` holds `head_dim`
-/// groups of 32 elements; `queries` is valid for reads of `count` vectors of `head_dim`
-/// elements; `scores` is valid for writes of 32 elements every `stride`, `count` times, and
+/// groups of 32 elements, `head_dim` being the stride of `queries`, which is valid for reads of
+/// `count` vectors of as many elements; `scores` is valid for writes of 32 elements every stride, `count` times, and
 /// nothing else refers to them.
 #[inline(always)]
 unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
     keys: &[u8],
-    (queries, head_dim): (*const f32, usize),
-    (scores, stride): (*mut f32, usize),
+    queries: Strided<*const f32>,
+    scores: Strided<*mut f32>,
     count: usize,
 ) -> usize {
-    let keys = keys.as_ptr();
+    let (keys, head_dim) = (keys.as_ptr(), queries.stride);
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
         let mut sums = [L::zero(); Q];
@@ -240,12 +246,12 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
             fetch_group::<S>(keys.wrapping_add(d * S::BYTES + AHEAD));
             let keys = S::load::<L>(keys.add(d * S::BYTES));
             for (q, sum) in sums.iter_mut().enumerate() {
-                let query = queries.add(q.min(count - 1) * head_dim);
+                let query = queries.base.add(q.min(count - 1) * head_dim);
                 *sum = L::splat(*query.add(d)).mul_add(keys, *sum);
             }
         }
         for (q, sum) in sums.into_iter().enumerate() {
-            sum.store_f32(scores.add(q.min(count - 1) * stride).cast());
+            sum.store_f32(scores.base.add(q.min(count - 1) * scores.stride).cast());
         }
     }
     count
@@ -304,25 +310,22 @@ unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         while g < groups {
             // SAFETY: no more groups than are left; the caller guarantees the rest.
             unsafe {
-                let values = values.as_ptr().add(g * S::BYTES);
-                let from = &weights[span * SPAN..];
-                let out = out.as_mut_ptr().add(g * GROUP);
+                let values = Strided {
+                    base: values.as_ptr().add(g * S::BYTES),
+                    stride: row,
+                };
+                let weights = Strided {
+                    base: weights[span * SPAN..].as_ptr(),
+                    stride,
+                };
+                let out = Strided {
+                    base: out.as_mut_ptr().add(g * GROUP),
+                    stride: width,
+                };
                 g += if groups - g >= G {
-                    mix_groups::<L, S, Q, G>(
-                        (values, row),
-                        (from, stride),
-                        here,
-                        (out, width),
-                        count,
-                    )
+                    mix_groups::<L, S, Q, G>(values, weights, here, out, count)
                 } else {
-                    mix_groups::<L, S, Q, 1>(
-                        (values, row),
-                        (from, stride),
-                        here,
-                        (out, width),
-                        count,
-                    )
+                    mix_groups::<L, S, Q, 1>(values, weights, here, out, count)
                 };
             }
         }
@@ -332,17 +335,16 @@ unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
 /// Adds values to `G` groups of all `count` sums. Returns `G`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. Each stride is in the unit of what comes before
-/// it: `values` is valid for reads of `G` groups every so many bytes, `positions` times;
-/// `out` is valid for reads and writes of `G` groups every `width` elements, `count` times,
-/// and nothing else refers to them. `weights` has `(count - 1) * stride + positions`
-/// elements.
+/// The CPU has the instruction set of `L`. `values` is valid for reads of `G` groups every
+/// stride, `positions` times; `out` is valid for reads and writes of `G` groups every stride,
+/// `count` times, and nothing else refers to them. `weights` is valid for reads of `positions`
+/// elements every stride, `count` times.
 #[inline(always)]
 unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    values: (*const u8, usize),
-    (weights, stride): (&[f32], usize),
+    values: Strided<*const u8>,
+    weights: Strided<*const f32>,
     positions: usize,
-    (out, width): (*mut f32, usize),
+    out: Strided<*mut f32>,
     count: usize,
 ) -> usize {
     let mut q = 0;
@@ -350,8 +352,14 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         // SAFETY: a tile takes no more queries than are left; the caller guarantees the
         // rest.
         unsafe {
-            let weights = (weights.as_ptr().add(q * stride), stride);
-            let out = (out.add(q * width), width);
+            let weights = Strided {
+                base: weights.base.add(q * weights.stride),
+                ..weights
+            };
+            let out = Strided {
+                base: out.base.add(q * out.stride),
+                ..out
+            };
             q += match count - q {
                 left if left >= Q => mix_tile::<L, S, Q, G>(values, weights, positions, out, Q),
                 left @ 3.. if Q == 4 => {
@@ -365,23 +373,27 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     G
 }
 
-/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. The strides
-/// are in the units of their pointers; what is left of the tile repeats the last query.
+/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. What is left of
+/// the tile repeats the last query.
 ///
 /// # Safety
-/// As for [`mix_groups`], with `weights` valid for reads of as many elements, and
-/// `1 <= count <= Q`.
+/// As for [`mix_groups`], and `1 <= count <= Q`.
 #[inline(always)]
 unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    (values, row): (*const u8, usize),
-    (weights, stride): (*const f32, usize),
+    values: Strided<*const u8>,
+    weights: Strided<*const f32>,
     positions: usize,
-    (out, width): (*mut f32, usize),
+    out: Strided<*mut f32>,
     count: usize,
 ) -> usize {
+    let (row, width) = (values.stride, out.stride);
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
-        let out = |q: usize, g: usize| out.add(q.min(count - 1) * width + g * GROUP).cast::<u8>();
+        let out = |q: usize, g: usize| {
+            out.base
+                .add(q.min(count - 1) * width + g * GROUP)
+                .cast::<u8>()
+        };
         let mut sums = [[L::zero(); G]; Q];
         for (q, sums) in sums.iter_mut().enumerate() {
             for (g, sum) in sums.iter_mut().enumerate() {
@@ -391,11 +403,11 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         for p in 0..positions {
             let mut value = [L::zero(); G];
             for (g, value) in value.iter_mut().enumerate() {
-                fetch_group::<S>(values.wrapping_add(p * row + g * S::BYTES + AHEAD));
-                *value = S::load::<L>(values.add(p * row + g * S::BYTES));
+                fetch_group::<S>(values.base.wrapping_add(p * row + g * S::BYTES + AHEAD));
+                *value = S::load::<L>(values.base.add(p * row + g * S::BYTES));
             }
             for (q, sums) in sums.iter_mut().enumerate() {
-                let weight = L::splat(*weights.add(q.min(count - 1) * stride + p));
+                let weight = L::splat(*weights.base.add(q.min(count - 1) * weights.stride + p));
                 for (sum, value) in sums.iter_mut().zip(value) {
                     *sum = weight.mul_add(value, *sum);
                 }

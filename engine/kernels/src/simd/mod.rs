@@ -141,9 +141,11 @@ mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod stored;
+mod strided;
 mod walk;
 
-pub(crate) use axpy::{LINE, prefetch};
+pub(crate) use stored::{LINE, prefetch};
 
 use crate::{
     columns::Columns,

@@ -6,8 +6,8 @@
 //! and a body left outside would be compiled without the instruction set.
 
 use super::{
-    axpy::{GROUPS, scales},
     lanes::Lanes,
+    stored::{GROUPS, scales},
 };
 use crate::{
     LANES,
