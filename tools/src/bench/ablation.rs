@@ -69,10 +69,8 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let series = in_turns(&names, rounds, &mut before, &mut |i, _| {
         let (io, policy) = points[i];
         let run = Decoding {
-            prompt: Child::prompt(bench),
-            tokens,
-            io,
             share: args.share,
+            ..Decoding::of(bench, tokens, io)
         };
         child.run(&run.with(&["--policy", policy]), None)
     })?;
@@ -169,23 +167,11 @@ fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row>
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "device",
-        "step",
-        "policy",
-        "tokens/s",
-        "factor",
-        "of the first",
-        "waiting",
-        "hits",
-        "MB/token",
-        "bound, ms",
-        "limit",
-        "of bound",
-        "paper: tokens/s",
-        "paper: factor",
-        "paper: of the first",
-    ]);
+    let mut table = Table::new(
+        "device | step | policy | tokens/s | factor | of the first | waiting | hits | \
+         MB/token | bound, ms | limit | of bound | paper: tokens/s | paper: factor | \
+         paper: of the first",
+    );
     for r in rows {
         let speed = r.tokens_per_s.show(2);
         let [bound, limit, of_bound] = r.bound.cells(r.of_bound);
@@ -211,23 +197,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "io",
-        "policy",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "factor",
-        "of_first",
-        "wait_share",
-        "hit_rate",
-        "read_len",
-        "read_mb_per_token",
-        "paper_tokens_per_s",
-        "paper_factor",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "io | policy | tokens_per_s | tokens_per_s_min | tokens_per_s_max | factor | \
+         of_first | wait_share | hit_rate | read_len | read_mb_per_token | \
+         paper_tokens_per_s | paper_factor | bound_ms | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         table.rows.push(vec![

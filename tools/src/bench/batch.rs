@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Decoding, Run, mean};
+use super::child::{Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, mib, percent};
-use super::points::{Point, Setup, each, names};
-use super::rounds::{Agreement, Series, in_turns};
+use super::points::{Point, Setup, each};
+use super::rounds::{Agreement, Series};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
 use crate::chart::{Curve, Labels, curves};
@@ -43,24 +43,14 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "batch", Some(&bench.model))?;
     let points = each(&args.shares, &args.sizes);
-    let names = names(&points, |size| size.to_string());
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
-    let Setup {
-        facts,
-        mut device,
-        child,
-    } = Setup::new(bench, &args.io)?;
-    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let run = Decoding {
-            prompt: Child::prompt(bench),
-            tokens,
-            io: &args.io,
-            share: points[i].share,
-        };
-        let size = points[i].variant.to_string();
-        child.run(&run.with(&["--best-of", &size]), None)
-    })?;
-    let rows = rows(&points, &series, &device);
+    let mut setup = Setup::new(bench, &args.io)?;
+    let decoding = Decoding::of(bench, tokens, &args.io);
+    let named = |size: u16| size.to_string();
+    let more = |size: u16| ["--best-of".into(), size.to_string()];
+    let series = setup.decode(&decoding, rounds, &points, named, more)?;
+    let facts = setup.facts;
+    let rows = rows(&points, &series, &setup.device);
     let model = model_of(&series)?;
     let title = format!("{model}: texts at once, --io {}", args.io);
     let mut notes = vec![
@@ -159,21 +149,10 @@ fn agreement(all: &[Series]) -> Agreement {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "texts",
-        "tokens/s",
-        "gain",
-        "ms/pass",
-        "neurons needed",
-        "hot cut",
-        "hot region, MiB",
-        "hits",
-        "waiting",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | texts | tokens/s | gain | ms/pass | neurons needed | hot cut | \
+         hot region, MiB | hits | waiting | bound, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![percent(r.share), r.texts.to_string()];
         table.add(point, r.note.as_ref(), || {
@@ -195,22 +174,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "texts",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "gain",
-        "ms_per_pass",
-        "needed_share",
-        "hot_cut",
-        "hot_bytes",
-        "hit_rate",
-        "wait_share",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "share | texts | tokens_per_s | tokens_per_s_min | tokens_per_s_max | gain | \
+         ms_per_pass | needed_share | hot_cut | hot_bytes | hit_rate | wait_share | \
+         bound_ms | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         let mut cells = vec![r.share.to_string(), r.texts.to_string()];

@@ -102,6 +102,7 @@ pub enum Outcome {
 }
 
 /// What a run decodes, and how.
+#[derive(Clone, Copy)]
 pub struct Decoding<'a> {
     /// The text that is continued.
     pub prompt: &'a str,
@@ -113,7 +114,17 @@ pub struct Decoding<'a> {
     pub share: f64,
 }
 
-impl Decoding<'_> {
+impl<'a> Decoding<'a> {
+    /// Of the usual prompt, with everything in memory.
+    pub fn of(args: &'a BenchArgs, tokens: u32, io: &'a str) -> Self {
+        Self {
+            prompt: Child::prompt(args),
+            tokens,
+            io,
+            share: 1.0,
+        }
+    }
+
     /// As arguments of `run`, and `more` of them.
     pub fn with(&self, more: &[&str]) -> Vec<String> {
         let (tokens, share) = (self.tokens.to_string(), self.share.to_string());

@@ -284,24 +284,11 @@ fn notes(report: &Report) -> Vec<String> {
 }
 
 fn table(contexts: &[Rates]) -> Table {
-    let mut table = Table::new(&[
-        "context",
-        "tokens/s",
-        "ms/token (25 % to 75 %)",
-        "attention",
-        "FFN",
-        "naming",
-        "waiting",
-        "head",
-        "active",
-        "MB/token",
-        "GB/s",
-        "bound, ms",
-        "of memory",
-        "FFN GB/s",
-        "of memory",
-        "of explained",
-    ]);
+    let mut table = Table::new(
+        "context | tokens/s | ms/token (25 % to 75 %) | attention | FFN | naming | \
+         waiting | head | active | MB/token | GB/s | bound, ms | of memory | FFN GB/s | \
+         of memory | of explained",
+    );
     for r in contexts {
         let whole = |share: f64| format!("{:.0} %", 100.0 * share);
         let ms = &r.ms;
@@ -327,30 +314,12 @@ fn table(contexts: &[Rates]) -> Table {
 }
 
 fn csv(report: &Report) -> Table {
-    let mut table = Table::new(&[
-        "context",
-        "sparsity",
-        "ffn_resident_share",
-        "tokens_per_s",
-        "ms_median",
-        "ms_25",
-        "ms_75",
-        "attention_ms",
-        "ffn_ms",
-        "predict_ms",
-        "wait_ms",
-        "head_ms",
-        "active_share",
-        "bytes_per_token",
-        "memory_gb_per_s",
-        "bound_ms",
-        "gb_per_s",
-        "roofline",
-        "ffn_gb_per_s",
-        "ffn_roofline",
-        "of_explained",
-        "joules_per_token",
-    ]);
+    let mut table = Table::new(
+        "context | sparsity | ffn_resident_share | tokens_per_s | ms_median | ms_25 | \
+         ms_75 | attention_ms | ffn_ms | predict_ms | wait_ms | head_ms | active_share | \
+         bytes_per_token | memory_gb_per_s | bound_ms | gb_per_s | roofline | \
+         ffn_gb_per_s | ffn_roofline | of_explained | joules_per_token",
+    );
     for r in &report.contexts {
         let numbers = |values: &[f64]| -> Vec<String> {
             values.iter().map(|value| format!("{value:.4}")).collect()

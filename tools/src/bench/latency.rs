@@ -5,11 +5,11 @@ use emberflow_engine::Ablation;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Decoding, Run, mean};
+use super::child::{Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::{LATENCY, WAITING};
 use super::points::{self, Point, Setup};
-use super::rounds::{Agreement, Series, in_turns};
+use super::rounds::{Agreement, Series};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
 use crate::chart::{Labels, histogram};
@@ -63,22 +63,13 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "latency", Some(&bench.model))?;
     let points = points::each(&args.shares, &args.policies);
-    let names = points::names(&points, |policy| policy.name().into());
     let (tokens, rounds) = (bench.tokens_or(512), bench.rounds_or(1));
-    let Setup {
-        facts,
-        mut device,
-        child,
-    } = Setup::new(bench, &args.io)?;
-    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let run = Decoding {
-            prompt: Child::prompt(bench),
-            tokens,
-            io: &args.io,
-            share: points[i].share,
-        };
-        child.run(&run.with(&["--policy", points[i].variant.name()]), None)
-    })?;
+    let mut setup = Setup::new(bench, &args.io)?;
+    let decoding = Decoding::of(bench, tokens, &args.io);
+    let named = |policy: Ablation| policy.name().to_owned();
+    let more = |policy: Ablation| ["--policy".into(), policy.name().into()];
+    let series = setup.decode(&decoding, rounds, &points, named, more)?;
+    let (facts, device) = (setup.facts, setup.device);
     let memory = memory_of(&series);
     let rows: Vec<Row> = (points.iter().zip(&series))
         .map(|(point, series)| row(*point, series, &device, memory))
@@ -193,14 +184,8 @@ fn classes(ms: &[f64], waits: &[f64], rates: &[f64]) -> Vec<Class> {
 
 /// The classes as a table of their own.
 fn by_hit_rate(rows: &[Row]) -> String {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "hit rate of the token",
-        "tokens",
-        "ms/token",
-        "waiting",
-    ]);
+    let mut table =
+        Table::new("FFN in memory | policy | hit rate of the token | tokens | ms/token | waiting");
     for row in rows {
         for class in &row.by_hit_rate {
             table.rows.push(vec![
@@ -217,22 +202,10 @@ fn by_hit_rate(rows: &[Row]) -> String {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "mean, ms",
-        "P50",
-        "P90",
-        "P99",
-        "max",
-        "P99 of mean",
-        "waiting",
-        "hits",
-        "hits of the worst 1 %",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | policy | mean, ms | P50 | P90 | P99 | max | P99 of mean | \
+         waiting | hits | hits of the worst 1 % | bound, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![percent(r.share), r.policy.into()];
         table.add(point, r.note.as_ref(), || {
@@ -248,21 +221,10 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "policy",
-        "tokens",
-        "mean_ms",
-        "p50_ms",
-        "p90_ms",
-        "p99_ms",
-        "max_ms",
-        "wait_share",
-        "hit_rate",
-        "worst_hit_rate",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "share | policy | tokens | mean_ms | p50_ms | p90_ms | p99_ms | max_ms | \
+         wait_share | hit_rate | worst_hit_rate | bound_ms | of_bound",
+    );
     for r in rows {
         let mut cells = vec![r.share.to_string(), r.policy.into(), r.tokens.to_string()];
         let ms = [r.mean_ms, r.p50_ms, r.p90_ms, r.p99_ms, r.max_ms];

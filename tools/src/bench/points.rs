@@ -1,9 +1,10 @@
 //! Points of a benchmark of whole runs: a share of the FFN in memory and something that varies.
 
 use super::bound::Device;
-use super::child::Child;
+use super::child::{Child, Decoding};
 use super::facts::Facts;
 use super::output::percent;
+use super::rounds::{Series, in_turns};
 use crate::Failure;
 use crate::cli::BenchArgs;
 
@@ -51,6 +52,29 @@ impl Setup {
             facts: Facts::of(&bench.model)?,
             device: Device::open(&bench.model, io, bench.quick)?,
             child: Child::new(bench)?,
+        })
+    }
+
+    /// Runs `decoding` at the share of every point, all in turns, with what `more` gives for what
+    /// else differs.
+    ///
+    /// # Errors
+    /// That of the first run that fails.
+    pub fn decode<V: Copy>(
+        &mut self,
+        decoding: &Decoding<'_>,
+        rounds: u32,
+        points: &[Point<V>],
+        name: impl Fn(V) -> String,
+        more: impl Fn(V) -> [String; 2],
+    ) -> Result<Vec<Series>, Failure> {
+        let (device, child) = (&mut self.device, &self.child);
+        let names = names(points, name);
+        in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
+            let Point { share, variant } = points[i];
+            let [option, value] = more(variant);
+            let run = Decoding { share, ..*decoding };
+            child.run(&run.with(&[&option, &value]), None)
         })
     }
 }

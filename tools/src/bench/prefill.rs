@@ -247,18 +247,10 @@ fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<Row> 
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "prompt",
-        "chunk",
-        "FFN in memory",
-        "tokens/s",
-        "of resident",
-        "ms",
-        "computing, ms",
-        "sequential reads, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "prompt | chunk | FFN in memory | tokens/s | of resident | ms | computing, ms | \
+         sequential reads, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![
             r.prompt_tokens.to_string(),
@@ -276,21 +268,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "prompt_tokens",
-        "chunk",
-        "share",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "of_resident",
-        "bytes_read",
-        "ms",
-        "compute_ms",
-        "disk_ms",
-        "limit",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "prompt_tokens | chunk | share | tokens_per_s | tokens_per_s_min | \
+         tokens_per_s_max | of_resident | bytes_read | ms | compute_ms | disk_ms | \
+         limit | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         let mut cells = vec![

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
 use super::cap::{self, Cap};
-use super::child::{Child, Decoding, Run};
+use super::child::{Decoding, Run};
 use super::facts::file_of;
 use super::output::{Results, Rows, Table, may_write, mib, percent};
 use super::points::{self, Point, Setup};
@@ -70,10 +70,8 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
         let Point { share, variant } = points[i];
         let mut run = Decoding {
-            prompt: Child::prompt(bench),
-            tokens,
-            io: &args.io,
             share,
+            ..Decoding::of(bench, tokens, &args.io)
         };
         let policy = ["--policy", variant.name()];
         if variant != Ablation::Mmap {
@@ -269,17 +267,10 @@ fn remarks(rows: &[Row]) -> Vec<String> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "tokens/s",
-        "waiting",
-        "hits",
-        "peak of budget, MiB",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | policy | tokens/s | waiting | hits | peak of budget, MiB | \
+         bound, ms | limit | of bound",
+    );
     for row in rows {
         let point = vec![percent(row.share), row.policy.to_owned()];
         let refused = row.note.as_ref().filter(|_| row.tokens_per_s.median == 0.0);
@@ -301,27 +292,12 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "policy",
-        "ffn_resident_share",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "ms_per_token",
-        "wait_share",
-        "hit_rate",
-        "budget_bytes",
-        "peak_rss_bytes",
-        "computed_bytes",
-        "memory_gb_per_s",
-        "read_bytes",
-        "read_len",
-        "disk_mb_per_s",
-        "bound_ms",
-        "of_bound",
-        "note",
-    ]);
+    let mut table = Table::new(
+        "share | policy | ffn_resident_share | tokens_per_s | tokens_per_s_min | \
+         tokens_per_s_max | ms_per_token | wait_share | hit_rate | budget_bytes | \
+         peak_rss_bytes | computed_bytes | memory_gb_per_s | read_bytes | read_len | \
+         disk_mb_per_s | bound_ms | of_bound | note",
+    );
     for r in rows {
         let (b, t) = (&r.bound, r.tokens_per_s);
         table.rows.push(vec![

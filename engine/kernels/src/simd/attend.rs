@@ -17,7 +17,7 @@ use super::{
     strided::Strided,
 };
 use crate::{
-    cpu::{Cpu, Isa, with_features},
+    cpu::{Cpu, Isa},
     dtype::{DType, GROUP},
 };
 
@@ -32,57 +32,33 @@ const AHEAD: usize = 8 << 10;
 /// queries over a block of keys, or of `$mixes` queries over `$groups` groups of values.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $queries:literal, $mixes:literal, $groups:literal) => {
-        use crate::DType;
+        use super::Head;
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd) fn scores(
-            dtype: DType,
-            keys: &[u8],
-            head_dim: usize,
-            queries: &[f32],
-            scores: &mut [f32],
-            stride: usize,
-        ) {
+        pub(in crate::simd) fn scores(keys: Head<'_>, queries: &[f32], scores: &mut [f32], stride: usize) {
             // SAFETY: the features are enabled here; the dispatcher checked the lengths.
-            unsafe {
-                super::scores::<$lanes, $queries>(dtype, keys, head_dim, queries, scores, stride)
-            }
+            unsafe { super::scores::<$lanes, $queries>(keys, queries, scores, stride) }
         }
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd) fn mix(
-            dtype: DType,
-            values: &[u8],
-            width: usize,
-            weights: &[f32],
-            stride: usize,
-            out: &mut [f32],
-        ) {
+        pub(in crate::simd) fn mix(values: Head<'_>, weights: &[f32], stride: usize, out: &mut [f32]) {
             // SAFETY: as above.
-            unsafe {
-                super::mix::<$lanes, $mixes, $groups>(dtype, values, width, weights, stride, out)
-            }
+            unsafe { super::mix::<$lanes, $mixes, $groups>(values, weights, stride, out) }
         }
     };
 }
 
-pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1, 1, 1);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2 {
-    // 8 sums, 4 registers of keys or values and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 1);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512 {
-    // 16 sums and 2 keys, or 16 sums and 4 values, of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 2);
-}
-#[cfg(target_arch = "aarch64")]
-pub(super) mod neon {
-    // 16 sums, 8 registers of keys or values and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 1);
+// avx2: 8 sums, 4 registers of keys or values and 1 factor of the 16 registers; avx512: 16 sums
+// and 2 keys, or 16 sums and 4 values, of the 32; neon: 16 sums, 8 of keys or values and 1 factor.
+super::per_instruction_set!(entry_points, portable: 1, 1, 1; avx2: 2, 2, 1; avx512: 8, 4, 2; neon: 2, 2, 1);
+
+/// The stored keys or values of one head.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub dtype: DType,
+    pub bytes: &'a [u8],
+    /// Elements of a vector.
+    pub width: usize,
 }
 
 /// Bytes of 32 stored elements.
@@ -96,13 +72,16 @@ fn group_bytes(dtype: DType) -> usize {
 
 pub(crate) fn key_scores(
     cpu: Cpu,
-    dtype: DType,
-    keys: &[u8],
-    head_dim: usize,
+    head: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
+    let Head {
+        dtype,
+        bytes: keys,
+        width: head_dim,
+    } = head;
     let block = head_dim.saturating_mul(group_bytes(dtype));
     if queries.is_empty() || keys.is_empty() {
         return;
@@ -121,18 +100,21 @@ pub(crate) fn key_scores(
         "{} scores at stride {stride} for {positions} positions of {count} queries",
         scores.len()
     );
-    dispatch!(cpu, scores(dtype, keys, head_dim, queries, scores, stride))
+    dispatch!(cpu, scores(head, queries, scores, stride))
 }
 
 pub(crate) fn mix_values(
     cpu: Cpu,
-    dtype: DType,
-    values: &[u8],
-    width: usize,
+    head: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
+    let Head {
+        dtype,
+        bytes: values,
+        width,
+    } = head;
     let row = (width / GROUP).saturating_mul(group_bytes(dtype));
     if out.is_empty() || values.is_empty() {
         return;
@@ -155,30 +137,28 @@ pub(crate) fn mix_values(
         "{} weights at stride {stride} for {positions} positions",
         weights.len()
     );
-    dispatch!(cpu, mix(dtype, values, width, weights, stride, out))
+    dispatch!(cpu, mix(head, weights, stride, out))
 }
 
 /// Row `q` of `scores` becomes the products of query `q` with every position of `keys`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. `keys` is whole blocks of `head_dim` elements;
-/// `queries` is `q × head_dim`; `q` rows of `scores` begin every `stride` elements, which
+/// The CPU has the instruction set of `L`. `keys` is whole blocks of its width in elements;
+/// `queries` is `q × width`; `q` rows of `scores` begin every `stride` elements, which
 /// is no less than the positions of `keys`, and the last of them has as many.
 #[inline(always)]
 unsafe fn scores<L: Lanes, const Q: usize>(
-    dtype: DType,
-    keys: &[u8],
-    head_dim: usize,
+    keys: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        match dtype {
-            DType::F32 => scores_as::<L, F32, Q>(keys, head_dim, queries, scores, stride),
-            DType::F16 => scores_as::<L, F16, Q>(keys, head_dim, queries, scores, stride),
-            DType::BF16 => scores_as::<L, BF16, Q>(keys, head_dim, queries, scores, stride),
+        match keys.dtype {
+            DType::F32 => scores_as::<L, F32, Q>(keys, queries, scores, stride),
+            DType::F16 => scores_as::<L, F16, Q>(keys, queries, scores, stride),
+            DType::BF16 => scores_as::<L, BF16, Q>(keys, queries, scores, stride),
             DType::Q8 | DType::Q4 => {}
         }
     }
@@ -190,14 +170,14 @@ unsafe fn scores<L: Lanes, const Q: usize>(
 /// As for [`scores`].
 #[inline(always)]
 unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
-    keys: &[u8],
-    head_dim: usize,
+    keys: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
+    let head_dim = keys.width;
     let count = queries.len() / head_dim;
-    for (block, keys) in keys.chunks_exact(head_dim * S::BYTES).enumerate() {
+    for (block, keys) in keys.bytes.chunks_exact(head_dim * S::BYTES).enumerate() {
         let mut q = 0;
         while q < count {
             // SAFETY: a tile takes no more queries than are left, each with `head_dim`
@@ -268,23 +248,21 @@ fn fetch_group<S: Stored>(from: *const u8) {
 /// `out`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. `width` is a multiple of 32, `values` is
+/// The CPU has the instruction set of `L`. The width of `values` is a multiple of 32, they are
 /// `positions × width`, `out` is `q × width`, and `weights` has all the elements named.
 #[inline(always)]
 unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
-    dtype: DType,
-    values: &[u8],
-    width: usize,
+    values: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        match dtype {
-            DType::F32 => mix_as::<L, F32, Q, G>(values, width, weights, stride, out),
-            DType::F16 => mix_as::<L, F16, Q, G>(values, width, weights, stride, out),
-            DType::BF16 => mix_as::<L, BF16, Q, G>(values, width, weights, stride, out),
+        match values.dtype {
+            DType::F32 => mix_as::<L, F32, Q, G>(values, weights, stride, out),
+            DType::F16 => mix_as::<L, F16, Q, G>(values, weights, stride, out),
+            DType::BF16 => mix_as::<L, BF16, Q, G>(values, weights, stride, out),
             DType::Q8 | DType::Q4 => {}
         }
     }
@@ -296,15 +274,15 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
 /// As for [`mix`].
 #[inline(always)]
 unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    values: &[u8],
-    width: usize,
+    values: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
+    let width = values.width;
     let (groups, count) = (width / GROUP, out.len() / width);
     let row = groups * S::BYTES;
-    for (span, values) in values.chunks(SPAN * row).enumerate() {
+    for (span, values) in values.bytes.chunks(SPAN * row).enumerate() {
         let here = values.len() / row;
         let mut g = 0;
         while g < groups {

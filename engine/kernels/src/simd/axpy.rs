@@ -9,7 +9,6 @@ use super::{
     stored::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
 };
 use crate::{
-    cpu::with_features,
     dtype::{DType, GROUP},
     row::Row,
 };
@@ -54,24 +53,9 @@ macro_rules! entry_points {
     };
 }
 
-pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1, 1, 2);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2 {
-    // 8 sums, 4 weights and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 6);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512 {
-    // 16 sums, 2 weights and 1 factor of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 12);
-}
-#[cfg(target_arch = "aarch64")]
-pub(super) mod neon {
-    // 16 sums, 8 weights and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 12);
-}
+// avx2: 8 sums, 4 weights and 1 factor of the 16 registers; avx512: 16 sums, 2 weights and 1
+// factor of the 32; neon: 16 sums, 8 weights and 1 factor.
+super::per_instruction_set!(entry_points, portable: 1, 1, 2; avx2: 2, 2, 6; avx512: 8, 4, 12; neon: 2, 2, 12);
 
 /// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i`
 /// holds `scale · q` at `j`. With `NEW` there is nothing in `y` yet: zeros.
