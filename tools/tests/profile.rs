@@ -26,6 +26,11 @@ fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
     path.display().to_string()
 }
 
+/// Two texts that have nothing in common.
+fn two_parts(dir: &Path) -> [String; 2] {
+    [part(dir, "a", 0, 4000), part(dir, "b", 4000, 7000)]
+}
+
 /// Profiles a text with small windows.
 fn profile(text: &str, out: &str, more: &[&str]) -> Output {
     let args = ["profile", "-f", text, "-o", out, "--window", "32", "--json"];
@@ -41,10 +46,7 @@ fn tokens(shown: &Value) -> u64 {
 fn a_stopped_profile_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let (a, b) = (
-        part(dir.path(), "a", 0, 4000),
-        part(dir.path(), "b", 4000, 7000),
-    );
+    let [a, b] = two_parts(dir.path());
     let (whole, stopped) = (at("whole"), at("stopped"));
     assert!(profile(&a, &whole, &[]).status.success());
     let first = profile(&a, &stopped, &["--stop-after", "7"]);
@@ -72,10 +74,7 @@ fn a_stopped_profile_goes_on() {
 fn parts_merge_and_are_shown() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let (a, b) = (
-        part(dir.path(), "a", 0, 4000),
-        part(dir.path(), "b", 4000, 7000),
-    );
+    let [a, b] = two_parts(dir.path());
     let (first, second, sum, again) = (at("first"), at("second"), at("sum"), at("again"));
     assert!(profile(&a, &first, &[]).status.success());
     assert!(profile(&b, &second, &[]).status.success());

@@ -84,6 +84,7 @@ compile_error!(
 
 mod activations;
 mod bandwidth;
+mod bounds;
 mod columns;
 mod compute;
 mod cpu;
