@@ -254,37 +254,24 @@ fn lies_about_added_tokens() -> Vec<Lie> {
 
 /// What becomes of a text before it is split.
 fn lies_about_normalizers() -> Vec<Lie> {
+    let step = |name, kind, value| Lie::new(name, "/normalizer", value, kind);
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let nothing = json!({"type": "Precompiled", "precompiled_charsmap": ""});
+    let (empty, letter) = (json!({"String": ""}), json!({"String": "a"}));
     vec![
-        Lie::new(
-            "unknown normalizer",
-            "/normalizer",
-            json!({"type": "Precompiled", "precompiled_charsmap": ""}),
-            "normalizer",
-        ),
-        Lie::new(
-            "empty pattern",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
-            "Replace",
-        ),
-        Lie::new(
+        step("unknown normalizer", "normalizer", nothing),
+        step("empty pattern", "Replace", replace(empty, "x")),
+        step(
             "empty prefix",
-            "/normalizer",
-            json!({"type": "Prepend", "prepend": ""}),
             "Prepend",
+            json!({"type": "Prepend", "prepend": ""}),
         ),
-        Lie::new(
+        step(
             "regex normalizer",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"Regex": "a*"}, "content": "x"}),
             "Replace",
+            replace(json!({"Regex": "a*"}), "x"),
         ),
-        Lie::new(
-            "replace by nothing",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""}),
-            "Replace",
-        ),
+        step("replace by nothing", "Replace", replace(letter, "")),
     ]
 }
 

@@ -125,12 +125,16 @@ pub(crate) trait Register: Copy {
 /// registers, whose places are listed.
 macro_rules! by_registers {
     ($lanes:ident, $($k:literal)*) => {
+        /// # Safety
+        /// As for the method of [`Lanes`].
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: passed on from the caller.
             $lanes([$({ let _: [(); $k]; unsafe { <Self::Register as Register>::zero() } }),*])
         }
 
+        /// # Safety
+        /// As for the method of [`Lanes`].
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             // SAFETY: passed on from the caller.
@@ -138,6 +142,8 @@ macro_rules! by_registers {
             $lanes([$({ let _: [(); $k]; register }),*])
         }
 
+        /// # Safety
+        /// As for the method of [`Lanes`].
         #[inline(always)]
         unsafe fn load_f32(from: *const u8) -> Self {
             const WIDTH: usize = <<$lanes as Lanes>::Register as Register>::WIDTH;
@@ -146,6 +152,8 @@ macro_rules! by_registers {
             $lanes([$(unsafe { Register::load(from.wrapping_add($k * WIDTH)) }),*])
         }
 
+        /// # Safety
+        /// As for the method of [`Lanes`].
         #[inline(always)]
         unsafe fn store_f32(self, to: *mut u8) {
             const WIDTH: usize = <<$lanes as Lanes>::Register as Register>::WIDTH;
@@ -154,6 +162,8 @@ macro_rules! by_registers {
             $(unsafe { Register::store(self.0[$k], to.wrapping_add($k * WIDTH)) };)*
         }
 
+        /// # Safety
+        /// As for the method of [`Lanes`].
         #[inline(always)]
         unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             // SAFETY: passed on from the caller.

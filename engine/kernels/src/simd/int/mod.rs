@@ -49,12 +49,16 @@ macro_rules! chains_of_floats {
         $zero:ident, $load:ident, $store:ident, $splat:ident,
         $mul:ident, $add:ident, $mul_add:ident, $from_i32:ident
     ) => {
+        /// # Safety
+        /// As for the method of `Tile`.
         #[inline(always)]
         unsafe fn zero() -> Self::Floats {
             // SAFETY: the caller guarantees the ISA.
             unsafe { $zero() }
         }
 
+        /// # Safety
+        /// As for the method of `Tile`.
         #[inline(always)]
         unsafe fn add(
             chain: Self::Floats,
@@ -69,12 +73,16 @@ macro_rules! chains_of_floats {
             }
         }
 
+        /// # Safety
+        /// As for the method of `Tile`.
         #[inline(always)]
         unsafe fn plus(a: Self::Floats, b: Self::Floats) -> Self::Floats {
             // SAFETY: the caller guarantees the ISA.
             unsafe { $add(a, b) }
         }
 
+        /// # Safety
+        /// As for the method of `Tile`.
         #[inline(always)]
         unsafe fn store(values: Self::Floats, to: *mut f32) {
             // SAFETY: the caller guarantees the ISA and room for a register.
