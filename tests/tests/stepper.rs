@@ -276,34 +276,19 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
     let sequence = stepper.engine().new_sequence().unwrap();
     let full = stepper.engine().new_sequence();
     assert!(matches!(full, Err(Error::KvFull { .. })), "{full:?}");
-    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
-        stepper.admit(Admission {
-            sequence,
-            prompt,
-            request: request(1, 0),
-            samples,
-        })
+    let admission = |sequence, prompt: Vec<u32>, samples| Admission {
+        sequence,
+        prompt,
+        request: request(1, 0),
+        samples,
     };
-    let long = try_admit(sequence, prompt(1, CONTEXT + 1), 1);
+    let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");
     // A refused request gives its memory back.
     let sequence = stepper.engine().new_sequence().unwrap();
-    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
-        stepper.admit(Admission {
-            sequence,
-            prompt,
-            request: request(1, 0),
-            samples,
-        })
-    };
-    assert!(try_admit(sequence, Vec::new(), 1).is_err());
+    assert!(stepper.admit(admission(sequence, Vec::new(), 1)).is_err());
     let sequence = stepper.engine().new_sequence().unwrap();
-    let many = stepper.admit(Admission {
-        sequence,
-        prompt: prompt(1, 3),
-        request: request(1, 0),
-        samples: 2,
-    });
+    let many = stepper.admit(admission(sequence, prompt(1, 3), 2));
     assert!(many.is_err());
     drain(&mut stepper);
     assert_eq!(text(stepper.take(id).unwrap()), expected);

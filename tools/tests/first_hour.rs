@@ -47,14 +47,9 @@ fn walk(readme: &str, dir: &Path) -> Vec<Done> {
                 None => (rest, None),
             };
             let words = common::words(rest);
-            let output = common::emberflow()
-                .args(&words)
-                .current_dir(dir)
-                .env("XDG_CACHE_HOME", dir)
-                .output()
-                .unwrap();
-            let message = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{line}: {message}");
+            let mut command = common::emberflow();
+            command.args(&words).current_dir(dir);
+            let output = common::succeed(command.env("XDG_CACHE_HOME", dir));
             assert!(!output.stdout.is_empty(), "{line} printed nothing");
             if let Some(file) = file {
                 std::fs::write(dir.join(file), &output.stdout).unwrap();
