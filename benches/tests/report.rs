@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_benches::report::{Report, folder_of};
+use emberflow_benches::report::{FILES, Report, folder_of};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -75,4 +75,19 @@ fn what_is_not_there_is_left_out_by_name() {
     assert!(report.page.contains("benches/reproduce.sh DIR device"));
     assert!(report.picture.is_none());
     assert!(report.summary.contains("**8.00 tokens/s**"));
+}
+
+/// Each file that a page is made of is written by the part of benches/reproduce.sh that the page names.
+#[test]
+fn every_file_can_be_measured_again() {
+    let script = read("benches/reproduce.sh");
+    for (file, part) in FILES {
+        let body = script.split(&format!("\n{part}() {{\n")).nth(1);
+        let body = body.and_then(|rest| rest.split("\n}\n").next());
+        let body = body.unwrap_or_else(|| panic!("reproduce.sh has no part {part}"));
+        assert!(
+            body.contains(&format!("measure {file} ")),
+            "{part} of reproduce.sh does not measure {file}"
+        );
+    }
 }

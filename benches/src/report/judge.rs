@@ -177,7 +177,7 @@ pub fn targets(r: &Results) -> String {
 }
 
 fn all_targets(r: &Results) -> Vec<Target> {
-    let at_least = |x: Option<f64>, wanted: f64| x.map(|x| (num(x), x >= wanted));
+    let at_least = |x: Option<f64>, wanted: f64| x.map(|x| (format!("{x:.2}"), x >= wanted));
     let share_at_least = |x: Option<f64>, wanted: f64| x.map(|x| (percent(x), x >= wanted));
     let llama = |file: &str| r.csv(file).as_ref().and_then(times_llama);
     let flash = || {
@@ -216,7 +216,7 @@ fn all_targets(r: &Results) -> Vec<Target> {
             at_least(llama(HALF), 25.0),
         ),
         (
-            "a quarter, the same",
+            "a quarter of the FFN in memory, the same",
             "15",
             at_least(llama("offload-25.csv"), 15.0),
         ),
@@ -228,7 +228,7 @@ fn all_targets(r: &Results) -> Vec<Target> {
         (
             "all in memory, of the bound",
             "at most 1.25",
-            bound().map(|x| (num(x), x <= 1.25)),
+            bound().map(|x| (format!("{x:.2}"), x <= 1.25)),
         ),
         (
             "`dense` decoding, of the speed of memory",

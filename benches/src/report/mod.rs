@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use emberflow::chart::{Curve, Labels, curves};
 use emberflow::stats::Range;
 
-pub use results::Results;
+pub use results::{FILES, Results};
 use tables::{OFFLOAD, best_llama, budget, ours, times_llama};
 use text::{gib, num, percent};
 
@@ -120,13 +120,19 @@ fn part(r: &Results, name: &str) -> Result<String, String> {
 /// Where and when.
 fn machine(r: &Results) -> String {
     format!(
-        "Everything on this page was measured on one machine with one version of the program: commit \
-         `{}`, {}, {} cores of {}, {}, {}, disk: {}. Compared with: {}. The files are in \
-         [results/{name}](results/{name}).\n",
+        "Everything on this page was measured on one machine, with one version of the program, which may be \
+         older than the one at hand:\n\n\
+         | | |\n|---|---|\n\
+         | program | commit `{}`, measured {} |\n\
+         | machine | {} cores of {} ({}), {}, {} |\n\
+         | disk | {} |\n\
+         | llama.cpp | {} |\n\
+         | files | [results/{name}](results/{name}) |\n",
         r.commit(),
         r.days(),
         r.fact("cores"),
         r.fact("processor"),
+        r.fact("details"),
         r.fact("memory"),
         r.fact("kernel"),
         r.fact("disk"),

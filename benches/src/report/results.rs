@@ -12,17 +12,40 @@ use super::csv::Csv;
 /// The file that says which commit a page is about.
 const HEADLINE: &str = "offload-50.csv";
 
-/// The part of `benches/reproduce.sh` that makes a file.
+/// The files that a page is made of, and the parts of `benches/reproduce.sh` that make them.
+pub const FILES: [(&str, &str); 27] = [
+    ("kernels.csv", "device"),
+    ("cache.csv", "device"),
+    ("predictor.csv", "device"),
+    ("fio.csv", "device"),
+    ("in-memory-llama-1b.csv", "memory"),
+    ("in-memory-bamboo-7b.csv", "memory"),
+    ("decode-dense.csv", "memory"),
+    ("decode-exact.csv", "memory"),
+    ("decode-oracle.csv", "memory"),
+    ("decode-predicted.csv", "memory"),
+    ("decode-predicted-50.csv", "memory"),
+    ("decode-contexts-exact.csv", "memory"),
+    ("decode-contexts-dense.csv", "memory"),
+    ("offload-50.csv", "disk"),
+    ("offload-25.csv", "disk"),
+    ("offload-75.csv", "disk"),
+    ("offload-100.csv", "disk"),
+    ("sweep.csv", "runs"),
+    ("sweep-policies.csv", "runs"),
+    ("latency.csv", "runs"),
+    ("prefill.csv", "runs"),
+    ("batch.csv", "runs"),
+    ("ladder.csv", "runs"),
+    ("table-6-relu.csv", "runs"),
+    ("table-6-silu.csv", "runs"),
+    ("latency-steady.csv", "steady"),
+    ("plan.csv", "plan"),
+];
+
 fn part_of(file: &str) -> &'static str {
-    let first = file.split(['-', '.']).next().unwrap_or_default();
-    match first {
-        "kernels" | "cache" | "predictor" | "fio" => "device",
-        "in" | "decode" => "memory",
-        "offload" => "disk",
-        "plan" => "plan",
-        _ if file == "latency-steady.csv" => "steady",
-        _ => "runs",
-    }
+    let known = FILES.iter().find(|known| known.0 == file);
+    known.map_or("all", |known| known.1)
 }
 
 /// A folder below `benches/results/`.
