@@ -23,7 +23,8 @@ fn main() -> Result<(), String> {
     let report = Report::make(&root, &folder)?;
     let write = |path: &Path, text: &str| {
         println!("{}", path.display());
-        std::fs::write(root.join(path), text).map_err(|error| format!("{}: {error}", path.display()))
+        std::fs::write(root.join(path), text)
+            .map_err(|error| format!("{}: {error}", path.display()))
     };
     write(Path::new("benches/README.md"), &report.page)?;
     write(

@@ -55,7 +55,10 @@ fn what_is_not_there_is_left_out_by_name() {
     let results = dir.path().join(folder);
     std::fs::create_dir_all(&results).unwrap();
     let write = |name: &str, text: &str| std::fs::write(results.join(name), text).unwrap();
-    write("machine.csv", "what,value\ncores,2\nprocessor,a processor\n");
+    write(
+        "machine.csv",
+        "what,value\ncores,2\nprocessor,a processor\n",
+    );
     write(
         "measured.csv",
         "file,commit,date,rounds\noffload-50.csv,new,2026-01-02,5\nlatency.csv,old,2026-01-01,1\n",

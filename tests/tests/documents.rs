@@ -22,7 +22,12 @@ fn documents() -> Vec<String> {
     .map(str::to_owned)
     .into();
     let entries = std::fs::read_dir(root().join("docs")).expect("docs/ exists");
-    let names = entries.map(|e| e.expect("an entry").file_name().into_string().expect("a name"));
+    let names = entries.map(|e| {
+        e.expect("an entry")
+            .file_name()
+            .into_string()
+            .expect("a name")
+    });
     all.extend(names.map(|name| format!("docs/{name}")));
     assert!(all.len() >= 10, "the walk lost pages");
     all
@@ -114,7 +119,10 @@ fn links_lead_somewhere() {
                 let page = std::fs::read_to_string(&target).expect(link);
                 let found = (page.lines().filter(|line| line.starts_with('#')))
                     .any(|line| anchor(line) == heading);
-                assert!(found, "{document} links to {link}, which has no such heading");
+                assert!(
+                    found,
+                    "{document} links to {link}, which has no such heading"
+                );
             }
             checked += 1;
         }
@@ -125,13 +133,17 @@ fn links_lead_somewhere() {
 /// What a heading is called in links.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
-    let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    let kept = text
+        .chars()
+        .filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// A command line as its words; a pipe or a file at its end is cut off.
 fn words(command: &str) -> Vec<String> {
-    let end = command.find([';', '|', '>', '<', '#']).unwrap_or(command.len());
+    let end = command
+        .find([';', '|', '>', '<', '#'])
+        .unwrap_or(command.len());
     command[..end]
         .split('"')
         .enumerate()
@@ -148,7 +160,11 @@ fn commands(text: &str) -> Vec<String> {
     for block in text.split("```").skip(1).step_by(2) {
         let (language, block) = block.split_once('\n').unwrap_or_default();
         if ["sh", "bash"].contains(&language) {
-            all.extend(block.lines().map(|line| line.trim_start_matches("./").to_owned()));
+            all.extend(
+                block
+                    .lines()
+                    .map(|line| line.trim_start_matches("./").to_owned()),
+            );
         }
     }
     let quoted = quotes(text).into_iter().map(|(_, quoted)| quoted);
@@ -184,13 +200,22 @@ fn commands_are_understood() {
                 _ => continue,
             };
             if let Err(error) = Cli::try_parse_from(ours) {
-                let shown = [clap::error::ErrorKind::DisplayHelp, clap::error::ErrorKind::DisplayVersion];
-                assert!(shown.contains(&error.kind()), "{document}: {command}: {error}");
+                let shown = [
+                    clap::error::ErrorKind::DisplayHelp,
+                    clap::error::ErrorKind::DisplayVersion,
+                ];
+                assert!(
+                    shown.contains(&error.kind()),
+                    "{document}: {command}: {error}"
+                );
             }
             parsed += 1;
         }
     }
-    assert!(parsed >= 50 && built >= 5, "only {parsed} and {built} commands");
+    assert!(
+        parsed >= 50 && built >= 5,
+        "only {parsed} and {built} commands"
+    );
 }
 
 /// Packages, examples, tests and benches that a cargo command names.
@@ -200,13 +225,26 @@ fn targets_exist(document: &str, words: &[String]) {
         Some(words.get(at + 1)?.clone())
     };
     let Some(package) = after("-p") else { return };
-    let folders = ["engine", "engine/kernels", "storage", "models", "predictor", "tools", "tests", "benches"];
+    let folders = [
+        "engine",
+        "engine/kernels",
+        "storage",
+        "models",
+        "predictor",
+        "tools",
+        "tests",
+        "benches",
+    ];
     let named = |folder: &&&str| {
         read(&format!("{folder}/Cargo.toml")).contains(&format!("name = \"{package}\""))
     };
     let folder = folders.iter().find(named);
     let folder = folder.unwrap_or_else(|| panic!("{document} names the package {package}"));
-    for (option, place) in [("--example", "examples"), ("--test", "tests"), ("--bench", "benches")] {
+    for (option, place) in [
+        ("--example", "examples"),
+        ("--test", "tests"),
+        ("--bench", "benches"),
+    ] {
         if let Some(target) = after(option) {
             let path = root().join(folder).join(place).join(format!("{target}.rs"));
             assert!(path.exists(), "{document} names {target} of {package}");

@@ -114,7 +114,10 @@ fn the_pages_work_and_show_what_they_say() {
     for entry in std::fs::read_dir(root.join("docs")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let page = format!("docs/{name}");
-        assert!(PAGES.contains(&&*page), "nobody tries the commands of {page}");
+        assert!(
+            PAGES.contains(&&*page),
+            "nobody tries the commands of {page}"
+        );
     }
 
     // the whole way is there

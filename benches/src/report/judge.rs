@@ -21,7 +21,10 @@ pub fn papers(r: &Results) -> String {
     }
     let mut text = table.end();
     if !left_out.is_empty() {
-        text += &format!("\nNot measured with this commit: {}.\n", left_out.join("; "));
+        text += &format!(
+            "\nNot measured with this commit: {}.\n",
+            left_out.join("; ")
+        );
     }
     text
 }
@@ -192,10 +195,12 @@ fn all_targets(r: &Results) -> Vec<Target> {
     };
     let peaks = || {
         let csv = r.csv("sweep.csv")?;
-        let within = |row: super::csv::Row<'_>| {
-            row.or_zero("peak_rss_bytes") <= row.or_zero("budget_bytes")
-        };
-        let (good, all) = (csv.rows().filter(|row| within(*row)).count(), csv.rows().count());
+        let within =
+            |row: super::csv::Row<'_>| row.or_zero("peak_rss_bytes") <= row.or_zero("budget_bytes");
+        let (good, all) = (
+            csv.rows().filter(|row| within(*row)).count(),
+            csv.rows().count(),
+        );
         Some((format!("{good} of {all}"), good == all))
     };
     let monotone = || {
@@ -252,8 +257,16 @@ fn all_targets(r: &Results) -> Vec<Target> {
                 .filter(|_| steady("hit_rate").is_some_and(|hits| hits >= 0.95))
                 .map(|x| (percent(x), x <= 0.10)),
         ),
-        ("budgets of the sweep that the peak stays within", "all", peaks()),
-        ("more memory is never slower in the sweep", "yes", monotone()),
+        (
+            "budgets of the sweep that the peak stays within",
+            "all",
+            peaks(),
+        ),
+        (
+            "more memory is never slower in the sweep",
+            "yes",
+            monotone(),
+        ),
         ("plans within 20 %", "all rows", plan()),
     ]
 }

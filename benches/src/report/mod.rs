@@ -154,7 +154,7 @@ fn headline(r: &Results) -> String {
         format!(" ({gib:.2} GiB for the whole process)")
     });
     format!(
-        "With {share} of its FFN in memory{memory}, a model of the shape of Bamboo-7B decodes **{} tokens/s** \
+        "With half of its FFN in memory{memory}, a model of the shape of Bamboo-7B decodes **{} tokens/s** \
          on {} cores of {}, **{} times** llama.cpp's best in a memory control group of the same size ({} \
          tokens/s).\n",
         num(us),
@@ -201,7 +201,9 @@ fn picture(r: &Results) -> Option<String> {
             .collect(),
     }];
     if let Some(policies) = r.csv("sweep-policies.csv") {
-        let theirs = policies.rows().filter(|row| row.text("policy") == "llmflash");
+        let theirs = policies
+            .rows()
+            .filter(|row| row.text("policy") == "llmflash");
         lines.push(Curve {
             name: "as LLM in a flash (--policy llmflash)".into(),
             points: theirs.map(|row| (memory(row), rate(row, speeds))).collect(),

@@ -85,7 +85,12 @@ pub fn offload(r: &Results) -> String {
     if !any {
         return r.left_out(OFFLOAD[2].1);
     }
-    format!("{}: {}.\n\n{}", "Speeds", r.rounds(OFFLOAD[2].1), table.end())
+    format!(
+        "{}: {}.\n\n{}",
+        "Speeds",
+        r.rounds(OFFLOAD[2].1),
+        table.end()
+    )
 }
 
 /// Beside llama.cpp with everything in memory.
