@@ -35,7 +35,7 @@ predicted=$big-predicted.ember
 small=$dir/llama-1b
 
 # The last commit that changed the program, so that pages and scripts can change between two parts.
-program=(engine storage predictor models tools Cargo.toml Cargo.lock)
+program=(engine storage predictor models tools Cargo.toml Cargo.lock ':!*.md' ':!*/tests/*')
 commit=$(git -C "$root" log -1 --format=%h -- "${program[@]}")
 git -C "$root" diff --quiet HEAD -- "${program[@]}" || commit=$commit-changed
 if [ -z "${EMBERFLOW:-}" ]; then
@@ -150,8 +150,9 @@ memory() {
     measure decode-dense.csv 1 "${decode[@]}" "$big.ember" --sparsity dense
     measure decode-exact.csv 1 "${decode[@]}" "$big.ember"
     measure decode-oracle.csv 1 "${decode[@]}" "$big.ember" --oracle
-    measure decode-predicted.csv 1 "${decode[@]}" "$predicted" --contexts 64
-    measure decode-predicted-50.csv 1 "${decode[@]}" "$predicted" --contexts 64 --ffn-resident 0.5
+    measure decode-predicted.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64
+    measure decode-predicted-50.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64 \
+        --ffn-resident 0.5
     decode+=(-n 12 --contexts 0,4096,16000 "$big.ember" --sparsity)
     measure decode-contexts-exact.csv 1 "${decode[@]}" exact
     measure decode-contexts-dense.csv 1 "${decode[@]}" dense
