@@ -1,11 +1,9 @@
-//! Chat templates: a conversation as the text a model was trained on.
+//! Chat templates: render a conversation as the text format a model was trained on.
 //!
-//! Templates are Jinja as Hugging Face's `apply_chat_template` runs it: block
-//! tags swallow their line, Python's string methods work, `raise_exception`,
-//! `strftime_now`, a `tojson` that does not escape HTML, `break` and
-//! `continue` exist, and `tools` and `documents` are `None`. A template is
-//! code from a file: it can compute, but it reaches no files, and the number
-//! of its steps is bounded.
+//! Templates are Jinja as in Hugging Face's `apply_chat_template`: block tags swallow their line;
+//! Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape
+//! HTML, `break` and `continue` exist; `tools` and `documents` are `None`. A template is code from
+//! a file: it can compute, but cannot access files, and its number of steps is bounded.
 
 mod date;
 mod json;
@@ -19,14 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Steps one rendering may take. A long conversation needs some hundred
-/// thousand; a loop in a loop in a loop is stopped within a second or two.
+/// Maximum steps per rendering. A long conversation needs some hundred thousand; a triply nested
+/// loop is stopped within a second or two.
 const MAX_STEPS: u64 = 10_000_000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
     /// The text.
     pub content: String,
@@ -41,11 +39,11 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `template`. `bos` and `eos` are the texts of the tokens, empty
-    /// where the tokenizer has none.
+    /// Compiles `template`. `bos` and `eos` are the texts of the tokens, empty if the tokenizer has
+    /// none.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where the template does not parse.
+    /// [`Error::ChatTemplate`] if the template does not parse.
     pub fn new(template: &str, bos: &str, eos: &str) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
@@ -67,9 +65,9 @@ impl ChatTemplate {
         Ok(compiled)
     }
 
-    /// Fixes the time that `strftime_now` sees, in seconds since 1970 (UTC);
-    /// `None` is the system's clock. A template that writes today's date gives
-    /// another prompt tomorrow; whoever compares prompts sets a time.
+    /// Fixes the time for `strftime_now`, in seconds since 1970 (UTC); `None` uses the system
+    /// clock. A template that writes today's date gives another prompt tomorrow, so set a time to
+    /// compare prompts.
     pub fn set_clock(&mut self, unix_seconds: Option<i64>) {
         let now = move |format: &str| -> Result<String, minijinja::Error> {
             let seconds = unix_seconds.unwrap_or_else(|| {
@@ -84,13 +82,12 @@ impl ChatTemplate {
         self.environment.add_function("strftime_now", now);
     }
 
-    /// The prompt for `messages`. `add_generation_prompt` also opens the
-    /// assistant's next turn. The text carries its own special tokens:
-    /// tokenise it without adding more.
+    /// Renders the prompt for `messages`. `add_generation_prompt` also opens the assistant's next
+    /// turn. The text contains its own special tokens: tokenise it without adding more.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] where the template refuses the conversation
-    /// (its `raise_exception`), uses something unknown, or does not end.
+    /// [`Error::ChatTemplate`] if the template rejects the conversation (its `raise_exception`),
+    /// uses something unknown, or does not terminate.
     pub fn render(
         &self,
         messages: &[Message],
@@ -115,7 +112,7 @@ impl ChatTemplate {
     }
 }
 
-/// `raise_exception(message)`: the template's own refusal.
+/// `raise_exception(message)`: an error raised by the template.
 fn raise_exception(message: &str) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(
         ErrorKind::InvalidOperation,
@@ -134,8 +131,8 @@ fn explain(error: minijinja::Error) -> Error {
     Error::ChatTemplate { reason }
 }
 
-/// `{% generation %}` marks the assistant's words for training and writes
-/// nothing. The engine has no such tag; an `if` that always holds does the same.
+/// Replaces `{% generation %}`, which marks the assistant's words for training and writes nothing.
+/// The engine has no such tag; an `if` that always holds has the same effect.
 fn without_generation_tags(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;

@@ -1,4 +1,4 @@
-//! The one interface through which a checkpoint is read, whatever its format.
+//! The interface for reading a checkpoint of any format.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,10 +9,10 @@ use crate::error::Error;
 use crate::names::TensorId;
 use crate::{gguf, hf};
 
-/// One tensor of a checkpoint, as it is presented.
+/// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Which tensor of the decoder it is.
+    /// Its role and place in the decoder.
     pub id: TensorId,
     /// Its name in the checkpoint, for messages.
     pub source_name: String,
@@ -24,8 +24,7 @@ pub struct TensorInfo {
     pub source_dtype: String,
 }
 
-/// What the checkpoint's authors recommend for sampling; `None` where they
-/// say nothing.
+/// Sampling parameters recommended by the checkpoint's authors; `None` if not given.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SamplingDefaults {
     /// Divisor of the logits; 0 is greedy.
@@ -34,19 +33,18 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     /// Probability mass kept, in (0, 1].
     pub top_p: Option<f32>,
-    /// Candidates below this share of the likeliest one's probability are
-    /// dropped, in [0, 1].
+    /// Drops candidates below this fraction of the most likely one's probability, in [0, 1].
     pub min_p: Option<f32>,
-    /// Divides the positive logits of tokens already seen, and multiplies the
-    /// negative ones; above 0, and 1 does nothing.
+    /// Divides the positive logits of tokens already seen, and multiplies the negative ones; above
+    /// 0, and 1 has no effect.
     pub repetition_penalty: Option<f32>,
 }
 
-/// A checkpoint whose header has been read and checked in full.
+/// A checkpoint whose header is read and fully checked.
 ///
-/// Opening proves that every tensor the configuration needs is there, with the
-/// right shape, a readable type and its bytes inside the file, and that none
-/// is left over. Weights are read later, row by row.
+/// Opening checks that every tensor the configuration needs exists, with the right shape, a
+/// readable type and its bytes inside the file, and that there are no others. Weights are read
+/// later, row by row.
 pub trait Checkpoint: Send {
     /// The folder or file it was opened from.
     fn path(&self) -> &Path;
@@ -54,8 +52,8 @@ pub trait Checkpoint: Send {
     /// The normalised, validated configuration.
     fn config(&self) -> &ModelConfig;
 
-    /// The tokenizer as the text of a `tokenizer.json` (converted, where the
-    /// checkpoint carries its vocabulary in another form).
+    /// The tokenizer as the text of a `tokenizer.json`, converted if the checkpoint stores its
+    /// vocabulary in another form.
     fn tokenizer_json(&self) -> &str;
 
     /// The chat template in Jinja, if the checkpoint has one.
@@ -64,21 +62,17 @@ pub trait Checkpoint: Send {
     /// Recommended sampling parameters.
     fn sampling_defaults(&self) -> SamplingDefaults;
 
-    /// All tensors: those that [`crate::names::required`] lists, in that order,
-    /// then the predictors if there are any.
+    /// All tensors: those of [`crate::names::required`] in that order, then any predictors.
     fn tensors(&self) -> &[TensorInfo];
 
-    /// Reads rows `[first, first + count)` as f32 into `out`, which holds
-    /// `count · cols` numbers.
+    /// Reads rows `[first, first + count)` as f32 into `out`, which holds `count · cols` numbers.
     ///
-    /// Memory beyond `out` is a small bounded buffer; only `Down`, where the
-    /// file stores it untransposed, costs one matrix, which stays cached until
-    /// another layer's is asked for.
+    /// Needs only a small bounded buffer beyond `out`, except for a `Down` stored untransposed,
+    /// which takes one matrix. It stays cached until another layer's is read.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`] and [`Error::RowRange`] for wrong arguments,
-    /// [`Error::NotFinite`] for a weight that is NaN or infinite,
-    /// [`Error::Io`] where the file cannot be read.
+    /// [`Error::NoSuchTensor`] and [`Error::RowRange`] for wrong arguments, [`Error::NotFinite`]
+    /// for a weight that is NaN or infinite, [`Error::Io`] if the file cannot be read.
     fn read_rows(
         &self,
         id: TensorId,
@@ -87,17 +81,16 @@ pub trait Checkpoint: Send {
         out: &mut [f32],
     ) -> Result<(), Error>;
 
-    /// Fingerprint of the source: the tensor table, the configuration, the
-    /// tokenizer, and for each file its length and its first and last MiB. Equal
-    /// for equal checkpoints wherever they lie.
+    /// Fingerprint of the source: the tensor table, the configuration, the tokenizer, and for each
+    /// file its length and its first and last MiB. Equal for equal checkpoints at any path.
     fn fingerprint(&self) -> u64;
 }
 
-/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside
-/// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included).
+/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside a `config.json`,
+/// or a GGUF file (detected by its magic, including PowerInfer's `PWRI`).
 ///
 /// # Errors
-/// One variant for each way the files can be wrong; see [`Error`].
+/// One variant per way in which files can be invalid; see [`Error`].
 pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if meta.is_dir() {

@@ -1,10 +1,9 @@
-//! The normalised model configuration: the only description of a decoder that
-//! the rest of the program sees.
+//! The normalised model configuration: the only description of a decoder that the rest of the
+//! program sees.
 //!
-//! The readers translate a checkpoint's own keys
-//! into [`ModelConfig`]; the packer stores it as JSON in the container; the
-//! engine builds its geometry from it. There are no per-family branches after
-//! this point: a family is nothing but values of these fields.
+//! The readers translate a checkpoint's own keys into [`ModelConfig`]; the packer stores it as JSON
+//! in the container; the engine builds its geometry from it. There are no per-family branches after
+//! this point: a family is only a set of field values.
 
 use std::path::Path;
 
@@ -34,8 +33,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// True where a neuron that does not fire contributes exactly nothing, so
-    /// that the `exact` mode equals the dense computation.
+    /// True if a neuron that does not fire contributes exactly zero, so that the `exact` mode
+    /// equals the dense computation.
     pub fn is_sparse(self) -> bool {
         matches!(self, Self::Relu | Self::FatRelu { .. } | Self::Relu2)
     }
@@ -76,7 +75,7 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// Factors that give finite, positive frequencies.
+    /// Whether the factors give finite, positive frequencies.
     fn is_sound(self) -> bool {
         let positive = |x: f32| x.is_finite() && x > 0.0;
         match self {
@@ -98,8 +97,8 @@ impl RopeScaling {
     }
 }
 
-/// Rotary position embedding, rotate-half convention (readers un-permute
-/// checkpoints that store the interleaved one).
+/// Rotary position embedding, rotate-half convention (readers un-permute checkpoints stored
+/// interleaved).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Base of the frequencies.
@@ -110,7 +109,7 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// Everything the engine needs to know about a decoder.
+/// The full description of a decoder for the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family as named by the checkpoint (`llama`, `mistral`, `qwen2`, `qwen3`, `bamboo`).
@@ -150,37 +149,36 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// The head shares the embedding matrix.
     pub tied_head: bool,
-    /// Longest context the model was made for, in tokens.
+    /// Context length the model was trained for, in tokens.
     pub max_context: u32,
-    /// Token put in front of a text, if any.
+    /// Token prepended to a text, if any.
     pub bos: Option<u32>,
-    /// Whether the tokenizer puts `bos` in front by default.
+    /// Whether the tokenizer prepends `bos` by default.
     pub add_bos: bool,
-    /// Tokens that end a generation. The first is the tokenizer's own
-    /// end-of-text token where it names one.
+    /// Tokens that end a generation. The first is the tokenizer's own end-of-text token, if it
+    /// names one.
     pub eos: Vec<u32>,
-    /// Score below which an imported predictor leaves a neuron out
-    /// (PowerInfer's `sparse_threshold`); `None` without one.
+    /// Score below which an imported predictor skips a neuron (PowerInfer's `sparse_threshold`);
+    /// `None` without one.
     #[serde(default)]
     pub predictor_threshold: Option<f32>,
 }
 
-/// Largest width of the residual stream, of an FFN or of a projection.
+/// Maximum width of the residual stream, of an FFN or of a projection.
 const MAX_WIDTH: u32 = 1 << 22;
-/// Largest vocabulary.
+/// Maximum vocabulary.
 const MAX_VOCAB: u32 = 1 << 24;
-/// Most layers, experts per layer, and heads.
+/// Maximum layers, experts per layer, and heads.
 pub(crate) const MAX_COUNT: u32 = 1 << 12;
-/// Largest head.
+/// Maximum head dimension.
 const MAX_HEAD_DIM: u32 = 1 << 12;
 
 impl ModelConfig {
-    /// Checks every field's range and how the fields fit together. What passes
-    /// can be turned into sizes without overflow in 64 bits. `path` names the
-    /// file in errors.
+    /// Checks the range of every field and their consistency. A valid configuration converts to
+    /// sizes without overflow in 64 bits. `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::BadKey`] with the name of the offending field.
+    /// [`Error::BadKey`] with the name of the invalid field.
     pub fn validate(&self, path: &Path) -> Result<(), Error> {
         let bad = |key: &str, found: &dyn std::fmt::Debug, expected: String| {
             let (key, found) = (key.to_owned(), format!("{found:?}"));

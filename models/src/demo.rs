@@ -1,9 +1,8 @@
 //! The bundled demo model: a packed container inside the program itself.
 //!
-//! The container is not unpacked and not mapped into the heap: [`locate`] tells
-//! where it lies in the executable's file, and it is read from there with
-//! direct I/O like any other container, so the demo shows real offloading with
-//! nothing to download or install. `models/README.md` is its model card.
+//! The container is neither unpacked nor loaded into the heap: [`locate`] finds its offset in the
+//! executable's file, and direct I/O reads it from there like any other container. So the demo
+//! shows real offloading without a download or installation. `models/README.md` is its model card.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -11,15 +10,14 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Starts on a page, so that it also starts on a page of the executable's file
-/// (ELF keeps address and file offset equal modulo the page size) and direct
-/// I/O can reach it.
+/// Page-aligned, so that it is also page-aligned in the executable's file (ELF keeps address and
+/// file offset equal modulo the page size) and direct I/O can read it.
 #[repr(C, align(4096))]
 struct PageAligned<T: ?Sized>(T);
 
 static CONTAINER: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo/demo.ember"));
 
-/// Where the container lies.
+/// Location of the container.
 #[derive(Debug)]
 pub struct Place {
     /// The file that holds it, open for reading.
@@ -33,8 +31,8 @@ pub struct Place {
 /// Finds the container in the running program's file.
 ///
 /// # Errors
-/// [`Error::Demo`] when the program's memory map cannot be read or does not
-/// name a file (programs that unpack themselves into memory).
+/// [`Error::Demo`] if the program's memory map cannot be read or does not name a file (for programs
+/// that unpack themselves into memory).
 pub fn locate() -> Result<Place, Error> {
     let fail = |reason: String| Error::Demo { reason };
     let maps = std::fs::read_to_string("/proc/self/maps")
@@ -55,7 +53,7 @@ pub fn locate() -> Result<Place, Error> {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Mapping {
-    /// File offset of the address that was looked up.
+    /// File offset of the given address.
     offset: u64,
     inode: u64,
     path: PathBuf,

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::gguf::dequant;
 
-/// How the numbers of a tensor are stored.
+/// Storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum DType {
     F32,
@@ -21,7 +21,7 @@ pub(crate) enum DType {
 }
 
 impl DType {
-    /// The name used in messages and in [`crate::TensorInfo::source_dtype`].
+    /// The name in messages and in [`crate::TensorInfo::source_dtype`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -54,8 +54,8 @@ impl DType {
         }
     }
 
-    /// Bytes of a row of `cols` elements; `None` where `cols` is no whole number
-    /// of blocks, or the size overflows.
+    /// Bytes of a row of `cols` elements; `None` if `cols` is not a whole number of blocks, or the
+    /// size overflows.
     pub(crate) fn row_bytes(self, cols: usize) -> Option<usize> {
         let (elements, bytes) = self.block();
         cols.is_multiple_of(elements)

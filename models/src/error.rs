@@ -1,14 +1,14 @@
-//! One error type for the crate: one variant for each way a checkpoint, a
-//! tokenizer or a template can be wrong.
+//! The error type of the crate: one variant per way in which a checkpoint, a tokenizer or a
+//! template can be invalid.
 //!
-//! Every message names the file, then the tensor, key or offset, then what was
-//! found and what was expected.
+//! Every message names the file, then the tensor, key or offset, then what was found and what was
+//! expected.
 
 use std::path::{Path, PathBuf};
 
 use crate::names::TensorId;
 
-/// Why a checkpoint, tokenizer or chat template was refused.
+/// Why a checkpoint, tokenizer or chat template was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system failed a file operation.
@@ -16,24 +16,24 @@ pub enum Error {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What was tried: `open`, `read`, `list` …
+        /// The operation: `open`, `read`, `list` …
         op: &'static str,
-        /// The system's own reason.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The path is none of the checkpoint kinds.
+    /// The path is not a checkpoint of any kind.
     #[error(
         "{path}: not a checkpoint: found {found}; expected a folder with config.json and \
          model.safetensors, a .safetensors file beside a config.json, or a gguf file",
         path = path.display()
     )]
     NotACheckpoint {
-        /// What was given to [`crate::open`].
+        /// The path given to [`crate::open`].
         path: PathBuf,
-        /// What lies there.
+        /// What it is instead.
         found: String,
     },
-    /// A file that belongs to the checkpoint is not there.
+    /// A file of the checkpoint is missing.
     #[error("{path}: file is missing: {why}", path = path.display())]
     MissingFile {
         /// The missing file.
@@ -41,16 +41,16 @@ pub enum Error {
         /// What needs it, and what to do.
         why: String,
     },
-    /// A file is larger than anything of its kind can be.
+    /// A file is larger than its kind allows.
     #[error("{path}: {what} has {found} bytes; at most {limit} are accepted", path = path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
         /// Which part of it.
         what: String,
-        /// Its size, in bytes (or in entries, where `what` says so).
+        /// Size in bytes (or in entries, if `what` says so).
         found: u64,
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
     /// Text that is not UTF-8.
@@ -76,10 +76,10 @@ pub enum Error {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What its value should be.
+        /// Expected value.
         expected: String,
     },
-    /// A key's value has the wrong type or lies outside its range.
+    /// A key's value has the wrong type or is out of range.
     #[error("{path}: key {key} is {found}; expected {expected}", path = path.display())]
     BadKey {
         /// The file.
@@ -88,10 +88,10 @@ pub enum Error {
         key: String,
         /// Its value.
         found: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
     },
-    /// The model family is not one this crate knows.
+    /// The model family is not supported.
     #[error("{path}: model family {found} is not supported; supported: {supported}", path = path.display())]
     UnknownFamily {
         /// The file that names the family.
@@ -101,7 +101,7 @@ pub enum Error {
         /// The families that work.
         supported: String,
     },
-    /// The gate's activation is not one this crate knows.
+    /// The gate's activation is not supported.
     #[error("{path}: {key} {found} is not supported; supported: {supported}", path = path.display())]
     UnknownActivation {
         /// The file that names the activation.
@@ -113,20 +113,19 @@ pub enum Error {
         /// The activations that work.
         supported: String,
     },
-    /// The checkpoint uses a feature that would change its output and that is
-    /// not implemented.
+    /// The checkpoint uses an unimplemented feature that would change its output.
     #[error("{path}: {key} = {found} is not supported: {why}", path = path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// The key (or tensor) that asks for the feature.
+        /// The key (or tensor) of the feature.
         key: String,
         /// Its value.
         found: String,
-        /// What would work instead.
+        /// What is supported instead.
         why: String,
     },
-    /// The file ends before something it announces.
+    /// The file is truncated.
     #[error(
         "{path}: truncated: {what} needs bytes up to {needed}, the file has {len}",
         path = path.display()
@@ -134,14 +133,14 @@ pub enum Error {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What is missing.
         what: String,
         /// The first byte past it.
         needed: u64,
         /// Length of the file, in bytes.
         len: u64,
     },
-    /// The binary header of a container contradicts itself.
+    /// The binary header of a container is inconsistent.
     #[error("{path}: bad header at byte {offset}: {what} is {found}; expected {expected}", path = path.display())]
     Header {
         /// The file.
@@ -152,7 +151,7 @@ pub enum Error {
         what: String,
         /// Its value.
         found: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
     },
     /// A sharded index names a file outside the checkpoint's folder.
@@ -160,7 +159,7 @@ pub enum Error {
     ShardOutside {
         /// The index file.
         path: PathBuf,
-        /// The tensor that is said to be there.
+        /// The tensor in that shard.
         tensor: String,
         /// The shard's name as written.
         shard: String,
@@ -173,16 +172,16 @@ pub enum Error {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor lies about where its bytes are.
+    /// A tensor's byte range is invalid.
     #[error("{path}: tensor {tensor}: data is {found}; expected {expected}", path = path.display())]
     TensorRange {
         /// The file.
         path: PathBuf,
         /// The tensor's name in the file.
         tensor: String,
-        /// The byte range or size it claims.
+        /// The byte range or size given.
         found: String,
-        /// What it should be.
+        /// Expected range or size.
         expected: String,
     },
     /// Two entries carry the same name.
@@ -195,7 +194,7 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// A tensor that the configuration demands is not in the file.
+    /// A required tensor is missing.
     #[error("{path}: tensor {tensor} is missing; the configuration needs it with shape {expected}", path = path.display())]
     MissingTensor {
         /// The checkpoint.
@@ -205,7 +204,7 @@ pub enum Error {
         /// Its shape, as stored.
         expected: String,
     },
-    /// A tensor that no part of the configured model would use.
+    /// A tensor that the configured model does not use.
     #[error("{path}: tensor {tensor} does not belong to a {family} model with this configuration", path = path.display())]
     UnexpectedTensor {
         /// The file that holds it.
@@ -215,7 +214,7 @@ pub enum Error {
         /// The family.
         family: String,
     },
-    /// A tensor's shape contradicts the configuration.
+    /// A tensor's shape does not match the configuration.
     #[error("{path}: tensor {tensor} has shape {found}; the configuration needs {expected}", path = path.display())]
     WrongShape {
         /// The file.
@@ -227,7 +226,7 @@ pub enum Error {
         /// The shape it should have.
         expected: String,
     },
-    /// A tensor's element type is not one that can be decoded.
+    /// A tensor's element type is not supported.
     #[error("{path}: tensor {tensor} has type {found}; supported: {supported}", path = path.display())]
     WrongDtype {
         /// The file.
@@ -253,42 +252,42 @@ pub enum Error {
         /// The value.
         found: f32,
     },
-    /// A caller asked for a tensor that this checkpoint does not have.
+    /// The requested tensor does not exist in this checkpoint.
     #[error("{path}: there is no tensor {id} in this checkpoint", path = path.display())]
     NoSuchTensor {
         /// The checkpoint.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested tensor.
         id: TensorId,
     },
-    /// A caller asked for rows outside a tensor, or with a buffer of the wrong size.
+    /// The requested rows are out of range, or the buffer has the wrong size.
     #[error("{path}: tensor {id}: cannot read {found}; expected {expected}", path = path.display())]
     RowRange {
         /// The checkpoint.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested tensor.
         id: TensorId,
-        /// The rows or the buffer length asked for.
+        /// The requested rows or buffer length.
         found: String,
-        /// What the tensor has.
+        /// The tensor's size.
         expected: String,
     },
-    /// The tokenizer's description is unusable, or a text cannot be tokenised.
+    /// The tokenizer's description is invalid, or a text cannot be tokenised.
     #[error("tokenizer: {what}: found {found}; expected {expected}")]
     Tokenizer {
         /// The key, token or step.
         what: String,
-        /// What was there.
+        /// What was found.
         found: String,
-        /// What should be there.
+        /// What was expected.
         expected: String,
     },
-    /// A model cannot be written as a Hugging Face folder or as a GGUF file.
+    /// A model cannot be exported to a Hugging Face folder or a GGUF file.
     #[error("{path}: {reason}", path = path.display())]
     Export {
-        /// What was being written.
+        /// The export target.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The bundled model cannot be found in the running program's file.
@@ -308,13 +307,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the system said when `op` was tried on `path`.
+    /// Maps the system's error of `op` on `path`.
     pub(crate) fn io(op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, op, source }
     }
 
-    /// Why `path` cannot be written.
+    /// An export error for `path`.
     pub(crate) fn export(path: &Path, reason: String) -> Self {
         let path = path.to_owned();
         Self::Export { path, reason }

@@ -1,4 +1,4 @@
-//! Files, read by position and with the file's name in every error.
+//! Positioned file reads, with the file's name in every error.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// An open file whose length was taken when it was opened.
+/// An open file and its length at opening.
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
@@ -62,7 +62,7 @@ impl DataFile {
     }
 }
 
-/// Reads a whole text file of at most `limit` bytes; `None` where it does not exist.
+/// Reads a whole text file of at most `limit` bytes; `None` if it does not exist.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
     let file = match File::open(path) {
         Ok(file) => file,

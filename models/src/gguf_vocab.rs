@@ -1,10 +1,9 @@
 //! The vocabulary of a GGUF file as `tokenizer.json` text.
 //!
-//! GGUF keeps tokens, scores and merges, and leaves the algorithm to whoever
-//! reads them. Two kinds are known: `llama`, a SentencePiece BPE whose merges
-//! follow from the scores, and `gpt2`, a byte-level BPE whose text splitting
-//! has a name ([`GgufVocab::pre`]). Everything downstream then needs one
-//! tokenizer only.
+//! GGUF stores tokens, scores and merges, but leaves the algorithm to the reader. Two kinds are
+//! supported: `llama`, a SentencePiece BPE whose merges follow from the scores, and `gpt2`, a
+//! byte-level BPE with a named pre-tokenizer ([`GgufVocab::pre`]). Everything downstream then needs
+//! only one tokenizer.
 
 mod from_json;
 
@@ -21,8 +20,8 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Longest SentencePiece token, in bytes. Real ones stay below 100; finding
-/// merges takes time quadratic in it.
+/// Maximum SentencePiece token in bytes. Real ones stay below 100; finding merges takes time
+/// quadratic in it.
 const MAX_PIECE: usize = 512;
 
 /// The `tokenizer.ggml.*` keys of a GGUF file.
@@ -30,7 +29,7 @@ const MAX_PIECE: usize = 512;
 pub struct GgufVocab {
     /// `model`: `llama` or `gpt2`.
     pub model: String,
-    /// `pre`: name of the text splitting; `gpt2` only.
+    /// `pre`: name of the pre-tokenizer; `gpt2` only.
     pub pre: Option<String>,
     /// `tokens`, by id.
     pub tokens: Vec<String>,
@@ -56,8 +55,8 @@ pub struct GgufVocab {
 }
 
 impl GgufVocab {
-    /// Whether a text starts with `bos`: as the file says, else as is usual
-    /// for its kind (yes for `llama` and for Llama 3's splitting).
+    /// Whether a text starts with `bos`: as given by the file, else the default of its kind (yes
+    /// for `llama` and for Llama 3's pre-tokenizer).
     pub fn adds_bos(&self) -> bool {
         let usual = match self.model.as_str() {
             "llama" => true,
@@ -69,8 +68,7 @@ impl GgufVocab {
     /// The same tokenizer as the text of a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for another kind or splitting, and where the lists
-    /// contradict each other.
+    /// [`Error::Tokenizer`] for another kind or pre-tokenizer, or inconsistent lists.
     pub fn to_tokenizer_json(&self) -> Result<String, Error> {
         self.check_lists()?;
         let parts = match self.model.as_str() {
@@ -152,8 +150,8 @@ impl GgufVocab {
         self.token_types.get(index).copied().unwrap_or(NORMAL)
     }
 
-    /// Token text to id. Empty tokens and the padding that converters append
-    /// to reach the model's vocabulary are holes.
+    /// Token text to id, without empty tokens and the padding that converters append to reach the
+    /// model's vocabulary.
     fn vocab(&self) -> Result<HashMap<&str, usize>, Error> {
         let mut ids = HashMap::with_capacity(self.tokens.len());
         for (index, token) in self.tokens.iter().enumerate() {
@@ -169,7 +167,7 @@ impl GgufVocab {
         Ok(ids)
     }
 
-    /// Tokens that are found in a text before anything else is.
+    /// Tokens matched in a text before all others.
     fn added_tokens(&self) -> Vec<Value> {
         let named = [self.bos, self.eos, self.unk];
         let is_named = |index| {
@@ -276,8 +274,8 @@ impl GgufVocab {
         })
     }
 
-    /// SentencePiece joins the neighbours whose union scores best. As a merge
-    /// list: every split of a token into two tokens, best token first.
+    /// SentencePiece joins the adjacent pieces whose union scores best. As a merge list: every
+    /// split of a token into two tokens, best token first.
     fn merges_by_score<'a>(
         &'a self,
         ids: &HashMap<&'a str, usize>,
@@ -378,7 +376,7 @@ impl GgufVocab {
     }
 }
 
-/// What the two kinds fill in differently.
+/// The parts in which the two kinds differ.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
@@ -387,18 +385,18 @@ struct Parts {
     model: Value,
 }
 
-/// One way to cut a text into the pieces that merges work in.
+/// A pre-tokenizer: splits a text into the pieces that merges work in.
 struct Splitting {
     names: &'static [&'static str],
-    /// Applied one after another, each to what the ones before it left.
+    /// Applied in order, each to the remainder of the previous ones.
     patterns: &'static [&'static str],
-    /// The text is brought to Unicode NFC first.
+    /// Normalise the text to Unicode NFC first.
     nfc: bool,
 }
 
 impl Splitting {
-    /// Llama 3's tokenizer adds `bos` and takes a whole piece that is a token
-    /// without going through the merges.
+    /// Llama 3's tokenizer adds `bos`, and uses a whole piece that is a token without applying
+    /// merges.
     fn is_llama3(&self) -> bool {
         self.names.contains(&"llama-bpe")
     }
@@ -438,7 +436,7 @@ const SPLITTINGS: &[Splitting] = &[
     },
 ];
 
-/// Files from before the key existed have no name; theirs is `default`.
+/// Files older than the key have no name and use `default`.
 fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error> {
     let name = name.unwrap_or("default");
     SPLITTINGS

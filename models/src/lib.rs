@@ -1,10 +1,9 @@
-//! What a checkpoint is: its configuration, its tensors, its tokenizer and its
-//! chat template.
+//! Checkpoints: configuration, tensors, tokenizer and chat template.
 //!
-//! [`open`] reads a Hugging Face folder or a GGUF file (PowerInfer's too) and
-//! answers with a [`Checkpoint`]: a checked [`ModelConfig`](config::ModelConfig),
-//! the list of tensors under canonical names ([`names`]), and their rows as
-//! f32, streamed. No caller sees a family's own keys or names.
+//! [`open`] reads a Hugging Face folder or a GGUF file (including PowerInfer's) and returns a
+//! [`Checkpoint`]: a checked [`ModelConfig`](config::ModelConfig), the list of tensors under
+//! canonical names ([`names`]), and their rows as f32, streamed. No caller sees a family's own keys
+//! or names.
 #![forbid(unsafe_code)]
 
 pub mod chat;

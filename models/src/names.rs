@@ -1,20 +1,19 @@
-//! Canonical tensor names, and which tensors a configuration demands.
+//! Canonical tensor names, and the tensors a configuration requires.
 //!
-//! A checkpoint's own names exist only in the readers' tables; everything after
-//! them speaks of [`TensorId`].
+//! A checkpoint's own names exist only in the readers' tables; everything after them uses
+//! [`TensorId`].
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::config::ModelConfig;
 
-/// What a tensor does in the decoder. Shapes are `[rows × cols]`; a vector is
-/// one row.
+/// Role of a tensor in the decoder. Shapes are `[rows × cols]`; a vector is one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Token embedding, `[vocab × d_model]`.
     Embed,
-    /// Output head, `[vocab × d_model]`; absent where it is tied to the embedding.
+    /// Output head, `[vocab × d_model]`; absent if tied to the embedding.
     Head,
     /// Weight of the last RMSNorm, `[1 × d_model]`.
     FinalNorm,
@@ -56,14 +55,14 @@ pub enum Role {
     PredictorFc2,
 }
 
-/// How a role is spelled, and where it lives.
+/// Where a role occurs.
 enum Place {
     Global,
     Layer,
     Expert,
 }
 
-/// Every role with its spelling; the only place that knows them.
+/// Every role with its name; the only place that defines them.
 const ROLES: [(Role, Place, &str); 20] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
@@ -91,7 +90,7 @@ const ROLES: [(Role, Place, &str); 20] = [
 /// `embed`, `layers.3.attn.q`, `layers.3.ffn.0.gate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Layer, from 0; 0 for the tensors outside the layers.
     pub layer: u32,
@@ -109,7 +108,7 @@ impl TensorId {
         }
     }
 
-    /// A tensor of a layer (of its expert 0 where the role belongs to the FFN).
+    /// A tensor of a layer (of expert 0 if the role belongs to the FFN).
     pub fn layer(role: Role, layer: u32) -> Self {
         Self {
             role,
@@ -139,7 +138,7 @@ impl fmt::Display for TensorId {
     }
 }
 
-/// A text that is not the name of any tensor.
+/// A text that is not a tensor name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a tensor name")]
 pub struct UnknownName(pub String);
@@ -175,18 +174,17 @@ fn parse_id(text: &str) -> Option<TensorId> {
     })
 }
 
-/// Splits `12.rest` into 12 and `rest`. Only the canonical spelling of a number
-/// is taken, so that two texts never name one tensor.
+/// Splits `12.rest` into 12 and `rest`. Accepts only the canonical form of a number, so that no two
+/// texts name the same tensor.
 pub(crate) fn split_index(text: &str) -> Option<(u32, &str)> {
     let (number, rest) = text.split_once('.')?;
     let value: u32 = number.parse().ok()?;
     (value.to_string() == number).then_some((value, rest))
 }
 
-/// The names of one checkpoint format: how layers are numbered, and what each
-/// role is called.
+/// The names of one checkpoint format: the prefix of layers and the name of each role.
 pub(crate) struct NameTable {
-    /// What precedes the layer's number: `model.layers.`.
+    /// Prefix of the layer number: `model.layers.`.
     pub(crate) layer_prefix: &'static str,
     /// Roles outside the layers.
     pub(crate) globals: &'static [(Role, &'static str)],
@@ -210,7 +208,7 @@ impl NameTable {
         find(self.layers, rest).map(|role| TensorId::layer(role, layer))
     }
 
-    /// What the format calls `id`; the canonical name where it has no word for it.
+    /// The format's name of `id`, or the canonical name if it has none.
     pub(crate) fn spell(&self, id: TensorId) -> String {
         if let Some((_, name)) = self.globals.iter().find(|entry| entry.0 == id.role) {
             return (*name).to_owned();
@@ -222,7 +220,7 @@ impl NameTable {
     }
 }
 
-/// A tensor that a configuration demands, with the shape it is presented in.
+/// A required tensor and the shape it is presented in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Required {
     /// Which tensor.
@@ -233,9 +231,8 @@ pub struct Required {
     pub cols: usize,
 }
 
-/// Every tensor that a decoder with this configuration must have, in the order
-/// of the forward pass. Predictors are optional and not among them.
-/// The configuration must have passed [`ModelConfig::validate`].
+/// Every tensor required by a decoder with this configuration, in the order of the forward pass,
+/// without the optional predictors. The configuration must have passed [`ModelConfig::validate`].
 pub fn required(config: &ModelConfig) -> Vec<Required> {
     let d = config.d_model as usize;
     let ffn = config.ffn as usize;

@@ -1,4 +1,4 @@
-//! The special tokens that a `tokenizer.json` declares.
+//! The special tokens declared by a `tokenizer.json`.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// What the readers need to know of a tokenizer.
+/// What the readers need from a tokenizer.
 pub(crate) struct SpecialTokens {
     added: Vec<AddedToken>,
-    /// Token that the post-processor puts in front of a text.
+    /// Token that the post-processor prepends to a text.
     pub(crate) leading: Option<u32>,
 }
 
@@ -51,7 +51,7 @@ impl SpecialTokens {
     }
 }
 
-/// The first piece of the template for one text, where it is a special token.
+/// The first piece of the template for one text, if it is a special token.
 fn leading_token(processor: &Value) -> Option<u32> {
     match processor.get("type")?.as_str()? {
         "Sequence" => processor

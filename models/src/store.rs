@@ -1,7 +1,7 @@
-//! The one [`Checkpoint`]: tensors lying in files, whatever described them.
+//! The only [`Checkpoint`] implementation: tensors in files of any format.
 //!
-//! A reader parses its format's headers into [`Found`] tensors; [`Store::new`]
-//! holds them against the configuration; rows are then read by position.
+//! A reader parses its format's headers into [`Found`] tensors; [`Store::new`] checks them against
+//! the configuration; rows are then read by position.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,15 +21,15 @@ const READ_BYTES: usize = 1 << 20;
 /// Bytes at each end of a file that enter the fingerprint.
 const FINGERPRINT_BYTES: u64 = 1 << 20;
 
-/// How the stored matrix relates to the presented one.
+/// Relation of the stored matrix to the presented one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// They are the same.
+    /// Equal.
     AsIs,
     /// Stored `[cols × rows]`.
     Transposed,
-    /// The rows of each head are stored in interleaved rotary order: pair i at
-    /// rows 2i and 2i+1, where rotate-half has it at i and i + head_dim/2.
+    /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
+    /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
         /// Rows per head (columns per head, for a bias).
         head_dim: usize,
@@ -51,10 +51,10 @@ pub(crate) struct Found {
     pub(crate) offset: u64,
 }
 
-/// Everything about a checkpoint that is not a tensor.
+/// Everything in a checkpoint except the tensors.
 pub(crate) struct About {
     pub(crate) path: PathBuf,
-    /// The file that holds the configuration, for errors about it.
+    /// The file with the configuration, for error messages.
     pub(crate) config_path: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) tokenizer_json: String,
@@ -70,12 +70,12 @@ pub(crate) struct Store {
     places: Vec<Place>,
     index: HashMap<TensorId, usize>,
     fingerprint: u64,
-    /// The matrix transposed last, by its position in `infos`.
+    /// The last transposed matrix, by its index in `infos`.
     transposed: RefCell<Option<(usize, Vec<f32>)>>,
     raw: RefCell<Vec<u8>>,
 }
 
-/// Where a tensor lies.
+/// Location of a tensor.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     file: usize,
@@ -89,8 +89,8 @@ struct Place {
 }
 
 impl Store {
-    /// Checks `found` against the configuration. `spell` says what the format
-    /// calls a tensor, for errors about one that is missing.
+    /// Checks `found` against the configuration. `spell` gives the format's name of a missing
+    /// tensor, for errors.
     pub(crate) fn new(
         about: About,
         files: Vec<DataFile>,
@@ -194,7 +194,7 @@ impl Store {
         Ok(())
     }
 
-    /// Predictors are optional, each with a rank of its own; half of one is an error.
+    /// Predictors are optional, each with its own rank; half of one is an error.
     fn take_predictors(
         &mut self,
         by_id: &mut HashMap<TensorId, Found>,
@@ -212,7 +212,7 @@ impl Store {
                 (Some(first), _) => first.shape.first(),
                 (None, Some(second)) => second.shape.last(),
             };
-            // A rank of 0 or none at all fails the shape check.
+            // A rank of 0, or no rank, fails the shape check.
             let rank = rank.copied().unwrap_or(0).max(1);
             self.take(
                 by_id,
@@ -236,11 +236,11 @@ impl Store {
         Ok(())
     }
 
-    /// Compares a head that is stored although it is tied with the embedding. Where they
-    /// differ, programs disagree about which one counts, so nobody is to guess.
+    /// Compares a stored head with the embedding it is tied to. If they differ, programs disagree
+    /// on which one counts, so reject the checkpoint.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where they differ, and those of reading.
+    /// [`Error::Unsupported`] if they differ, or an error of reading.
     pub(crate) fn expect_the_embedding(&self, head: &Found) -> Result<(), Error> {
         let config = &self.about.config;
         let (rows, cols) = (config.vocab as usize, config.d_model as usize);
@@ -303,7 +303,7 @@ impl Store {
                 part(&number.to_le_bytes());
             }
         }
-        // The name may come from the folder's; the content is the same wherever it lies.
+        // The name may come from the folder; the fingerprint must not depend on the path.
         let config = ModelConfig {
             name: String::new(),
             ..self.about.config.clone()
@@ -366,8 +366,7 @@ impl Store {
         Ok(())
     }
 
-    /// Copies rows out of the transposed matrix, transposing it first unless it
-    /// is the one at hand.
+    /// Copies rows out of the transposed matrix, transposing it first unless it is cached.
     fn read_transposed(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
         let info = &self.infos[at];
         let (rows, cols) = (info.rows, info.cols);
@@ -475,7 +474,7 @@ fn interleaved(row: usize, head_dim: usize) -> usize {
     head * head_dim + 2 * (inside % half) + inside / half
 }
 
-/// Whether a role is a matrix even where it has one row.
+/// Whether a role is a matrix, even with a single row.
 fn is_matrix(role: Role) -> bool {
     use Role::*;
     matches!(
@@ -484,8 +483,7 @@ fn is_matrix(role: Role) -> bool {
     )
 }
 
-/// Proves that a tensor's rows are whole blocks inside its file; returns the
-/// bytes of a row.
+/// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.
 fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Result<usize, Error> {
     let (Some(row_bytes), Some(bytes)) =
         (tensor.dtype.row_bytes(cols), tensor.dtype.bytes(rows, cols))

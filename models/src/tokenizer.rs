@@ -1,10 +1,9 @@
 //! Text to tokens and back.
 //!
-//! [`Tokenizer`] wraps the `tokenizers` crate behind two rules. What a file
-//! describes is checked before the crate sees it (`check`): only the
-//! components that the supported families use are accepted, and nothing in
-//! them can make the crate panic. And text that is decoded token by token
-//! ([`StreamDecoder`]) is the same text that [`Tokenizer::decode`] gives.
+//! [`Tokenizer`] wraps the `tokenizers` crate with two guarantees. A file's content is checked
+//! before the crate sees it (`check`): only the components of the supported families are accepted,
+//! and nothing in them can make the crate panic. And text decoded token by token
+//! ([`StreamDecoder`]) equals that of [`Tokenizer::decode`].
 
 mod check;
 mod stream;
@@ -16,8 +15,7 @@ use tokenizers::Model;
 use crate::Error;
 pub use stream::StreamDecoder;
 
-/// A tokenizer read from `tokenizer.json` text. Cheap to share by reference
-/// between threads.
+/// A tokenizer read from `tokenizer.json` text. Cheap to share by reference between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -27,14 +25,12 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads and checks the text of a `tokenizer.json`. Truncation and padding
-    /// that the file asks for are dropped: they belong to training, not to
-    /// generation.
+    /// Reads and checks the text of a `tokenizer.json`. Drops its truncation and padding, which are
+    /// for training, not for generation.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] where the text is not a BPE tokenizer made of the
-    /// known components, contradicts itself, or gives an added token another
-    /// id than it says.
+    /// [`Error::Tokenizer`] if the text is not a BPE tokenizer of the known components, is
+    /// inconsistent, or gives an added token a wrong id.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let checked = check::check(json)?;
         let mut inner: tokenizers::Tokenizer = json
@@ -56,8 +52,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Added tokens are looked for in a text before anything else; the crate
-    /// gives them ids by their place and trusts that they do not overlap.
+    /// Added tokens are matched in a text before all others. The crate numbers them by position and
+    /// assumes that they do not overlap.
     fn check_added(&self, content: &str, id: u32, takes_space: bool) -> Result<(), Error> {
         let refuse = |found: String, expected: &str| Error::Tokenizer {
             what: format!("added token {content:?}"),
@@ -77,14 +73,12 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Tokens of `text`. Special tokens written out in the text are found as
-    /// such; `add_special` also puts on those that the tokenizer adds around
-    /// every text (usually one at the start). Leave it off for text that a
-    /// chat template produced, which writes its own.
+    /// Tokens of `text`. Recognises special tokens written in the text; `add_special` also adds
+    /// those that the tokenizer puts around every text (usually one at the start). Leave it off for
+    /// the output of a chat template, which writes its own.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] where a character has no token and the vocabulary
-    /// has no token for the unknown.
+    /// [`Error::Tokenizer`] if a character has no token and the vocabulary has no unknown token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, add_special).map_err(|error| {
             let what = format!("a text of {} bytes", text.len());
@@ -93,13 +87,12 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Text of `ids`, taken as a whole text: a leading space that stands only
-    /// for the start of the text is dropped. Ids without a token are skipped
-    /// (models pad their vocabulary past the tokenizer's), and so are special
-    /// tokens where `skip_special` says so.
+    /// Text of `ids` as a whole text: drops a leading space that only marks the start of the text.
+    /// Skips ids without a token (models pad their vocabulary beyond the tokenizer's), and special
+    /// tokens if `skip_special` is set.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] where the decoder refuses.
+    /// [`Error::Tokenizer`] if the decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
         let kept: Vec<u32> = ids
             .iter()
@@ -111,14 +104,14 @@ impl Tokenizer {
             .map_err(|error| refused("decoding", &error, "decodable tokens"))
     }
 
-    /// Decodes one token at a time, as a whole text that begins with the next
-    /// token. Special tokens give no text.
+    /// Decodes one token at a time, as a whole text that begins with the next token. Special tokens
+    /// give no text.
     pub fn stream(&self) -> StreamDecoder<'_> {
         StreamDecoder::new(self, true)
     }
 
-    /// Like [`stream`](Self::stream), but in the middle of a text: a leading
-    /// space is kept. For a continuation that is printed after its prompt.
+    /// Like [`stream`](Self::stream), but in the middle of a text: keeps a leading space. For a
+    /// continuation printed after its prompt.
     pub fn stream_after_prompt(&self) -> StreamDecoder<'_> {
         StreamDecoder::new(self, false)
     }
@@ -138,12 +131,12 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// True for tokens that stand for structure and not for text.
+    /// True for structural tokens, which are not text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The form of a token that the decoder reads.
+    /// The form of a token as read by the decoder.
     fn decoded_form(&self, id: u32) -> Option<String> {
         self.inner
             .get_added_vocabulary()

@@ -1,11 +1,11 @@
-//! What predicting costs for a layer of a given shape, beside reading its gate rows in q4.
+//! Cost of predicting a layer of a given shape, compared with reading its gate rows in q4.
 //!
 //! ```sh
 //! cargo run --release -p emberflow-predictor --example predict_rates -- 4096 14336 2
 //! ```
 //!
-//! Weights are random: only the time counts. They are those of many layers, more than
-//! caches hold, as in decoding.
+//! Weights are random, since only the time counts. They cover many layers, more than the caches
+//! hold, as in decoding.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use emberflow_predictor::{
     SignBit, Thresholds,
 };
 
-/// Weights of all layers together are at least this long.
+/// Minimum bytes of weights of all layers together.
 const BYTES: usize = 128 << 20;
 
 fn main() {

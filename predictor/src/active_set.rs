@@ -1,16 +1,15 @@
 //! The neurons to compute for a token or a batch.
 
-/// A set of packed neuron ids of one bank, kept ascending.
+/// A set of packed neuron ids of one bank, in ascending order.
 ///
-/// Built once at its full capacity and refilled for every layer, so the token
-/// path never allocates.
+/// Allocated once at full capacity and refilled per layer, so the token path never allocates.
 #[derive(Debug, Clone, Default)]
 pub struct ActiveSet {
     ids: Vec<u32>,
 }
 
 impl ActiveSet {
-    /// An empty set that can hold every one of `neurons` ids without growing.
+    /// An empty set with capacity for all `neurons` ids.
     pub fn with_capacity(neurons: usize) -> Self {
         Self {
             ids: Vec::with_capacity(neurons),
@@ -23,9 +22,9 @@ impl ActiveSet {
         self.ids.extend(0..neurons as u32);
     }
 
-    /// Refills the set with the neurons whose activation is not zero for at
-    /// least one token. `activations` is `[neurons × tokens]`, neuron-major.
-    /// Returns the number of (neuron, token) pairs that fire.
+    /// Refills the set with the neurons whose activation is nonzero for at least one token.
+    /// `activations` is `[neurons × tokens]`, neuron-major. Returns the number of firing (neuron,
+    /// token) pairs.
     pub fn fill_firing(&mut self, activations: &[f32], tokens: usize) -> usize {
         self.ids.clear();
         let mut firing = 0;
@@ -49,7 +48,7 @@ impl ActiveSet {
         self.ids.len()
     }
 
-    /// True when no neuron is needed.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }

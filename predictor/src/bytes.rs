@@ -1,4 +1,4 @@
-//! Weights that lie in memory somebody else allocated.
+//! Weights in memory that the caller allocated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// `range` of `block`; `None` where it does not lie inside.
+    /// `range` of `block`; `None` if out of bounds.
     pub fn new(block: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
         (*block).as_ref().get(range.clone())?;
         Some(Self { block, range })
@@ -23,12 +23,12 @@ impl SharedBytes {
         &(*self.block).as_ref()[self.range.clone()]
     }
 
-    /// How many.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

@@ -1,8 +1,8 @@
-//! A copy of the gate rows in two bits: too coarse to compute with, good enough to tell
-//! which gates will be positive.
+//! Coarse-gate predictor: a two-bit copy of the gate rows, too coarse to compute with, but good
+//! enough to predict which gates are positive.
 //!
-//! The quants are chosen so that the *products* with the inputs of a text change least
-//! (`train/coarse.rs`), and each neuron has a threshold of its own.
+//! The quants minimise the change of the *products* with a text's inputs (`train/coarse.rs`), and
+//! each neuron has its own threshold.
 
 use std::cell::RefCell;
 
@@ -12,8 +12,7 @@ use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, Shared, SharedShape};
 use crate::thresholds::Thresholds;
 
-/// Rows that are widened together: they stay in the first-level cache while the tokens
-/// pass.
+/// Rows widened together: they stay in the L1 cache while the tokens pass.
 const ROWS: usize = 8;
 
 thread_local! {

@@ -1,5 +1,5 @@
-//! A gate matrix in two thin factors: `score = fc2 · f(fc1 · x)`, wanted where the score
-//! is not below the neuron's threshold (PowerInfer; Deja Vu).
+//! Low-rank predictor: `score = fc2 · f(fc1 · x)`, two thin factors of a gate matrix. A neuron is
+//! selected if its score reaches its threshold (PowerInfer; Deja Vu).
 
 use emberflow_kernels::{Compute, Cpu, DType, GROUP};
 
@@ -7,7 +7,7 @@ use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
 use crate::thresholds::Thresholds;
 
-/// Sizes and meaning of a low-rank predictor.
+/// Sizes and options of a low-rank predictor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LowRankSpec {
     /// Elements of the input.
@@ -20,9 +20,9 @@ pub struct LowRankSpec {
     pub fc1: DType,
     /// Format of the second matrix, `[neurons × rank]`.
     pub fc2: DType,
-    /// What it reads.
+    /// Its input.
     pub reads: Reads,
-    /// Whether the hidden layer passes through a ReLU.
+    /// Whether the hidden layer has a ReLU.
     pub relu: bool,
 }
 
@@ -41,7 +41,7 @@ impl LowRankSpec {
         self.rank.next_multiple_of(GROUP)
     }
 
-    /// What it keeps per token.
+    /// What it stores per token.
     pub fn shared_shape(&self) -> SharedShape {
         let residual = self.reads == Reads::Residual && self.fc1.is_grouped();
         SharedShape {
@@ -61,10 +61,10 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// From its matrices and thresholds.
+    /// Assembles its matrices and thresholds.
     ///
     /// # Panics
-    /// If a length does not fit `spec`. Sizes from files have to be checked before.
+    /// If a length does not fit `spec`. Check sizes from files first.
     pub fn new(
         spec: LowRankSpec,
         fc1: SharedBytes,

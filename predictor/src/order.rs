@@ -1,39 +1,37 @@
 //! The order of neurons on flash: packed id → original id.
 
-/// Share of tokens from which a neuron is hot. Hot neurons are read as whole clusters
-/// and keep their temperature order.
+/// Share of tokens from which a neuron counts as hot. Hot neurons are read as whole clusters and
+/// stay in temperature order.
 const HOT: f64 = 0.5;
 
-/// How far apart in temperature neurons may change places: those of a band fire at
-/// least half as often as its hottest. Every prefix of the order thus has at least
-/// half of the activations, in its last band, that the hottest neurons would have.
+/// Ratio of firing counts within which neurons may be reordered: those of a band fire at least half
+/// as often as its hottest. So even in its last band, every prefix of the order has at least half
+/// the activations of the hottest neurons.
 const BAND: u64 = 2;
 
-/// Neurons before another whose reads can take it along: those between two wanted ones
-/// are read over (the I/O engine merges over gaps of a page).
+/// How many neurons back a read can be extended to include a neuron: the I/O engine merges reads
+/// over gaps of a page.
 const REACH: usize = 5;
 
-/// Neurons sorted by falling activation count, ties by original id, so that
-/// every hot/cold cut is a prefix of the packed order and the same statistics
-/// always give the same file.
+/// Neurons by descending activation count, ties by original id. Every hot/cold split is then a
+/// prefix of the packed order, and the same statistics always give the same file.
 pub fn by_temperature(counts: &[u64]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..counts.len() as u32).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(counts[i as usize]));
     order
 }
 
-/// The order of a checkpoint without statistics: packed id = original id.
+/// The order without statistics: packed id = original id.
 pub fn original(neurons: usize) -> Vec<u32> {
     (0..neurons as u32).collect()
 }
 
-/// Temperature order, and inside bands of similar temperature neurons that fire
-/// together are neighbours.
+/// Temperature order, but within bands of similar temperature, neurons that fire together are
+/// adjacent.
 ///
-/// `fired` has one row of bits per neuron, `[neurons × width]`, one bit per sampled
-/// token. In each band the next neuron is always the one whose activations are shared
-/// most, in proportion, by any of the few before it: those are the reads that need no
-/// command of their own.
+/// `fired` has one row of bits per neuron, `[neurons × width]`, one bit per sampled token. In each
+/// band, the next neuron is the one with the largest share of activations in common with the union
+/// of the few before it: its reads need no command of their own.
 pub fn by_coactivation(counts: &[u64], tokens: u64, fired: &[u64]) -> Vec<u32> {
     let mut order = by_temperature(counts);
     let width = fired.len() / counts.len().max(1);
@@ -55,7 +53,7 @@ pub fn by_coactivation(counts: &[u64], tokens: u64, fired: &[u64]) -> Vec<u32> {
     order
 }
 
-/// Puts neurons that share activations behind each other, from the first one on.
+/// Orders a band so that neurons with shared activations are adjacent, starting with the first.
 fn chain<'a>(band: &mut [u32], row: impl Fn(u32) -> &'a [u64]) {
     let ones = |bits: &[u64]| bits.iter().map(|w| w.count_ones()).sum::<u32>();
     let Some(&start) = band.first() else { return };
@@ -74,12 +72,12 @@ fn chain<'a>(band: &mut [u32], row: impl Fn(u32) -> &'a [u64]) {
                 shared += (u & w).count_ones();
             }
             let share = f64::from(shared) / f64::from(ones(bits).max(1));
-            // the first of equals is the hottest
+            // of equal shares, take the hottest
             if share > best.1 {
                 best = (place, share);
             }
         }
-        // keeps those that are left in temperature order
+        // keeps the rest in temperature order
         band[next..=best.0].rotate_right(1);
     }
 }
@@ -97,15 +95,15 @@ mod tests {
 
     #[test]
     fn neurons_that_fire_together_become_neighbours() {
-        // 8 cold neurons of one temperature: even ones fire together, and odd ones
+        // 8 cold neurons of one temperature: the even ones fire together, and the odd ones
         let rows: Vec<u64> = (0..8)
             .map(|i| if i % 2 == 0 { 0x0f } else { 0xf0 })
             .collect();
         let order = by_coactivation(&[10; 8], 100, &rows);
         assert_eq!(order, [0, 2, 4, 6, 1, 3, 5, 7]);
-        // hot ones stay where they are
+        // hot ones stay in place
         assert_eq!(by_coactivation(&[90; 8], 100, &rows), original(8));
-        // and without a sample all do
+        // and so do all without a sample
         assert_eq!(by_coactivation(&[10; 8], 100, &[]), original(8));
     }
 
@@ -123,7 +121,7 @@ mod tests {
             let at = |i: usize| counts[order[i] as usize];
             let sorted = by_temperature(&counts);
             for i in 0..order.len() {
-                // no neuron stands before one that is more than twice as hot
+                // no neuron comes before one that is more than twice as hot
                 let after = (i..order.len()).map(at).max().unwrap_or(0);
                 prop_assert!(at(i) >= after.div_ceil(BAND), "{} before {after}", at(i));
                 // the hot part is exactly sorted

@@ -1,23 +1,21 @@
-//! What a predictor is: it names, for every token, the neurons of one layer that are
-//! worth computing.
+//! The predictor interface: for every token, it selects the neurons of one layer to compute.
 //!
-//! A prediction depends on its input and on the predictor's weights alone, token by
-//! token: not on the other tokens of a chunk, on how a layer is divided among threads,
-//! or on what is in memory. Which neurons are computed, and so the model's output, is
-//! therefore the same under every budget.
+//! A prediction depends only on its input and the predictor's weights, token by token: not on other
+//! tokens of a chunk, on the division of a layer among threads, or on what is resident. So the
+//! selected neurons, and the model's output, are the same under every memory budget.
 
 use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
-/// Which vector a predictor reads.
+/// The vector a predictor reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// The FFN's input after its norm, as Gate and Up read it.
+    /// The FFN's input after its norm, as read by Gate and Up.
     Normed,
-    /// The residual stream before the FFN's norm, as PowerInfer's predictors do.
+    /// The residual stream before the FFN's norm, as in PowerInfer.
     Residual,
 }
 
-/// Some tokens' input of a layer.
+/// A layer's input for some tokens.
 #[derive(Clone, Copy)]
 pub struct Features<'a> {
     /// The FFN's input after its norm, `[tokens × d_model]`.
@@ -47,7 +45,7 @@ impl<'a> Features<'a> {
         }
     }
 
-    /// The vector of token `t` that a predictor reads.
+    /// The vector that a predictor reads for token `t`.
     pub fn token(&self, reads: Reads, t: usize) -> &'a [f32] {
         let d = self.quantized.n();
         let all = match reads {
@@ -58,20 +56,20 @@ impl<'a> Features<'a> {
     }
 }
 
-/// Names the neurons of one layer that are worth computing.
+/// Selects the neurons of one layer to compute.
 pub trait Predictor: Send + Sync {
     /// Bytes it holds in memory.
     fn bytes(&self) -> u64;
 
-    /// What it needs of [`Shared`] for a token.
+    /// Its needs in [`Shared`] per token.
     fn shape(&self) -> SharedShape;
 
-    /// Computes into `shared` what all neurons have in common.
+    /// Computes what all neurons share into `shared`.
     fn prepare(&self, on: &Compute, input: Features<'_>, shared: &mut Shared);
 
-    /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]`
-    /// of neuron `first + i` for token `t`. Called by several threads for different
-    /// neurons; the longer the list, the more of it is on its way from memory.
+    /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]` of neuron
+    /// `first + i` for token `t`. Several threads call it for different neurons. A longer range
+    /// prefetches better.
     fn scores(
         &self,
         cpu: Cpu,
@@ -81,11 +79,12 @@ pub trait Predictor: Send + Sync {
         scores: &mut [f32],
     );
 
-    /// The scores from which on the neurons from `first` on are wanted.
+    /// Thresholds of the neurons from `first` on. A neuron is selected if its score reaches its
+    /// threshold.
     fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
 
-    /// As [`scores`](Predictor::scores), with how far each score is above the neuron's threshold:
-    /// what is not negative is worth computing.
+    /// Like [`scores`](Predictor::scores), minus the neuron's threshold: a neuron is selected if
+    /// its margin is not negative.
     fn margins(
         &self,
         cpu: Cpu,
@@ -108,8 +107,8 @@ pub trait Predictor: Send + Sync {
         }
     }
 
-    /// As [`margins`](Predictor::margins), with 1 where a neuron is worth computing for a
-    /// token and 0 where not.
+    /// Like [`margins`](Predictor::margins), with 1 for a selected (neuron, token) pair and 0
+    /// otherwise.
     fn predict(
         &self,
         cpu: Cpu,
@@ -123,15 +122,15 @@ pub trait Predictor: Send + Sync {
     }
 }
 
-/// Makes margins into 1 where a neuron is worth computing and 0 where not.
+/// Turns margins into 1 for selected neurons and 0 for others.
 pub fn keep_wanted(margins: &mut [f32]) {
     for margin in margins {
         *margin = f32::from(u8::from(*margin >= 0.0));
     }
 }
 
-/// Both steps of a prediction for all neurons of a layer, shared among the threads: 1 in
-/// `wanted [neurons × tokens]` where a neuron is worth computing for a token, 0 where not.
+/// Both steps of a prediction for all neurons of a layer, divided among the threads: `wanted
+/// [neurons × tokens]` is 1 for a selected neuron and 0 otherwise.
 pub fn predict_all(
     predictor: &dyn Predictor,
     on: &Compute,
@@ -146,11 +145,11 @@ pub fn predict_all(
     });
 }
 
-/// Neurons between two places where a layer is cut among threads.
+/// Neurons per block when a layer is divided among threads.
 pub const RANGE: usize = 128;
 
-/// `values [neurons × tokens]` of the neurons from `first` on, at most [`RANGE`] neurons at
-/// a time, each with its first neuron.
+/// `values [neurons × tokens]` of the neurons from `first` on, in blocks of at most [`RANGE`]
+/// neurons, each with its first neuron.
 pub(crate) fn blocks(
     first: usize,
     values: &mut [f32],
@@ -160,19 +159,19 @@ pub(crate) fn blocks(
     firsts.zip(values.chunks_mut(RANGE * tokens))
 }
 
-/// Per token: what a predictor keeps between its two steps.
+/// What a predictor stores per token between its two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SharedShape {
     /// Floats of the hidden layer.
     pub hidden: usize,
-    /// Bytes of the signs of the input.
+    /// Bytes of the input's signs.
     pub signs: usize,
-    /// Elements of an input that has to be quantised first.
+    /// Elements of an input to quantise first.
     pub quantized: usize,
 }
 
 impl SharedShape {
-    /// What serves both.
+    /// The maximum of both.
     pub fn max(self, other: Self) -> Self {
         Self {
             hidden: self.hidden.max(other.hidden),
@@ -202,7 +201,7 @@ impl Shared {
         }
     }
 
-    /// Bytes that [`Shared::new`] allocates.
+    /// Bytes [`Shared::new`] allocates.
     pub fn bytes_for(shape: SharedShape, chunk: usize) -> u64 {
         let floats = shape.hidden.saturating_mul(chunk).saturating_mul(4);
         let quantized = Activations::bytes(shape.hidden, chunk)

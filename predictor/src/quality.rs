@@ -1,17 +1,17 @@
-//! How good a prediction is.
+//! Quality of a prediction: recall, precision and overhead.
 
 use serde::{Deserialize, Serialize};
 
 /// Counts over (neuron, token) pairs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quality {
-    /// Pairs looked at.
+    /// Pairs counted.
     pub pairs: u64,
     /// Pairs that fire.
     pub active: u64,
-    /// Pairs that were predicted.
+    /// Pairs predicted.
     pub predicted: u64,
-    /// Pairs that fire and were predicted.
+    /// Pairs that fire and are predicted.
     pub hit: u64,
 }
 
@@ -25,17 +25,17 @@ impl Quality {
         self.hit += u64::from(fires && predicted);
     }
 
-    /// Share of the pairs that fire which were predicted; 1 where none fires.
+    /// Share of the firing pairs that are predicted; 1 if none fires.
     pub fn recall(&self) -> f64 {
         share(self.hit, self.active, 1.0)
     }
 
-    /// Share of the predicted pairs that fire; 1 where none is predicted.
+    /// Share of the predicted pairs that fire; 1 if none is predicted.
     pub fn precision(&self) -> f64 {
         share(self.hit, self.predicted, 1.0)
     }
 
-    /// Predicted pairs per pair that fires; 0 where none fires.
+    /// Predicted pairs per firing pair; 0 if none fires.
     pub fn overhead(&self) -> f64 {
         share(self.predicted, self.active, 0.0)
     }
@@ -45,7 +45,7 @@ impl Quality {
         share(self.active, self.pairs, 0.0)
     }
 
-    /// Share of all pairs that were predicted.
+    /// Share of all pairs that are predicted.
     pub fn predicted_share(&self) -> f64 {
         share(self.predicted, self.pairs, 0.0)
     }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_hand_case() {
         let mut q = Quality::default();
-        // fires, predicted: two hits, one miss, two false alarms, three rightly left out
+        // fires, predicted: two true positives, one miss, two false positives, three true negatives
         for (fires, predicted) in [
             (true, true),
             (true, true),

@@ -1,17 +1,16 @@
-//! Collecting statistics from a running model.
+//! Collects statistics from a running model.
 //!
-//! The text is cut into windows that start afresh. A batch of size B is made of B
-//! different windows: its tokens stand at the same position of each, as those of
-//! independent sequences that are decoded side by side (PowerInfer-2, figure 2).
-//! Windows are run one after the other; unions of 2, 4, … windows are formed like
-//! the carries of a binary counter, so at most one window of bits is kept for each
-//! size.
+//! The text is divided into independent windows. A batch of size B consists of B different windows:
+//! its tokens have the same position in each, like independent sequences decoded side by side
+//! (PowerInfer-2, figure 2). Windows run one after the other. Unions of 2, 4, … windows form like
+//! the carries of a binary counter, so at most one window of bits is kept per size.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::FiringTrace;
 use crate::stats::{
-    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LAGS, LayerStats, Profile,
-    Sample, Sampled, StatsError, words,
+    ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, LAGS, LayerStats, Misses,
+    Profile, Sample, Sampled, StatsError, words,
 };
 
 /// What is profiled.
@@ -25,38 +24,39 @@ pub struct Subject {
     pub layers: usize,
     /// Neurons of an FFN.
     pub neurons: usize,
-    /// Most tokens of a window.
+    /// Maximum tokens per window.
     pub window: usize,
     /// Tokens to sample.
     pub sample: usize,
 }
 
-/// Which neurons fired at each position of a window, or of several at once:
-/// `[positions][banks][words]`.
+/// Neurons that fired at each position of one or several windows: `[positions][banks][words]`.
 #[derive(Debug, Clone, PartialEq)]
 struct Fired {
     positions: usize,
     bits: Vec<u64>,
 }
 
-/// Statistics in the making.
+/// Statistics being collected.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recorder {
     subject: Subject,
     stats: ActivationStats,
     profile: Profile,
-    /// The window that is being run.
+    /// The current window.
     now: Fired,
-    /// By [`BATCHES`], but for the largest: the union of that many windows.
+    /// By [`BATCHES`], except the largest: the union of that many windows.
     open: Vec<Option<Fired>>,
-    /// Windows that were run.
+    /// Firings of a sample of neurons in the first windows.
+    trace: FiringTrace,
+    /// Completed windows.
     done: u64,
 }
 
-const MAGIC: &[u8; 8] = b"EMBPROF1";
+const MAGIC: &[u8; 8] = b"EMBPROF2";
 
 impl Recorder {
-    /// Nothing seen yet.
+    /// An empty recorder.
     pub fn new(subject: Subject) -> Self {
         let layer = |layer: usize| LayerStats {
             layer: layer as u32,
@@ -80,6 +80,7 @@ impl Recorder {
             steps: [0; BATCHES.len()],
             banks: vec![BankProfile::new(subject.neurons); subject.layers],
             sample: Sample::new(subject.sample),
+            misses: Misses::default(),
         };
         Self {
             now: Fired {
@@ -87,6 +88,7 @@ impl Recorder {
                 bits: vec![0; subject.window * width(&subject)],
             },
             open: vec![None; BATCHES.len() - 1],
+            trace: FiringTrace::new(subject.layers, subject.neurons),
             done: 0,
             stats,
             profile,
@@ -94,35 +96,35 @@ impl Recorder {
         }
     }
 
-    /// Bytes that a recorder comes to hold.
+    /// Upper bound on the bytes a recorder holds.
     pub fn bytes_for(subject: &Subject) -> u64 {
         let window = 8 * (subject.window * width(subject)) as u64;
         let counts = 8 * (subject.layers * subject.neurons) as u64 * (BATCHES.len() as u64 + 2);
         let magnitudes = subject.layers as u64 * (2 << 16);
-        // the window, one of each size, and one that is being merged
+        // the current window, one of each size, and one being merged
         let windows = (BATCHES.len() as u64 + 1) * window;
-        windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
+        let trace = FiringTrace::bytes_for(subject.layers, subject.neurons);
+        trace + windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
     }
 
-    /// Tokens to sample so that the sample takes about `bytes`.
+    /// Tokens to sample for a sample of about `bytes`.
     pub fn sample_for(layers: usize, neurons: usize, bytes: usize) -> usize {
         (bytes / (8 * layers * words(neurons)).max(1)).clamp(256, 16384)
     }
 
-    /// Windows that were run.
+    /// Completed windows.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Tokens that were counted.
+    /// Tokens counted.
     pub fn tokens(&self) -> u64 {
         self.stats.tokens
     }
 
-    /// Takes in an FFN's work on a chunk of tokens. `gates` and `hidden` are
-    /// `[neurons × tokens]`. The first `skip` tokens are not counted; the next one
-    /// stands at position `at` of the window. What does not fit the window is
-    /// ignored.
+    /// Records an FFN's activations for a chunk of tokens. `gates` and `hidden` are `[neurons ×
+    /// tokens]`. Skips the first `skip` tokens; the next one has position `at` in the window.
+    /// Ignores tokens beyond the window.
     pub fn see(
         &mut self,
         bank: usize,
@@ -195,6 +197,7 @@ impl Recorder {
             }
         }
         for p in 0..positions {
+            self.trace.push(&now.bits[p * width..][..width]);
             let place = [self.subject.text, window, p as u64].map(u64::to_le_bytes);
             let priority = xxh3_64(place.as_flattened());
             if self.profile.sample.wants(priority) {
@@ -219,10 +222,14 @@ impl Recorder {
         }
     }
 
-    /// Forgets the windows that wait to be joined with others: those that follow
-    /// belong to other batches.
+    /// Drops the partial unions: the windows that follow belong to other batches.
     pub fn end_group(&mut self) {
         self.open.fill(None);
+    }
+
+    /// Which neurons of a sample fired in the first windows.
+    pub fn trace(&self) -> &FiringTrace {
+        &self.trace
     }
 
     /// The statistics so far.
@@ -233,7 +240,7 @@ impl Recorder {
         }
     }
 
-    /// Everything that is needed to go on, for [`Recorder::resume`].
+    /// The full state, for [`Recorder::resume`].
     ///
     /// # Errors
     /// As [`ActivationStats::to_bytes`].
@@ -250,16 +257,18 @@ impl Recorder {
             let bits = open.iter().flat_map(|f| &f.bits);
             bits.for_each(|&w| fixed(&mut out, w));
         }
+        fixed(&mut out, self.trace.words().len() as u64);
+        (self.trace.words().iter()).for_each(|&w| fixed(&mut out, w));
         out.extend(self.stats().to_bytes()?);
         let sum = xxh3_64_with_seed(&out[16..], SEED);
         out[8..16].copy_from_slice(&sum.to_le_bytes());
         Ok(out)
     }
 
-    /// Goes on where [`Recorder::to_bytes`] was called, between two windows.
+    /// Resumes from [`Recorder::to_bytes`], called between two windows.
     ///
     /// # Errors
-    /// A damaged file, or one of another model, text, window length or sample size.
+    /// If the file is damaged, or is for another model, text, window length or sample size.
     pub fn resume(bytes: &[u8], subject: Subject) -> Result<Self, StatsError> {
         let damaged = |what: &str| StatsError::Binary(format!("the checkpoint {what}"));
         let mut at = 0;
@@ -292,6 +301,14 @@ impl Recorder {
             let bits = (0..len).map(|_| fixed()).collect::<Result<_, _>>()?;
             *open = Some(Fired { positions, bits });
         }
+        let words = usize::try_from(fixed()?).unwrap_or(usize::MAX);
+        if words > bytes.len() / 8 {
+            return Err(damaged("is cut off"));
+        }
+        let words = (0..words).map(|_| fixed()).collect::<Result<_, _>>()?;
+        if new.trace.restore(words).is_none() {
+            return Err(damaged("is of another model"));
+        }
         let s = &new.subject;
         let mut stats = ActivationStats::parse(&bytes[at..], s.layers, 1, s.neurons)?;
         let Some(profile) = stats.profile.take() else {
@@ -314,7 +331,7 @@ impl Recorder {
     }
 }
 
-/// Sets checkpoints apart from other checksummed things.
+/// Distinguishes checkpoints from other checksummed data.
 const SEED: u64 = 0x70726f66;
 
 /// Words of one position.
@@ -338,10 +355,9 @@ fn count(fired: &Fired, bank: usize, neurons: usize, width: usize, mut add: impl
     }
 }
 
-/// The order in which `windows` windows are run: those of a batch come one after the
-/// other and lie far apart in the text, so that they are independent. A batch ends
-/// after every [`BATCHES`]`.last()` of them; the few that are left at the end of the
-/// text form the last one.
+/// The order in which `windows` windows run. Those of a batch run consecutively and are far apart
+/// in the text, so they are independent. A batch ends (`None`) after every [`BATCHES`]`.last()`
+/// windows; the rest at the end of the text form the last one.
 pub fn spread(windows: u64) -> impl Iterator<Item = Option<u64>> + Clone {
     let most = BATCHES[BATCHES.len() - 1] as u64;
     let groups = (windows / most).max(1);
@@ -369,13 +385,13 @@ mod tests {
         }
     }
 
-    /// Which neuron of which bank fires where, from a hash.
+    /// Whether a neuron fires, from a hash.
     fn fires(window: u64, p: usize, bank: usize, n: usize) -> bool {
         let place = [window, p as u64, bank as u64, n as u64].map(u64::to_le_bytes);
         xxh3_64(place.as_flattened()).is_multiple_of(5)
     }
 
-    /// Feeds a window in chunks of `chunk`, the first token of all not counted.
+    /// Feeds a window in chunks of `chunk`, without counting the very first token.
     fn feed(r: &mut Recorder, window: u64, len: usize, chunk: usize) {
         let s = r.subject.clone();
         for from in (0..len + 1).step_by(chunk) {

@@ -21,8 +21,8 @@
 //!   none, magnitude   nothing
 //! ```
 //!
-//! Rows are in packed order. A layer of kind *none* keeps the numbers of the predictor
-//! that was not good enough.
+//! Rows are in packed order. A layer of kind *none* keeps the measurements of the predictor that
+//! was rejected.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,20 +40,20 @@ use crate::thresholds::Thresholds;
 /// First bytes of the section.
 const MAGIC: &[u8; 8] = b"EMBRPRED";
 
-/// The version this program writes and reads.
+/// Format version.
 const VERSION: u32 = 1;
 
 const HEADER: usize = 64;
 const RECORD: usize = 64;
 const ALIGN: usize = 64;
 
-/// Largest rank: as many as a model has dimensions, with room.
+/// Largest rank: the dimensions of any model, with a margin.
 const MAX_RANK: usize = 1 << 16;
 
-/// How the neurons of a layer are chosen.
+/// How a layer's neurons are selected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// By the gate itself.
+    /// By computing the gate itself.
     None,
     /// [`SignBit`] with its limit.
     Sign {
@@ -64,21 +64,20 @@ pub enum Kind {
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
     Coarse,
-    /// Neurons whose activated gate is at least this large in magnitude (CATS, arXiv
-    /// 2404.08763).
+    /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {
-        /// Smallest magnitude that counts.
+        /// Smallest magnitude.
         threshold: f32,
     },
 }
 
 impl Kind {
-    /// Whether a [`Predictor`] names neurons.
+    /// Whether a [`Predictor`] selects the neurons.
     pub fn predicts(&self) -> bool {
         matches!(self, Kind::Sign { .. } | Kind::LowRank(_) | Kind::Coarse)
     }
 
-    /// What its predictor keeps per token, for inputs of `d` elements.
+    /// What its predictor stores per token, for inputs of `d` elements.
     pub fn shared_shape(&self, d: usize) -> SharedShape {
         match self {
             Kind::None | Kind::Magnitude { .. } | Kind::Coarse => SharedShape::default(),
@@ -88,14 +87,14 @@ impl Kind {
     }
 }
 
-/// A layer's choice and how good it was on text that it was not made from.
+/// A layer's predictor and its quality on held-out text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerEntry {
-    /// How neurons are chosen.
+    /// How neurons are selected.
     pub kind: Kind,
     /// Measured on held-out text.
     pub quality: Quality,
-    /// Place of the payload.
+    /// Location of the payload.
     offset: usize,
     len: usize,
 }
@@ -107,40 +106,40 @@ pub struct Directory {
     pub d: usize,
     /// Neurons of a layer.
     pub neurons: usize,
-    /// Tokens that the predictors were made from.
+    /// Tokens of the training text.
     pub trained_on: u64,
-    /// Tokens of held-out text that they were measured on.
+    /// Tokens of the held-out text.
     pub measured_on: u64,
-    /// Recall that they were calibrated to.
+    /// Recall they are calibrated for.
     pub target: f32,
     /// One per layer.
     pub layers: Vec<LayerEntry>,
 }
 
-/// Why a section is refused.
+/// Why a section is rejected.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum SectionError {
-    /// Too short for what it says, or longer.
+    /// A wrong length.
     #[error("the section has {found} bytes, {what} takes {expected}")]
     Length {
-        /// What needs them.
+        /// What needs the bytes.
         what: &'static str,
-        /// Bytes there are.
+        /// Bytes present.
         found: usize,
-        /// Bytes there should be.
+        /// Bytes expected.
         expected: usize,
     },
-    /// Not a predictor section, or of another version.
+    /// Not a predictor section, or another version.
     #[error("{what} is {found}, expected {expected}; train the predictors again")]
     Header {
         /// Which field.
         what: &'static str,
         /// Its value.
         found: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
     },
-    /// A layer that makes no sense.
+    /// An invalid layer.
     #[error("layer {layer}: {what}")]
     Layer {
         /// Its number.
@@ -150,13 +149,13 @@ pub enum SectionError {
     },
 }
 
-/// A layer to be written.
+/// A layer to write.
 pub struct NewLayer {
-    /// How neurons are chosen.
+    /// How neurons are selected.
     pub kind: Kind,
     /// Measured on held-out text.
     pub quality: Quality,
-    /// The parts of the payload in their order.
+    /// The parts of the payload in order.
     pub parts: Vec<Vec<u8>>,
 }
 
@@ -189,16 +188,16 @@ fn payload_len(kind: &Kind, d: usize, neurons: usize) -> usize {
 }
 
 impl Directory {
-    /// Bytes that lie before the first payload, for `layers` layers.
+    /// Bytes before the first payload, for `layers` layers.
     pub fn len_for(layers: usize) -> usize {
         HEADER.saturating_add(layers.saturating_mul(RECORD))
     }
 
-    /// Parses the head of a section of `len` bytes, at least [`Directory::len_for`] of
-    /// them, and proves that the payloads fill the rest in order and without gaps.
+    /// Parses the head of a section of `len` bytes from at least its first [`Directory::len_for`]
+    /// bytes, and checks that the payloads fill the rest in order and without gaps.
     ///
     /// # Errors
-    /// One [`SectionError`] for each way in which a section can lie.
+    /// A [`SectionError`] for the first invalid field.
     pub fn parse(
         bytes: &[u8],
         len: u64,
@@ -283,11 +282,10 @@ impl Directory {
         })
     }
 
-    /// Checks the payloads of the section that this is the head of: padding is zero,
-    /// thresholds are numbers.
+    /// Checks the payloads of this directory's section: padding is zero, thresholds are not NaN.
     ///
     /// # Errors
-    /// The first layer at fault.
+    /// The first invalid layer.
     pub fn check(&self, section: &[u8]) -> Result<(), SectionError> {
         let expected = self.len();
         if section.len() != expected {
@@ -328,7 +326,7 @@ impl Directory {
             Kind::Coarse => second,
             _ => return Ok(()),
         };
-        // infinite ones are sensible: always, and never
+        // infinite thresholds are valid: always, and never
         let is_nan = |b: &[u8]| (b[1] & 0x7c) == 0x7c && (b[1] & 3 | b[0]) != 0;
         match bytes[thresholds].chunks_exact(2).position(is_nan) {
             Some(n) => Err(format!("the threshold of neuron {n} is not a number")),
@@ -336,7 +334,7 @@ impl Directory {
         }
     }
 
-    /// Where the parts of a layer's payload lie in the section.
+    /// Ranges of a layer's payload parts in the section.
     fn parts(&self, entry: &LayerEntry) -> [Range<usize>; 3] {
         let mut at = entry.offset;
         part_lens(&entry.kind, self.d, self.neurons).map(|len| {
@@ -346,8 +344,7 @@ impl Directory {
         })
     }
 
-    /// The predictor of a layer over the section it was parsed from; `None` where the
-    /// layer has none.
+    /// The predictor of a layer over the section it was parsed from; `None` if the layer has none.
     pub fn predictor(
         &self,
         layer: usize,
@@ -371,7 +368,7 @@ impl Directory {
         }
     }
 
-    /// A layer of `section` as it was given to [`encode`]; `None` where there is none.
+    /// A layer of `section`, as given to [`encode`]; `None` if there is none.
     pub fn layer(&self, layer: usize, section: &[u8]) -> Option<NewLayer> {
         let entry = self.layers.get(layer)?;
         let parts = self.parts(entry);
@@ -390,7 +387,7 @@ impl Directory {
         self.layers.get(layer).map_or(0, |l| l.len)
     }
 
-    /// All layers' measurements together.
+    /// Measurements of all layers combined.
     pub fn quality(&self) -> Quality {
         let mut all = Quality::default();
         self.layers.iter().for_each(|l| all += l.quality);
@@ -478,10 +475,10 @@ fn layer_entry(
     })
 }
 
-/// The bytes of a section. `d`, `neurons` and the tokens are those of all layers.
+/// Encodes a section. `d`, `neurons` and the token counts apply to all layers.
 ///
 /// # Panics
-/// If a part has not the length that its layer's kind needs.
+/// If the length of a part does not match its layer's kind.
 pub fn encode(
     d: usize,
     neurons: usize,

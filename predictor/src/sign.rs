@@ -1,13 +1,13 @@
-//! The sign-bit predictor, which needs no training (SparseInfer, arXiv 2411.12692): where
-//! few products of a gate row and the input are negative, the gate is likely positive.
+//! Sign-bit predictor, without training (SparseInfer, arXiv 2411.12692): if few products of a gate
+//! row and the input are negative, the gate is likely positive.
 
 use emberflow_kernels::{Compute, Cpu, sign_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
 
-/// Signs of all gate rows of a layer, and the largest number of negative products with
-/// which a neuron is still wanted.
+/// Signs of all gate rows of a layer, and the largest number of negative products of a selected
+/// neuron.
 pub struct SignBit {
     bytes: SharedBytes,
     d: usize,
@@ -20,7 +20,7 @@ impl SignBit {
         Self { bytes, d, limit }
     }
 
-    /// What it keeps per token.
+    /// What it stores per token.
     pub fn shared_shape(d: usize) -> SharedShape {
         SharedShape {
             signs: sign_bytes(d),

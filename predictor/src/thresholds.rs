@@ -1,4 +1,4 @@
-//! The score from which on a neuron is wanted.
+//! Score thresholds: a neuron is selected if its score reaches its threshold.
 
 use emberflow_kernels::{Cpu, DType, Row};
 
@@ -21,7 +21,7 @@ impl Thresholds {
         }
     }
 
-    /// Those of the neurons from `first` on.
+    /// Thresholds of the neurons from `first` on.
     pub(crate) fn get(&self, cpu: Cpu, first: usize, out: &mut [f32]) {
         match self {
             Self::One(threshold) => out.fill(*threshold),

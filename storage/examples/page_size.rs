@@ -1,11 +1,11 @@
-//! What huge pages are worth for slots: random reads of slots in memory, direct reads from a file
-//! into slots, and the first touch. Small and huge pages take turns, so that a drifting machine
-//! treats both alike; the table shows medians.
+//! Benefit of huge pages for slots: random reads of slots in memory, direct reads from a file into
+//! slots, and the first touch. Alternates small and huge pages, so that drift of the machine
+//! affects both alike; the table shows medians.
 //!
 //! `cargo run --release -p emberflow-storage --example page_size -- FILE [ROUNDS] [MIB]`
 //!
-//! FILE is only read; it should be larger than 1 GiB and lie on the disk in question. MIB is the
-//! memory for the reads from memory, 1024 unless given.
+//! FILE is only read; it should be larger than 1 GiB and be on the disk to measure. MIB is the
+//! memory for the reads from memory, 1024 by default.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn slots(huge_pages: bool, bytes: usize, len: usize) -> Result<Vec<Slot>> {
     Ok(std::iter::from_fn(|| arena.take()).collect())
 }
 
-/// GB/s of adding up whole slots in random order, on one thread.
+/// GB/s of summing whole slots in random order, on one thread.
 fn memory(huge: bool, bytes: usize, len: usize) -> Result<f64> {
     let mut all = slots(huge, bytes, len)?;
     for slot in &mut all {
@@ -51,8 +51,8 @@ fn memory(huge: bool, bytes: usize, len: usize) -> Result<f64> {
     Ok((reads * len) as f64 / began.elapsed().as_secs_f64() / 1e9)
 }
 
-/// MB/s of direct reads. `run` neighbours at a time lie next to each other in the file and are
-/// merged to one command; each goes to its own slot.
+/// MB/s of direct reads. Each run of `run` adjacent reads merges into one command; each read has
+/// its own slot.
 fn disk(huge: bool, file: &Path, len: usize, run: usize) -> Result<f64> {
     const WAVE: usize = 16 << 20;
     const WAVES: usize = 12;
@@ -69,7 +69,7 @@ fn disk(huge: bool, file: &Path, len: usize, run: usize) -> Result<f64> {
     let mut random = Rng::new();
     let began = Instant::now();
     for wave in 0..=WAVES {
-        // The next wave waits behind this one, so the device never runs dry.
+        // The next wave queues behind this one, so the device never runs dry.
         while wave < WAVES && batch.len() < per_wave {
             let at = random.u64(..places) * (len * run) as u64;
             for (i, slot) in (0..run as u64).map_while(|i| Some((i, free.pop()?))) {
@@ -119,7 +119,7 @@ fn compare(
 ) -> Result<()> {
     let (mut small, mut huge) = (Vec::new(), Vec::new());
     for round in 0..rounds * 2 {
-        // Small, huge, huge, small: neither is always the first.
+        // Small, huge, huge, small: neither always comes first.
         let is_huge = matches!(round % 4, 1 | 2);
         let value = one(is_huge)?;
         if is_huge {

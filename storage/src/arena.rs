@@ -1,15 +1,15 @@
-//! Memory for reads: one aligned anonymous mapping cut into equal slots.
+//! Memory for reads: one aligned anonymous mapping, divided into equal slots.
 //!
-//! A [`Slot`] is the only exclusive way into its bytes. It is moved into a read and comes back in
-//! the completion, so the compiler forbids touching bytes the kernel may still write. After a load
-//! the slot is put on the arena's *shelf*: whoever can look at the arena can read it, from several
-//! threads at once, and only who may change the arena gets the [`Slot`] back.
+//! A [`Slot`] is the only exclusive access to its bytes. It moves into a read and comes back in the
+//! completion, so the compiler forbids touching bytes the kernel may still write. After a load the
+//! slot goes to the arena's *shelf*: any holder of `&Arena` can read it, from several threads at
+//! once, and only `&mut Arena` gets the [`Slot`] back.
 //!
-//! Every slot keeps the mapping alive, so memory is unmapped only after the last one is gone.
+//! Every slot keeps the mapping alive, so the memory is unmapped after the last one is dropped.
 //! Code that must abandon a slot the kernel may still write to (see `io::engine`) forgets the
 //! handle: the mapping then stays for the life of the process, on purpose.
 //!
-//! Memory below the limit is all that can be resident, whatever size the kernel's pages are:
+//! Only memory below the limit can become resident, whatever the page size:
 //!
 //! ```text
 //! slot     0        1        2    ...      limit          capacity
@@ -19,7 +19,7 @@
 //! resident at most up to here: Arena::charge ---^
 //! ```
 //!
-//! The mapping starts on a huge page. Slots need not divide one: a slot of 24 KiB may lie on two.
+//! The mapping is aligned to huge pages. Slots need not divide one: a slot of 24 KiB may span two.
 #![allow(unsafe_code)]
 
 use std::cmp::Ordering as CmpOrdering;
@@ -29,61 +29,60 @@ use std::sync::Arc;
 use crate::io::pages::{Pages, page_size};
 use crate::sync::Accesses;
 
-/// Why an arena could not be made.
+/// Why an arena could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
-    /// Zero slots, zero length, a length that breaks the alignment, or a size beyond the address
-    /// space.
+    /// Zero slots, zero length, a misaligned length, or a size beyond the address space.
     #[error(
         "arena of {slots} slots of {slot_len} bytes is not possible: both must be non-zero, the \
          slot length a multiple of {align} and the total below the address space"
     )]
     Geometry {
-        /// Slots asked for.
+        /// Slots requested.
         slots: u32,
-        /// Bytes per slot asked for.
+        /// Bytes per slot requested.
         slot_len: usize,
-        /// Alignment the slot length must respect, in bytes.
+        /// Required alignment of the slot length, in bytes.
         align: usize,
     },
     /// The kernel refused the mapping.
     #[error("mapping {bytes} bytes for the arena failed: {source}; lower the memory budget")]
     Map {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
 
-/// How the memory of an [`Arena`] is treated. Nothing of it changes what [`Arena::charge`] says.
+/// Options for the memory of an [`Arena`]. None of them changes [`Arena::charge`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ArenaOptions {
-    /// Ask for huge pages: fewer address translations for random reads of weights, and fewer
-    /// segments for the disk. Becoming resident in their size, not in that of a slot, they pay
-    /// where slots are going to be filled anyway. A kernel that has none gives small ones.
+    /// Advise huge pages: fewer TLB misses for random reads of weights, and fewer segments per disk
+    /// command. They become resident in their own size, so they pay off if most slots will be
+    /// filled. A kernel without huge pages uses small ones.
     pub huge_pages: bool,
-    /// Lock what is below the limit in memory. Where the system does not allow it the arena is
-    /// used unlocked and says so in the log; see [`Arena::locked`].
+    /// Lock memory below the limit. If the system refuses, the arena works unlocked and logs that;
+    /// see [`Arena::locked`].
     pub lock: bool,
-    /// Make everything below the limit resident at once instead of at the first touch, which costs
-    /// seconds for each GiB at a time that may matter more. Kernels before 5.14 do not.
+    /// Make all memory below the limit resident now instead of at first touch, which would cost
+    /// seconds per GiB later. No effect before Linux 5.14.
     pub populate: bool,
 }
 
 struct Mapping {
     pages: Pages,
     slot_len: usize,
-    /// By slot, for the model checker; else nothing.
+    /// By slot, for the model checker; empty otherwise.
     accesses: Box<[Accesses]>,
 }
 
-/// Where a slot is.
+/// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Home,
-    /// Somebody has the [`Slot`].
+    /// Handed out as a [`Slot`].
     Out,
     Shelf,
 }
@@ -94,33 +93,33 @@ impl Mapping {
     }
 }
 
-/// A mapping cut into equal slots, with a free list.
+/// A mapping divided into equal slots, with a free list.
 ///
-/// Slots `limit..capacity` are retired: never handed out, and their memory is given back to the
-/// operating system as they come home. They cost addresses and nothing else.
+/// Slots `limit..capacity` are retired: never handed out, and their memory returns to the operating
+/// system once they are home. They cost only address space.
 pub struct Arena {
     map: Arc<Mapping>,
     options: ArenaOptions,
     capacity: u32,
     limit: u32,
-    /// Room for the limit, so that slots come home without an allocation.
+    /// Has capacity for the limit, so returning a slot does not allocate.
     free: Vec<u32>,
-    /// Of the slots below the limit or not home; the others are home.
+    /// States of the slots below the limit or not home. All others are home.
     places: Vec<Place>,
     page: usize,
-    /// Bytes from the start that are locked.
+    /// Locked bytes, from the start.
     locked: usize,
 }
 
 impl Arena {
-    /// Maps `slots` slots of `slot_len` bytes. `slot_len` must be a multiple of `align`, the
-    /// memory alignment that direct I/O asks for; every slot starts on that alignment.
+    /// Maps `slots` slots of `slot_len` bytes. `slot_len` must be a multiple of `align`, the memory
+    /// alignment for direct I/O; every slot has that alignment.
     ///
-    /// Without [`ArenaOptions::populate`] nothing is resident before it is touched, yet the whole
-    /// arena belongs to the budget.
+    /// Without [`ArenaOptions::populate`] nothing is resident before it is touched, but the whole
+    /// arena counts against the budget.
     ///
     /// # Errors
-    /// [`ArenaError::Geometry`] for impossible sizes, [`ArenaError::Map`] when the kernel refuses.
+    /// [`ArenaError::Geometry`] for invalid sizes, [`ArenaError::Map`] if the kernel refuses.
     pub fn new(
         slots: u32,
         slot_len: usize,
@@ -130,7 +129,7 @@ impl Arena {
         Self::with_limit(slots, slots, slot_len, align, options)
     }
 
-    /// An arena of `limit` slots that can grow to `capacity` in place, see [`Arena::set_limit`].
+    /// An arena of `limit` slots that can grow in place to `capacity`, see [`Arena::set_limit`].
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -165,7 +164,7 @@ impl Arena {
             return Err(bad);
         };
         let pages = Pages::map(len).map_err(|source| ArenaError::Map { bytes: len, source })?;
-        // Refused only by kernels that have no huge pages at all.
+        // Refused only by kernels without huge pages.
         let _ = pages.prefer_small(0..len);
         let mut arena = Self {
             map: Arc::new(Mapping {
@@ -187,9 +186,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Bytes of memory that the first `slots` slots of `slot_len` bytes take at most, with the
-    /// rounding to pages: what a budget must allow for an arena of that limit. Huge pages do not
-    /// raise it.
+    /// Upper bound on the memory of `slots` slots of `slot_len` bytes, rounded up to pages: the
+    /// budget for an arena with that limit. Huge pages do not raise it.
     #[must_use]
     pub fn charge(slots: u32, slot_len: usize) -> u64 {
         let page = page_size() as u64;
@@ -197,20 +195,20 @@ impl Arena {
         bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX)
     }
 
-    /// Bytes of bookkeeping for each slot below the limit, beside [`Arena::charge`].
+    /// Bytes of bookkeeping per slot below the limit, beyond [`Arena::charge`].
     #[must_use]
     pub const fn overhead_per_slot() -> u64 {
         // Free list, place.
         (size_of::<u32>() + size_of::<Place>()) as u64
     }
 
-    /// Slots mapped, retired ones included.
+    /// Mapped slots, retired ones included.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Slots that may be handed out.
+    /// Number of slots that may be handed out.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.limit
@@ -222,25 +220,25 @@ impl Arena {
         self.map.slot_len
     }
 
-    /// Slots that can be taken now.
+    /// Slots available now.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Bytes to charge to the budget for the slots below the limit.
+    /// Bytes that the slots below the limit cost in the budget.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         Self::charge(self.limit, self.map.slot_len)
     }
 
-    /// Whether everything below the limit is locked in memory, as far as it is resident.
+    /// Whether all resident memory below the limit is locked.
     #[must_use]
     pub fn locked(&self) -> bool {
         self.options.lock && self.locked >= self.end_of(self.limit)
     }
 
-    /// Takes a free slot. Its content is whatever the last user left, at first zeros.
+    /// Takes a free slot. Its content is what its last user left, initially zeros.
     pub fn take(&mut self) -> Option<Slot> {
         let index = self.free.pop()?;
         self.places[index as usize] = Place::Out;
@@ -250,10 +248,10 @@ impl Arena {
         })
     }
 
-    /// Brings a slot home. A retired slot gives its memory back to the operating system.
+    /// Returns a slot. The memory of a retired slot goes back to the operating system.
     ///
     /// # Panics
-    /// When the slot belongs to another arena.
+    /// If the slot belongs to another arena.
     pub fn put(&mut self, slot: Slot) {
         let index = self.place(&slot, Place::Home);
         if index < self.limit {
@@ -272,15 +270,15 @@ impl Arena {
         slot.index
     }
 
-    /// Puts a filled slot on the shelf, where many may read it by its index.
+    /// Puts a filled slot on the shelf, for shared reading by its index.
     ///
     /// # Panics
-    /// When the slot belongs to another arena.
+    /// If the slot belongs to another arena.
     pub fn shelve(&mut self, slot: Slot) {
         self.place(&slot, Place::Shelf);
     }
 
-    /// The bytes of a slot on the shelf; `None` when it is not there.
+    /// The bytes of a shelved slot; `None` if it is not on the shelf.
     #[inline]
     #[must_use]
     pub fn shelved(&self, index: u32) -> Option<&[u8]> {
@@ -288,9 +286,8 @@ impl Arena {
             return None;
         }
         self.map.accesses[index as usize].read();
-        // SAFETY: mapped and initialised. No `Slot` of this index exists while it is on the shelf, and
-        // one is made only by a call that borrows the arena uniquely, so nobody writes while this
-        // borrow lives.
+        // SAFETY: mapped and initialised. No `Slot` of this index exists while it is on the shelf,
+        // and creating one needs `&mut self`, so no one writes while this borrow lives.
         Some(unsafe { std::slice::from_raw_parts(self.map.ptr(index), self.map.slot_len) })
     }
 
@@ -301,7 +298,7 @@ impl Arena {
         self.places.get(index as usize) == Some(&Place::Shelf)
     }
 
-    /// Takes a slot from the shelf; `None` when it is not there.
+    /// Takes a slot off the shelf; `None` if it is not there.
     pub fn unshelve(&mut self, index: u32) -> Option<Slot> {
         if !self.is_shelved(index) {
             return None;
@@ -313,9 +310,9 @@ impl Arena {
         })
     }
 
-    /// Sets how many slots may be handed out, at most the capacity; the lowest indices stay.
-    /// Memory of retired slots that are home is given back now, of others as they come home.
-    /// May allocate when the limit rises.
+    /// Sets how many slots may be handed out, up to the capacity; the lowest indices stay. Memory
+    /// of retired slots is freed now if they are home, otherwise when they return. May allocate
+    /// when the limit rises.
     pub fn set_limit(&mut self, slots: u32) {
         let new = slots.min(self.capacity);
         let old = std::mem::replace(&mut self.limit, new);
@@ -365,11 +362,11 @@ impl Arena {
         let new = self.limit;
         let end = self.end_of(new);
         if self.locked > end {
-            // Locked pages cannot be given back.
+            // Locked pages cannot be discarded.
             self.map.pages.unlock(end..self.locked);
             self.locked = end;
         }
-        // Else the kernel may fill the page in which the limit lies to a huge one again.
+        // Otherwise the kernel may collapse the pages around the limit into a huge page again.
         let _ = self.map.pages.prefer_small(end..self.map.pages.len());
         self.free.retain(|&index| index < new);
         let mut at = new;
@@ -386,7 +383,7 @@ impl Arena {
         self.trim();
     }
 
-    /// Gives back the bookkeeping of retired slots that are home.
+    /// Frees the bookkeeping of retired slots that are home.
     pub(crate) fn trim(&mut self) {
         let limit = self.limit as usize;
         let out = self.places.iter().rposition(|&p| p != Place::Home);
@@ -395,7 +392,7 @@ impl Arena {
         self.free.shrink_to(limit);
     }
 
-    /// Bytes up to the end of the last page of the slots below `limit`.
+    /// Offset of the end of the last page of the slots below `limit`.
     fn end_of(&self, limit: u32) -> usize {
         // No overflow: at most the length of the mapping.
         (limit as usize * self.map.slot_len).next_multiple_of(self.page)
@@ -405,12 +402,12 @@ impl Arena {
         (self.places.get(index as usize)).is_none_or(|&p| p == Place::Home)
     }
 
-    /// Gives back the pages that lie wholly inside retired home slots around `first..end`.
+    /// Frees the pages that lie entirely in retired home slots around `first..end`.
     fn discard(&mut self, first: u32, end: u32) {
         let (len, page) = (self.map.slot_len, self.page);
         let idle = |i: u32| i >= self.limit && self.is_home(i);
         let (mut first, mut end) = (first, end);
-        // A page shared with a neighbour can go only together with that neighbour.
+        // A page shared with a neighbouring slot can be freed only if that slot is idle too.
         while !(first as usize * len).is_multiple_of(page) && first > 0 && idle(first - 1) {
             first -= 1;
         }
@@ -457,8 +454,8 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Exclusive access to one slot of an arena. Move-only; dropping it without [`Arena::put`] loses
-/// the slot for that arena but is otherwise harmless.
+/// Exclusive access to one slot of an arena. Move-only. Dropping it without [`Arena::put`] loses
+/// the slot for that arena and is otherwise harmless.
 pub struct Slot {
     map: Arc<Mapping>,
     index: u32,
@@ -483,7 +480,7 @@ impl Slot {
     pub fn as_slice(&self) -> &[u8] {
         self.map.accesses[self.index as usize].read();
         // SAFETY: the range is mapped and initialised (anonymous memory), and this is the only
-        // handle to it, so nobody writes while the borrow lives.
+        // handle to it, so no one writes while the borrow lives.
         unsafe { std::slice::from_raw_parts(self.map.ptr(self.index), self.map.slot_len) }
     }
 
@@ -495,7 +492,7 @@ impl Slot {
         unsafe { std::slice::from_raw_parts_mut(self.map.ptr(self.index), self.map.slot_len) }
     }
 
-    /// Address of `offset..offset + len` inside the slot, or `None` when that leaves the slot.
+    /// Address of `offset..offset + len` in the slot, or `None` if that exceeds the slot.
     pub(crate) fn range(&mut self, offset: u32, len: u32) -> Option<*mut u8> {
         self.map.accesses[self.index as usize].write();
         let end = (offset as usize).checked_add(len as usize)?;

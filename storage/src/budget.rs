@@ -1,4 +1,4 @@
-//! The ledger: every large allocation of the process is charged against one number of bytes.
+//! The memory ledger: every large allocation of the process is charged against one budget.
 
 /// A charge that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -6,7 +6,7 @@
     "memory budget of {budget} bytes is too small: {what} needs {needed} bytes, {left} are left"
 )]
 pub struct BudgetError {
-    /// What was to be allocated.
+    /// What the memory was for.
     pub what: &'static str,
     /// Bytes it needs.
     pub needed: u64,
@@ -16,7 +16,7 @@ pub struct BudgetError {
     pub budget: u64,
 }
 
-/// Who holds how much of the budget. Charging comes before allocating.
+/// Which part of the budget is charged to what. Charge before allocating.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     budget: u64,
@@ -33,10 +33,10 @@ impl Ledger {
         }
     }
 
-    /// Takes `bytes` for `what`; repeated charges add up.
+    /// Charges `bytes` to `what`; repeated charges add up.
     ///
     /// # Errors
-    /// [`BudgetError`] when less is left; the ledger is then unchanged.
+    /// [`BudgetError`] if less is left; the ledger is then unchanged.
     pub fn charge(&mut self, what: &'static str, bytes: u64) -> Result<(), BudgetError> {
         let left = self.left();
         if bytes > left {
@@ -55,7 +55,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives back up to `bytes` of what `what` holds and returns how much that was.
+    /// Releases up to `bytes` charged to `what` and returns how much that was.
     pub fn release(&mut self, what: &'static str, bytes: u64) -> u64 {
         match self.entries.iter_mut().find(|(name, _)| *name == what) {
             Some((_, held)) => {
@@ -67,8 +67,8 @@ impl Ledger {
         }
     }
 
-    /// Changes the budget. It may fall below what is held; [`Ledger::left`] is then 0 until enough
-    /// has been released, see [`Ledger::excess`].
+    /// Changes the budget. It may fall below the bytes in use; [`Ledger::left`] is then 0 until
+    /// enough is released, see [`Ledger::excess`].
     pub fn set_budget(&mut self, bytes: u64) {
         self.budget = bytes;
     }
@@ -79,7 +79,7 @@ impl Ledger {
         self.budget
     }
 
-    /// Bytes held by all entries.
+    /// Bytes charged in total.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.entries
@@ -93,13 +93,13 @@ impl Ledger {
         self.budget.saturating_sub(self.used())
     }
 
-    /// Bytes held beyond the budget, after it was lowered.
+    /// Bytes charged beyond the budget, after it was lowered.
     #[must_use]
     pub fn excess(&self) -> u64 {
         self.used().saturating_sub(self.budget)
     }
 
-    /// Bytes held by `what`.
+    /// Bytes charged to `what`.
     #[must_use]
     pub fn held(&self, what: &str) -> u64 {
         self.entries
@@ -108,7 +108,7 @@ impl Ledger {
             .map_or(0, |(_, n)| *n)
     }
 
-    /// All holders with their bytes, in the order of their first charge.
+    /// All names with their bytes, in the order of their first charge.
     #[must_use]
     pub fn entries(&self) -> &[(&'static str, u64)] {
         &self.entries

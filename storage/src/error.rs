@@ -1,4 +1,4 @@
-//! One error for the whole crate: a variant for each way a container can lie, and for each way
+//! The error type of the crate: a variant for each way a container can be invalid, and for each way
 //! reading or writing can fail. Offsets count from the first byte of the container.
 
 use std::io;
@@ -10,7 +10,7 @@ use crate::container::format::{MAGIC, SUPERBLOCK_LEN, Section, VERSION};
 use crate::container::{LayoutError, Unit};
 use crate::io::IoError;
 
-/// Result of this crate.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The two separately checksummed parts of a bundle.
@@ -31,11 +31,11 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What can go wrong with bytes on flash and in memory.
+/// Errors of the storage layer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    // --- a file that is not what it says -------------------------------------------------------
+    // --- an invalid file -----------------------------------------------------------------------
     /// The file is shorter than a superblock.
     #[error("{}: {len} bytes are too few for a container, which has at least {SUPERBLOCK_LEN}", path.display())]
     TooShort {
@@ -44,7 +44,7 @@ pub enum Error {
         /// Its length.
         len: u64,
     },
-    /// The first bytes are not those of a container.
+    /// The file does not start with the magic bytes.
     #[error("{}: not an emberflow container: starts with {:?}, expected {:?}", path.display(), found.escape_ascii().to_string(), MAGIC.escape_ascii().to_string())]
     Magic {
         /// The file.
@@ -70,12 +70,12 @@ pub enum Error {
         /// Checksum computed.
         found: u64,
     },
-    /// The superblock claims another size than the format has.
+    /// The superblock states a length other than the format's.
     #[error("{}: the superblock claims {found} bytes, expected {SUPERBLOCK_LEN}", path.display())]
     SuperblockLength {
         /// The file.
         path: PathBuf,
-        /// Length claimed.
+        /// Length stated.
         found: u32,
     },
     /// A field that must be zero is not.
@@ -94,35 +94,35 @@ pub enum Error {
         /// Value found.
         found: u32,
     },
-    /// The file ends too early.
+    /// The file is truncated.
     #[error("{}: truncated: {found} bytes, expected {expected}; copy the file again", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Length by the superblock.
+        /// Length in the superblock.
         expected: u64,
         /// Length of the file.
         found: u64,
     },
-    /// Bytes behind the container.
+    /// Bytes after the end of the container.
     #[error("{}: {found} bytes, expected {expected}: something was appended", path.display())]
     Trailing {
         /// The file.
         path: PathBuf,
-        /// Length by the superblock.
+        /// Length in the superblock.
         expected: u64,
         /// Length of the file.
         found: u64,
     },
-    /// Sizes or counts that cannot make a container.
+    /// Sizes or counts that no valid container has.
     #[error("{}: {source}", path.display())]
     Layout {
         /// The file.
         path: PathBuf,
-        /// What is wrong with them.
+        /// What is wrong.
         source: LayoutError,
     },
-    /// The superblock's length is not the one that follows from the counts.
+    /// The length in the superblock does not follow from the counts.
     #[error("{}: the superblock says {found} bytes, but the sections make {expected}", path.display())]
     FileLength {
         /// The file.
@@ -146,7 +146,7 @@ pub enum Error {
         /// Length of the file.
         file_len: u64,
     },
-    /// A directory that does not hold whole records.
+    /// The length of a directory is not a multiple of its record size.
     #[error("{}: {section} has {len} bytes, expected a multiple of {record}", path.display())]
     SectionRecords {
         /// The file.
@@ -184,7 +184,7 @@ pub enum Error {
         /// Checksum computed.
         found: u64,
     },
-    /// A directory record that no writer makes.
+    /// A malformed directory record.
     #[error("{}: {section}: record {index} is malformed at offset {offset}", path.display())]
     Record {
         /// The file.
@@ -196,7 +196,7 @@ pub enum Error {
         /// First bad byte.
         offset: u64,
     },
-    /// A tensor is not where the sizes put it.
+    /// A tensor's offset does not follow from the sizes.
     #[error("{}: tensor {name} is at offset {found}, expected {expected}", path.display())]
     TensorPlace {
         /// The file.
@@ -222,7 +222,7 @@ pub enum Error {
         /// Checksum computed.
         found: u64,
     },
-    /// A bank's record disagrees with the place the counts give it.
+    /// A field of a bank's record does not follow from the counts.
     #[error("{}: layer {layer} expert {expert}: {field} is {found}, expected {expected}", path.display())]
     BankPlace {
         /// The file.
@@ -274,66 +274,66 @@ pub enum Error {
         /// Checksum computed.
         found: u64,
     },
-    /// Bytes between two pieces are not zero.
+    /// Bytes in an alignment gap are not zero.
     #[error("{}: the gap at offset {offset} is not zero", path.display())]
     Gap {
         /// The file.
         path: PathBuf,
-        /// First such byte.
+        /// First nonzero byte.
         offset: u64,
     },
 
-    // --- a caller that asks for what is not there ----------------------------------------------
-    /// A container inside another file does not start at a sector.
+    // --- an invalid request ---------------------------------------------------------------------
+    /// A container inside another file is not aligned to its sector.
     #[error("{}: the container starts at offset {base}, expected a multiple of {sector}", path.display())]
     Base {
         /// The file.
         path: PathBuf,
-        /// Where the container starts.
+        /// Start of the container.
         base: u64,
         /// Sector of the container.
         sector: u32,
     },
-    /// A buffer or a streamed piece has another length than the place it belongs to.
+    /// A buffer or a streamed piece has the wrong length.
     #[error("{}: {what} has {expected} bytes, but {found} were given", path.display())]
     Length {
         /// The file.
         path: PathBuf,
-        /// What was to be read or written.
+        /// What to read or write.
         what: String,
-        /// Bytes it has.
+        /// Correct length.
         expected: u64,
-        /// Bytes given.
+        /// Length given.
         found: u64,
     },
-    /// An index beyond the end.
+    /// An index out of range.
     #[error("{}: {what} {index} does not exist, there are {count}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
-        /// What was indexed.
+        /// What the index refers to.
         what: &'static str,
-        /// Index asked for.
+        /// Index given.
         index: u64,
-        /// Number that exist.
+        /// Number of entries.
         count: u64,
     },
-    /// Finishing before everything was written.
+    /// Finished before every unit was written.
     #[error("{}: {unit} was not written", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// The first unit that lacks.
+        /// The first missing unit.
         unit: Unit,
     },
 
     // --- the operating system ------------------------------------------------------------------
-    /// Someone else writes the same container.
+    /// Another process is writing the same container.
     #[error("{}: {} is writing this container; wait for it to end, or stop it", path.display(), pid.map_or("another process".to_owned(), |p| format!("process {p}")))]
     Locked {
         /// The container to be written.
         path: PathBuf,
-        /// The process, where it could be told.
+        /// The process, if known.
         pid: Option<u32>,
     },
     /// The disk is full.
@@ -344,17 +344,17 @@ pub enum Error {
         /// Bytes of the whole container.
         needed: u64,
     },
-    /// The system refused something about a file.
+    /// A file operation failed.
     #[error("{}: cannot {what}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The system refused to read.
+    /// Reading failed.
     #[error("{}: cannot read {len} bytes at offset {offset}: {source}", path.display())]
     Read {
         /// The file.
@@ -363,15 +363,15 @@ pub enum Error {
         offset: u64,
         /// Number of bytes.
         len: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 
-    // --- the run time --------------------------------------------------------------------------
+    // --- run time -------------------------------------------------------------------------------
     /// A read of the I/O thread failed, or the thread could not start.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The arena cannot be had.
+    /// The arena could not be created.
     #[error(transparent)]
     Arena(#[from] ArenaError),
     /// The budget is too small.

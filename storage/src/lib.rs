@@ -1,7 +1,8 @@
-//! Bytes on flash and in memory: the container, I/O engines, the arena, cache regions, the budget.
+//! Bytes on flash and in memory: the container format, I/O engines, the slot arena, the cache and
+//! the memory budget.
 //!
-//! Neurons travel `container` → `io` → `arena` slots → `cache`. This crate knows layers, experts,
-//! neurons and byte geometry, never what a weight means.
+//! Neurons move from `container` through `io` into `arena` slots and the `cache`. This crate knows
+//! layers, experts, neurons and byte geometry, but not what a weight means.
 
 pub mod arena;
 pub mod budget;

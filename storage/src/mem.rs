@@ -1,24 +1,24 @@
-//! What the operating system says about memory: this process, the machine, the control groups.
+//! Memory facts from the operating system: this process, the machine, its control groups.
 //!
-//! Everything is text under `/proc` and `/sys`, parsed with the assumption that any line may be
-//! missing or strange. [`Mem`] takes the root of that tree, so tests use made-up ones.
+//! All of it is text under `/proc` and `/sys`, and any line may be missing or malformed. [`Mem`]
+//! takes the root of that tree, so tests can use a synthetic one.
 
 use std::path::{Path, PathBuf};
 
-/// Share of the available memory that [`Mem::auto_budget`] takes.
+/// Percentage of the available memory for [`Mem::auto_budget`].
 ///
-/// The rest is for the page cache, other processes' growth and reporting that is too hopeful
-/// (MemAvailable counts mapped file pages on phones).
+/// The rest is for the page cache, growth of other processes and optimistic reports (MemAvailable
+/// counts mapped file pages on phones).
 const AUTO_PERCENT: u64 = 75;
 
-/// Left untouched by [`Mem::auto_budget`] whatever the share says: a machine with less to spare
-/// starts to reclaim and the budget would buy stalls instead of hits.
+/// Minimum that [`Mem::auto_budget`] leaves free. A machine with less to spare starts to reclaim,
+/// and the budget would cause stalls instead of hits.
 const AUTO_RESERVE: u64 = 128 << 20;
 
-/// Limits from here on mean "no limit": control groups write a huge page-rounded number.
+/// Limits from here on mean "no limit": control groups use a huge page-rounded number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Reader of memory facts under one root directory.
+/// Reads memory facts under one root directory.
 #[derive(Debug, Clone)]
 pub struct Mem {
     root: PathBuf,
@@ -47,46 +47,46 @@ impl Mem {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Bytes of this process that are resident now.
+    /// Resident bytes of this process.
     #[must_use]
     pub fn rss(&self) -> Option<u64> {
         kib_field(&self.text("proc/self/status")?, "VmRSS")
     }
 
-    /// Most bytes of this process that ever were resident at once (`VmHWM`).
+    /// Peak resident bytes of this process (`VmHWM`).
     #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
         kib_field(&self.text("proc/self/status")?, "VmHWM")
     }
 
-    /// Bytes the machine could give without swapping, by the kernel's estimate.
+    /// Bytes available without swapping, by the kernel's estimate.
     #[must_use]
     pub fn mem_available(&self) -> Option<u64> {
         kib_field(&self.text("proc/meminfo")?, "MemAvailable")
     }
 
-    /// Bytes of memory in the machine.
+    /// Bytes of memory of the machine.
     #[must_use]
     pub fn mem_total(&self) -> Option<u64> {
         kib_field(&self.text("proc/meminfo")?, "MemTotal")
     }
 
     /// The tightest control-group limit on this process in bytes (v1 and v2, all ancestors), or
-    /// `None` when nothing limits it.
+    /// `None` without a limit.
     #[must_use]
     pub fn cgroup_limit(&self) -> Option<u64> {
         self.groups().into_iter().map(|g| g.limit).min()
     }
 
-    /// Bytes this process can still take before its tightest control group is full, counting
-    /// reclaimable file pages as free. `None` when nothing limits it.
+    /// Bytes this process can still allocate before its tightest control group is full, counting
+    /// reclaimable file pages as free. `None` without a limit.
     #[must_use]
     pub fn cgroup_available(&self) -> Option<u64> {
         self.groups().into_iter().map(|g| g.available).min()
     }
 
-    /// The most this process can ever hold: the memory of the machine, or the tightest limit of its
-    /// control groups. `None` when the kernel tells neither.
+    /// Upper bound on this process's memory: the machine's memory, or its tightest control-group
+    /// limit. `None` if the kernel reports neither.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {
         let machine = self.mem_total().map(|bytes| Limit {
@@ -100,8 +100,8 @@ impl Mem {
         machine.into_iter().chain(group).min_by_key(|l| l.bytes)
     }
 
-    /// Bytes this process can still take: what the machine has free and what its control groups
-    /// leave. `None` when the kernel tells neither.
+    /// Bytes this process can still allocate, limited by the machine and its control groups. `None`
+    /// if the kernel reports neither.
     #[must_use]
     pub fn available(&self) -> Option<u64> {
         match (self.mem_available(), self.cgroup_available()) {
@@ -110,8 +110,8 @@ impl Mem {
         }
     }
 
-    /// A budget that is safe for the whole process: three quarters of what it holds plus what it
-    /// could still get, and at least 128 MiB less than that. `None` when the kernel tells nothing.
+    /// A safe budget for the whole process: three quarters of its resident plus available memory,
+    /// and at least 128 MiB less than that sum. `None` if the kernel reports nothing.
     #[must_use]
     pub fn auto_budget(&self) -> Option<u64> {
         let reach = self.available()?.saturating_add(self.rss().unwrap_or(0));
@@ -119,7 +119,7 @@ impl Mem {
         Some(share.min(reach.saturating_sub(AUTO_RESERVE)))
     }
 
-    /// Every control group with a memory limit that this process is in.
+    /// Every control group of this process with a memory limit.
     fn groups(&self) -> Vec<Group> {
         let mut found = Vec::new();
         let Some(mounts) = self.text("proc/self/mountinfo") else {
@@ -150,7 +150,7 @@ impl Mem {
         found
     }
 
-    /// Collects the limits of `mount/inner` and of every directory above it up to the mount.
+    /// Collects the limits of `mount/inner` and of every directory above it, up to the mount.
     fn walk_up(&self, mount: &str, inner: &str, version: &Version, found: &mut Vec<Group>) {
         let top = self.root.join(mount.trim_start_matches('/'));
         let inner = Path::new(inner.trim_matches('/'));
@@ -168,19 +168,19 @@ impl Mem {
     }
 }
 
-/// The most a process can hold, and who says so.
+/// Upper bound on a process's memory, and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// Bytes.
     pub bytes: u64,
-    /// Who says so.
+    /// Source of the limit.
     pub giver: Giver,
 }
 
-/// Who gives a process its memory.
+/// What limits a process's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Giver {
-    /// The machine: it has no more.
+    /// The memory of the machine.
     Machine,
     /// A control group of the process.
     ControlGroup,
@@ -191,12 +191,12 @@ struct Group {
     available: u64,
 }
 
-/// Names of the same facts in the two control-group interfaces.
+/// File names of one control-group version.
 struct Version {
     fstype: &'static str,
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Key in `memory.stat` of file pages that can be dropped.
+    /// Key in `memory.stat` of reclaimable file pages.
     reclaimable: &'static str,
 }
 
@@ -209,7 +209,7 @@ const V1: Version = Version {
 
 const V2: Version = Version {
     fstype: "cgroup2",
-    // Above `high` a group is throttled and reclaimed, which for us is as bad as full.
+    // Above `high` a group is throttled and reclaimed, which is as bad for us as full.
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
     reclaimable: "inactive_file",
@@ -246,7 +246,7 @@ impl Version {
 }
 
 /// If `line` of mountinfo mounts the wanted hierarchy: the mount point and the path of `member`
-/// below it. A container sees its group as the mount's root, so that prefix is taken off.
+/// below it. A container sees its group as the mount's root, so that prefix is stripped.
 fn mount_of(line: &str, version: &Version, member: &str) -> Option<(String, String)> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
@@ -261,7 +261,7 @@ fn mount_of(line: &str, version: &Version, member: &str) -> Option<(String, Stri
     }
     let inner = match member.strip_prefix(root.trim_end_matches('/')) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
-        // Our group lies outside what is mounted; its top is the best there is.
+        // Our group is outside the mount; use its root.
         _ => "",
     };
     Some((mount.to_owned(), inner.to_owned()))
@@ -277,7 +277,7 @@ fn kib_field(text: &str, key: &str) -> Option<u64> {
     number.checked_mul(1024)
 }
 
-/// Bytes of this process that are resident now, on the running system.
+/// Resident bytes of this process, on the running system.
 #[must_use]
 pub fn rss() -> Option<u64> {
     Mem::system().rss()
@@ -289,7 +289,7 @@ pub fn peak_rss() -> Option<u64> {
     Mem::system().peak_rss()
 }
 
-/// Bytes the machine could give without swapping, on the running system.
+/// Bytes available without swapping, on the running system.
 #[must_use]
 pub fn mem_available() -> Option<u64> {
     Mem::system().mem_available()
@@ -301,7 +301,7 @@ pub fn cgroup_limit() -> Option<u64> {
     Mem::system().cgroup_limit()
 }
 
-/// A budget in bytes that is safe for the whole process, on the running system.
+/// A safe budget for the whole process, on the running system.
 #[must_use]
 pub fn auto_budget() -> Option<u64> {
     Mem::system().auto_budget()

@@ -1,11 +1,11 @@
-//! SplitMix64 (Steele, Lea and Flood, 2014): tiny, and good enough to pick faults and places.
+//! SplitMix64 (Steele, Lea and Flood, 2014): small, and good enough to choose faults and offsets.
 
-/// Numbers that follow from a seed.
+/// A seeded generator.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(pub u64);
 
 impl Random {
-    /// The next one.
+    /// The next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -14,7 +14,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// The next one below `n`, or 0 where `n` is 0.
+    /// The next number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }

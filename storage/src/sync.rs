@@ -1,9 +1,9 @@
-//! The primitives by which threads of this crate meet. They are named here and nowhere else, so
-//! that a model checker can put its own in their place: `storage/check` compiles the same sources
-//! with another `sync` and tries every order of steps. In this crate they are the plain ones.
+//! Synchronisation primitives of this crate, named only here so that a model checker can replace
+//! them: `storage/check` compiles the same sources with another `sync` and explores all
+//! interleavings. Here they are the standard ones.
 //!
-//! Counters that nobody decides by, and the clockwork of the `sim` device, stay outside: they would
-//! only multiply the orders to try.
+//! Counters that no decision depends on, and the clock of the `sim` device, are left out: they
+//! would only multiply the interleavings.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
@@ -12,8 +12,8 @@ pub(crate) use std::thread::{Builder, JoinHandle};
 pub(crate) use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 pub(crate) use crossbeam::sync::{Parker, Unparker};
 
-/// Says when memory behind a pointer is read and written. Nobody listens in this crate; the checker
-/// fails when two threads do so without an order between them.
+/// Reports reads and writes of memory behind a pointer. A no-op in this crate; the model checker
+/// fails if two threads access the memory without synchronisation.
 #[derive(Debug, Default)]
 pub(crate) struct Accesses;
 

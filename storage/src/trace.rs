@@ -1,75 +1,74 @@
-//! Who did what when: spans of every thread and of the device, recorded while a run is traced.
+//! Tracing: spans of every thread and of the device.
 //!
-//! A [`Tracer`] is a handle that may lead nowhere, and then costs one branch. A lane belongs to a
-//! compute thread, to the I/O thread or to the device, and keeps its last spans in memory that was
-//! set aside before.
+//! A [`Tracer`] is an optional handle; without a trace it costs one branch. Each compute thread,
+//! the I/O thread and the device has a lane, a preallocated ring of its latest spans.
 
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A sort of work.
+/// A kind of work.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kind {
     /// Its name.
     pub name: &'static str,
-    /// What the two numbers of a span mean; empty where one has no meaning.
+    /// Meaning of a span's two numbers; empty if unused.
     pub keys: [&'static str; 2],
 }
 
-/// A command on the device, from its start to its completion.
+/// A device command, from submission to completion.
 pub static READ: Kind = Kind {
     name: "read",
     keys: ["offset", "bytes"],
 };
 
-/// The I/O thread sorts new reads in.
+/// The I/O thread queues new reads.
 pub static QUEUE: Kind = Kind {
     name: "queue",
     keys: ["reads", ""],
 };
 
-/// The I/O thread makes commands of reads.
+/// The I/O thread turns reads into commands.
 pub static START: Kind = Kind {
     name: "start",
     keys: ["commands", ""],
 };
 
-/// The I/O thread books what was read and hands it over.
+/// The I/O thread processes completions and delivers them.
 pub static DELIVER: Kind = Kind {
     name: "deliver",
     keys: ["reads", ""],
 };
 
-/// A time of a lane.
+/// A time interval of a lane.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     /// What was done.
     pub kind: &'static Kind,
     /// Its two numbers.
     pub values: [u64; 2],
-    /// Nanoseconds since the trace began.
+    /// Start, in nanoseconds since the trace began.
     pub start: u64,
-    /// See `start`.
+    /// End, likewise.
     pub end: u64,
 }
 
-/// A lane as it was when it was looked at.
+/// Snapshot of a lane.
 #[derive(Debug, Clone)]
 pub struct Lane {
-    /// Whose it is.
+    /// Its owner.
     pub name: String,
-    /// Oldest first, by their ends.
+    /// Oldest first, by end time.
     pub spans: Vec<Span>,
-    /// Spans that were given up for later ones.
+    /// Spans overwritten by later ones.
     pub lost: u64,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
     spans: Vec<Span>,
-    /// Place of the oldest, once the ring is full.
+    /// Index of the oldest, once the ring is full.
     oldest: usize,
     lost: u64,
 }
@@ -77,23 +76,23 @@ struct Ring {
 /// The recorder.
 pub struct Trace {
     epoch: Instant,
-    /// Compute threads; behind their lanes are those of the I/O thread and of the device.
+    /// Compute threads. The lanes of the I/O thread and the device follow theirs.
     threads: usize,
-    /// Spans that a lane keeps.
+    /// Spans per lane.
     room: usize,
     lanes: Vec<Mutex<Ring>>,
-    /// What the compute threads are at, see [`Trace::around`].
+    /// Current section of the compute threads, see [`Trace::around`].
     section: Mutex<(&'static Kind, [u64; 2])>,
 }
 
-/// Sections before the first was named.
+/// Kind before the first section is named.
 static UNNAMED: Kind = Kind {
     name: "work",
     keys: ["", ""],
 };
 
 thread_local! {
-    /// The lane of this thread, while it is in a section.
+    /// Lane of this thread, while it is in a section.
     static LANE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -107,7 +106,7 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// A trace of `threads` compute threads, an I/O thread and a device, of `room` spans each.
+    /// A trace of `threads` compute threads, the I/O thread and the device, with `room` spans each.
     #[must_use]
     pub fn new(threads: usize, room: usize) -> Self {
         let ring = || Ring {
@@ -123,7 +122,7 @@ impl Trace {
         }
     }
 
-    /// Bytes it comes to hold.
+    /// Bytes it may hold.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.lanes.len() * self.room * size_of::<Span>()) as u64
@@ -152,7 +151,7 @@ impl Trace {
         Some(lane.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records what a lane did from `start` until now.
+    /// Records a span of a lane from `start` until now.
     pub fn record(&self, lane: usize, kind: &'static Kind, values: [u64; 2], start: u64) {
         let end = self.now();
         let Some(mut ring) = self.ring(lane) else {
@@ -176,8 +175,8 @@ impl Trace {
         }
     }
 
-    /// Runs a compute thread's part of a section, and records it under the name that
-    /// [`Tracer::section`] gave last.
+    /// Runs a compute thread's part of a section, and records it under the kind last set by
+    /// [`Tracer::section`].
     pub fn around(&self, thread: usize, part: &dyn Fn()) {
         LANE.set(thread);
         let start = self.now();
@@ -186,7 +185,7 @@ impl Trace {
         self.record(thread, kind, values, start);
     }
 
-    /// Forgets all spans.
+    /// Discards all spans.
     pub fn clear(&self) {
         for lane in 0..self.lanes.len() {
             if let Some(mut ring) = self.ring(lane) {
@@ -217,7 +216,7 @@ impl Trace {
     }
 }
 
-/// Where to record, if anywhere.
+/// An optional trace.
 #[derive(Debug, Clone, Default)]
 pub struct Tracer(Option<Arc<Trace>>);
 
@@ -244,20 +243,20 @@ impl Drop for Open<'_> {
 }
 
 impl Tracer {
-    /// The trace, if there is one.
+    /// The trace, if any.
     #[must_use]
     pub fn trace(&self) -> Option<&Arc<Trace>> {
         self.0.as_ref()
     }
 
-    /// Nanoseconds since the trace began; 0 without one.
+    /// Nanoseconds since the trace began; 0 without a trace.
     #[inline]
     #[must_use]
     pub fn now(&self) -> u64 {
         self.0.as_ref().map_or(0, |trace| trace.now())
     }
 
-    /// Begins a span of the compute thread that calls; it ends when the result is dropped.
+    /// Begins a span of the calling compute thread; dropping the result ends it.
     #[inline]
     pub fn open(&self, kind: &'static Kind, values: [u64; 2]) -> Option<Open<'_>> {
         let trace = self.0.as_deref()?;
@@ -269,7 +268,7 @@ impl Tracer {
         })
     }
 
-    /// Names what the compute threads do from now on.
+    /// Sets the section that the compute threads run from now on.
     #[inline]
     pub fn section(&self, kind: &'static Kind, values: [u64; 2]) {
         if let Some(trace) = &self.0 {
@@ -277,7 +276,7 @@ impl Tracer {
         }
     }
 
-    /// Records what the I/O thread did from `start` until now.
+    /// Records a span of the I/O thread from `start` until now.
     #[inline]
     pub(crate) fn io(&self, kind: &'static Kind, value: usize, start: u64) {
         if let Some(trace) = &self.0 {
@@ -285,7 +284,7 @@ impl Tracer {
         }
     }
 
-    /// Records a command that was on the device from `start` until now.
+    /// Records a device command from `start` until now.
     #[inline]
     pub(crate) fn device(&self, offset: u64, bytes: u64, start: u64) {
         if let Some(trace) = &self.0 {

@@ -1,23 +1,22 @@
-//! LRFU eviction against an oracle that computes each worth as it is defined, in floats, from the
-//! whole history of a unit.
+//! LRFU eviction against an oracle that computes each score from its definition, in floats, from a
+//! unit's whole history.
 //!
 //! ```text
-//! worth      Σ 2^(−3·age/128) over the uses of a unit, age in ticks; before it was ever used, what
-//!            so many uses per tick would have added up to
-//! last use   if the unit was used in the last turn that its bank had: worth + 8·p/(1−p), which is
-//!            at least 1 and at most 64; p is the part of the units used in a tick that had been
-//!            used in the one before, 1/8 of each tick's part entering it
-//! nearness   in place of that, where of the units that are due at least 0.6 are due again in the
-//!            next report: worth · 2^(steps/16)
-//! first      what was released as the first victim leaves first, what was read ahead in this tick
-//!            leaves last
+//! CRF        C = Σ 2^(−3·age/128) over the uses of a unit, age in passes; a prior rate counts as so
+//!            many uses in every earlier pass
+//! last use   a unit used in the last pass over its bank scores C + 8·p/(1−p), the bonus clamped to
+//!            1..=64; p is the share of the units used in a pass that were also used in the previous
+//!            one, averaged with weight 1/8 for the latest pass
+//! margin     instead of that, while at least 0.6 of the due units are due again in the next report:
+//!            C · 2^(margin/16)
+//! first      a first victim leaves first, a unit read ahead in this pass leaves last
 //! ```
 //!
-//! The cache keeps logarithms in 64ths of a doubling and rounds with each use: see [`WIDTH`]. With
-//! these few units it looks at all of them, so the first eviction of a tick is exact to that width.
-//! Later ones in the tick keep to the order of that look: what was evictable then, and has not been
-//! touched since, leaves by its worth then, and before all that came later. What larger tables
-//! approximate (victims of three ticks, a sample of the units) is not tested here.
+//! The cache keeps logarithms in 64ths of a doubling and rounds at each use: see [`WIDTH`]. It
+//! scans all of these few units, so the first eviction of a pass is exact to that width. Later ones
+//! in the pass follow that scan: units evictable then and untouched since leave by their score
+//! then, and before all others. What larger tables approximate (victim lists valid for three
+//! passes, sampling) is not tested here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +28,7 @@ const BANKS: [u32; 3] = [11, 2, 11];
 const UNITS: u32 = 24;
 const CAPACITY: u32 = 9;
 
-/// Doublings of worth by which units are equal to the cache.
+/// Doublings of the score within which the cache treats units as equal.
 const WIDTH: f64 = 0.05;
 
 fn key(n: u32) -> Key {
@@ -42,61 +41,61 @@ fn key(n: u32) -> Key {
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// Rounds of all banks pass.
-    Rounds(u32),
-    /// A bank's turn.
-    Turn(u32),
+    /// Passes over all banks.
+    Passes(u32),
+    /// A layer with one bank begins.
+    Layer(u32),
     Use(u32),
     UseAndMark(u32),
-    /// Some units from one on are used in so many rounds.
-    UseForLong(u32, u32, u32),
+    /// First unit, number of units, number of passes that use them.
+    UsePasses(u32, u32, u32),
     LookAt(u32),
     Pin(u32),
     Unpin(u32),
     UnpinUnused(u32),
     ReadAhead(u32),
     Remove(u32),
-    Expect(u32, f64),
-    /// Nearness of the units from one on.
-    Report(u32, Vec<i8>, bool),
+    Prior(u32, f64),
+    /// Margins of the units from one on.
+    Margins(u32, Vec<i8>, bool),
     Resize(u32),
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let n = 0..UNITS;
     let rate = prop::sample::select(vec![0.0, 0.001, 0.02, 0.3, 1.0]);
-    let near = prop::collection::vec(prop_oneof![any::<i8>(), -20..20i8], 1..24);
+    let margin = prop::collection::vec(prop_oneof![any::<i8>(), -20..20i8], 1..24);
     prop_oneof![
-        6 => (1..4u32).prop_map(Op::Rounds),
-        1 => (1..400u32).prop_map(Op::Rounds),
-        6 => (0..3u32).prop_map(Op::Turn),
+        6 => (1..4u32).prop_map(Op::Passes),
+        1 => (1..400u32).prop_map(Op::Passes),
+        6 => (0..3u32).prop_map(Op::Layer),
         20 => n.clone().prop_map(Op::Use),
         2 => n.clone().prop_map(Op::UseAndMark),
-        1 => (n.clone(), 1..7u32, 4..40u32).prop_map(|(n, units, rounds)| Op::UseForLong(n, units, rounds)),
+        1 => (n.clone(), 1..7u32, 4..40u32).prop_map(|(n, units, passes)| Op::UsePasses(n, units, passes)),
         2 => n.clone().prop_map(Op::LookAt),
         2 => n.clone().prop_map(Op::Pin),
         2 => n.clone().prop_map(Op::Unpin),
         2 => n.clone().prop_map(Op::UnpinUnused),
         2 => n.clone().prop_map(Op::ReadAhead),
         1 => n.clone().prop_map(Op::Remove),
-        1 => (n.clone(), rate).prop_map(|(n, rate)| Op::Expect(n, rate)),
-        2 => (n, near, any::<bool>()).prop_map(|(n, near, follows)| Op::Report(n, near, follows)),
+        1 => (n.clone(), rate).prop_map(|(n, rate)| Op::Prior(n, rate)),
+        2 => (n, margin, any::<bool>()).prop_map(|(n, margin, consecutive)| Op::Margins(n, margin, consecutive)),
         1 => (1..=CAPACITY).prop_map(Op::Resize),
     ]
 }
 
-/// What is known of a unit, resident or not.
+/// A unit, resident or not.
 #[derive(Default)]
 struct Unit {
     resident: bool,
     pins: u32,
-    /// The ticks of all uses, and uses per tick that were expected from one tick on.
+    /// Passes of all uses; the prior rate and the pass that set it.
     uses: Vec<i32>,
-    expected: Option<(i32, f64)>,
+    prior: Option<(i32, f64)>,
     last: Option<i32>,
-    near: Option<i8>,
-    /// To be the first victim, and whether that may have been forgotten: an eviction that finds it
-    /// in use does not come back to it.
+    margin: Option<i8>,
+    /// Marked as first victim, and whether the cache may have forgotten that: it drops a mark whose
+    /// unit is pinned at an eviction.
     first: bool,
     forgotten: bool,
 }
@@ -106,23 +105,23 @@ impl Unit {
         self.resident && self.pins == 0
     }
 
-    fn worth(&self, now: i32) -> f64 {
-        let weight = |tick: i32| (-3.0 * f64::from(now - tick) / 128.0).exp2();
-        let expected = self.expected.map_or(0.0, |(since, rate)| {
+    fn crf(&self, now: i32) -> f64 {
+        let weight = |pass: i32| (-3.0 * f64::from(now - pass) / 128.0).exp2();
+        let prior = self.prior.map_or(0.0, |(since, rate)| {
             let before = rate / (1.0 - weight(now - 1));
             before.max(1.0 / 256.0) * weight(since)
         });
-        expected + self.uses.iter().map(|&tick| weight(tick)).sum::<f64>()
+        prior + self.uses.iter().map(|&pass| weight(pass)).sum::<f64>()
     }
 }
 
-/// What a tick's evictions so far tell of the order of the next ones.
+/// What this pass's evictions so far tell about the next ones.
 enum Order {
-    /// There was none: all units are looked at.
+    /// None so far: the next one scans all units.
     Open,
-    /// There was one. The ranks then, and who has not been touched since.
+    /// Scores at the scan, and the units untouched since.
     At(HashMap<u32, f64>, HashSet<u32>),
-    /// All that were looked at may be gone, and others were, nobody knows when.
+    /// The victim list may have run out, and a later scan is possible at any time.
     Unknown,
 }
 
@@ -130,17 +129,16 @@ struct Oracle {
     units: HashMap<u32, Unit>,
     now: i32,
     bank: u32,
-    persistence: f64,
-    /// First uses of units in this tick; whether they had been used in the tick before.
+    reuse: f64,
+    /// For each unit's first use in this pass: whether the previous pass used it too.
     used: Vec<bool>,
-    /// Units that were due in a report, as far as another followed it in this tick: whether they
-    /// were due in that, too.
+    /// For each unit due in one report and reported again in this pass: whether it is still due.
     due: Vec<bool>,
-    nearness_counts: bool,
-    /// Whether the tick before had such units.
+    use_margins: bool,
+    /// Whether the previous pass had such units.
     judged: bool,
     order: Order,
-    /// Marks of first victims that the cache may remember.
+    /// First-victim marks that the cache may hold.
     marks: u32,
 }
 
@@ -150,10 +148,10 @@ impl Oracle {
             units: (0..UNITS).map(|n| (n, Unit::default())).collect(),
             now: 0,
             bank: 0,
-            persistence: 0.8,
+            reuse: 0.8,
             used: Vec::new(),
             due: Vec::new(),
-            nearness_counts: false,
+            use_margins: false,
             judged: false,
             order: Order::Open,
             marks: 0,
@@ -171,9 +169,9 @@ impl Oracle {
         if bank <= self.bank {
             if !self.used.is_empty() {
                 let part = share(&self.used);
-                self.persistence += (part - self.persistence) / 8.0;
+                self.reuse += (part - self.reuse) / 8.0;
             }
-            self.nearness_counts = self.nearness_lasts();
+            self.use_margins = self.margins_are_stable();
             self.judged = !self.due.is_empty();
             self.used.clear();
             self.due.clear();
@@ -183,14 +181,14 @@ impl Oracle {
         self.bank = bank;
     }
 
-    fn nearness_lasts(&self) -> bool {
+    fn margins_are_stable(&self) -> bool {
         !self.due.is_empty() && share(&self.due) >= 0.6
     }
 
     fn used(&mut self, n: u32, mark: bool) {
         let now = self.now;
         let unit = self.unit(n);
-        // what was read ahead counts as used in the tick that follows, which a use adds nothing to
+        // a unit read ahead counts as used in the next pass, so a use there is not its first
         let again = (unit.last != Some(now)).then(|| unit.last == Some(now - 1));
         unit.uses.push(now);
         unit.last = Some(now);
@@ -199,25 +197,25 @@ impl Oracle {
         self.marks += u32::from(mark);
     }
 
-    fn report(&mut self, first: u32, near: &[i8], follows: bool) {
-        for (n, &near) in (first..UNITS).zip(near) {
+    fn set_margins(&mut self, first: u32, margin: &[i8], consecutive: bool) {
+        for (n, &margin) in (first..UNITS).zip(margin) {
             let unit = self.unit(n);
-            let was_due = unit.near.is_some_and(|near| near >= 0);
-            unit.near = Some(near.max(-127));
-            if was_due && follows {
-                self.due.push(near >= 0);
+            let was_due = unit.margin.is_some_and(|margin| margin >= 0);
+            unit.margin = Some(margin.max(-127));
+            if was_due && consecutive {
+                self.due.push(margin >= 0);
             }
         }
-        if follows && !self.judged {
-            let counts = self.nearness_lasts();
-            if counts != self.nearness_counts && !matches!(self.order, Order::Open) {
+        if consecutive && !self.judged {
+            let counts = self.margins_are_stable();
+            if counts != self.use_margins && !matches!(self.order, Order::Open) {
                 self.order = Order::Unknown;
             }
-            self.nearness_counts = counts;
+            self.use_margins = counts;
         }
     }
 
-    /// Who has less goes first.
+    /// The lowest score is evicted first.
     fn rank(&self, n: u32) -> f64 {
         let unit = &self.units[&n];
         if unit.first {
@@ -226,18 +224,18 @@ impl Oracle {
         if unit.last == Some(self.now + 1) {
             return f64::INFINITY;
         }
-        // What is below or above that is not told apart.
-        let log = |worth: f64| worth.log2().clamp(-9.0, 7.0);
-        let worth = unit.worth(self.now);
-        match unit.near {
-            Some(near) if self.nearness_counts => log(worth) + f64::from(near) / 16.0,
+        // The cache clamps scores to this range.
+        let log = |crf: f64| crf.log2().clamp(-9.0, 7.0);
+        let crf = unit.crf(self.now);
+        match unit.margin {
+            Some(margin) if self.use_margins => log(crf) + f64::from(margin) / 16.0,
             _ => {
                 let waits = key(n).bank > self.bank;
-                let in_last_turn =
+                let in_last_pass =
                     unit.last == Some(self.now) || unit.last == Some(self.now - 1) && waits;
-                let p = self.persistence;
-                let follow = (8.0 * p / (1.0 - p)).clamp(1.0, 64.0);
-                log(worth + if in_last_turn { follow } else { 0.0 })
+                let p = self.reuse;
+                let bonus = (8.0 * p / (1.0 - p)).clamp(1.0, 64.0);
+                log(crf + if in_last_pass { bonus } else { 0.0 })
             }
         }
     }
@@ -248,7 +246,7 @@ impl Oracle {
         all
     }
 
-    /// Checks that it was the turn of `gone`.
+    /// Checks that `gone` was the right victim.
     fn evicted(&mut self, gone: u32) {
         let evictable = self.evictable();
         assert!(evictable.contains(&gone), "{gone} was in use");
@@ -276,7 +274,7 @@ impl Oracle {
                         assert!(then <= ranks[n] + WIDTH, "{gone} before {n}: {ranks:?}");
                     }
                 }
-                // It came later, or was used since.
+                // It came after the scan, or was used since.
                 _ => {
                     assert!(untouched.is_empty(), "{gone} before {untouched:?}");
                     self.order = Order::Unknown;
@@ -324,8 +322,8 @@ impl World {
         Self { cache, oracle }
     }
 
-    /// Does what may evict, and has the oracle judge who left: several, where more than the limit
-    /// were in use, in the order in which the cache says that all would leave.
+    /// Runs an operation that may evict, and checks each eviction in the order of the cache's dump:
+    /// a reserve evicts several units if pinned ones exceeded the limit.
     fn evicting<T>(&mut self, act: impl FnOnce(&mut SlotCache) -> T) -> T {
         let order = self.cache.dump();
         let done = act(&mut self.cache);
@@ -337,7 +335,7 @@ impl World {
         done
     }
 
-    /// Pins a unit, read if need be. False where everything else is in use.
+    /// Pins a unit, loading it if absent. False if all others are in use.
     fn pin(&mut self, n: u32) -> bool {
         if self.cache.get_pin(key(n)).is_none() {
             let Some(slot) = self.evicting(|cache| cache.reserve(key(n))) else {
@@ -353,7 +351,7 @@ impl World {
 
     fn release(&mut self, n: u32, mut how: Release) {
         if how == Release::First && self.oracle.marks == UNITS {
-            // more marks than units are not remembered
+            // the cache does not remember more marks than units
             how = Release::Used;
         }
         match how {
@@ -370,16 +368,16 @@ impl World {
 
     fn step(&mut self, op: &Op) {
         match *op {
-            Op::Rounds(rounds) => (0..rounds).for_each(|_| self.begin(0)),
-            Op::Turn(bank) => self.begin(bank),
+            Op::Passes(passes) => (0..passes).for_each(|_| self.begin(0)),
+            Op::Layer(bank) => self.begin(bank),
             Op::Use(n) | Op::UseAndMark(n) => {
                 if self.pin(n) {
                     let mark = matches!(op, Op::UseAndMark(_));
                     self.release(n, if mark { Release::First } else { Release::Used });
                 }
             }
-            Op::UseForLong(first, units, rounds) => {
-                for _ in 0..rounds {
+            Op::UsePasses(first, units, passes) => {
+                for _ in 0..passes {
                     self.begin(0);
                     for n in (first..UNITS).take(units as usize) {
                         if self.pin(n) {
@@ -415,17 +413,17 @@ impl World {
                     self.oracle.leaves(n);
                 }
             }
-            Op::Expect(n, rate) => {
+            Op::Prior(n, rate) => {
                 self.cache.set_prior(key(n), rate);
-                let expected = Some((self.oracle.now, rate));
+                let prior = Some((self.oracle.now, rate));
                 let unit = self.oracle.unit(n);
-                (unit.uses, unit.expected) = (Vec::new(), expected);
+                (unit.uses, unit.prior) = (Vec::new(), prior);
             }
-            Op::Report(first, ref near, follows) => {
-                let near = &near[..near.len().min((UNITS - first) as usize)];
+            Op::Margins(first, ref margin, consecutive) => {
+                let margin = &margin[..margin.len().min((UNITS - first) as usize)];
                 self.cache
-                    .set_margins(key(first), near.iter().copied(), follows);
-                self.oracle.report(first, near, follows);
+                    .set_margins(key(first), margin.iter().copied(), consecutive);
+                self.oracle.set_margins(first, margin, consecutive);
             }
             Op::Resize(slots) => {
                 self.evicting(|cache| cache.resize(slots));
@@ -463,7 +461,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_is_worth_least_leaves(
+    fn the_lowest_score_is_evicted(
         slots in 1..=CAPACITY, ops in prop::collection::vec(op(), 1..300)
     ) {
         let mut world = World::new(slots);

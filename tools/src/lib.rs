@@ -13,6 +13,7 @@ pub mod budget;
 pub mod chart;
 pub mod chrome;
 pub mod cli;
+mod cold;
 pub mod completions;
 pub mod doctor;
 pub mod export;

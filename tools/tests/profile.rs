@@ -245,6 +245,40 @@ fn a_trace_is_replayed_and_a_damaged_one_is_refused() {
     }
 }
 
+#[test]
+fn the_miss_curve_of_one_text_tells_the_misses_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let [first, second] = [(0, 12_000), (12_000, 24_000)]
+        .map(|(from, to)| part(dir.path(), &format!("{from}.txt"), from, to));
+    let (stats, trace) = (at("stats"), at("trace"));
+    let window = ["--window", "128"];
+    json(
+        &[
+            &["profile", "-f", &first, "-o", &stats, "--json"],
+            &window[..],
+        ]
+        .concat(),
+    );
+    json(&["trace", "record", "-f", &second, "-o", &trace, "--json"]);
+    let shown = json(&["profile", "show", &stats, "--json"]);
+    let curve = shown["misses"].as_array().unwrap();
+    assert_eq!(curve.len(), 9);
+    for point in curve {
+        let (cache, expected) = (point["cache"].as_f64(), point["missed"].as_f64());
+        let (cache, expected) = (cache.unwrap(), expected.unwrap());
+        let size = format!("{}%", 100.0 * cache);
+        let simulated = json(&[
+            "trace", "simulate", &trace, "--cache", &size, "--policy", "shipped", "--json",
+        ]);
+        let found = simulated["results"][0]["miss_rate"].as_f64().unwrap();
+        assert!(
+            (expected / found - 1.0).abs() < 0.1 || cache > 0.7,
+            "{size}: {expected} expected, {found} found"
+        );
+    }
+}
+
 /// It said what was wrong with statistics, and not with which.
 #[test]
 fn a_bad_statistics_file_is_named() {

@@ -1,21 +1,21 @@
-//! Activations as 8-bit integers, the form in which they meet q4 and q8 weights.
+//! Activations as 8-bit integers, for products with q4 and q8 weights.
 //!
 //! ```text
 //! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 704 bytes
 //!
-//! chunk        16 groups of 32, as many as a dot product has chains
+//! chunk        16 groups of 32, one per chain of a dot product
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
 //!   512   64   scales  16 × f32, the largest magnitude of the group / 127
 //!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
 //!   640   64   by_128  16 × i32, −128 times that sum
 //! ```
 //!
-//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles
-//! are, and `by_128` that of signed bytes turned into unsigned ones.
+//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles are;
+//! `by_128` corrects that of signed bytes turned into unsigned ones.
 //!
-//! The order of the quants is that of the nibbles of a q4 row: 64 bytes of such a row
-//! hold the first halves of 4 groups in their low nibbles and the second halves in their
-//! high ones. What lies beyond `n` is zero.
+//! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
+//! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
+//! beyond `n` are zero.
 
 use crate::{LANES, cpu::Cpu, dtype::GROUP, simd};
 
@@ -23,9 +23,9 @@ use crate::{LANES, cpu::Cpu, dtype::GROUP, simd};
 pub(crate) const CHUNK_GROUPS: usize = 16;
 /// Elements of a chunk.
 pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
-/// Groups whose halves lie side by side: what 64 bytes of a q4 row hold.
+/// Groups whose halves are interleaved: the groups in 64 bytes of a q4 row.
 const QUAD: usize = 4;
-/// Half of a group, which is what the low or the high nibbles of a q4 group hold.
+/// Half of a group: the elements in the low or high nibbles of a q4 group.
 pub(crate) const HALF: usize = GROUP / 2;
 const _: () = assert!(size_of::<Chunk>() == 704 && align_of::<Chunk>() == 64);
 const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
@@ -49,8 +49,8 @@ impl Chunk {
     };
 }
 
-/// Place in [`Chunk::quants`] of the first half of group `group`; the second half
-/// follows [`SECOND_HALF`] bytes later.
+/// Index in [`Chunk::quants`] of the first half of group `group`; the second half follows
+/// [`SECOND_HALF`] bytes later.
 #[inline(always)]
 pub(crate) const fn first_half(group: usize) -> usize {
     group / QUAD * (QUAD * GROUP) + group % QUAD * HALF
@@ -59,8 +59,8 @@ pub(crate) const fn first_half(group: usize) -> usize {
 /// Distance from the first to the second half of a group.
 pub(crate) const SECOND_HALF: usize = QUAD * HALF;
 
-/// Owned activations of one or several tokens, quantised once and used for every weight
-/// row. Refilling allocates only beyond the largest shape there has been.
+/// Owned activations of one or several tokens, quantised once and used for every weight row.
+/// Refilling allocates only for a shape larger than all before.
 #[derive(Clone, Debug, Default)]
 pub struct Activations {
     n: usize,
@@ -69,7 +69,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Memory for up to `tokens` tokens of `n` activations, holding none yet.
+    /// Empty, with capacity for `tokens` tokens of `n` activations.
     pub fn with_capacity(n: usize, tokens: usize) -> Activations {
         Activations {
             n: 0,
@@ -78,23 +78,23 @@ impl Activations {
         }
     }
 
-    /// Bytes that `tokens` tokens of `n` activations take, saturating.
+    /// Bytes of `tokens` tokens of `n` activations, saturating.
     pub const fn bytes(n: usize, tokens: usize) -> usize {
         n.div_ceil(CHUNK)
             .saturating_mul(tokens)
             .saturating_mul(size_of::<Chunk>())
     }
 
-    /// Changes the shape; the contents are unspecified until every token is written by
-    /// [`Cpu::quantize_token`]. To share that work among threads, cut
-    /// [`chunks_mut`](Activations::chunks_mut) into tokens.
+    /// Changes the shape. The contents are unspecified until [`Cpu::quantize_token`] has written
+    /// every token. To divide that work among threads, split
+    /// [`chunks_mut`](Activations::chunks_mut) by token.
     pub fn reshape(&mut self, n: usize, tokens: usize) {
         (self.n, self.tokens) = (n, tokens);
         self.chunks
             .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
     }
 
-    /// Activations of a token.
+    /// Activations per token.
     #[inline]
     pub fn n(&self) -> usize {
         self.n
@@ -106,7 +106,7 @@ impl Activations {
         self.tokens
     }
 
-    /// Chunks of a token: `ceil(n / 512)`.
+    /// Chunks per token: `ceil(n / 512)`.
     #[inline]
     pub fn chunks_per_token(&self) -> usize {
         self.n.div_ceil(CHUNK)
@@ -143,12 +143,12 @@ impl Activations {
 pub struct ActivationsRef<'a> {
     n: usize,
     tokens: usize,
-    // `tokens * ceil(n / CHUNK)` of them, which the kernels rely on.
+    // `tokens * ceil(n / CHUNK)` chunks, which the kernels rely on.
     chunks: &'a [Chunk],
 }
 
 impl<'a> ActivationsRef<'a> {
-    /// Activations of a token.
+    /// Activations per token.
     #[inline]
     pub fn n(&self) -> usize {
         self.n
@@ -163,7 +163,7 @@ impl<'a> ActivationsRef<'a> {
     /// `count` tokens from `first` on.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range is out of bounds.
     #[inline]
     pub fn range(&self, first: usize, count: usize) -> ActivationsRef<'a> {
         assert!(
@@ -180,8 +180,8 @@ impl<'a> ActivationsRef<'a> {
         }
     }
 
-    /// What is stored for element `i` of token `token`: its quant, times the scale of its
-    /// group. For tests and reports.
+    /// The stored value of element `i` of token `token`: its quant times its group's scale. For
+    /// tests and reports.
     ///
     /// # Panics
     /// If there is no such element.
@@ -201,12 +201,11 @@ impl<'a> ActivationsRef<'a> {
 }
 
 impl Cpu {
-    /// Quantises `tokens` tokens of equal length, one after the other in `xs`, into
-    /// `out`.
+    /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
-    /// Groups of 32 share the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`
-    /// rounded half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ is zero. A group
-    /// with a NaN or an infinity has the scale NaN, and so has every result it enters.
+    /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
+    /// half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. A group with a NaN
+    /// or an infinity has the scale NaN, and so has every result that uses it.
     ///
     /// # Panics
     /// If `xs.len()` is not a multiple of `tokens`.

@@ -1,4 +1,4 @@
-//! How fast this machine reads memory: what the kernels are measured against.
+//! Memory read bandwidth of this machine: the upper bound for most kernels.
 
 use std::{
     hint::black_box,
@@ -10,11 +10,11 @@ use crate::{
     simd::{self, LINE},
 };
 
-/// Bytes of one piece of work: long enough for the hardware to fetch ahead.
+/// Bytes per work item: long enough for the hardware prefetcher.
 const PIECE: usize = 1 << 20;
 
-/// Asks for all cache lines of `bytes`, into the second-level cache: for data that will be
-/// needed soon and that the processor cannot foresee, such as the first rows of a list.
+/// Prefetches all cache lines of `bytes` into the L2 cache: for data needed soon that the hardware
+/// cannot predict, such as the first rows of a list.
 #[inline]
 pub fn prefetch(bytes: &[u8]) {
     let start = bytes.as_ptr();
@@ -23,16 +23,15 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// How far ahead of the sum memory is fetched: without it one thread reads a quarter
-/// less.
+/// Prefetch distance of the sum: without it one thread reads a quarter less.
 const AHEAD: usize = 4 << 10;
 
-/// Bytes per second at which all threads together read `buffers`: the best of
-/// as many passes as fit in `time`, at least one after a first that is not counted.
+/// Bytes per second at which all threads together read `buffers`: the best of as many passes as fit
+/// in `time`, at least one after a warm-up.
 ///
-/// The buffers together should be several times larger than the last-level cache and have
-/// been written to, since memory that was never touched is one page of zeros. Reading from
-/// huge pages is faster; measure with the pages that the weights are in.
+/// The buffers together should be several times larger than the last-level cache. Write to them
+/// first, since untouched memory is one page of zeros. Reading from huge pages is faster; measure
+/// with the page size of the weights.
 pub fn read_bandwidth(on: &Compute, buffers: &[&[u8]], time: Duration) -> f64 {
     let pieces: Vec<&[u8]> = buffers.iter().flat_map(|b| b.chunks(PIECE)).collect();
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -52,11 +51,11 @@ pub fn read_bandwidth(on: &Compute, buffers: &[&[u8]], time: Duration) -> f64 {
     bytes as f64 / best
 }
 
-/// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
+/// Sum of the little-endian 64-bit words, the last one padded with zeros; wraps.
 #[inline(always)]
 pub(crate) fn sum_bytes(bytes: &[u8]) -> u64 {
     let sum = |bytes: &[u8]| {
-        // An integer sum may be taken in any order, so the compiler makes vectors of it.
+        // Integer addition is associative, so the compiler vectorises the sum.
         let (words, rest) = bytes.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);

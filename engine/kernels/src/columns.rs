@@ -4,11 +4,10 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-/// A `rows × width` block of a row-major matrix in f32 or any other type. Row `r` of the
-/// block is contiguous; rows lie `stride` elements apart.
+/// A `rows × width` block of a row-major matrix of any element type. Row `r` of the block is
+/// contiguous; rows are `stride` elements apart.
 pub struct Columns<'a, T> {
-    // Row `r` is `base + r * stride .. + width`: in bounds, and reached by no one else
-    // for `'a`.
+    // Row `r` is `base + r * stride .. + width`: in bounds, and accessed by no one else for `'a`.
     base: *mut T,
     rows: usize,
     stride: usize,
@@ -23,8 +22,8 @@ unsafe impl<T: Send> Send for Columns<'_, T> {}
 unsafe impl<T: Send> Sync for Columns<'_, T> {}
 
 impl<'a, T> Columns<'a, T> {
-    /// The `rows × width` matrix whose rows start every `stride` elements of `data`. The
-    /// data may end with the last row, without the rest of its stride.
+    /// The `rows × width` matrix whose rows start every `stride` elements of `data`. The last row
+    /// need not be padded to the stride.
     ///
     /// # Panics
     /// If `width > stride` with more than one row, or if `data` is too short.
@@ -79,8 +78,8 @@ impl<'a, T> Columns<'a, T> {
     /// The block of `width` columns from `first` on.
     ///
     /// # Safety
-    /// While the block lives, no other block with one of its columns may, and `self` must
-    /// not be used to reach elements.
+    /// While the block lives, no other block may contain any of its columns, and `self` must not be
+    /// used to access elements.
     pub(crate) unsafe fn block(&self, first: usize, width: usize) -> Columns<'_, T> {
         // SAFETY: passed on from the caller.
         unsafe { self.tile(0..self.rows, first, width) }
@@ -89,8 +88,8 @@ impl<'a, T> Columns<'a, T> {
     /// The part of [`block`](Columns::block) in `rows`.
     ///
     /// # Safety
-    /// While the tile lives, no other one with one of its elements may, and `self` must
-    /// not be used to reach elements.
+    /// While the tile lives, no other tile may contain any of its elements, and `self` must not be
+    /// used to access elements.
     pub(crate) unsafe fn tile(
         &self,
         rows: Range<usize>,

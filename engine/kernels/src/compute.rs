@@ -1,19 +1,19 @@
-//! What computes: the processor's features and the threads.
+//! The context of all computation: instruction set and threads.
 
 use crate::cpu::Cpu;
 use crate::workers::Workers;
 
-/// The context of everything that is computed.
+/// Instruction set and threads.
 pub struct Compute {
-    /// Chooses the kernels.
+    /// Selects the kernels.
     pub cpu: Cpu,
-    /// Share the work.
+    /// Divide the work.
     pub workers: Workers,
 }
 
 impl Compute {
-    /// The features of this processor, and `threads` threads, the caller's included, on `cores`, if
-    /// they are given.
+    /// Detects this processor's features, and starts a pool of `threads` threads, including the
+    /// caller's, pinned to `cores` if given.
     pub fn new(threads: usize, cores: Option<&[usize]>) -> Self {
         Self {
             cpu: Cpu::detect(),
@@ -21,7 +21,7 @@ impl Compute {
         }
     }
 
-    /// Threads, the caller's included.
+    /// Number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.threads()
     }

@@ -1,8 +1,7 @@
-//! Which instruction set the kernels use.
+//! Selection of the instruction set.
 
-/// Hands the feature list of one instruction set to another macro. This is the only
-/// place where the lists are written down: detection and `#[target_feature]` both
-/// expand from here and cannot drift apart.
+/// Passes the feature list of one instruction set to another macro. The lists are written only
+/// here: detection and `#[target_feature]` both expand from it and cannot diverge.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_features {
     (avx2, $then:ident $(, $($rest:tt)*)?) => {
@@ -50,24 +49,24 @@ macro_rules! detected {
 /// Environment variable that overrides the choice of [`Cpu::detect`].
 const OVERRIDE: &str = "EMBERFLOW_ISA";
 
-/// An instruction set that the kernels are written for.
+/// An instruction set with kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// Plain Rust, no vector instructions asked for.
+    /// Plain Rust without vector intrinsics.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// [`Isa::Avx2`] with AVX-VNNI: dot products of bytes.
+    /// [`Isa::Avx2`] with AVX-VNNI byte dot products.
     Avx2Vnni,
     /// x86-64 with AVX-512 F, BW, VL and DQ, and all of [`Isa::Avx2`].
     Avx512,
-    /// [`Isa::Avx512`] with AVX512-VNNI: dot products of bytes.
+    /// [`Isa::Avx512`] with AVX512-VNNI byte dot products.
     Avx512Vnni,
     /// 64-bit Arm with Advanced SIMD.
     Neon,
-    /// [`Isa::Neon`] with dot products of bytes.
+    /// [`Isa::Neon`] with byte dot products.
     NeonDotprod,
-    /// [`Isa::NeonDotprod`] with products of byte matrices.
+    /// [`Isa::NeonDotprod`] with byte matrix products.
     NeonI8mm,
 }
 
@@ -121,24 +120,24 @@ impl Isa {
     }
 }
 
-/// Proof that this machine has an instruction set, and the handle all kernels hang on.
-/// Made once at start and copied around.
+/// Proof that this machine has an instruction set, and the receiver of all kernels. Created once at
+/// start and copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    // Private: a value can only come from a constructor that has looked at the machine.
+    // Private: only constructors that check the machine create a value.
     isa: Isa,
 }
 
 impl Cpu {
-    /// The best instruction set of this machine, or the one that the environment
-    /// variable `EMBERFLOW_ISA` names (see [`Isa::name`]). An unknown or unavailable value
-    /// is ignored; [`name`](Cpu::name) tells what was chosen, and
-    /// [`ignored_override`](Cpu::ignored_override) what was not.
+    /// The best instruction set of this machine, or the one named by the environment variable
+    /// `EMBERFLOW_ISA` (see [`Isa::name`]). Ignores an unknown or unavailable value;
+    /// [`name`](Cpu::name) reports the choice, and [`ignored_override`](Cpu::ignored_override) the
+    /// ignored value.
     pub fn detect() -> Cpu {
         Cpu::choose(std::env::var(OVERRIDE).ok().as_deref())
     }
 
-    /// What `EMBERFLOW_ISA` asks for, if that is no instruction set of this machine.
+    /// The value of `EMBERFLOW_ISA`, if it is not an instruction set of this machine.
     pub fn ignored_override() -> Option<String> {
         let wanted = std::env::var(OVERRIDE).ok()?;
         (Cpu::choose(Some(&wanted)).name() != wanted).then_some(wanted)
@@ -157,8 +156,7 @@ impl Cpu {
         isa.is_available().then_some(Cpu { isa })
     }
 
-    /// Every instruction set this machine has, best last; never empty. For tests that
-    /// compare them.
+    /// Every instruction set of this machine, best last; never empty. For tests that compare them.
     pub fn all() -> Vec<Cpu> {
         Isa::ALL.into_iter().filter_map(Cpu::with_isa).collect()
     }

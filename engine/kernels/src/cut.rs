@@ -1,10 +1,10 @@
-//! Slices and pointers that several threads use at once, each another part.
+//! Slices and pointers that several threads use at once, each a different part.
 
 #![allow(unsafe_code)]
 
 use std::{marker::PhantomData, ops::Range};
 
-/// A pointer that several threads may hold; each use says why it is exclusive.
+/// A pointer shared by several threads; each use justifies its exclusivity.
 pub(crate) struct Shareable<T>(pub *mut T);
 
 impl<T> Shareable<T> {
@@ -14,10 +14,10 @@ impl<T> Shareable<T> {
     }
 }
 
-// SAFETY: the elements it leads to are used by one thread at a time and may move there.
+// SAFETY: one thread at a time uses each element, and elements may move between threads.
 unsafe impl<T: Send> Sync for Shareable<T> {}
 
-/// A borrowed slice that several threads use different parts of.
+/// A borrowed slice whose parts are used by different threads.
 pub(crate) struct Cut<'a, T> {
     base: Shareable<T>,
     len: usize,
@@ -33,28 +33,28 @@ impl<'a, T> Cut<'a, T> {
         }
     }
 
-    /// The part of a range that the slice has.
+    /// Clamps a range to the slice.
     fn within(&self, range: Range<usize>) -> Range<usize> {
         range.start.min(self.len)..range.end.min(self.len)
     }
 
     /// # Safety
-    /// Nobody writes to this range as long as the result lives.
+    /// No one may write to this range while the result lives.
     pub unsafe fn get(&self, range: Range<usize>) -> &[T]
     where
         T: Sync,
     {
         let range = self.within(range);
-        // SAFETY: the range lies in the slice, which is borrowed, and nobody writes to it.
+        // SAFETY: the range is in the slice, which is borrowed, and no one writes to it.
         unsafe { std::slice::from_raw_parts(self.base.get().add(range.start), range.len()) }
     }
 
     /// # Safety
-    /// Nobody else uses this range as long as the result lives.
+    /// No one else may use this range while the result lives.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get_mut(&self, range: Range<usize>) -> &mut [T] {
         let range = self.within(range);
-        // SAFETY: the range lies in the slice, which is borrowed, and nobody else uses it.
+        // SAFETY: the range is in the slice, which is borrowed, and no one else uses it.
         unsafe { std::slice::from_raw_parts_mut(self.base.get().add(range.start), range.len()) }
     }
 }

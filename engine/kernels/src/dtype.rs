@@ -1,4 +1,4 @@
-//! The number formats weights are stored in.
+//! Storage formats of weights.
 //!
 //! ```text
 //! ROW OF n ELEMENTS (little-endian, any alignment, structure of arrays)
@@ -15,8 +15,8 @@
 //! value        q8: q × scale           q4: (nibble − 8) × scale
 //! ```
 //!
-//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8) and
-//! are ignored when a row is read.
+//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8) and ignored on
+//! reading.
 
 /// Elements that share one scale in the block formats.
 pub const GROUP: usize = 32;
@@ -24,7 +24,7 @@ pub const GROUP: usize = 32;
 const Q4_GROUP_BYTES: usize = GROUP / 2;
 const SCALE_BYTES: usize = 2;
 
-// The kernels take two groups per step of the lane rule, and codes are stored in files.
+// The kernels process two groups per step of the lane rule, and codes are stored in files.
 const _: () = assert!(crate::LANES == 2 * GROUP);
 const _: () = assert!(DType::F32.code() == 0 && DType::F16.code() == 1);
 const _: () = assert!(DType::BF16.code() == 2 && DType::Q8.code() == 3);
@@ -87,9 +87,8 @@ impl DType {
         matches!(self, DType::Q8 | DType::Q4)
     }
 
-    /// Bytes of the elements of a row of `n`, without scales. Saturates at
-    /// `usize::MAX`, a length that no slice can have, so an absurd `n` fails the length
-    /// check of whoever uses the result.
+    /// Bytes of the elements of a row of `n`, without scales. Saturates at `usize::MAX`, which no
+    /// slice reaches, so an absurd `n` fails the caller's length check.
     #[inline(always)]
     pub const fn quants_bytes(self, n: usize) -> usize {
         let groups = n.div_ceil(GROUP);

@@ -1,8 +1,8 @@
 //! Norms, softmax, activations and rotary embedding on f32 slices.
 //!
-//! Written once in safe code without intrinsics. Each function is inlined into an entry
-//! point per instruction set and vectorised there; the compiler neither reorders nor
-//! fuses floating-point operations, so all of them return the bits of the scalar one.
+//! Written once in safe code without intrinsics. Each function is inlined into an entry point per
+//! instruction set and vectorised there. The compiler neither reorders nor fuses floating-point
+//! operations, so all of them return the same bits as the scalar one.
 
 use crate::{LANES, math};
 
@@ -67,8 +67,8 @@ pub(crate) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-/// The largest value; −∞ if there is none but NaN. In any order, up to the sign of zero,
-/// which a subtraction from the values does not see.
+/// The largest value, ignoring NaN; −∞ if there is none. The order affects only the sign of zero,
+/// which a later subtraction does not see.
 #[inline(always)]
 fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,8 +1,8 @@
-//! How the threads of a pool meet: the caller opens a run, workers enter and leave it, the
-//! caller closes it.
+//! Synchronisation of a thread pool: the caller opens a run, workers enter and leave it, the caller
+//! closes it.
 //!
-//! What threads meet by comes from `sync`, in whose place the test `tests/gate.rs` puts that
-//! of a model checker: it compiles this very file and tries every order of steps.
+//! The primitives come from `sync`. The test `tests/gate.rs` compiles this file with those of a
+//! model checker instead and explores all interleavings.
 
 use std::{
     hint::spin_loop,
@@ -11,16 +11,15 @@ use std::{
 
 use crate::sync::{AtomicU64, Ordering, park, yield_now};
 
-/// How long a waiting thread keeps its core to itself.
+/// How long a waiting thread spins without yielding its core.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// How long it waits before it sleeps, offering its core to other threads after [`SPIN`]:
-/// longer than nearly all serial steps between two runs of a forward pass, some of which look up
-/// and request neurons.
+/// How long it waits before it sleeps, yielding its core after [`SPIN`]: longer than nearly all
+/// serial steps between two runs of a forward pass, some of which look up and request neurons.
 const STAY: Duration = Duration::from_micros(250);
 
-/// The state of a run in one word, so that entering it, leaving it and closing it are
-/// single steps.
+/// The state of a run in one word, so that entering, leaving and closing it are single atomic
+/// operations.
 ///
 /// ```text
 /// bits 63..32  number of the run
@@ -30,7 +29,7 @@ const STAY: Duration = Duration::from_micros(250);
 /// ```
 pub(crate) struct Gate {
     word: AtomicU64,
-    /// Whether a waiting thread spins at all before it sleeps.
+    /// Whether a waiting thread spins before it sleeps.
     spin: bool,
 }
 
@@ -38,7 +37,7 @@ const OPEN: u64 = 1 << 31;
 const ENTERED: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 
-/// Most workers that the fields can count.
+/// Limit of the worker counts.
 pub(crate) const MAX_WORKERS: usize = (1 << 15) - 1;
 
 fn number(word: u64) -> u64 {
@@ -54,7 +53,7 @@ fn inside(word: u64) -> usize {
 }
 
 impl Gate {
-    /// A gate that is closed.
+    /// A closed gate.
     pub(crate) fn new(spin: bool) -> Gate {
         Gate {
             word: AtomicU64::new(0),
@@ -62,15 +61,15 @@ impl Gate {
         }
     }
 
-    /// Opens the next run; the last one is closed and has been left. What the caller wrote
-    /// before is seen by all who enter. Workers that sleep have to be woken afterwards.
+    /// Opens the next run; the previous one must be closed and left. Every worker that enters sees
+    /// the caller's earlier writes. Wake sleeping workers afterwards.
     pub(crate) fn open(&self) {
         let next = number(self.word.load(Ordering::Relaxed)).wrapping_add(1);
         self.word.store(next << 32 | OPEN, Ordering::Release);
     }
 
-    /// Waits until a run is open that is not `last`, and enters it unless `stop` holds.
-    /// Returns its number. `last` is 0 at first.
+    /// Waits until a run other than `last` is open, and enters it unless `stop` holds. Returns its
+    /// number. `last` is initially 0.
     pub(crate) fn enter(&self, last: u64, stop: impl Fn() -> bool) -> Option<u64> {
         loop {
             let mut run = 0;
@@ -89,26 +88,25 @@ impl Gate {
         }
     }
 
-    /// Leaves the run. What this worker wrote is seen by the caller after
-    /// [`close`](Gate::close). If this returns true the caller has to be woken.
+    /// Leaves the run. The caller sees this worker's writes after [`close`](Gate::close). If this
+    /// returns true, wake the caller.
     pub(crate) fn leave(&self) -> bool {
         let before = self.word.fetch_sub(INSIDE, Ordering::AcqRel);
         inside(before) == 1
     }
 
-    /// Waits until `wanted` workers have entered, lets no more of them enter, and waits until
-    /// all have left.
+    /// Waits until `wanted` workers have entered, closes the run to others, and waits until all
+    /// have left.
     pub(crate) fn close(&self, wanted: usize) {
         if wanted > 0 {
-            // Nobody wakes the caller for an entry, but for the last one that leaves.
+            // Entering does not wake the caller, but the last worker to leave does.
             self.wait_until(|word| entered(word) >= wanted && inside(word) == 0);
         }
         self.word.fetch_and(!OPEN, Ordering::AcqRel);
         self.wait_until(|word| inside(word) == 0);
     }
 
-    /// Returns when `ready` holds for the word. Whoever makes it hold wakes this thread
-    /// afterwards.
+    /// Returns when `ready` holds for the word. The thread that makes it hold must wake this one.
     fn wait_until(&self, mut ready: impl FnMut(u64) -> bool) {
         let mut ready = || ready(self.word.load(Ordering::Acquire));
         if ready() {

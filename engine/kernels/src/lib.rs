@@ -12,26 +12,24 @@
 //!    if it were padded with zeros. At the end lane `j` absorbs lane `j + 32`, then
 //!    `j + 16`, `+ 8`, `+ 4`, `+ 2`, `+ 1`. AVX-512 holds the lanes in 4 registers,
 //!    AVX2 in 8, NEON in 16, the scalar code in an array.
-//! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an
-//!    11-bit f16 scale. Where the conversion happens can therefore not change a bit.
-//! 3. Transcendental functions are polynomials with one written operation order
-//!    ([`math`]) or come from the `libm` crate, never from the platform.
+//! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an 11-bit f16 scale.
+//!    So the point of conversion cannot change a bit.
+//! 3. Transcendental functions are polynomials with a fixed operation order ([`math`]) or come from
+//!    the `libm` crate, never from the platform.
 //!
-//! What is summed for many columns at once needs no lanes: [`Cpu::axpy_rows`] and
-//! [`Cpu::mix_values`] add one product per row to each element, [`Cpu::key_scores`] one per
-//! element of a head to each position, by fused multiply-adds in order. Cutting such a sum
-//! into several calls changes no bit.
+//! Sums over many columns at once need no lanes: [`Cpu::axpy_rows`] and [`Cpu::mix_values`] add one
+//! product per row to each element, [`Cpu::key_scores`] one per element of a head to each position,
+//! by fused multiply-adds in order. Splitting such a sum into several calls changes no bit.
 //!
-//! A q4 or q8 row that meets *quantised* activations ([`Activations`]) follows another
-//! rule, the chain rule: the 32 products of group `g` are integers and their sum is exact,
-//! in whatever order. As f32 it is added to chain `g % 16` by one fused multiply-add, its
-//! factor being `weight scale × activation scale` rounded once. At the end chain `j`
-//! absorbs chain `j + 8`, then `j + 4`, `+ 2`, `+ 1`. Decode and matrix products keep it
-//! alike. It is several times faster than f32 activations, whose place it takes for these
-//! two formats; what it costs in accuracy is a named budget of the tests.
+//! A q4 or q8 row times *quantised* activations ([`Activations`]) follows another rule, the chain
+//! rule: the 32 products of group `g` are integers, so their sum is exact in any order. As f32 it
+//! is added to chain `g % 16` by one fused multiply-add, with the factor `weight scale × activation
+//! scale` rounded once. At the end chain `j` absorbs chain `j + 8`, then `j + 4`, `+ 2`, `+ 1`.
+//! Decode and matrix products both follow it. It is several times faster than f32 activations,
+//! which it replaces for these two formats; the tests bound its loss of accuracy.
 //!
-//! NaN is the one exception: the result is NaN everywhere, but its sign and payload
-//! are left to the hardware.
+//! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
+//! hardware.
 //!
 //! # Example
 //!
@@ -70,12 +68,12 @@
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `select.rs` | the largest of many values |
-//! | `signs.rs` | signs as bits, and how many differ |
+//! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `two_bit.rs` | rows in two bits, widened to q4 |
-//! | `bandwidth.rs` | a plain read of memory, the bound of most kernels |
+//! | `bandwidth.rs` | plain memory reads, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes in blocks |
-//! | `gate.rs`, `sync.rs` | how the pool's threads meet, checked in every order of steps |
+//! | `gate.rs`, `sync.rs` | synchronisation of the pool, model-checked over all interleavings |
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(

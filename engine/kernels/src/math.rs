@@ -1,7 +1,7 @@
-//! Scalar functions with one written operation order, the same on every machine.
+//! Scalar functions with a fixed operation order, the same on every machine.
 //!
-//! The slice kernels apply exactly these functions, so a value computed alone has the
-//! same bits as one computed in a slice.
+//! The slice kernels apply exactly these functions, so a value computed alone has the same bits as
+//! one in a slice.
 
 use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
 
@@ -36,8 +36,8 @@ pub fn exp(x: f32) -> f32 {
     let p = r.mul_add(p, 0.5);
     let p = r.mul_add(p, 1.0);
     let p = r.mul_add(p, 1.0);
-    // 2^n in two normal factors: the second multiplication rounds once, also where the
-    // result is subnormal or infinite.
+    // 2^n in two normal factors: the second multiplication rounds once, even if the result is
+    // subnormal or infinite.
     let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
     p * power_of_two(half) * power_of_two(n - half)
@@ -62,8 +62,8 @@ pub fn gelu(x: f32) -> f32 {
 
 /// The tanh form of GELU: Hugging Face's `gelu_pytorch_tanh`.
 ///
-/// `0.5·x·(1 + tanh u)` equals `x / (1 + e^−2u)`, which needs one exponential and loses
-/// nothing where `tanh u` is near −1.
+/// `0.5·x·(1 + tanh u)` equals `x / (1 + e^−2u)`, which needs one exponential and avoids
+/// cancellation near `tanh u` = −1.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
     const SQRT_8_OVER_PI: f32 = 1.595_769; // 2 · sqrt(2 / π)
@@ -71,8 +71,7 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-SQRT_8_OVER_PI * cubic))
 }
 
-/// Index of the largest value, the first one if several are equal; NaN is skipped.
-/// `None` if there is no value but NaN.
+/// Index of the largest value, the first one of equals; skips NaN. `None` without a value.
 pub fn argmax(x: &[f32]) -> Option<usize> {
     let mut best: Option<(usize, f32)> = None;
     for (i, &value) in x.iter().enumerate() {

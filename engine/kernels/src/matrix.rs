@@ -2,7 +2,7 @@
 
 use crate::{dtype::DType, row::Row};
 
-/// Rows of one format and length that lie wherever they lie.
+/// Rows of one format and length, at any addresses.
 pub(crate) trait Rows: Copy {
     /// Number of rows.
     fn count(&self) -> usize;

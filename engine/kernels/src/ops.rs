@@ -1,7 +1,7 @@
 //! Every kernel as a method of [`Cpu`].
 //!
-//! Lengths that do not fit together are programmer errors and panic with a message;
-//! sizes from files have to be checked before they get here. Nothing allocates.
+//! Mismatched lengths are programmer errors and panic with a message; check sizes from files before
+//! calling. Nothing allocates.
 
 use crate::{columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix, row::Row, simd};
 
@@ -35,17 +35,17 @@ impl Cpu {
 
     /// `y[j] = fma(factors[i] * scale, q, y[j])` for `i` in order, where row `i` holds
     /// `scale · q` at `j`; the scale is 1 for the float formats. One call with many rows
-    /// returns the bits of one call for each.
+    /// returns the same bits as one call per row.
     ///
     /// # Panics
-    /// If there are not as many factors as rows, or if a row differs from the others in
+    /// If the number of factors differs from that of rows, or if a row differs from the others in
     /// its format or from `y` in its length.
     #[inline]
     pub fn axpy_rows(self, factors: &[f32], rows: &[Row<'_>], y: &mut [f32]) {
         simd::axpy_rows(self, factors, rows, y);
     }
 
-    /// [`axpy_rows`](Cpu::axpy_rows) to zeros, which are not read: whatever `y` held is gone.
+    /// [`axpy_rows`](Cpu::axpy_rows) starting from zero: ignores and overwrites `y`.
     ///
     /// # Panics
     /// As [`axpy_rows`](Cpu::axpy_rows).
@@ -54,14 +54,12 @@ impl Cpu {
         simd::sum_rows(self, factors, rows, y);
     }
 
-    /// [`axpy_rows`](Cpu::axpy_rows) for `tokens` tokens that share the rows: row `i` has
-    /// the factor `factors[i * tokens + t]` for token `t`, whose sum is row `t` of `ys`,
-    /// `tokens × n`. A row is left out where its factor is zero; the bits are those of
-    /// `axpy_rows` with the other rows.
+    /// [`axpy_rows`](Cpu::axpy_rows) for `tokens` tokens that share the rows: row `i` has the
+    /// factor `factors[i * tokens + t]` for token `t`, whose sum is row `t` of `ys`, `tokens × n`.
+    /// Skips rows with a zero factor; the bits are those of `axpy_rows` with the other rows.
     ///
     /// # Panics
-    /// If the lengths do not fit together as described, or if the rows differ in format or
-    /// length.
+    /// If the lengths do not match as described, or if the rows differ in format or length.
     #[inline]
     pub fn axpy_rows_tokens(
         self,
@@ -84,8 +82,8 @@ impl Cpu {
 
     /// `y[r] = row r · x` for `y.len()` rows of `n` elements, scales inline.
     ///
-    /// Row `r` starts at `bytes[r * stride]`. A stride longer than a row lets rows be read
-    /// out of neuron bundles.
+    /// Row `r` starts at `bytes[r * stride]`. A stride longer than a row reads rows out of neuron
+    /// bundles.
     ///
     /// # Panics
     /// If `x.len() != n`, if `stride` is shorter than a row, or if the last row ends
@@ -111,8 +109,8 @@ impl Cpu {
     /// `n` elements; [`matmul_scratch`] gives the length that runs fastest.
     ///
     /// # Panics
-    /// If the lengths do not fit together as described, or if the rows do not fit in
-    /// `bytes` as in [`matvec`](Cpu::matvec).
+    /// If the lengths do not match as described, or if the rows do not fit in `bytes` as in
+    /// [`matvec`](Cpu::matvec).
     #[allow(clippy::too_many_arguments)]
     pub fn matmul(
         self,
@@ -142,10 +140,10 @@ impl Cpu {
         self.matmul_columns(dtype, bytes, stride, n, xs, &mut y, scratch);
     }
 
-    /// [`matmul`](Cpu::matmul) into a block of columns: row `t` of `y` is token `t`, its
-    /// width is the number of weight rows. With
-    /// [`Workers::for_each_column_block`](crate::Workers::for_each_column_block) several
-    /// threads share one product: block `first` takes the weight rows from `first` on.
+    /// [`matmul`](Cpu::matmul) into a block of columns: row `t` of `y` is token `t`, its width the
+    /// number of weight rows. With
+    /// [`Workers::for_each_column_block`](crate::Workers::for_each_column_block) several threads
+    /// share one product: block `first` uses the weight rows from `first` on.
     ///
     /// # Panics
     /// As [`matmul`](Cpu::matmul).
@@ -196,18 +194,18 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
-    /// Two-bit rows of `n` elements, one after the other in `bytes`, as q4 rows with the
-    /// same values, one after the other in `out`.
+    /// Widens two-bit rows of `n` elements, consecutive in `bytes`, to q4 rows with the same
+    /// values, consecutive in `out`.
     ///
     /// # Panics
-    /// If `bytes` is not whole rows or `out` not as many q4 rows.
+    /// If `bytes` is not a whole number of rows or `out` not as many q4 rows.
     #[inline]
     pub fn widen_two_bit(self, bytes: &[u8], n: usize, out: &mut [u8]) {
         simd::widen_two_bit(self, bytes, n, out);
     }
 
-    /// The signs of `x` as bits: 1 where an element is below zero. See [`sign_bytes`](crate::sign_bytes) for the
-    /// length of `bits`.
+    /// The signs of `x` as bits: 1 for an element below zero. See [`sign_bytes`](crate::sign_bytes)
+    /// for the length of `bits`.
     ///
     /// # Panics
     /// If `bits.len() != sign_bytes(x.len())`.
@@ -216,34 +214,33 @@ impl Cpu {
         simd::sign_bits(self, x, bits);
     }
 
-    /// `y[r]` = how many bits of row `r`, which starts at `bytes[r * stride]`, differ from
-    /// `x`. Of signs ([`sign_bits`](Cpu::sign_bits)): how many products are negative.
+    /// `y[r]` = number of bits of row `r`, at `bytes[r * stride]`, that differ from `x`. For signs
+    /// ([`sign_bits`](Cpu::sign_bits)) this is the number of negative products.
     ///
     /// # Panics
-    /// If `x` is not whole words of 8 bytes, if `stride` is shorter than `x`, or if the last
-    /// row ends beyond `bytes`.
+    /// If `x` is not whole words of 8 bytes, if `stride` is shorter than `x`, or if the last row
+    /// ends beyond `bytes`.
     #[inline]
     pub fn sign_differences(self, bytes: &[u8], stride: usize, x: &[u8], y: &mut [u32]) {
         simd::sign_differences(self, bytes, stride, x, y);
     }
 
-    /// [`argmax`](crate::argmax), several values at a time.
+    /// [`argmax`](crate::argmax), vectorised.
     #[inline]
     pub fn argmax(self, x: &[f32]) -> Option<usize> {
         simd::argmax(self, x)
     }
 
-    /// The `k` largest values with their indices, falling, equal ones by rising index; NaN
-    /// is skipped. `best` is overwritten; nothing is allocated if it has room for
-    /// `2 * k + 64` elements.
+    /// The `k` largest values with their indices, in descending order, equal ones by ascending
+    /// index; skips NaN. Overwrites `best`, without allocating if it has capacity for `2 * k + 64`
+    /// elements.
     #[inline]
     pub fn top_k(self, x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
         simd::top_k(self, x, k, best);
     }
 
-    /// Sum of the little-endian 64-bit words, the last one filled up with zeros; wraps.
-    /// Reads memory as fast as one thread can, see
-    /// [`read_bandwidth`](crate::read_bandwidth).
+    /// Sum of the little-endian 64-bit words, the last one padded with zeros; wraps. Reads memory
+    /// as fast as one thread can, see [`read_bandwidth`](crate::read_bandwidth).
     #[inline]
     pub fn sum_bytes(self, bytes: &[u8]) -> u64 {
         simd::sum_bytes(self, bytes)
@@ -265,15 +262,15 @@ impl Cpu {
         simd::blend(self, a, y, b, x);
     }
 
-    /// Scores of several queries over blocks of 32 keys: row `q` of `scores`, which begins at
-    /// `q * stride`, becomes `scores[p] = fma(query[d], key p [d], …)`, `d` from 0 to `head_dim`.
+    /// Scores of several queries over blocks of 32 keys: row `q` of `scores`, at `q * stride`,
+    /// becomes `scores[p] = fma(query[d], key p [d], …)`, `d` from 0 to `head_dim`.
     ///
-    /// A block of `keys` holds `[head_dim][32 positions]` elements of a float format;
-    /// `queries` is `q × head_dim`. The stride is at least the positions of all blocks; what is
-    /// beyond them is left alone.
+    /// A block of `keys` holds `[head_dim][32 positions]` elements of a float format; `queries` is
+    /// `q × head_dim`. The stride is at least the positions of all blocks; elements beyond them are
+    /// not touched.
     ///
     /// # Panics
-    /// If `dtype` is a block format or the lengths do not fit together as described.
+    /// If `dtype` is a block format or the lengths do not match as described.
     #[inline]
     pub fn key_scores(
         self,
@@ -287,15 +284,14 @@ impl Cpu {
         simd::attend::key_scores(self, dtype, keys, head_dim, queries, scores, stride);
     }
 
-    /// Weighted sums of values for several queries: row `q` of `out` takes
-    /// `out[j] = fma(weights[q * stride + p], value p [j], out[j])` for every position `p`
-    /// in order.
+    /// Weighted sums of values for several queries: row `q` of `out` becomes `out[j] =
+    /// fma(weights[q * stride + p], value p [j], out[j])` for every position `p` in order.
     ///
-    /// `values` is `positions × width` elements of a float format, the width a multiple of
-    /// 32; `out` is `q × width`.
+    /// `values` is `positions × width` elements of a float format, with a width that is a multiple
+    /// of 32; `out` is `q × width`.
     ///
     /// # Panics
-    /// If `dtype` is a block format or the lengths do not fit together as described.
+    /// If `dtype` is a block format or the lengths do not match as described.
     #[inline]
     pub fn mix_values(
         self,
@@ -327,9 +323,9 @@ impl Cpu {
         simd::gelu_tanh(self, x);
     }
 
-    /// Rotary embedding of one head in the rotate-half layout: with `h = cos.len()`, the
-    /// pair `(x[i], x[i + h])` is turned by the angle of `cos[i]`, `sin[i]`. Elements from
-    /// `2h` on stay as they are (partial rotary).
+    /// Rotary embedding of one head in the rotate-half layout: with `h = cos.len()`, rotates the
+    /// pair `(x[i], x[i + h])` by the angle of `cos[i]`, `sin[i]`. Elements from `2h` on are
+    /// unchanged (partial rotary).
     ///
     /// `x[i] = fma(a, cos, −(b·sin))` and `x[i + h] = fma(b, cos, a·sin)`.
     ///
@@ -340,9 +336,8 @@ impl Cpu {
         simd::rope_rotate_half(self, x, cos, sin);
     }
 
-    /// Writes `src` as little-endian f16, rounded to nearest even; `dst` then is a
-    /// [`DType::F16`] row, as in the KV cache. Values beyond the f16 range become
-    /// infinite.
+    /// Writes `src` as little-endian f16, rounded to nearest even; `dst` is then a [`DType::F16`]
+    /// row, as in the KV cache. Values beyond the f16 range become infinite.
     ///
     /// # Panics
     /// If `dst.len() != 2 * src.len()`.
@@ -352,8 +347,8 @@ impl Cpu {
     }
 }
 
-/// Elements of scratch with which [`Cpu::matmul`] of rows of `n` elements runs fastest on
-/// every instruction set.
+/// Scratch elements with which [`Cpu::matmul`] of rows of `n` elements runs fastest on every
+/// instruction set.
 pub const fn matmul_scratch(n: usize) -> usize {
     n.saturating_mul(4)
 }

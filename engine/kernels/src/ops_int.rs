@@ -16,12 +16,11 @@ impl Cpu {
         simd::int::dot(self, row, x)
     }
 
-    /// `y[r] = rows[r] · x` by the chain rule, for rows that lie anywhere, such as those
-    /// of the neurons that fire.
+    /// `y[r] = rows[r] · x` by the chain rule, for rows at any addresses, such as those of firing
+    /// neurons.
     ///
     /// # Panics
-    /// As [`dot_q`](Cpu::dot_q), if `y.len() != rows.len()`, or if the rows are not all of
-    /// one format.
+    /// As [`dot_q`](Cpu::dot_q), if `y.len() != rows.len()`, or if the rows differ in format.
     #[inline]
     pub fn dot_rows_q(self, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mut [f32]) {
         simd::int::dot_rows(self, rows, x, y);
@@ -50,13 +49,12 @@ impl Cpu {
     /// `y.row(t)[r] = row r · token t` by the chain rule, bit-equal to
     /// [`matvec_q`](Cpu::matvec_q) of each token.
     ///
-    /// The rows, as many as `y` is wide, lie in `bytes` as for
-    /// [`matvec`](Cpu::matvec). Widths that are multiples of 32 run fastest. `scratch` has
-    /// at least [`matmul_scratch_q`] elements.
+    /// The rows, as many as the width of `y`, are in `bytes` as for [`matvec`](Cpu::matvec). Widths
+    /// that are multiples of 32 run fastest. `scratch` has at least [`matmul_scratch_q`] elements.
     ///
     /// # Panics
-    /// If the lengths do not fit together as described, if `dtype` is not q4 or q8, or if
-    /// the rows do not fit in `bytes`.
+    /// If the lengths do not match as described, if `dtype` is not q4 or q8, or if the rows do not
+    /// fit in `bytes`.
     pub fn matmul_q(
         self,
         dtype: DType,
@@ -70,10 +68,10 @@ impl Cpu {
         simd::int::matmul(self, m, xs, y, scratch);
     }
 
-    /// [`matmul_q`](Cpu::matmul_q) for rows that lie anywhere.
+    /// [`matmul_q`](Cpu::matmul_q) for rows at any addresses.
     ///
     /// # Panics
-    /// As `matmul_q`, or if the rows are not all of one format.
+    /// As `matmul_q`, or if the rows differ in format.
     pub fn matmul_rows_q(
         self,
         rows: &[Row<'_>],
@@ -85,8 +83,8 @@ impl Cpu {
     }
 }
 
-/// Elements of scratch that [`Cpu::matmul_q`] needs for rows of `n` elements, on every
-/// instruction set.
+/// Scratch elements that [`Cpu::matmul_q`] needs for rows of `n` elements, on every instruction
+/// set.
 pub const fn matmul_scratch_q(n: usize) -> usize {
     simd::int::scratch_len(n)
 }

@@ -1,7 +1,7 @@
-//! f32 rows to stored rows, and how far a stored value may lie from its source.
+//! Quantises f32 rows, and bounds the error.
 //!
-//! Scalar on purpose: it runs when a model is packed, and decides which bytes are in
-//! the file. Rounding is half away from zero (`f32::round`).
+//! Scalar on purpose: it runs when a model is packed, and determines the bytes in the file.
+//! Rounding is half away from zero (`f32::round`).
 
 use half::{bf16, f16};
 
@@ -17,7 +17,7 @@ pub enum QuantizeError {
         /// The element.
         value: f32,
     },
-    /// An element is finite but its f16 form, or the f16 scale it asks for, is infinite.
+    /// An element is finite but its f16 form, or the f16 scale it needs, is infinite.
     OutOfRange {
         /// Index in the row.
         index: usize,
@@ -53,15 +53,15 @@ impl std::error::Error for QuantizeError {}
 /// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
 ///   nibble = round(w / scale) + 8 in 0..=15
 ///
-/// Both divide by the scale as rounded to f16. A group whose scale rounds to zero is all
-/// zero. Elements that pad the last group are zero.
+/// Both divide by the scale as rounded to f16. A group whose scale rounds to zero becomes zero.
+/// Padding of the last group is zero.
 ///
 /// # Errors
-/// An element that is not finite or beyond the format's range; the contents of `quants`
-/// and `scales` are then unspecified.
+/// If an element is not finite or beyond the format's range; the contents of `quants` and `scales`
+/// are then unspecified.
 ///
 /// # Panics
-/// If `quants` or `scales` is not of the length that `dtype` gives for the row.
+/// If the length of `quants` or `scales` is not that of a `dtype` row.
 pub fn quantize_row(
     dtype: DType,
     src: &[f32],
@@ -182,11 +182,11 @@ fn quantize_q4(group: &[f32], scale: f32, quants: &mut [u8]) {
     }
 }
 
-/// Stores a q4 row whose rounding somebody else did: a quant of 0 to 15 per element, of the value
-/// `(quant − 8) × scale`, and the bits of an f16 scale per group. Scales lie behind the quants.
+/// Stores a q4 row that the caller has rounded: a quant of 0 to 15 per element, for the value
+/// `(quant − 8) × scale`, and the bits of an f16 scale per group. Scales follow the quants.
 ///
 /// # Panics
-/// If a length does not fit: `out` takes [`DType::row_bytes`], `scales` one entry per group.
+/// If a length is wrong: `out` needs [`DType::row_bytes`], `scales` one entry per group.
 pub fn store_q4_row(quants: &[u8], scales: &[u16], out: &mut [u8]) {
     let n = quants.len();
     assert!(
@@ -215,14 +215,13 @@ const BF16_ROUNDING: f32 = 1.0 / 256.0;
 /// Allowance for the f32 arithmetic in quantising and in this bound itself.
 const SLACK: f32 = 1.0 + 1.0 / 8192.0;
 
-/// An upper bound of `|w − w'|`, where `w'` is what is read back after storing `w`, for
-/// every `w` of a group (or of a row: the bound grows with `max_abs`) whose largest
-/// magnitude is `max_abs`.
+/// An upper bound of `|w − w'|`, where `w'` is the stored form of `w`, for every `w` of a group (or
+/// of a row: the bound grows with `max_abs`) whose largest magnitude is `max_abs`.
 ///
 /// - f16, bf16: half a step at `max_abs`
-/// - q8: half a scale, plus what rounding the scale down to f16 cuts off at ±127 steps
-/// - q4: one scale, because the end opposite to the largest element is clamped at 7 of 8
-///   steps, plus what rounding the scale cuts off
+/// - q8: half a scale, plus the effect of rounding the scale down to f16 at ±127 steps
+/// - q4: one scale, because the end opposite to the largest element is clamped at 7 of 8 steps,
+///   plus the effect of rounding the scale
 pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
     let max_abs = max_abs.abs();
     let bound = match dtype {

@@ -2,8 +2,8 @@
 
 use crate::dtype::{DType, GROUP};
 
-/// One row of `n` elements in its stored form. The lengths were checked when it was
-/// made, which is what lets the SIMD kernels read it without further checks.
+/// One stored row of `n` elements. Its lengths are checked at construction, so the SIMD kernels
+/// read it without further checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     dtype: DType,
@@ -13,11 +13,10 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// A row whose scales follow its elements directly: `bytes` is quants ‖ scales.
+    /// A row followed directly by its scales: `bytes` is quants ‖ scales.
     ///
     /// # Panics
-    /// If `bytes.len()` is not `dtype.row_bytes(n)`. Sizes that come from a file have to
-    /// be checked before this is called.
+    /// If `bytes.len()` is not `dtype.row_bytes(n)`. Check sizes from files first.
     #[inline(always)]
     pub fn inline(dtype: DType, n: usize, bytes: &'a [u8]) -> Row<'a> {
         assert!(
@@ -35,12 +34,12 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// A row whose scales are kept elsewhere, for example in RAM while the elements are
-    /// on flash. `scales` is empty for the float formats.
+    /// A row with separate scales, for example in RAM while the elements are on flash. `scales` is
+    /// empty for the float formats.
     ///
     /// # Panics
-    /// If the lengths are not `dtype.quants_bytes(n)` and `dtype.scales_bytes(n)`. Sizes
-    /// that come from a file have to be checked before this is called.
+    /// If the lengths are not `dtype.quants_bytes(n)` and `dtype.scales_bytes(n)`. Check sizes from
+    /// files first.
     #[inline(always)]
     pub fn split(dtype: DType, n: usize, quants: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         assert!(

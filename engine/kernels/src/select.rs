@@ -1,15 +1,14 @@
-//! The largest of many values, as the logits of a token.
+//! The largest of many values, such as the logits of a token.
 //!
-//! Written without intrinsics and inlined into an entry point per instruction set, like
-//! the functions of `elementwise.rs`.
+//! Written without intrinsics and inlined into an entry point per instruction set, like the
+//! functions of `elementwise.rs`.
 
 use std::cmp::Ordering;
 
-/// Values that are looked at together.
+/// Values tested together.
 const CHUNK: usize = 64;
 
-/// Whether any value satisfies the test. Does not stop at the first, so that the test is
-/// made for many values at once.
+/// Whether any value satisfies the test. No early exit, so that the loop vectorises.
 #[inline(always)]
 fn any(x: &[f32], test: impl Fn(f32) -> bool) -> bool {
     x.iter().fold(false, |any, &value| any | test(value))
@@ -34,13 +33,13 @@ pub(crate) fn argmax(x: &[f32]) -> Option<usize> {
     Some(index * CHUNK + within)
 }
 
-/// Falling values, equal ones by rising index.
+/// Descending by value, equal ones ascending by index.
 fn order(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     let by_value = b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
     by_value.then(a.1.cmp(&b.1))
 }
 
-/// Cuts to the `k` best and returns the least of them.
+/// Truncates to the `k` best and returns the smallest of them.
 fn keep(k: usize, best: &mut Vec<(f32, u32)>) -> f32 {
     let (_, last, _) = best.select_nth_unstable_by(k - 1, order);
     let least = last.0;
@@ -54,8 +53,8 @@ pub(crate) fn top_k(x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
     if k == 0 {
         return;
     }
-    // Once `k` values are known, only larger ones than the least of them matter; later
-    // ones that equal it lose to it by their index.
+    // Once `k` values are known, only values above the smallest of them matter; a later equal one
+    // loses by its index.
     let mut least = None;
     for (chunk, first) in x.chunks(CHUNK).zip((0u32..).step_by(CHUNK)) {
         match least {

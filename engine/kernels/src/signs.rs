@@ -1,18 +1,18 @@
-//! Signs as bits, and how many of them differ: the arithmetic of a predictor that needs no
-//! training (SparseInfer, arXiv 2411.12692).
+//! Signs as bits, and counts of differing signs: the arithmetic of a predictor without training
+//! (SparseInfer, arXiv 2411.12692).
 //!
 //! ```text
 //! SIGNS OF n ELEMENTS: ceil(n / 64) × 8 bytes, any alignment
 //!
-//! bit i % 8 of byte i / 8   1 where element i is below zero; bits past n are 0
+//! bit i % 8 of byte i / 8   1 if element i is below zero; bits past n are 0
 //! ```
 //!
-//! Where the signs of a weight and an activation differ, their product is negative, so the
-//! count of differing bits says how negative the sum of the products is likely to be.
+//! If the signs of a weight and an activation differ, their product is negative, so the number of
+//! differing bits indicates how likely the sum of the products is negative.
 //!
 //! Integers only, written once in safe code and vectorised for each instruction set.
 
-/// Elements of a word of signs.
+/// Elements per word of signs.
 const WORD: usize = 64;
 
 /// Bytes of the signs of `n` elements.

@@ -1,4 +1,4 @@
-//! What the threads of a pool meet by; see `gate.rs`.
+//! Synchronisation primitives of the thread pool; see `gate.rs`.
 
 pub(crate) use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -1,5 +1,5 @@
-//! Rows in two bits: not weights of a model, but copies of weights that are good enough to
-//! tell the sign of a product.
+//! Rows in two bits: not model weights, but copies of them that are good enough to predict the sign
+//! of a product.
 //!
 //! ```text
 //! ROW OF n ELEMENTS: ceil(n / 64) groups, quants of all groups, then their scales
@@ -10,12 +10,12 @@
 //! value      (2 × quant − 3) × scale
 //! ```
 //!
-//! The order is that of two q4 groups side by side, so that a row becomes a q4 row by a
-//! mask, a shift and an addition, and is multiplied by the q4 kernels.
+//! The order is that of two adjacent q4 groups, so a mask, a shift and an addition turn a row into
+//! a q4 row for the q4 kernels.
 
 use crate::dtype::{DType, GROUP};
 
-/// Elements that share a scale.
+/// Elements per scale.
 pub const TWO_BIT_GROUP: usize = 2 * GROUP;
 
 /// Bytes of the quants of a group.
@@ -26,7 +26,7 @@ pub const fn two_bit_row_bytes(n: usize) -> usize {
     n.div_ceil(TWO_BIT_GROUP).saturating_mul(QUANTS + 2)
 }
 
-/// Byte of the quants that holds element `i`, and the place of its lowest bit.
+/// Byte of the quants that holds element `i`, and its lowest bit.
 const fn place(i: usize) -> (usize, usize) {
     let e = i % TWO_BIT_GROUP;
     let bit = match e / 16 {
@@ -41,7 +41,7 @@ const fn place(i: usize) -> (usize, usize) {
 /// Stores a row: a quant of 0 to 3 per element and the bits of an f16 scale per group.
 ///
 /// # Panics
-/// If a length does not fit: `out` takes [`two_bit_row_bytes`], `scales` one entry per group.
+/// If a length is wrong: `out` needs [`two_bit_row_bytes`], `scales` one entry per group.
 pub fn store_two_bit_row(quants: &[u8], scales: &[u16], out: &mut [u8]) {
     let groups = quants.len().div_ceil(TWO_BIT_GROUP);
     assert!(
@@ -61,7 +61,7 @@ pub fn store_two_bit_row(quants: &[u8], scales: &[u16], out: &mut [u8]) {
     }
 }
 
-/// Rows of `n` elements, one after the other in `bytes`, to q4 rows in `out`.
+/// Widens rows of `n` elements, consecutive in `bytes`, to q4 rows in `out`.
 #[inline(always)]
 pub(crate) fn widen_two_bit(bytes: &[u8], n: usize, out: &mut [u8]) {
     let groups = n.div_ceil(TWO_BIT_GROUP);

@@ -1,12 +1,11 @@
-//! A pool of threads that share the items of a job.
+//! A thread pool that divides the items of a job.
 //!
-//! A forward pass hands out work thousands of times per second, so a run allocates
-//! nothing, and idle threads spin for some microseconds before they sleep. A sleeping pool
-//! uses no CPU.
+//! A forward pass starts thousands of runs per second, so a run allocates nothing, and idle threads
+//! spin for some microseconds before they sleep. A sleeping pool uses no CPU.
 //!
-//! Items go to whichever thread is free, and a thread that comes late, because the system
-//! let it sleep or gave its core to another program, is not waited for: the others do its
-//! share and close the run. Only an item that a thread has begun is waited for.
+//! Items go to whichever thread is free. A run does not wait for a late thread, which the system
+//! has put to sleep or preempted: the others do its share and close the run. It waits only for
+//! items that a thread has started.
 
 #![allow(unsafe_code)]
 
@@ -28,12 +27,12 @@ use crate::{
     gate::{Gate, MAX_WORKERS},
 };
 
-/// Kernels need little stack, and a budget counts every thread's.
+/// Kernels need little stack, and the budget counts every thread's.
 const STACK_BYTES: usize = 512 * 1024;
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A slice that is cut into units of equal length.
+/// A slice divided into units of equal length.
 pub struct Lane<'a, T> {
     data: &'a mut [T],
     unit: usize,
@@ -45,16 +44,16 @@ impl<'a, T> Lane<'a, T> {
         Self { data, unit }
     }
 
-    /// Nothing in every unit.
+    /// An empty lane for every unit.
     pub fn none() -> Self {
         Self::new(&mut [], 0)
     }
 }
 
-/// Up to three results of each of `units` pieces of work, each in a slice of its own. Where a lane
-/// ends before the last unit, the rest of the units have nothing in it.
+/// Up to three results of each of `units` work items, each in its own slice. If a lane ends early,
+/// the remaining units have nothing in it.
 pub struct Lanes<'a, T, U, V> {
-    /// Pieces of work.
+    /// Number of work items.
     pub units: usize,
     /// Their results.
     pub first: Lane<'a, T>,
@@ -64,15 +63,15 @@ pub struct Lanes<'a, T, U, V> {
     pub third: Lane<'a, V>,
 }
 
-/// Computes a part of the lanes, from the unit with that number on.
+/// Computes a part of the lanes, starting at the given unit.
 pub type Part<'a, T, U, V> = dyn Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync + 'a;
 
-/// Takes what is complete of the lanes, from the unit with that number on.
+/// Receives completed parts of the lanes, starting at the given unit.
 pub type Then<'a, T, U, V> = dyn FnMut(usize, &[T], &[U], &[V]) + Send + 'a;
 
-/// What the caller shows the workers for one run.
+/// The task of one run, as published to the workers.
 struct Task {
-    // Lifetime erased: valid while a worker is inside of the run.
+    // Lifetime erased: valid while a worker is inside the run.
     job: *const Job<'static>,
     caller: Thread,
 }
@@ -87,27 +86,26 @@ struct Shared {
     pinned: AtomicUsize,
 }
 
-// SAFETY: `task` is the only field that cannot be shared by itself. The caller writes it
-// only while the gate is closed and nobody is inside, and publishes it by the release that
-// opens the gate. The job behind the pointer is `Sync`.
+// SAFETY: `task` is the only field that is not `Sync` by itself. The caller writes it only while
+// the gate is closed and no worker is inside, and publishes it by the release that opens the gate.
+// The job behind the pointer is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is used only while the caller keeps the job alive.
 unsafe impl Send for Shared {}
 
 thread_local! {
-    /// The pool whose run this thread is inside of, to refuse a nested run, which would
-    /// wait for itself.
+    /// The pool whose run this thread is in, to reject a nested run, which would wait for itself.
     static INSIDE: Cell<*const Shared> = const { Cell::new(ptr::null()) };
 }
 
-/// A fixed set of threads, the caller's among them.
+/// A fixed set of threads, including the caller's.
 ///
-/// Which thread does what, and how many take part, is not determined; callers write their
-/// results so that it does not matter.
+/// The assignment of work to threads, and how many take part, is not determined; callers must write
+/// their results so that it does not matter.
 pub struct Workers {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
-    /// Held during a run, so that runs of several callers follow each other.
+    /// Held during a run, so that runs of several callers are serialised.
     turn: Mutex<()>,
     /// See [`Workers::observe`].
     observer: OnceLock<Box<Observer>>,
@@ -117,17 +115,16 @@ pub struct Workers {
 type Observer = dyn Fn(usize, &dyn Fn()) + Send + Sync;
 
 impl Workers {
-    /// A pool of `threads` threads, counting the one that calls [`run`](Workers::run):
-    /// `threads − 1` are started, none if `threads` is 0 or 1.
+    /// A pool of `threads` threads, counting the one that calls [`run`](Workers::run): starts
+    /// `threads − 1`, or none if `threads` is 0 or 1.
     ///
-    /// With `cores`, thread `i` is pinned to core `cores[i % cores.len()]`. Thread 0 is
-    /// the caller's own and is left alone. Pinning is best effort, see
-    /// [`pinned`](Workers::pinned). If the system refuses a thread the pool is smaller,
-    /// see [`threads`](Workers::threads).
+    /// With `cores`, thread `i` is pinned to core `cores[i % cores.len()]`. Thread 0 is the
+    /// caller's and is not pinned. Pinning is best effort, see [`pinned`](Workers::pinned). If the
+    /// system refuses a thread, the pool is smaller, see [`threads`](Workers::threads).
     pub fn new(threads: usize, cores: Option<&[usize]>) -> Workers {
         let available = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            // With more threads than cores a spinning thread keeps a working one away.
+            // With more threads than cores, a spinning thread would block a working one.
             gate: Gate::new(threads <= available),
             task: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
@@ -163,12 +160,12 @@ impl Workers {
             turn: Mutex::new(()),
             observer: OnceLock::new(),
         };
-        // After an empty run every thread has started and has tried to pin itself.
+        // After an empty run every thread has started and tried to pin itself.
         workers.run(&|_| {});
         workers
     }
 
-    /// Number of threads that take part in a run, the caller's included.
+    /// Number of threads in a run, including the caller's.
     pub fn threads(&self) -> usize {
         self.handles.len() + 1
     }
@@ -178,26 +175,24 @@ impl Workers {
         self.shared.pinned.load(Ordering::Relaxed)
     }
 
-    /// From now on every thread's part of a run is done by `around(thread, part)`, which calls
-    /// `part` once and may look at the clock. The first call counts, later ones do nothing.
+    /// From now on, wraps every thread's part of a run in `around(thread, part)`, which calls
+    /// `part` once and may measure it. The first call counts, later ones do nothing.
     pub fn observe(&self, around: impl Fn(usize, &dyn Fn()) + Send + Sync + 'static) {
         let _ = self.observer.set(Box::new(around));
     }
 
-    /// Calls `f(i)` once for every thread `i` in `0..threads()`, `f(0)` on the calling
-    /// thread, and returns when all calls have returned. Allocates nothing.
-    ///
-    /// Calls from several threads follow each other.
+    /// Calls `f(i)` once for every thread `i` in `0..threads()`, `f(0)` on the calling thread, and
+    /// returns when all calls have returned. Allocates nothing. Concurrent calls are serialised.
     ///
     /// # Panics
-    /// If `f` panics on any thread: with the first payload, after all threads have
-    /// finished; the pool stays usable. Also if called from inside a run of the same pool
-    /// (through a second pool in between it would wait for itself instead).
+    /// If `f` panics on any thread: with the first payload, after all threads have finished; the
+    /// pool stays usable. Also if called from inside a run of the same pool (through a second pool
+    /// in between it would deadlock instead).
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
         self.observed(f, &|f| self.run_with(self.handles.len(), f));
     }
 
-    /// Calls `run` with `f`, or with `f` in the hands of the observer.
+    /// Calls `run` with `f`, wrapped in the observer if there is one.
     fn observed(&self, f: &Job<'_>, run: &dyn Fn(&Job<'_>)) {
         match self.observer.get() {
             None => run(f),
@@ -205,8 +200,8 @@ impl Workers {
         }
     }
 
-    /// [`run`](Workers::run) for the caller and those workers that come before it is done,
-    /// at least `wanted` of them.
+    /// [`run`](Workers::run) for the caller and the workers that arrive before it is done, at least
+    /// `wanted` of them.
     fn run_with(&self, wanted: usize, f: &Job<'_>) {
         let outer = self.enter();
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,7 +231,7 @@ impl Workers {
         }
     }
 
-    /// Marks this thread as being inside of a run, and returns what it was inside of.
+    /// Marks this thread as inside a run, and returns the run it was in before.
     fn enter(&self) -> *const Shared {
         let (outer, this) = (INSIDE.get(), Arc::as_ptr(&self.shared));
         assert!(
@@ -246,7 +241,7 @@ impl Workers {
         INSIDE.replace(this)
     }
 
-    /// Shows `f` to the workers. [`finish`](Workers::finish) must follow before `f` ends.
+    /// Publishes `f` to the workers. [`finish`](Workers::finish) must follow before `f` ends.
     fn start(&self, f: &Job<'_>) {
         if self.handles.is_empty() {
             return;
@@ -258,8 +253,8 @@ impl Workers {
             job,
             caller: thread::current(),
         };
-        // SAFETY: the caller holds `turn`, the gate is closed and nobody is inside, so
-        // nobody else uses it.
+        // SAFETY: the caller holds `turn`, the gate is closed and no worker is inside, so no one
+        // else uses it.
         unsafe { *self.shared.task.get() = Some(task) };
         self.wake();
     }
@@ -281,8 +276,8 @@ impl Workers {
         self.shared.gate.close(wanted);
     }
 
-    /// Runs `f`, which takes items until there are none, on the calling thread and on those
-    /// workers that come in time to help with `items` items.
+    /// Runs `f`, which processes items until none is left, on the calling thread and on the workers
+    /// that arrive in time to help with `items` items.
     fn share(&self, items: usize, f: &Job<'_>) {
         self.observed(f, &|f| {
             if items > 1 {
@@ -297,8 +292,8 @@ impl Workers {
     /// order to whichever thread is free.
     ///
     /// # Panics
-    /// As [`run`](Workers::run). After a panic the thread in question takes no more items, so
-    /// that some may be left undone.
+    /// As [`run`](Workers::run). After a panic that thread processes no more items, so some may be
+    /// left undone.
     pub fn for_each_chunk(&self, items: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let next = AtomicUsize::new(0);
         self.share(items, &|thread| {
@@ -337,10 +332,9 @@ impl Workers {
         });
     }
 
-    /// Calls `f(thread, first, part)` for parts of `data` that follow each other, `first` being
-    /// the number of a part's first unit of `unit` elements. Parts are long at first, so that
-    /// a thread works along a stretch of memory, and one unit at the end, so that all threads
-    /// are done together.
+    /// Calls `f(thread, first, part)` for consecutive parts of `data`; `first` is the number of a
+    /// part's first unit of `unit` elements. Parts are long at first, so that a thread works on
+    /// contiguous memory, and one unit at the end, so that all threads finish together.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if `unit` is 0.
@@ -369,10 +363,10 @@ impl Workers {
         });
     }
 
-    /// Computes the units of `lanes` in at most 64 parts of equal length, of `units_per_part` units
-    /// at least, while the calling thread, between its own parts, hands what is complete to
-    /// `then(first, …)`: stretches of units that follow each other, `first` being the first unit's
-    /// number. What only one thread may do runs so beside the others' work.
+    /// Computes the units of `lanes` in at most 64 parts of equal length, with at least
+    /// `units_per_part` units each. Between its own parts, the calling thread passes completed
+    /// units to `then(first, …)`, in consecutive stretches that start at unit `first`. This
+    /// overlaps single-threaded work with that of the other threads.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if `then` panics.
@@ -395,11 +389,11 @@ impl Workers {
         let hand_over = || {
             let mut guard = then.lock().unwrap_or_else(PoisonError::into_inner);
             let (handed, then) = &mut *guard;
-            // Acquire pairs with the release below: what was written to these parts is seen.
+            // Acquire pairs with the release below: the writes to these parts are visible.
             let end = complete.load(Ordering::Acquire).trailing_ones() as usize;
             if end > *handed {
                 let [a, b, c] = lens.map(|len| *handed * len..end * len);
-                // SAFETY: all parts in these ranges are complete, so nobody writes to them any
+                // SAFETY: all parts in these ranges are complete, so no one writes to them any
                 // more.
                 let (a, b, c) = unsafe { (first.get(a), second.get(b), third.get(c)) };
                 then(*handed * part, a, b, c);
@@ -426,8 +420,8 @@ impl Workers {
         hand_over();
     }
 
-    /// Calls `f(state, item)` once for every item in `0..items`, with `states[i]` going to
-    /// thread `i`: scratch memory or a partial sum of its own for every thread.
+    /// Calls `f(state, item)` once for every item in `0..items`, with `states[i]` for thread `i`,
+    /// such as scratch memory or a partial sum.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if there are fewer states than
@@ -459,11 +453,11 @@ impl Workers {
         });
     }
 
-    /// Cuts a matrix into blocks of `width` columns and calls `f(state, first, block)` once
-    /// for every block, `first` being its first column. `states[i]` goes to thread `i`.
+    /// Divides a matrix into blocks of `width` columns and calls `f(state, first, block)` once for
+    /// every block; `first` is its first column. `states[i]` goes to thread `i`.
     ///
-    /// This is how the rows of a weight matrix are shared among threads when several
-    /// tokens are computed at once: every thread writes its outputs of all tokens.
+    /// This divides the rows of a weight matrix among threads when several tokens are computed at
+    /// once: every thread writes its outputs of all tokens.
     ///
     /// # Panics
     /// As [`for_each_chunk_with`](Workers::for_each_chunk_with), and if `width` is 0.
@@ -490,8 +484,9 @@ impl Workers {
 }
 
 impl Workers {
-    /// Cuts a matrix into tiles of `rows × width` and calls `f(row, column, tile)` once for
-    /// every tile, with its first row and column. Tiles below each other follow each other.
+    /// Divides a matrix into tiles of `rows × width` and calls `f(row, column, tile)` once for
+    /// every tile, with its first row and column. Column-major order: vertically adjacent tiles are
+    /// consecutive.
     ///
     /// # Panics
     /// As [`for_each_chunk`](Workers::for_each_chunk), and if `rows` or `width` is 0.
@@ -529,7 +524,7 @@ impl Drop for Workers {
     }
 }
 
-/// The life of a started thread.
+/// Body of a worker thread.
 fn work(shared: &Shared, index: usize) {
     INSIDE.set(shared);
     let mut last = 0;
@@ -589,7 +584,7 @@ mod tests {
         assert!(!seen.lock().unwrap().is_empty());
     }
 
-    // Not in `gate.rs`, which a model checker compiles too.
+    // Not in `gate.rs`, which a model checker also compiles.
     #[test]
     fn the_gate_counts_as_many_workers_as_it_says() {
         let gate = Gate::new(false);

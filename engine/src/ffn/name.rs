@@ -181,18 +181,14 @@ impl Ffn {
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
         let features = input.features(residual);
-        let start = Instant::now();
-        let predictor = match &mut self.predictors {
-            Some(p) => p.prepare(on, of.bank, features).then_some(&*p),
-            None => None,
-        };
-        self.counts.predict_ns += nanoseconds(start.elapsed());
-        self.counts.bytes += predictor.map_or(0, |p| p.bytes(of.bank));
-        let oracle = if of.rows == 1 {
-            self.oracle.next()
-        } else {
-            None
-        };
+        let predictor = prepare(
+            on,
+            &mut self.predictors,
+            &mut self.counts,
+            of.bank,
+            features,
+        );
+        let oracle = (of.rows == 1).then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
         let gate_len = self.shape.format.gate_len();
@@ -235,10 +231,8 @@ impl Ffn {
             outcome: Ok(()),
         };
         share(on, &of, &mut self.pairs, &mut taker, overlaps);
-        let Taker {
-            needed, outcome, ..
-        } = taker;
-        outcome?;
+        taker.outcome?;
+        let needed = taker.needed;
         let spent = naming.spent.into_inner() / on.threads() as u64;
         self.counts.predict_ns += spent;
         self.counts.looked_at += naming.wanted.into_inner();
@@ -248,6 +242,22 @@ impl Ffn {
         self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
     }
+}
+
+/// The predictors, if they name neurons of this bank: what its threads share is computed.
+fn prepare<'a>(
+    on: &Compute,
+    predictors: &'a mut Option<Predictors>,
+    counts: &mut Counts,
+    bank: u32,
+    features: Features<'_>,
+) -> Option<&'a Predictors> {
+    let predictors = predictors.as_mut()?;
+    let start = Instant::now();
+    let names = predictors.prepare(on, bank, features);
+    counts.predict_ns += nanoseconds(start.elapsed());
+    counts.bytes += if names { predictors.bytes(bank) } else { 0 };
+    names.then_some(&*predictors)
 }
 
 /// Has the threads name a unit's clusters, and the calling thread take what is named: beside that if

@@ -4,9 +4,10 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use super::details::Details;
+use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::planner::Limit;
+use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
 
 /// Fewest tokens of a second half whose speed says something.
@@ -239,87 +240,133 @@ pub struct Expected {
     pub doubt: Option<&'static str>,
 }
 
+/// Milliseconds of a generation.
+struct Times {
+    first_ms: f64,
+    decode_ms: f64,
+    /// By token after the first one, ascending.
+    ms: Vec<f64>,
+}
+
+impl Times {
+    fn of(generation: &Generation) -> Self {
+        let latencies = generation.latencies.iter();
+        let mut ms: Vec<f64> = latencies.map(|l| l.as_secs_f64() * 1e3).collect();
+        let decode_ms = ms.iter().sum();
+        ms.sort_by(f64::total_cmp);
+        Self {
+            first_ms: generation.first_token.as_secs_f64() * 1e3,
+            decode_ms,
+            ms,
+        }
+    }
+}
+
+impl Memory {
+    fn of(engine: &Engine) -> Self {
+        let (plan, needs) = (engine.memory(), engine.needs());
+        Self {
+            budget_bytes: plan.budget(),
+            peak_rss_bytes: mem::peak_rss(),
+            fixed: needs.fixed + needs.scales,
+            embedding: plan.ledger.held("embedding"),
+            gates: plan.ledger.held("gates"),
+            hot: plan.ledger.held("hot"),
+            cold: plan.ledger.held("cold"),
+            kv: needs.kv,
+            predictor: needs.predictor,
+            scratch: needs.scratch,
+            ffn_resident_share: plan.ffn_resident_share(needs),
+        }
+    }
+}
+
+impl Io {
+    fn of(engine: &Engine, done: &Counters, run_ms: f64) -> Self {
+        let wait_ms = done.wait_ns as f64 / 1e6;
+        let busy_s = done.busy_ns as f64 / 1e9;
+        Self {
+            engine: engine.io_name().to_string(),
+            bytes_read: done.bytes_read,
+            reads: done.reads,
+            gb_per_s: ratio(done.bytes_read as f64 / 1e9, busy_s),
+            overlap: if busy_s > 0.0 {
+                (1.0 - wait_ms / 1e3 / busy_s).max(0.0)
+            } else {
+                1.0
+            },
+            wait_ms,
+            wait_share: ratio(wait_ms, run_ms),
+        }
+    }
+}
+
+impl Cache {
+    fn of(engine: &Engine, done: &Counters) -> Self {
+        let hits = done.hot_hits + done.hits;
+        let needed = hits + done.misses;
+        let gate_rows = match engine.memory().gates_resident() {
+            true => done.possible,
+            false => 0,
+        };
+        Self {
+            hit_rate: ratio(
+                (gate_rows + 2 * hits) as f64,
+                (gate_rows + 2 * needed) as f64,
+            ),
+            hot_hit_rate: ratio(done.hot_hits as f64, needed as f64),
+            cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
+            foreseen: done.guessed,
+            foreseen_needed: ratio(done.guessed_needed as f64, done.guessed as f64),
+            evictions: done.evictions,
+        }
+    }
+}
+
+impl Expected {
+    fn of(plan: &Plan) -> Self {
+        let decode = &plan.decode;
+        Self {
+            expected_tokens_per_s: decode.tokens_per_s,
+            expected_prefill_tokens_per_s: plan.prefill.tokens_per_s,
+            expected_cold_hit_rate: decode.cold_hit_rate,
+            expected_bytes_per_token: decode.bytes_read,
+            expected_compute_ms: decode.compute_ms,
+            expected_wait_ms: decode.wait_ms,
+            limit: decode.limit,
+            chunk: plan.chunk,
+            measured: plan.basis.all_measured(),
+            doubt: plan.basis.doubt(decode),
+        }
+    }
+}
+
 impl Report {
     /// The numbers of `generation`, made by `engine`. `text` is the decoded output.
     ///
     /// # Errors
     /// Those of the forecast that it is held against.
     pub fn new(engine: &Engine, generation: &Generation, text: String) -> Result<Self, Error> {
-        let mut ms: Vec<f64> = generation
-            .latencies
-            .iter()
-            .map(|l| l.as_secs_f64() * 1e3)
-            .collect();
-        let total_decode_ms: f64 = ms.iter().sum();
-        ms.sort_by(f64::total_cmp);
-        let needs = engine.needs();
-        let (plan, planned) = (engine.memory(), engine.plan()?);
+        let times = Times::of(generation);
         let done = generation.counters;
-        let hits = done.hot_hits + done.hits;
-        let needed = hits + done.misses;
-        let run_ms = generation.first_token.as_secs_f64() * 1e3 + total_decode_ms;
-        let wait_ms = done.wait_ns as f64 / 1e6;
-        let busy_s = done.busy_ns as f64 / 1e9;
-        let gate_rows = if plan.gates_resident() {
-            done.possible
-        } else {
-            0
-        };
         Ok(Self {
             model: engine.config().name.clone(),
             text,
             tokens: generation.tokens.clone(),
             prompt_tokens: generation.prompt_tokens,
             generated_tokens: generation.tokens.len(),
-            prefill_tokens_per_s: ratio(
-                generation.prompt_tokens as f64,
-                generation.first_token.as_secs_f64(),
-            ),
-            decode_tokens_per_s: ratio(ms.len() as f64, total_decode_ms / 1e3),
-            ttft_ms: generation.first_token.as_secs_f64() * 1e3,
+            prefill_tokens_per_s: ratio(generation.prompt_tokens as f64, times.first_ms / 1e3),
+            decode_tokens_per_s: ratio(times.ms.len() as f64, times.decode_ms / 1e3),
+            ttft_ms: times.first_ms,
             latency_ms: Latency {
-                mean: ratio(total_decode_ms, ms.len() as f64),
-                p50: percentile(&ms, 0.50),
-                p90: percentile(&ms, 0.90),
-                p99: percentile(&ms, 0.99),
+                mean: ratio(times.decode_ms, times.ms.len() as f64),
+                p50: percentile(&times.ms, 0.50),
+                p90: percentile(&times.ms, 0.90),
+                p99: percentile(&times.ms, 0.99),
             },
-            memory: Memory {
-                budget_bytes: plan.budget(),
-                peak_rss_bytes: mem::peak_rss(),
-                fixed: needs.fixed + needs.scales,
-                embedding: plan.ledger.held("embedding"),
-                gates: plan.ledger.held("gates"),
-                hot: plan.ledger.held("hot"),
-                cold: plan.ledger.held("cold"),
-                kv: needs.kv,
-                predictor: needs.predictor,
-                scratch: needs.scratch,
-                ffn_resident_share: plan.ffn_resident_share(needs),
-            },
-            io: Io {
-                engine: engine.io_name().to_string(),
-                bytes_read: done.bytes_read,
-                reads: done.reads,
-                gb_per_s: ratio(done.bytes_read as f64 / 1e9, busy_s),
-                overlap: if busy_s > 0.0 {
-                    (1.0 - wait_ms / 1e3 / busy_s).max(0.0)
-                } else {
-                    1.0
-                },
-                wait_ms,
-                wait_share: ratio(wait_ms, run_ms),
-            },
-            cache: Cache {
-                hit_rate: ratio(
-                    (gate_rows + 2 * hits) as f64,
-                    (gate_rows + 2 * needed) as f64,
-                ),
-                hot_hit_rate: ratio(done.hot_hits as f64, needed as f64),
-                cold_hit_rate: ratio(done.hits as f64, (done.hits + done.misses) as f64),
-                foreseen: done.guessed,
-                foreseen_needed: ratio(done.guessed_needed as f64, done.guessed as f64),
-                evictions: done.evictions,
-            },
+            memory: Memory::of(engine),
+            io: Io::of(engine, &done, times.first_ms + times.decode_ms),
+            cache: Cache::of(engine, &done),
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
                 reason: engine.sparsity_reason().to_string(),
@@ -328,19 +375,8 @@ impl Report {
                 predictor_recall: engine.predictor_recall(),
             },
             settled: settled(generation),
-            plan: Expected {
-                expected_tokens_per_s: planned.decode.tokens_per_s,
-                expected_prefill_tokens_per_s: planned.prefill.tokens_per_s,
-                expected_cold_hit_rate: planned.decode.cold_hit_rate,
-                expected_bytes_per_token: planned.decode.bytes_read,
-                expected_compute_ms: planned.decode.compute_ms,
-                expected_wait_ms: planned.decode.wait_ms,
-                limit: planned.decode.limit,
-                chunk: planned.chunk,
-                measured: planned.basis.all_measured(),
-                doubt: planned.basis.doubt(&planned.decode),
-            },
-            energy: energy(generation.energy.as_ref(), ms.len()),
+            plan: Expected::of(&engine.plan()?),
+            energy: energy(generation.energy.as_ref(), times.ms.len()),
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),

@@ -23,6 +23,31 @@ use crate::memory::MemoryPlan;
 use crate::store::regions::CLUSTER;
 use crate::weights::ROWS_PER_CHUNK;
 
+/// Rows of a matrix that are multiplied, and their bytes.
+struct Rows {
+    rows: f64,
+    bytes: f64,
+}
+
+/// How a pass works on its layers.
+#[derive(Clone, Copy)]
+struct Mode {
+    /// Tokens of the pass, and positions before it.
+    tokens: f64,
+    positions: f64,
+    /// A predictor names the neurons.
+    predicts: bool,
+    /// Gate rows are not resident.
+    bundles: bool,
+    /// Every neuron is looked at, in the order of the bundles; in one phase, they stream.
+    scan: bool,
+    streams: bool,
+    /// Reads begin a layer ahead.
+    foresees: bool,
+    /// Bytes of memory that a token walks through.
+    set: f64,
+}
+
 /// What an FFN computes, in nanoseconds.
 struct Times {
     /// Attention before it, beside which is read ahead.
@@ -49,12 +74,7 @@ impl Pass<'_> {
         positions: usize,
     ) -> Forecast {
         let s = self.shape;
-        let predicts = self.predictor.bytes > 0 && !s.dense;
-        let bundles = !plan.gates_resident();
-        let scan = s.dense || bundles && !predicts;
-        let streams = scan && (s.dense || !self.two_phases);
-        let foresees = self.foresees && predicts && bundles && tokens == 1;
-        let t = tokens as f64;
+        let mode = self.mode(plan, tokens, positions);
         let mut sum = Forecast {
             tokens,
             tokens_per_s: 0.0,
@@ -67,56 +87,27 @@ impl Pass<'_> {
             reads: 0.0,
             cold_hit_rate: 1.0,
         };
-        let set = self.working_set();
         let (mut asked, mut missed, mut memory_bytes) = (0.0, 0.0, 0.0);
         for layer in 0..s.layers {
             let first = hot.get(layer).copied().unwrap_or_default();
-            let all_hot = first >= s.neurons;
-            let fires = if s.dense {
-                s.neurons as f64
-            } else {
-                self.firing.fires(layer, 0, tokens)
+            let fires = match s.dense {
+                true => s.neurons as f64,
+                false => self.firing.fires(layer, 0, tokens),
             };
             let reads = match () {
-                () if all_hot => Reads::default(),
-                () if streams => self.scan(first),
-                () if scan => {
+                () if first >= s.neurons => Reads::default(),
+                () if mode.streams => self.scan(first),
+                () if mode.scan => {
                     self.gates_first(plan, first, self.firing.fires(layer, first, tokens))
                 }
-                () => self.on_demand(layer, first, tokens, absent, bundles),
+                () => self.on_demand(layer, first, tokens, absent, mode.bundles),
             };
             asked += reads.asked;
             missed += reads.missed;
-            let (reads, late) = match foresees && reads.count > 0.0 {
-                true => reads.foreseen(),
-                false => (reads, reads),
-            };
-            let ahead = if foresees && reads.count > 0.0 {
-                self.naming(set)
-            } else {
-                0.0
-            };
-            let attention = self.attention(t, positions as f64, set);
-            let mut times = Times {
-                attention,
-                ..self.ffn(&reads, fires, t, predicts, streams, set)
-            };
-            times.work += ahead;
-            let (work, mut all) = (times.work, self.overlapped(&times, &late, streams));
-            if foresees {
-                // From one naming to the next the device has all the time there is.
-                let deviation = reads.ns * (SPREAD / reads.count.max(1.0)).sqrt();
-                all = mean_of_larger(attention + all, reads.ns, deviation) - attention;
-            }
-            let ms = 1e-6;
-            sum.ms += (attention + all) * ms;
-            sum.compute_ms += (attention + work.min(all)) * ms;
-            sum.io_ms += reads.ns * ms;
-            sum.wait_ms += (all - work).max(0.0) * ms;
-            sum.bytes_read += reads.bytes;
-            sum.reads += reads.count;
+            self.add_layer(&mut sum, mode, reads, fires);
             memory_bytes += s.attention_bytes + s.neurons as f64 * s.gate_len + fires * s.rest_len;
         }
+        let set = mode.set;
         let head = self.head(set);
         sum.ms += head * 1e-6;
         sum.compute_ms += head * 1e-6;
@@ -125,11 +116,11 @@ impl Pass<'_> {
         } else {
             1.0
         };
-        sum.tokens_per_s = 1e3 * t / sum.ms.max(1e-9);
+        sum.tokens_per_s = 1e3 * tokens as f64 / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
         sum.limit = match () {
-            () if sum.wait_ms > 0.25 * sum.ms && streams => Limit::SequentialReads,
+            () if sum.wait_ms > 0.25 * sum.ms && mode.streams => Limit::SequentialReads,
             () if sum.wait_ms > 0.25 * sum.ms => Limit::RandomReads,
             () if reading > 0.5 * sum.compute_ms => Limit::Memory,
             () => Limit::Compute,
@@ -137,16 +128,62 @@ impl Pass<'_> {
         sum
     }
 
+    fn mode(&self, plan: &MemoryPlan, tokens: usize, positions: usize) -> Mode {
+        let dense = self.shape.dense;
+        let predicts = self.predictor.bytes > 0 && !dense;
+        let bundles = !plan.gates_resident();
+        let scan = dense || bundles && !predicts;
+        Mode {
+            tokens: tokens as f64,
+            positions: positions as f64,
+            predicts,
+            bundles,
+            scan,
+            streams: scan && (dense || !self.two_phases),
+            foresees: self.foresees && predicts && bundles && tokens == 1,
+            set: self.working_set(),
+        }
+    }
+
+    /// Adds a layer of which `fires` neurons are computed beside `reads`.
+    fn add_layer(&self, sum: &mut Forecast, mode: Mode, reads: Reads, fires: f64) {
+        let foresees = mode.foresees && reads.count > 0.0;
+        let (reads, late) = match foresees {
+            true => reads.foreseen(),
+            false => (reads, reads),
+        };
+        let attention = self.attention(mode.tokens, mode.positions, mode.set);
+        let mut times = Times {
+            attention,
+            ..self.ffn(&reads, fires, mode)
+        };
+        if foresees {
+            times.work += self.naming(mode.set);
+        }
+        let (work, mut all) = (times.work, self.overlapped(&times, &late, mode.streams));
+        if mode.foresees {
+            // From one naming to the next the device has all the time there is.
+            let deviation = reads.ns * (SPREAD / reads.count.max(1.0)).sqrt();
+            all = mean_of_larger(attention + all, reads.ns, deviation) - attention;
+        }
+        let ms = 1e-6;
+        sum.ms += (attention + all) * ms;
+        sum.compute_ms += (attention + work.min(all)) * ms;
+        sum.io_ms += reads.ns * ms;
+        sum.wait_ms += (all - work).max(0.0) * ms;
+        sum.bytes_read += reads.bytes;
+        sum.reads += reads.count;
+    }
+
     /// What an FFN computes, `fires` neurons of it, beside `reads`.
-    fn ffn(
-        &self,
-        reads: &Reads,
-        fires: f64,
-        tokens: f64,
-        predicts: bool,
-        streams: bool,
-        set: f64,
-    ) -> Times {
+    fn ffn(&self, reads: &Reads, fires: f64, mode: Mode) -> Times {
+        let Mode {
+            tokens,
+            predicts,
+            streams,
+            set,
+            ..
+        } = mode;
         let (s, m) = (self.shape, self.machine);
         let neurons = s.neurons as f64;
         let named = match predicts {
@@ -188,17 +225,7 @@ impl Pass<'_> {
         let beside = naming + told * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
         let own = together + alone + naming + arriving + self.rates.layer_ns;
-        // With a thread on every core the I/O thread takes its time from them: all of it, as the
-        // others wait for the one that it keeps away, but never more than one core of them. While
-        // the device has nothing to do it sleeps.
-        let cores = f64::from(m.machine.cores.max(1));
-        let awake = (reads.ns / own.max(1.0)).min(1.0);
-        let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
-        // A core that works need not come out of a sleep: a thread that wakes there costs it about
-        // as much as telling it costs the other.
-        let waking = told * m.tell_ns;
-        let taken = (busy + waking) * (threads / cores).min(1.0);
-        let taken = taken.min(own / (cores - 1.0).max(1.0));
+        let taken = self.taken(reads, own, told);
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         Times {
@@ -209,6 +236,25 @@ impl Pass<'_> {
             head: (gates + naming) / pieces,
             last: (sums + arriving) / clusters + self.rates.section_ns,
         }
+    }
+
+    /// Nanoseconds that the I/O thread takes from threads that compute for `own` nanoseconds and wake it
+    /// `told` times.
+    ///
+    /// With a thread on every core it takes its time from them: all of it, as the others wait for the
+    /// one that it keeps away, but never more than one core of them. While the device has nothing to
+    /// do it sleeps.
+    fn taken(&self, reads: &Reads, own: f64, told: f64) -> f64 {
+        let m = self.machine;
+        let cores = f64::from(m.machine.cores.max(1));
+        let threads = f64::from(self.rates.threads.max(1));
+        let awake = (reads.ns / own.max(1.0)).min(1.0);
+        let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
+        // A core that works need not come out of a sleep: a thread that wakes there costs it about
+        // as much as telling it costs the other.
+        let waking = told * m.tell_ns;
+        let taken = (busy + waking) * (threads / cores).min(1.0);
+        taken.min(own / (cores - 1.0).max(1.0))
     }
 
     /// Nanoseconds in which a predictor's weights are read.
@@ -247,13 +293,8 @@ impl Pass<'_> {
     }
 
     /// Nanoseconds of rows times `tokens` tokens.
-    fn products(
-        rates: &ThreadRates,
-        dtype: DType,
-        (rows, bytes): (f64, f64),
-        tokens: f64,
-        set: f64,
-    ) -> f64 {
+    fn products(rates: &ThreadRates, dtype: DType, of: Rows, tokens: f64, set: f64) -> f64 {
+        let Rows { rows, bytes } = of;
         let Some(kernel) = rates.kernel(dtype) else {
             return bytes / rates.read.at(set);
         };
@@ -273,7 +314,10 @@ impl Pass<'_> {
 
     fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
-        let of = (s.attention_rows, s.attention_bytes);
+        let of = Rows {
+            rows: s.attention_rows,
+            bytes: s.attention_bytes,
+        };
         let matrices = Self::products(self.rates, s.attention, of, tokens, set);
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
@@ -285,7 +329,8 @@ impl Pass<'_> {
 
     fn gates(&self, rates: &ThreadRates, tokens: f64, rows: f64, set: f64) -> f64 {
         let s = self.shape;
-        let products = Self::products(rates, s.ffn, (rows, rows * s.gate_len), tokens, set);
+        let bytes = rows * s.gate_len;
+        let products = Self::products(rates, s.ffn, Rows { rows, bytes }, tokens, set);
         products + Self::end(rates, products, rows / CLUSTER as f64) + rates.section_ns
     }
 
@@ -297,10 +342,11 @@ impl Pass<'_> {
             Some(kernel) => kernel.neuron.ns(2.0 * fires, bytes, set),
             None => bytes / rates.read.at(set),
         };
+        let rows = 2.0 * fires;
         let all = one.max(Self::products(
             rates,
             s.ffn,
-            (2.0 * fires, bytes),
+            Rows { rows, bytes },
             tokens,
             set,
         ));
@@ -314,7 +360,7 @@ impl Pass<'_> {
         let s = self.shape;
         let rows = s.vocab as f64;
         let bytes = rows * s.head.row_bytes(s.d) as f64;
-        Self::products(self.rates, s.head, (rows, bytes), 1.0, set)
+        Self::products(self.rates, s.head, Rows { rows, bytes }, 1.0, set)
             + rows * 2.0 * self.machine.element_ns
             + self.rates.section_ns
     }

@@ -7,76 +7,93 @@ use crate::memory::Needs;
 impl Plan {
     /// What was chosen, a line for each choice.
     pub fn explain(&self, needs: &Needs) -> Vec<String> {
-        let plan = self;
-        let memory = &plan.memory;
-        let held = (memory.ledger.entries().iter()).filter(|&&(_, bytes)| bytes > 0);
+        vec![
+            self.explain_memory(),
+            self.explain_ffn(needs),
+            self.explain_reads(),
+            self.explain_threads(),
+            self.explain_token(),
+            self.explain_basis(),
+        ]
+    }
+
+    fn explain_memory(&self) -> String {
+        let held = (self.memory.ledger.entries().iter()).filter(|&&(_, bytes)| bytes > 0);
         let held: Vec<String> = held
             .map(|&(what, bytes)| format!("{what} {}", mib(bytes)))
             .collect();
-        let gates = if plan.gates_resident {
+        format!(
+            "memory: {} in all: {}",
+            mib(self.memory.budget()),
+            held.join(", ")
+        )
+    }
+
+    fn explain_ffn(&self, needs: &Needs) -> String {
+        let gates = if self.gates_resident {
             "all Gate rows in memory, so only Up and Down of neurons that fire are read"
-        } else if plan.reads_per_bundle == 2 {
+        } else if self.reads_per_bundle == 2 {
             "Gate rows on disk, read before Up and Down"
         } else {
             "Gate rows on disk, read together with Up and Down"
         };
-        let ahead = match plan.prefetch_clusters {
+        format!(
+            "FFN: {:.0} % in memory; {gates}; hot region {} of {} clusters, cold region {} of {} neurons",
+            100.0 * self.ffn_resident_share,
+            self.memory.hot_clusters,
+            needs.clusters,
+            self.memory.slots,
+            needs.neurons
+        )
+    }
+
+    fn explain_reads(&self) -> String {
+        let ahead = match self.prefetch_clusters {
             0 => "nothing is read beside attention".to_owned(),
             n => format!(
                 "the first {n} missing clusters of the next layer are read beside attention"
             ),
         };
-        let core = plan.io_core.map_or_else(
+        format!(
+            "reads: {:.1} KiB for a neuron, {:.1} KiB for a cluster in one piece, {} stream buffers; {ahead}",
+            self.random_read_bytes as f64 / 1024.0,
+            self.sequential_read_bytes as f64 / 1024.0,
+            self.stream_buffers
+        )
+    }
+
+    fn explain_threads(&self) -> String {
+        let core = self.io_core.map_or_else(
             || "on a core that the system chooses".to_owned(),
             |core| format!("on core {core}"),
         );
-        let (decode, basis) = (&plan.decode, &plan.basis);
-        vec![
-            format!(
-                "memory: {} in all: {}",
-                mib(memory.budget()),
-                held.join(", ")
-            ),
-            format!(
-                "FFN: {:.0} % in memory; {gates}; hot region {} of {} clusters, cold region {} of {} neurons",
-                100.0 * plan.ffn_resident_share,
-                memory.hot_clusters,
-                needs.clusters,
-                memory.slots,
-                needs.neurons
-            ),
-            format!(
-                "reads: {:.1} KiB for a neuron, {:.1} KiB for a cluster in one piece, {} stream buffers; {ahead}",
-                plan.random_read_bytes as f64 / 1024.0,
-                plan.sequential_read_bytes as f64 / 1024.0,
-                plan.stream_buffers
-            ),
-            format!(
-                "computing: {} threads, {} prompt tokens at once, the I/O thread {core}",
-                plan.compute_threads, plan.chunk
-            ),
-            format!(
-                "expected of a token: {:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
-                decode.ms,
-                decode.wait_ms,
-                decode.reads,
-                decode.bytes_read / 1024.0,
-                decode.limit
-            ),
-            format!(
-                "which rests on: the machine, {}; the disk, {}; activation statistics, {}",
-                if basis.machine_measured {
-                    "measured"
-                } else {
-                    "assumed"
-                },
-                basis.device,
-                if basis.statistics {
-                    "those of the model"
-                } else {
-                    "none"
-                }
-            ),
-        ]
+        format!(
+            "computing: {} threads, {} prompt tokens at once, the I/O thread {core}",
+            self.compute_threads, self.chunk
+        )
+    }
+
+    fn explain_token(&self) -> String {
+        let decode = &self.decode;
+        format!(
+            "expected of a token: {:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
+            decode.ms,
+            decode.wait_ms,
+            decode.reads,
+            decode.bytes_read / 1024.0,
+            decode.limit
+        )
+    }
+
+    fn explain_basis(&self) -> String {
+        let basis = &self.basis;
+        let measured = |is: bool| if is { "measured" } else { "assumed" };
+        let statistics = |are: bool| if are { "those of the model" } else { "none" };
+        format!(
+            "which rests on: the machine, {}; the disk, {}; activation statistics, {}",
+            measured(basis.machine_measured),
+            basis.device,
+            statistics(basis.statistics)
+        )
     }
 }

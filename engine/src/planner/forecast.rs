@@ -40,7 +40,7 @@ impl Planner {
         if self.threads_fixed || fewer.is_empty() {
             return Ok(self.threads);
         }
-        let outlook = self.outlook(division)?;
+        let outlook = self.outlook(division);
         let mut best: Option<(f64, usize)> = None;
         for threads in [self.threads].into_iter().chain(fewer) {
             let speed = self.pass(division, threads).map(|pass| {
@@ -60,7 +60,7 @@ impl Planner {
     /// What `division` is expected to give with so many threads.
     ///
     /// # Errors
-    /// No memory for the simulation, or rates without any thread count.
+    /// Rates without any thread count.
     pub fn forecast(&self, division: &Division, threads: usize) -> Result<Plan, Error> {
         let Division {
             memory,
@@ -69,7 +69,7 @@ impl Planner {
             stream_buffers,
             ..
         } = division;
-        let outlook = self.outlook(division)?;
+        let outlook = self.outlook(division);
         let pass = self
             .pass(division, threads)
             .ok_or_else(|| self.no_rates())?;
@@ -106,17 +106,16 @@ impl Planner {
         })
     }
 
-    fn outlook(&self, division: &Division) -> Result<Outlook, Error> {
+    fn outlook(&self, division: &Division) -> Outlook {
         let first = self.first_cold(division);
         let slots = match self.scans(division) {
             true => 0,
             false => division.memory.slots,
         };
-        let named = (self.predictor.bytes > 0).then_some(self.predictor.named);
-        Ok(Outlook {
-            absent: self.firing.absent(slots, &first, named)?,
+        Outlook {
+            absent: self.firing.absent(slots, &first),
             first,
-        })
+        }
     }
 
     /// A pass with so many threads; `None` without rates for them.

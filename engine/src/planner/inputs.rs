@@ -62,13 +62,14 @@ impl Planner {
         let Temperature {
             hot_clusters,
             frequencies,
-            again,
+            persistence,
+            misses,
         } = Temperature::read(layout, most)?;
         let (banks, neurons) = (layout.banks(), layout.most_neurons());
         let firing = if frequencies.is_empty() {
             Firing::unknown(banks, neurons)
         } else {
-            Firing::measured(frequencies.iter().map(Vec::as_slice), &again)
+            Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
         };
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         // A buffer is empty while its cluster is computed.

@@ -8,7 +8,6 @@
 pub mod cores;
 mod cost;
 mod divide;
-mod drift;
 mod explain;
 mod facts;
 mod firing;

@@ -1,8 +1,7 @@
 //! Which clusters are hot, from the container's activation statistics.
 
-use emberflow_predictor::stats::{ActivationStats, BATCHES};
+use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses};
 
-use super::drift::Again;
 use crate::error::Error;
 use crate::store::Layout;
 use crate::store::regions::hot_prefix;
@@ -13,8 +12,10 @@ pub(crate) struct Temperature {
     pub hot_clusters: Vec<Vec<u32>>,
     /// By bank, share of tokens for which each neuron fires; empty without statistics.
     pub frequencies: Vec<Vec<f32>>,
-    /// By bank, how often a neuron that fires for a token fires again; empty where it was not counted.
-    pub again: Vec<Again>,
+    /// How often a neuron that fires fires for the next token too, where that was counted.
+    pub persistence: Option<f64>,
+    /// What a cache misses, where that was counted.
+    pub misses: Option<Misses>,
 }
 
 /// The largest batches of up to `batch` tokens that the statistics counted: in how many each
@@ -36,44 +37,16 @@ fn measured<'a>(
     larger.last().unwrap_or((counts, stats.tokens, 1))
 }
 
-/// How often a neuron that fires fires again, by bank; that of all banks where one fired too seldom to
-/// tell. Of the firings as many have a token behind them as there are pairs of tokens.
-fn again(stats: &ActivationStats) -> Vec<Again> {
-    const ENOUGH: f64 = 1000.0;
-    let Some(profile) = stats.profile.as_ref() else {
-        return Vec::new();
-    };
+/// Share of the neurons that fire for a token that fire for the next one too.
+fn persistence(stats: &ActivationStats) -> Option<f64> {
+    let profile = stats.profile.as_ref()?;
     let sum = |counts: &[u64]| counts.iter().map(|&c| c as f64).sum::<f64>();
-    let pairs = profile.pairs as f64 / stats.tokens.max(1) as f64;
-    // Firings with a token 1, 8, 32 and 128 behind them, and those after which that fires too.
-    let counted = profile.banks.iter().enumerate().map(|(bank, b)| {
-        let fired = sum(stats.counts(bank as u32, 0).unwrap_or_default());
-        let later = b.later.map(|l| [l.fired as f64, l.again as f64]);
-        [
-            [fired * pairs, sum(&b.stayed)],
-            later[0],
-            later[1],
-            later[2],
-        ]
-    });
-    let counted: Vec<[[f64; 2]; 4]> = counted.collect();
-    let all = |i: usize, j: usize| counted.iter().map(|c| c[i][j]).sum::<f64>();
-    if all(0, 0) <= 0.0 {
-        return Vec::new();
-    }
-    let share = |counts: &[[f64; 2]; 4], i: usize| {
-        let [fired, again] = match counts[i][0] >= ENOUGH {
-            true => counts[i],
-            false => [all(i, 0), all(i, 1)],
-        };
-        (fired > 0.0).then(|| (again / fired).clamp(0.0, 1.0))
-    };
-    let of = |counts: &[[f64; 2]; 4]| Again {
-        next: share(counts, 0).unwrap_or_default(),
-        later: (share(counts, 1).zip(share(counts, 2)).zip(share(counts, 3)))
-            .map(|((a, b), c)| [a, b, c]),
-    };
-    counted.iter().map(of).collect()
+    let experts = stats.layers.iter().flat_map(|l| &l.experts);
+    let fired: f64 = experts.map(|e| sum(&e.counts)).sum();
+    let stayed: f64 = profile.banks.iter().map(|b| sum(&b.stayed)).sum();
+    // As many of the firings have a token behind them as there are pairs of tokens.
+    let followed = fired * profile.pairs as f64 / stats.tokens.max(1) as f64;
+    (followed > 0.0).then(|| stayed / followed)
 }
 
 impl Temperature {
@@ -86,7 +59,8 @@ impl Temperature {
             return Ok(Self {
                 hot_clusters: vec![vec![0; banks]; batch],
                 frequencies: Vec::new(),
-                again: Vec::new(),
+                persistence: None,
+                misses: None,
             });
         }
         let stats =
@@ -110,7 +84,8 @@ impl Temperature {
         Ok(Self {
             hot_clusters: (1..=batch).map(of_batch).collect(),
             frequencies: (0..banks).map(frequencies).collect(),
-            again: again(&stats),
+            persistence: persistence(&stats),
+            misses: (stats.profile.as_ref().map(|p| p.misses)).filter(|m| !m.is_empty()),
         })
     }
 }

@@ -5,7 +5,6 @@ use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
-use super::drift::Again;
 use super::facts::*;
 use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
@@ -24,7 +23,7 @@ const LAYERS: usize = 32;
 
 fn planner(profile: Profile, firing: Firing) -> Planner {
     let q4 = DType::Q4;
-    let (row, quants) = (q4.row_bytes(D) as u64, (D + 2 * 1024) as f64);
+    let row = q4.row_bytes(D) as u64;
     let total = (LAYERS * NEURONS) as u64;
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
     Planner {
@@ -59,25 +58,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
                 predictor: 0,
             })
             .to_vec(),
-        shape: Shape {
-            layers: LAYERS,
-            d: D,
-            vocab: 32000,
-            neurons: NEURONS,
-            ffn: q4,
-            attention: q4,
-            head: DType::Q8,
-            attention_rows: quants + D as f64,
-            attention_bytes: (quants + D as f64) * row as f64,
-            kv_bytes: 4096.0,
-            gate_len: row as f64,
-            rest_len: 2.0 * row as f64,
-            gate_read: 4096,
-            rest_read: 8192,
-            cluster_read: 128 * 12288,
-            stride: 12288,
-            dense: false,
-        },
+        shape: shape(),
         firing,
         rates: Rates::assumed(4),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
@@ -94,17 +75,35 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
     }
 }
 
+fn shape() -> Shape {
+    let q4 = DType::Q4;
+    let (row, quants) = (q4.row_bytes(D) as u64, (D + 2 * 1024) as f64);
+    Shape {
+        layers: LAYERS,
+        d: D,
+        vocab: 32000,
+        neurons: NEURONS,
+        ffn: q4,
+        attention: q4,
+        head: DType::Q8,
+        attention_rows: quants + D as f64,
+        attention_bytes: (quants + D as f64) * row as f64,
+        kv_bytes: 4096.0,
+        gate_len: row as f64,
+        rest_len: 2.0 * row as f64,
+        gate_read: 4096,
+        rest_read: 8192,
+        cluster_read: 128 * 12288,
+        stride: 12288,
+        dense: false,
+    }
+}
+
 fn sparse() -> Firing {
     let rates: Vec<f32> = (0..NEURONS)
         .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
-    Firing::measured(
-        (0..LAYERS).map(|_| rates.as_slice()),
-        &[Again {
-            next: 0.8,
-            later: None,
-        }; LAYERS],
-    )
+    Firing::measured((0..LAYERS).map(|_| rates.as_slice()), Some(0.8), None)
 }
 
 #[test]
@@ -139,7 +138,7 @@ fn looking_a_layer_ahead_hides_reads() {
         named: 1.3,
     };
     p.gates_first = false;
-    let budget = p.needs.budget_for_share(0.6);
+    let budget = p.needs.budget_for_share(0.7);
     let ahead = p.plan(budget).unwrap();
     assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
     p.ablation = Ablation::NoPipeline;
@@ -148,10 +147,7 @@ fn looking_a_layer_ahead_hides_reads() {
     let [ahead, late] = [ahead.decode, late.decode];
     // Some guesses are wrong, and naming twice takes time.
     assert!(ahead.reads > late.reads && ahead.compute_ms < ahead.ms);
-    assert!(
-        ahead.wait_ms < late.wait_ms && ahead.ms < late.ms,
-        "{ahead:?} {late:?}"
-    );
+    assert!(ahead.ms < 0.97 * late.ms, "{ahead:?} {late:?}");
     // But reading takes the time it takes.
     assert!(ahead.ms > 0.99 * ahead.io_ms, "{ahead:?}");
 }
@@ -285,13 +281,8 @@ proptest! {
     }
 }
 
-/// PowerInfer-2 §7.2.3: TurboSparse-Mixtral-47B in 7 GB holds 1 GB of other layers with the KV
-/// cache, 2.6 GB of predictors, 2.7 GB of scales, 0.3 GB at run time, and the rest is cache, 1.8 %
-/// of the FFN's weights.
-#[test]
-fn the_published_split_of_a_47b_model() {
-    const GB: f64 = 1e9;
-    let c = mixtral();
+/// What a model of experts needs with a KV cache of 1,024 positions.
+fn published_needs(c: &ModelConfig) -> Needs {
     let (d, ffn, q4) = (D, c.ffn as usize, DType::Q4);
     let banks = u64::from(c.layers * c.experts);
     let neurons = banks * u64::from(c.ffn);
@@ -314,7 +305,7 @@ fn the_published_split_of_a_47b_model() {
     // Two matrices for each expert, of the rank that makes the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
-    let kv = KvShape::new(DType::F16, &c, 1024).bytes_for(1024);
+    let kv = KvShape::new(DType::F16, c, 1024).bytes_for(1024);
     let runtime = 300 << 20;
     let room = ScratchRoom {
         rows: 128,
@@ -322,8 +313,8 @@ fn the_published_split_of_a_47b_model() {
         context: 1024,
         threads: 4,
     };
-    let scratch = Scratch::bytes_for(&c, room);
-    let needs = Needs {
+    let scratch = Scratch::bytes_for(c, room);
+    Needs {
         process: runtime - scratch,
         process_peak: 0,
         fixed,
@@ -346,7 +337,18 @@ fn the_published_split_of_a_47b_model() {
         min_slots: 2 * CLUSTER as u64,
         gates_help: true,
         predicts: true,
-    };
+    }
+}
+
+/// PowerInfer-2 §7.2.3: TurboSparse-Mixtral-47B in 7 GB holds 1 GB of other layers with the KV
+/// cache, 2.6 GB of predictors, 2.7 GB of scales, 0.3 GB at run time, and the rest is cache, 1.8 %
+/// of the FFN's weights.
+#[test]
+fn the_published_split_of_a_47b_model() {
+    const GB: f64 = 1e9;
+    let c = mixtral();
+    let needs = published_needs(&c);
+    let embedding = u64::from(c.vocab) * DType::Q4.row_bytes(D) as u64;
     let plan = needs.plan(7 << 30).unwrap();
     let held = |what: &str| plan.ledger.held(what) as f64;
     let near = |what: &str, found: f64, published: f64, within: f64| {

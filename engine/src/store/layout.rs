@@ -17,7 +17,7 @@ use crate::bundle::NeuronFormat;
 use crate::error::Error;
 
 /// Who leaves the cold region.
-pub(crate) const COLD: Eviction = Eviction::Lrfu;
+pub(super) const COLD: Eviction = Eviction::Lrfu;
 
 /// A checked container, its banks by layer, and the alignment of direct I/O on it.
 ///

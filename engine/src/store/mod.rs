@@ -38,8 +38,7 @@ mod work;
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 
-pub(crate) use layout::{COLD, Layout};
+pub(crate) use layout::Layout;
 pub(crate) use neurons::{Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
-pub(crate) use spread::STEPS as MARGIN_STEPS;
 pub(crate) use work::{MANY, Step};

@@ -1,4 +1,4 @@
-//! `strftime` for the one function that needs it.
+//! `strftime` for `strftime_now`.
 
 const DAYS: [&str; 7] = [
     "Sunday",
@@ -24,7 +24,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Formats a UTC time; `Err` names the conversion that is not supported.
+/// Formats a UTC time; `Err` names an unsupported conversion.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, String> {
     let (days, second) = (
         unix_seconds.div_euclid(86_400),

@@ -1,11 +1,11 @@
-//! Python's methods on strings, lists and dictionaries that templates call.
+//! Python's methods on strings, lists and dictionaries, as called by templates.
 
 use minijinja::value::from_args;
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// Answers a method call that the template engine itself does not know: the
-/// ones below, then the general collection.
+/// Handles a method call that the template engine does not know: first the methods below, then the
+/// general collection.
 pub(super) fn call(
     state: &mut State,
     value: &Value,
@@ -60,7 +60,7 @@ fn three(a: &str, b: &str, c: &str) -> Value {
     [a, b, c].into_iter().map(Value::from).collect()
 }
 
-/// At most `limit` cuts, from the right; a negative limit is none.
+/// At most `limit` splits, from the right; a negative limit means no limit.
 fn rsplit(text: &str, separator: Option<&str>, limit: Option<i64>) -> Vec<Value> {
     let limit = limit
         .and_then(|n| usize::try_from(n).ok())

@@ -6,14 +6,13 @@ use super::value::Metadata;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
 
-/// Base of the rotary frequencies where the key is absent, as in llama.cpp.
+/// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// Names the activation as a Hugging Face configuration does: `relu`, `relu2`,
-/// `silu`, `gelu`, `gelu_pytorch_tanh`. llama.cpp does not know the key and takes
-/// what the architecture implies.
+/// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
+/// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
 pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
-/// Whether the up projection passes through ReLU too (dReLU).
+/// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
 /// What distinguishes the architectures from one another.
@@ -63,7 +62,7 @@ const ARCHS: [Arch; 4] = [
     },
 ];
 
-/// The architecture that the file names.
+/// The architecture named by the file.
 pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Error> {
     let found = metadata.need_text("general.architecture")?;
     ARCHS
@@ -76,7 +75,7 @@ pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Er
         })
 }
 
-/// The architecture under which llama.cpp reads a family's models.
+/// The architecture that llama.cpp uses for a family.
 pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
     let name = match family {
         "mistral" | "bamboo" => "llama",
@@ -85,9 +84,9 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
     ARCHS.iter().find(|arch| arch.name == name)
 }
 
-/// What the tensors and the vocabulary say about the configuration.
+/// Configuration facts from the tensors and the vocabulary.
 pub(super) struct Facts {
-    /// The file was written by PowerInfer for sparse inference.
+    /// PowerInfer wrote the file for sparse inference.
     pub(super) powerinfer: bool,
     pub(super) vocab: u32,
     pub(super) has_qkv_bias: bool,
@@ -95,8 +94,8 @@ pub(super) struct Facts {
     pub(super) has_head: bool,
 }
 
-/// Translates the metadata. `name` is used where the file gives the model none.
-/// Special tokens other than the declared ids are left to the caller.
+/// Translates the metadata. `name` applies if the file does not name the model. The caller handles
+/// special tokens other than the declared ids.
 pub(super) fn model_config(
     metadata: &Metadata,
     arch: &Arch,
@@ -158,14 +157,14 @@ pub(super) fn model_config(
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
-        // PowerInfer takes an absent threshold for 0.
+        // PowerInfer treats an absent threshold as 0.
         predictor_threshold: metadata
             .f32("powerinfer.sparse_threshold")?
             .or(facts.powerinfer.then_some(0.0)),
     })
 }
 
-/// Keys of an architecture that are read here, or change nothing in what we read.
+/// Keys of an architecture that are read here, or do not affect what is read.
 const KNOWN: [&str; 27] = [
     "context_length",
     "embedding_length",
@@ -184,10 +183,10 @@ const KNOWN: [&str; 27] = [
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    // of scalings that are refused by their type
+    // of scalings that are rejected by their type
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
-    // how many experts there are is checked; the rest says nothing where there are none
+    // the number of experts is checked; without experts the rest has no effect
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -199,8 +198,8 @@ const KNOWN: [&str; 27] = [
     "pooling_type",
 ];
 
-/// Refuses a hyperparameter that is not known here: whatever it asks for would be missing from what is
-/// computed. One that is 0 or `false` asks for nothing.
+/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
+/// that is 0 or `false` enables nothing.
 fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
@@ -220,9 +219,9 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
     Ok(())
 }
 
-/// The activation where the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]).
-/// Other programs' files do not: the architecture implies it, and PowerInfer's
-/// sparse files are ReLU models of the same architectures.
+/// The activation, if the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]). Files from other programs
+/// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
+/// architectures.
 fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu_on_up;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
@@ -307,7 +306,7 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
         Some(factor) => Some(factor),
         None => metadata.f32(&key("scale_linear"))?,
     };
-    // A factor of 0 stands for none; one without a type is linear.
+    // A factor of 0 means none; one without a type is linear.
     let factor = factor.filter(|factor| *factor != 0.0);
     let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
         Some("none") => RopeScaling::None,
@@ -327,11 +326,11 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
     })
 }
 
-/// The llama3 scaling whose divisors are `factors`, one per frequency.
+/// The llama3 scaling with the divisors `factors`, one per frequency.
 ///
-/// Converters store Llama 3's scaling as these divisors only. Its band limits
-/// have always been 1 and 4; the original context is searched among powers of
-/// two, the published one first. `None` where no such scaling fits.
+/// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
+/// and 4; the original context is searched among powers of two, the published one first. `None` if
+/// no such scaling matches.
 pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
     const TOLERANCE: f32 = 1e-4;
     if factors.iter().any(|divisor| !divisor.is_finite()) {

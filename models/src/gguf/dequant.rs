@@ -1,8 +1,8 @@
 //! Decoders of the ggml block formats, one block at a time.
 //!
-//! A simple block is 32 weights behind one f16 scale (`d`), with an f16 offset
-//! (`m`) in the `_1` formats. A K block is 256 weights behind one or two f16
-//! super-scales and small integer scales for each group of 32 (16 in Q6_K).
+//! A simple block is 32 weights with one f16 scale (`d`), and an f16 offset (`m`) in the `_1`
+//! formats. A K block is 256 weights with one or two f16 super-scales and small integer scales for
+//! each group of 32 (16 in Q6_K).
 
 use half::f16;
 
@@ -100,9 +100,8 @@ pub(crate) fn q8_0(block: &[u8; Q8_0_BYTES], out: &mut [f32; 32]) {
     }
 }
 
-/// The 6-bit scale and minimum of group `j` of 8, packed in 12 bytes: the first
-/// four groups lie plainly in bytes 0–7, the others share bytes 8–11 and the
-/// top bits of the first eight.
+/// The 6-bit scale and minimum of group `j` of 8, packed in 12 bytes: the first four groups use the
+/// low bits of bytes 0–7, the others share bytes 8–11 and the top bits of the first eight.
 fn scale_min(packed: &[u8; 12], j: usize) -> (f32, f32) {
     let (scale, min) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)

@@ -7,7 +7,7 @@
 //! keys       u64: number of metadata entries
 //! metadata   keys × { key: string, type: u32, value }
 //! entries    tensors × { name: string, n: u32, dims: n × u64, type: u32, offset: u64 }
-//! padding    to a multiple of general.alignment (32 where the key is absent)
+//! padding    to a multiple of general.alignment (32 if the key is absent)
 //! data       each entry's offset counts from here, a multiple of the alignment
 //! ```
 //! A string is a u64 length and that many bytes; an array is an element type, a
@@ -22,20 +22,20 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::store::shape_text;
 
-/// Longest header, in bytes; vocabularies take a few MiB.
+/// Maximum header length in bytes; vocabularies take a few MiB.
 const MAX_HEADER: u64 = 256 << 20;
-/// Most array elements in the metadata, of all arrays together.
+/// Maximum array elements in the metadata, over all arrays.
 const MAX_ELEMENTS: u64 = 1 << 23;
-/// Deepest nesting of arrays.
+/// Maximum nesting of arrays.
 const MAX_DEPTH: u32 = 4;
-/// Longest key or tensor name, in bytes.
+/// Maximum length of a key or tensor name in bytes.
 const MAX_NAME: usize = u16::MAX as usize;
-/// Most dimensions of a tensor.
+/// Maximum dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
 const MAX_ALIGNMENT: u32 = 1 << 20;
 const DEFAULT_ALIGNMENT: u32 = 32;
 
-/// The element types that are read.
+/// Supported element types.
 pub(super) const DTYPES: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
 /// A parsed header.
@@ -46,7 +46,7 @@ pub(super) struct Header {
     pub(super) tensors: Vec<Raw>,
 }
 
-/// A tensor entry whose bytes are proven to lie in the file.
+/// A tensor entry whose bytes are known to lie in the file.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) name: String,
@@ -78,7 +78,7 @@ pub(super) fn read(file: &DataFile) -> Result<Header, Error> {
     let tensors = cursor.u64("the number of tensors")?;
     let keys = cursor.u64("the number of keys")?;
 
-    // Counts are not trusted with an allocation: a false one runs into the end of the file.
+    // Do not allocate by untrusted counts: a forged one runs into the end of the file.
     let mut metadata = Metadata::new(&file.path);
     for _ in 0..keys {
         let key = cursor.name("a key")?;
@@ -116,8 +116,8 @@ fn alignment(metadata: &Metadata) -> Result<u64, Error> {
     }
 }
 
-/// Turns offsets within the data into positions in the file, and proves that
-/// tensors are aligned, inside the file and apart from each other.
+/// Turns offsets within the data into file positions, and checks that tensors are aligned, inside
+/// the file and disjoint.
 fn place(file: &DataFile, tensors: &mut [Raw], data: u64, alignment: u64) -> Result<(), Error> {
     for tensor in &mut *tensors {
         if !tensor.offset.is_multiple_of(alignment) {
@@ -158,7 +158,7 @@ fn place(file: &DataFile, tensors: &mut [Raw], data: u64, alignment: u64) -> Res
     Ok(())
 }
 
-/// The element type with ggml's number `id`, or what is known of it.
+/// The element type with ggml's number `id`, or a description of an unsupported one.
 fn dtype(id: u32) -> Result<DType, String> {
     Ok(match id {
         0 => DType::F32,
@@ -180,18 +180,18 @@ fn dtype(id: u32) -> Result<DType, String> {
     })
 }
 
-/// Reads forward through the header, never past the end of the file.
+/// Reads the header sequentially, never past the end of the file.
 struct Cursor<'a> {
     file: &'a DataFile,
     reader: BufReader<&'a std::fs::File>,
     /// Bytes read so far.
     at: u64,
-    /// Array elements that may still come.
+    /// Array elements still allowed.
     elements: u64,
 }
 
 impl Cursor<'_> {
-    /// Proves that `count` more bytes are there before anything is allocated for them.
+    /// Checks that `count` more bytes exist before anything is allocated for them.
     fn claim(&mut self, count: u64, what: &str) -> Result<(), Error> {
         let needed = self.at.saturating_add(count);
         let (path, len) = (self.file.path.clone(), self.file.len);
@@ -262,7 +262,7 @@ impl Cursor<'_> {
         Ok(name)
     }
 
-    /// The value of `key`, type first.
+    /// The value of `key`, preceded by its type.
     fn value(&mut self, key: &str) -> Result<Value, Error> {
         let what = format!("the value of {key}");
         let kind = self.u32(&what)?;
@@ -329,7 +329,7 @@ impl Cursor<'_> {
         Ok(Value::List(list))
     }
 
-    /// One entry; its offset still counts from the start of the data.
+    /// One entry, with its offset relative to the start of the data.
     fn tensor(&mut self) -> Result<Raw, Error> {
         let name = self.name("a tensor's name")?;
         let what = format!("the entry of tensor {name}");

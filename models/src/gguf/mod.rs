@@ -1,8 +1,7 @@
-//! GGUF files: llama.cpp's, and PowerInfer's sparse ones.
+//! GGUF files of llama.cpp, and PowerInfer's sparse variant.
 //!
-//! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of
-//! `ffn_down` (already transposed), the predictors `fc1` and `fc2`, and the key
-//! `powerinfer.sparse_threshold`.
+//! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of `ffn_down` (already
+//! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`.
 
 mod config;
 pub(crate) mod dequant;
@@ -27,9 +26,9 @@ use crate::names::{NameTable, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::store::{About, Found, Layout, Store, shape_text};
 
-/// Magic of a file that PowerInfer wrote for sparse inference.
+/// Magic of a PowerInfer file for sparse inference.
 const POWERINFER: &[u8; 4] = b"PWRI";
-/// The tensor that holds a divisor for each rotary frequency.
+/// The tensor with a divisor for each rotary frequency.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// PowerInfer's name for the transposed Down.
 const DOWN_T: &str = "ffn_down_t.weight";
@@ -63,7 +62,7 @@ const NAMES: NameTable = NameTable {
     ],
 };
 
-/// Whether a file starts like a GGUF (or PowerInfer) file.
+/// Whether the magic is that of a GGUF (or PowerInfer) file.
 pub(crate) fn is_magic(first: [u8; 4]) -> bool {
     matches!(&first, b"GGUF" | POWERINFER)
 }
@@ -124,7 +123,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
 }
 
-/// Gives a complaint about the vocabulary the name of its file.
+/// Adds the file's name to a vocabulary error.
 fn in_file(path: &Path, error: Error) -> Error {
     match error {
         Error::Tokenizer {
@@ -141,7 +140,7 @@ fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// Takes the vocabulary out of the metadata.
+/// Moves the vocabulary out of the metadata.
 fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     if !metadata.has(TOKENS) {
@@ -204,7 +203,7 @@ fn identify(raw: Raw, file: &DataFile, arch: &Arch, config: &ModelConfig) -> Res
     })
 }
 
-/// Expresses the frequency divisors as a scaling.
+/// Converts the frequency divisors to a scaling.
 fn scale_rope(config: &mut ModelConfig, file: &DataFile, raw: &Raw) -> Result<(), Error> {
     let (path, tensor) = (file.path.clone(), raw.name.clone());
     let unsupported = |found: String, why: &str| {

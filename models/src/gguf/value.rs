@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// A metadata value. Widths are not kept: a reader only cares for the number.
+/// A metadata value. Integer widths are dropped: only the number matters.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Uint(u64),
@@ -47,7 +47,7 @@ impl Value {
         }
     }
 
-    /// The value as it appears in an error, cut where it is long.
+    /// The value for an error message, truncated if long.
     fn describe(&self) -> String {
         const SHOWN: usize = 80;
         match self {
@@ -103,7 +103,7 @@ impl Metadata {
         found
     }
 
-    /// Whether the key's value is `false` or 0: what it asks for is left out.
+    /// Whether the key's value is `false` or 0, which disables it.
     pub(super) fn is_off(&self, key: &str) -> bool {
         match self.values.get(key) {
             Some(Value::Bool(value)) => !value,
@@ -155,7 +155,7 @@ impl Metadata {
         self.text(key)?.ok_or_else(|| self.missing(key, "a string"))
     }
 
-    /// A number that may be given once, or for each layer and then equal everywhere.
+    /// A number given once, or per layer and equal for all.
     pub(super) fn uniform_u32(&self, key: &str) -> Result<Option<u32>, Error> {
         let Some(Value::List(list)) = self.values.get(key) else {
             return self.u32(key);
@@ -172,7 +172,7 @@ impl Metadata {
         }
     }
 
-    /// Takes a list of strings out of the metadata; empty where the key is absent.
+    /// Moves a list of strings out of the metadata; empty if the key is absent.
     pub(super) fn take_texts(&mut self, key: &str) -> Result<Vec<String>, Error> {
         let bad = self.bad(key, "a list of strings");
         match self.values.remove(key) {
@@ -186,12 +186,12 @@ impl Metadata {
         }
     }
 
-    /// A list of integers; empty where the key is absent.
+    /// A list of integers; empty if the key is absent.
     pub(super) fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
         self.list(key, "a list of integers", Value::as_i32)
     }
 
-    /// A list of numbers; empty where the key is absent.
+    /// A list of numbers; empty if the key is absent.
     pub(super) fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
         self.list(key, "a list of finite numbers", Value::as_f32)
     }

@@ -1,8 +1,8 @@
-//! A decoder's weights as a GGUF file that llama.cpp loads: the reader's way back.
+//! Writes a decoder's weights as a GGUF file that llama.cpp loads: the inverse of the reader.
 //!
-//! Weights come as bytes in the file's own encoding and order, tensor after
-//! tensor, so a file of any size takes no more memory than its header. The file
-//! appears under its name only when all of it is written and reads back.
+//! Weights arrive as bytes in the file's own encoding and order, tensor by tensor, so a file of any
+//! size needs memory only for its header. The file gets its final name only once it is fully
+//! written and reads back.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,12 +16,12 @@ use crate::error::Error;
 use crate::gguf_vocab::GgufVocab;
 use crate::names::{Required, Role, TensorId, required};
 
-/// Every tensor's data starts at a multiple of this, the format's default.
+/// Alignment of tensor data, the format's default.
 const ALIGNMENT: u64 = 32;
-/// `general.quantization_version`: the block formats as they are since 2023.
+/// `general.quantization_version`: the block formats as of 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// How the numbers of a tensor are stored.
+/// Storage format of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     /// 4 bytes each.
@@ -45,7 +45,7 @@ impl Encoding {
         }
     }
 
-    /// The format's number for a tensor of this type.
+    /// The format's number for this tensor type.
     fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -55,7 +55,7 @@ impl Encoding {
         }
     }
 
-    /// `general.file_type`: what most matrices are stored in.
+    /// `general.file_type`: the type of most matrices.
     fn file_type(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -65,8 +65,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a row of `cols` numbers; `None` where they are no whole number
-    /// of blocks.
+    /// Bytes of a row of `cols` numbers; `None` if it is not a whole number of blocks.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         self.dtype().row_bytes(cols)
     }
@@ -134,16 +133,16 @@ fn write_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// What [`GgufWriter::create`] writes, besides the weights.
+/// Input of [`GgufWriter::create`], besides the weights.
 pub struct GgufFile<'a> {
-    /// The configuration; its family decides `general.architecture`, which is
-    /// one that llama.cpp knows (`bamboo` and `mistral` become `llama`).
+    /// The configuration; its family determines `general.architecture`, which is one that llama.cpp
+    /// knows (`bamboo` and `mistral` become `llama`).
     pub config: &'a ModelConfig,
     /// The vocabulary.
     pub vocab: &'a GgufVocab,
-    /// How matrices are stored; vectors are f32.
+    /// Storage format of matrices; vectors are f32.
     pub encoding: Encoding,
-    /// Further keys.
+    /// Additional keys.
     pub extra: Vec<(String, GgufValue)>,
 }
 
@@ -154,20 +153,19 @@ pub struct GgufTensor {
     pub id: TensorId,
     /// Rows in the file: for Down `d_model`, not the neurons.
     pub rows: usize,
-    /// Numbers in a row.
+    /// Numbers per row.
     pub cols: usize,
-    /// How they are stored.
+    /// Storage format.
     pub encoding: Encoding,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// Head size where rows are stored in interleaved rotary order.
+    /// Head size if rows are stored in interleaved rotary order.
     interleaved: Option<usize>,
 }
 
 impl GgufTensor {
-    /// The row of the tensor, counted as [`crate::Checkpoint`] presents it, that
-    /// is stored as row `stored`. For Down, which is stored transposed, the
-    /// column.
+    /// The row of the tensor, as presented by [`crate::Checkpoint`], that is stored as row
+    /// `stored`. For Down, which is stored transposed, the column.
     pub fn presented_row(&self, stored: usize) -> usize {
         match self.interleaved {
             None => stored,
@@ -179,27 +177,27 @@ impl GgufTensor {
     }
 }
 
-/// A GGUF file under construction, which is removed unless it is finished.
+/// A GGUF file being written, which is removed unless it is finished.
 pub struct GgufWriter {
     path: PathBuf,
     partial: PathBuf,
     file: File,
     config: ModelConfig,
     tensors: Vec<GgufTensor>,
-    /// Bytes of data that must follow, tensor by tensor.
+    /// Bytes of data still to come, by tensor.
     left: Vec<u64>,
-    /// The tensor under construction, as a place in `tensors`.
+    /// The current tensor, as an index into `tensors`.
     at: usize,
     finished: bool,
 }
 
 impl GgufWriter {
-    /// Begins the file `path` with its header. Everything goes into `path` with `.partial`
-    /// appended; what may lie under `path` stays until [`GgufWriter::finish`] replaces it.
+    /// Begins the file `path` with its header. Writes to `path` with `.partial` appended; an
+    /// existing file at `path` stays until [`GgufWriter::finish`] replaces it.
     ///
     /// # Errors
-    /// [`Error::Export`] for a model that the format cannot express,
-    /// [`Error::Io`] where the file cannot be written.
+    /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
+    /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
         let arch = arch_for(&file.config.family).ok_or_else(|| {
             let family = &file.config.family;
@@ -260,7 +258,7 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Every tensor, in the order in which [`GgufWriter::append`] takes them.
+    /// Every tensor, in the order [`GgufWriter::append`] expects.
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.tensors
     }
@@ -271,10 +269,10 @@ impl GgufWriter {
         self.tensors.iter().map(bytes).sum()
     }
 
-    /// Takes the next bytes of the tensor under construction, at most to its end.
+    /// Appends bytes to the current tensor, at most to its end.
     ///
     /// # Errors
-    /// [`Error::Export`] for more bytes than it has, [`Error::Io`].
+    /// [`Error::Export`] for too many bytes, [`Error::Io`].
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let left = self.left.get_mut(self.at);
         let Some(rest) = left.and_then(|l| l.checked_sub(bytes.len() as u64)) else {
@@ -293,11 +291,11 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Brings the file to disk, reads it back, and gives it its name.
+    /// Flushes the file to disk, reads it back, and renames it to its final name.
     ///
     /// # Errors
-    /// [`Error::Export`] for missing bytes, or where the format has lost a part
-    /// of the configuration; [`Error::Io`].
+    /// [`Error::Export`] for missing bytes, or if the format lost a part of the configuration;
+    /// [`Error::Io`].
     pub fn finish(mut self) -> Result<(), Error> {
         if let Some(tensor) = self.tensors.get(self.at) {
             let reason = format!("tensor {} lacks {} bytes", tensor.id, self.left[self.at]);
@@ -323,7 +321,7 @@ impl GgufWriter {
             .map_err(Error::io("write", &self.partial))
     }
 
-    /// Whatever the keys cannot express shows as a difference.
+    /// Reads the file back: anything the keys cannot express shows as a difference.
     fn check_reads_back(&self) -> Result<(), Error> {
         let read = super::open_file(&self.partial)?;
         let wanted = ModelConfig {
@@ -348,7 +346,7 @@ impl GgufWriter {
 impl Drop for GgufWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // the error that brought us here is the one to tell
+            // report the original error, not this one
             let _ = std::fs::remove_file(&self.partial);
         }
     }
@@ -363,7 +361,7 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
     Ok(path.with_file_name(name))
 }
 
-/// How the file stores a tensor; `None` where its rows are no whole blocks.
+/// How the file stores a tensor; `None` if its rows are not whole blocks.
 fn stored(
     want: Required,
     matrices: Encoding,

@@ -1,4 +1,4 @@
-//! The way back: a byte-level `tokenizer.json` as the lists of a GGUF file.
+//! The inverse: a byte-level `tokenizer.json` as the lists of a GGUF file.
 
 use serde_json::Value;
 
@@ -7,10 +7,10 @@ use crate::Error;
 use crate::config::ModelConfig;
 
 impl GgufVocab {
-    /// The vocabulary in the text of a `tokenizer.json`, with the start and end tokens of `config`.
+    /// The vocabulary of a `tokenizer.json` text, with the start and end tokens of `config`.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for what is no byte-level BPE, and for a splitting without a name.
+    /// [`Error::Tokenizer`] for anything but a byte-level BPE, or a pre-tokenizer without a name.
     pub fn from_tokenizer_json(json: &str, config: &ModelConfig) -> Result<Self, Error> {
         let document: Value = serde_json::from_str(json)
             .map_err(|e| bad("tokenizer.json", e, "the text of a tokenizer"))?;
@@ -64,7 +64,7 @@ impl GgufVocab {
     }
 }
 
-/// Each as `left right`; newer files have pairs.
+/// Merges as `left right`; newer files have pairs.
 fn merges(model: &Value) -> Result<Vec<String>, Error> {
     let list = model["merges"].as_array().into_iter().flatten();
     list.map(
@@ -79,7 +79,7 @@ fn merges(model: &Value) -> Result<Vec<String>, Error> {
     .collect()
 }
 
-/// The name of the way in which the tokenizer cuts a text.
+/// The name of the tokenizer's pre-tokenizer.
 fn splitting_of(document: &Value) -> Result<&'static str, Error> {
     let steps = match &document["pre_tokenizer"] {
         Value::Object(step) => match step.get("pretokenizers").and_then(Value::as_array) {
@@ -111,7 +111,7 @@ fn splitting_of(document: &Value) -> Result<&'static str, Error> {
             "a byte-level one without a blank in front",
         ));
     };
-    // its own splitting is GPT-2's
+    // its built-in pattern is GPT-2's
     if level["use_regex"].as_bool().unwrap_or(true) {
         patterns.push(GPT2);
     }

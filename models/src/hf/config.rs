@@ -1,8 +1,7 @@
 //! `config.json` → [`ModelConfig`].
 //!
-//! A key that is absent takes the value that the family's configuration class
-//! gives it, where every release agrees on one. A value that would change the
-//! output and is not implemented is an error.
+//! An absent key gets the default of the family's configuration class, if every release agrees on
+//! one. A value that would change the output and is not implemented is an error.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use super::json::Keys;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
 
-/// Base of the rotary frequencies where neither form of the key is present.
+/// Base of the rotary frequencies if neither form of the key is present.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
 /// What distinguishes the families from one another.
@@ -32,13 +31,13 @@ struct Family {
     windows: Windows,
 }
 
-/// Which layers a `sliding_window` applies to, where no `layer_types` names them.
+/// Which layers a `sliding_window` applies to, if `layer_types` does not say.
 enum Windows {
-    /// None; the key is not the family's.
+    /// None; the family does not use the key.
     Never,
     /// All.
     Every,
-    /// Those from `max_window_layers` on where `use_sliding_window` is set.
+    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
     ByLayer,
 }
 
@@ -85,8 +84,7 @@ const FAMILIES: [Family; 5] = [
     },
 ];
 
-/// Translates a parsed `config.json`. The tokens are those it names itself;
-/// `name` is the model's.
+/// Translates a parsed `config.json`, with only the tokens it names itself; `name` is the model's.
 pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<ModelConfig, Error> {
     let keys = Keys::new(path, value)?;
     let model_type = keys.need_str("model_type")?;
@@ -164,7 +162,7 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
     }
 }
 
-/// An unknown activation is refused: a wrong one would give plausible nonsense.
+/// Rejects an unknown activation: a wrong one would give plausible nonsense.
 fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
     let found = keys.need_str("hidden_act")?;
     let activation = match found {
@@ -203,8 +201,8 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
     })
 }
 
-/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling`
-/// and `rope_theta` (before it). Values inside the object win over those beside it.
+/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
+/// (earlier). Values inside the object override those beside it.
 fn rope(keys: &Keys, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
@@ -296,7 +294,7 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
         return Ok(full);
     };
     if !matches!(family.windows, Windows::ByLayer) {
-        // other programs differ in what these mean here
+        // other programs disagree on the meaning of these
         if used == Some(false) {
             return Err(keys.bad(
                 "use_sliding_window",

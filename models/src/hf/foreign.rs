@@ -1,15 +1,15 @@
-//! Keys of `config.json` that change what a model computes and that none of our families has.
+//! Keys of `config.json` that change a model's output and that none of our families supports.
 //!
-//! A configuration is a dumping ground: most unknown keys mean nothing to a decoder, so not every one
-//! can be refused. These are keys by which other decoders (and variants of ours, under the same
-//! `model_type`) change their output. With a value that changes nothing they pass.
+//! Most unknown keys do not affect a decoder, so they cannot all be rejected. These are keys by
+//! which other decoders (and variants of ours, under the same `model_type`) change their output.
+//! Values that have no effect are accepted.
 
 use serde_json::Value;
 
 use super::json::Keys;
 use crate::error::Error;
 
-/// Which values of a foreign key change nothing; null never does.
+/// Values of a foreign key that have no effect; null never has one.
 #[derive(Clone, Copy)]
 enum Harmless {
     /// None.
@@ -96,7 +96,8 @@ impl Harmless {
     }
 }
 
-/// Refuses a key that would change the output. `qk_norm`: the family has a norm on queries and keys.
+/// Rejects a key that would change the output. `qk_norm`: the family has a norm on queries and
+/// keys.
 pub(super) fn refuse(keys: &Keys, qk_norm: bool) -> Result<(), Error> {
     const WHY: &str = "it changes what a model computes, and is not implemented for this family";
     for (key, harmless) in FOREIGN {

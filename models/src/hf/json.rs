@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// A JSON object and where it came from.
+/// A JSON object and its source.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
     path: &'a Path,
-    /// Name of the enclosing key, with its dot; empty at the top.
+    /// Name of the enclosing key with its dot; empty at the top level.
     prefix: &'static str,
     map: &'a Map<String, Value>,
 }
@@ -67,7 +67,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// The value under `key`, converted; an error where it is there and does not convert.
+    /// The value under `key`, converted; an error if it is present and does not convert.
     pub(super) fn read<T>(
         &self,
         key: &str,
@@ -113,7 +113,7 @@ impl<'a> Keys<'a> {
         self.str(key)?.ok_or_else(|| self.missing(key, "a string"))
     }
 
-    /// A token id or a list of them; empty where the key is absent.
+    /// A token id or a list of them; empty if the key is absent.
     pub(super) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
         let convert = |value: &Value| match value {
             Value::Array(list) => list.iter().map(as_u32).collect(),
@@ -154,7 +154,7 @@ impl<'a> Keys<'a> {
         format!("{}{key}", self.prefix)
     }
 
-    /// The value as text, cut where it is long.
+    /// The value as text, truncated if long.
     fn found(&self, key: &str) -> String {
         const SHOWN: usize = 80;
         let text = self

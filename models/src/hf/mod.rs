@@ -19,9 +19,9 @@ use crate::file::{DataFile, read_text};
 use crate::names::{NameTable, Role};
 use crate::store::{About, Found, Layout, Store};
 
-/// Longest `config.json` and its like.
+/// Maximum length of `config.json` and similar files.
 const MAX_CONFIG: u64 = 16 << 20;
-/// The element types that are read.
+/// Supported element types.
 const DTYPES: &str = "F32, F16, BF16";
 
 const NAMES: NameTable = NameTable {
@@ -56,7 +56,7 @@ type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
 /// Opens a folder.
 pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    // The configuration first: without it the folder is no checkpoint at all.
+    // The configuration first: without it the folder is not a checkpoint.
     let config_path = folder.join("config.json");
     if !config_path.is_file() {
         return Err(Error::NotACheckpoint {
@@ -97,7 +97,7 @@ fn open_shard(path: &Path) -> Result<(DataFile, Vec<safetensors::Raw>), Error> {
     Ok((file, header))
 }
 
-/// Reads the texts in `folder`, then the tensors.
+/// Reads the text files in `folder`, then the tensors.
 fn open_with(
     path: &Path,
     folder: &Path,
@@ -180,7 +180,7 @@ fn identify(
     })
 }
 
-/// Tensors that some releases wrote and that carry nothing: the rotary frequencies.
+/// Redundant tensors that some releases wrote: the rotary frequencies.
 fn is_ignorable(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }
@@ -194,7 +194,7 @@ fn model_name(folder: &Path) -> String {
     )
 }
 
-/// A text file that must be there.
+/// Reads a required text file.
 fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Error> {
     read_text(path, limit)?.ok_or_else(|| Error::MissingFile {
         path: path.to_owned(),

@@ -17,14 +17,14 @@ use crate::error::Error;
 use crate::file::{DataFile, read_text};
 use crate::store::shape_text;
 
-/// Longest header, the format's own limit.
+/// Maximum header length, the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
-/// Longest index of shards.
+/// Maximum length of a shard index.
 const MAX_INDEX: u64 = 64 << 20;
-/// Most shards; each stays open.
+/// Maximum shards; each stays open.
 const MAX_SHARDS: usize = 512;
 
-/// A tensor as its file describes it, its bytes proven to lie in the file.
+/// A tensor as described by its file, with bytes known to lie in the file.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) name: String,
@@ -41,7 +41,7 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// The header's entries in file order, so that a repeated name is seen.
+/// The header's entries in file order, to detect repeated names.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// Bytes per element of the types the format knows, whether we read them or not.
+/// Bytes per element of the format's types, supported or not.
 fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
@@ -146,8 +146,8 @@ pub(super) fn read_header(file: &DataFile) -> Result<Vec<Raw>, Error> {
     Ok(list)
 }
 
-/// Checks that a tensor starts where the one before ends and is as long as its
-/// shape and type say; returns its end.
+/// Checks that a tensor starts at the end of the previous one and has the length of its shape and
+/// type; returns its end.
 fn check_entry(file: &DataFile, name: &str, entry: &Entry, end_before: u64) -> Result<u64, Error> {
     let (begin, end) = entry.data_offsets;
     let range = |found: String, expected: String| {
@@ -189,7 +189,7 @@ fn check_entry(file: &DataFile, name: &str, entry: &Entry, end_before: u64) -> R
     Ok(end)
 }
 
-/// Opens the shards that an index names; every tensor must be where it says.
+/// Opens the shards named by an index; every tensor must be in its shard.
 pub(super) fn open_shards(
     folder: &Path,
     index_path: &Path,

@@ -13,17 +13,17 @@ use crate::error::Error;
 use crate::file::read_text;
 use crate::special::SpecialTokens;
 
-/// Longest `tokenizer.json`.
+/// Maximum length of `tokenizer.json`.
 const MAX_TOKENIZER: u64 = 256 << 20;
 
-/// What the files say, besides what went into the configuration.
+/// Content of the files, besides the configuration.
 pub(super) struct Texts {
     pub(super) tokenizer_json: String,
     pub(super) chat_template: Option<String>,
     pub(super) sampling: SamplingDefaults,
 }
 
-/// The part of `tokenizer_config.json` that matters here.
+/// The relevant part of `tokenizer_config.json`.
 #[derive(Default)]
 struct TokenizerConfig {
     chat_template: Option<String>,
@@ -44,7 +44,7 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let template_file = read_text(&folder.join("chat_template.jinja"), MAX_CONFIG)?;
 
     let token = |name: &Option<String>| name.as_deref().and_then(|name| special.id(name));
-    // Any token that one of the files calls an end is one; the tokenizer's own first.
+    // Any token that one of the files declares as an end is one; the tokenizer's own comes first.
     let declared = std::mem::take(&mut config.eos);
     for id in token(&tokenizer.eos)
         .into_iter()
@@ -93,7 +93,7 @@ fn token_text(keys: &Keys, key: &str) -> Result<Option<String>, Error> {
     })
 }
 
-/// One template, or a list of named ones of which `default` is taken.
+/// One template, or the `default` of a list of named ones.
 fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
     let expected = "a string, or a list of {name, template} with one named default";
     keys.read("chat_template", expected, |value| match value {
@@ -108,8 +108,8 @@ fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
     })
 }
 
-/// Sampling parameters count only where `do_sample` is set, as they do in
-/// transformers; the repetition penalty counts always.
+/// Sampling parameters count only if `do_sample` is set, as in transformers; the repetition penalty
+/// always counts.
 fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), Error> {
     let Some(text) = read_text(path, MAX_CONFIG)? else {
         return Ok(Default::default());

@@ -1,7 +1,7 @@
-//! A decoder's weights as a Hugging Face folder: the reader's way back.
+//! Writes a decoder's weights as a Hugging Face folder: the inverse of the reader.
 //!
-//! Weights are written as f32, so nothing is lost that the source still had.
-//! The folder appears under its name only when all of it is written.
+//! Weights are written as f32, so no precision of the source is lost. The folder gets its final
+//! name only once it is fully written.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::config::{Activation, ModelConfig, RopeScaling};
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId};
 
-/// What [`write_folder`] writes, besides the weights.
+/// Input of [`write_folder`], besides the weights.
 pub struct Folder<'a> {
     /// The configuration.
     pub config: &'a ModelConfig,
@@ -31,20 +31,19 @@ pub struct Folder<'a> {
     pub tensors: &'a [Required],
 }
 
-/// Takes the next row of a tensor. Rows of one tensor come in ascending order;
-/// tensors may be mixed, but for Down only one at a time is held.
+/// Receives the next row of a tensor. Rows of one tensor come in ascending order. Tensors may be
+/// interleaved, but only one Down at a time.
 pub type RowSink<'s> = dyn FnMut(TensorId, &[f32]) -> Result<(), Error> + 's;
 
-/// Creates the folder `dir`, which must not exist. `weights` hands every row of
-/// every tensor in `folder.tensors` to the sink; its first error ends the export.
+/// Creates the folder `dir`, which must not exist. `weights` passes every row of every tensor in
+/// `folder.tensors` to the sink; its first error ends the export.
 ///
-/// Everything is written into `dir` with `.partial` appended and gets its name
-/// when it is complete and on disk; after an error nothing is left.
+/// Everything is written to `dir` with `.partial` appended, and renamed once it is complete and on
+/// disk; after an error nothing is left.
 ///
 /// # Errors
-/// [`Error::Io`] where it cannot be written, [`Error::Export`] for a model that
-/// the format cannot express or rows that do not make the tensors, and whatever
-/// `weights` gives.
+/// [`Error::Io`] if it cannot be written, [`Error::Export`] for a model that the format cannot
+/// express or rows that do not match the tensors, and any error of `weights`.
 pub fn write_folder<E: From<Error>>(
     dir: &Path,
     folder: &Folder<'_>,
@@ -103,7 +102,7 @@ impl Partial {
         }
     }
 
-    /// Gives the folder its name, for good.
+    /// Renames the folder to its final name.
     fn publish(self, dir: &Path) -> Result<(), Error> {
         sync_folder(&self.path)?;
         std::fs::rename(&self.path, dir).map_err(Error::io("rename", &self.path))?;
@@ -118,7 +117,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // the error that brought us here is the one to tell
+        // report the original error, not this one
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
@@ -128,8 +127,8 @@ fn sync_folder(path: &Path) -> Result<(), Error> {
     folder.sync_all().map_err(Error::io("flush", path))
 }
 
-/// Reads the written texts as a checkpoint's and compares: whatever a family's
-/// keys cannot express shows as a difference.
+/// Reads the written texts as a checkpoint and compares: anything a family's keys cannot express
+/// shows as a difference.
 fn check_reads_back(
     dir: &Path,
     partial: &Path,
@@ -139,7 +138,7 @@ fn check_reads_back(
     let path = partial.join("config.json");
     let mut found = config::model_config(&path, written, wanted.name.clone())?;
     texts::read(partial, &mut found)?;
-    // belongs to the imported predictor and not to the decoder
+    // belongs to the imported predictor, not to the decoder
     found.predictor_threshold = wanted.predictor_threshold;
     let [found, wanted] =
         [&found, wanted].map(|config| serde_json::to_value(config).unwrap_or_default());
@@ -158,20 +157,20 @@ fn check_reads_back(
     }
 }
 
-/// A `model.safetensors` under construction.
+/// A `model.safetensors` being written.
 struct Weights {
     path: PathBuf,
     file: File,
     tensors: Vec<Slot>,
     by_id: HashMap<TensorId, usize>,
-    /// The Down matrix that is being transposed, and which.
+    /// The Down matrix being transposed, and its index.
     down: (usize, Vec<f32>),
     bytes: Vec<u8>,
 }
 
 struct Slot {
     want: Required,
-    /// Rows taken so far.
+    /// Rows received so far.
     rows: usize,
     /// First byte in the file.
     offset: u64,
@@ -247,7 +246,7 @@ impl Weights {
             let offset = slot.offset + 4 * (at * cols) as u64;
             return self.write(row, offset);
         }
-        // stored transposed, so it can be written only when it is whole
+        // stored transposed, so write it once it is complete
         if at == 0 {
             self.down = (index, vec![0.0; rows * cols]);
         }
@@ -375,7 +374,7 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
 fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
     let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
         if matches!(c.family.as_str(), "mistral" | "bamboo") {
-            // absent, other programs would take the family's 4096
+            // if absent, other programs would use the family's 4096
             config["sliding_window"] = Value::Null;
         }
         return Ok(());

@@ -1,4 +1,4 @@
-//! Hugging Face folders under construction.
+//! Builds Hugging Face folders for tests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::error::Error;
 pub(crate) const TOKENIZER: &str = r#"{"added_tokens":[{"id":1,"content":"<s>"},{"id":2,"content":"</s>"}],
     "post_processor":null,"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
 
-/// One tensor of a folder under construction.
+/// One tensor of a test folder.
 #[derive(Clone)]
 pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
@@ -42,7 +42,7 @@ impl Tensor {
     }
 }
 
-/// A Hugging Face folder under construction: change it, then open it.
+/// A Hugging Face folder being built: change it, then open it.
 pub(crate) struct Folder {
     dir: TempDir,
     pub(crate) config: Value,
@@ -160,7 +160,7 @@ impl Folder {
         crate::open(self.path())
     }
 
-    /// The error that opening gives.
+    /// The error from opening it.
     pub(crate) fn refused(&self) -> Error {
         match self.open() {
             Err(error) => error,

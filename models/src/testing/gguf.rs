@@ -1,4 +1,4 @@
-//! GGUF files under construction.
+//! Builds GGUF files for tests.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::error::Error;
 
-/// A metadata value to be written.
+/// A metadata value to write.
 #[derive(Clone)]
 pub(crate) enum Kv {
     U8(u8),
@@ -17,9 +17,9 @@ pub(crate) enum Kv {
     Bool(u8),
     Text(String),
     U64(u64),
-    /// Elements of one type; the type is written even where there are none.
+    /// Elements of one type; the type is written even for an empty list.
     List(u32, Vec<Kv>),
-    /// A type number and raw bytes, whatever they mean.
+    /// A type number and raw bytes, without interpretation.
     Raw(u32, Vec<u8>),
 }
 
@@ -71,12 +71,12 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) dims: Vec<u64>,
     pub(crate) kind: u32,
-    /// Set to lie about the place.
+    /// Overrides the offset with a false one.
     pub(crate) offset: Option<u64>,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A GGUF file under construction: change it, then open it.
+/// A GGUF file being built: change it, then open it.
 pub(crate) struct Gguf {
     dir: TempDir,
     pub(crate) magic: [u8; 4],
@@ -171,7 +171,7 @@ impl Gguf {
         file
     }
 
-    /// Sets a key, in place where it exists.
+    /// Sets a key, in place if it exists.
     pub(crate) fn set(&mut self, key: &str, value: Kv) {
         match self.keys.iter_mut().find(|(existing, _)| existing == key) {
             Some((_, old)) => *old = value,
@@ -276,7 +276,7 @@ impl Gguf {
         crate::open(&self.path())
     }
 
-    /// The error that opening gives.
+    /// The error from opening it.
     pub(crate) fn refused(&self) -> Error {
         match self.open() {
             Err(error) => error,
@@ -285,7 +285,7 @@ impl Gguf {
     }
 }
 
-/// How a tensor's presented weights lie in the file.
+/// How a tensor's presented weights are stored in the file.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Order {
     AsIs,

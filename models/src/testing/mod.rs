@@ -1,5 +1,5 @@
-//! Tiny checkpoints for the unit tests, written by other code than the readers
-//! use, so that a misunderstanding cannot cancel itself out.
+//! Tiny checkpoints for the unit tests, written independently of the readers, so that a
+//! misunderstanding cannot cancel out.
 
 mod folder;
 mod gguf;
@@ -10,7 +10,7 @@ pub(crate) use gguf::{Gguf, Kv, Order, text};
 use crate::checkpoint::Checkpoint;
 use crate::names::TensorId;
 
-/// Sizes of the tiny decoder: all different, so that no two can be confused.
+/// Sizes of the tiny decoder: all different, so that none can be confused.
 pub(crate) const D: usize = 24;
 pub(crate) const FFN: usize = 40;
 pub(crate) const LAYERS: usize = 2;
@@ -19,8 +19,7 @@ pub(crate) const KV_HEADS: usize = 2;
 pub(crate) const HEAD_DIM: usize = 8;
 pub(crate) const VOCAB: usize = 11;
 
-/// A weight that depends on the tensor's name and the position, and that f16
-/// and bf16 hold exactly.
+/// A weight that depends on the tensor's name and the position, and is exact in f16 and bf16.
 pub(crate) fn weight(name: &str, index: usize) -> f32 {
     let seed = name.bytes().fold(7u32, |hash, byte| {
         hash.wrapping_mul(31).wrapping_add(u32::from(byte))

@@ -1,11 +1,9 @@
-//! What a `tokenizer.json` must be before it is handed to the `tokenizers`
-//! crate.
+//! Validates a `tokenizer.json` before it is passed to the `tokenizers` crate.
 //!
-//! The crate trusts its input: a merge whose parts are longer than any token,
-//! a template that names a token it does not define, or a strip step on an
-//! empty token make it panic. Components outside the families we support
-//! would be accepted and could change the tokens silently. So the file is
-//! read once here, against a closed list.
+//! The crate trusts its input: a merge with parts longer than any token, a template that names an
+//! undefined token, or a strip step on an empty token makes it panic. It would also accept
+//! components outside the supported families, which could silently change the tokens. So the file
+//! is first checked here against a closed list.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -17,23 +15,23 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// Ids above this would make tables of the vocabulary's size too large.
+/// Maximum id: larger ones would make vocabulary-sized tables too large.
 const MAX_ID: u32 = (1 << 24) - 1;
 
-/// What the rest of the module needs to know about a checked file.
+/// Facts about a checked file.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub decoding: Decoding,
-    /// Added tokens with the ids the file gives them.
+    /// Added tokens with the ids in the file.
     pub added: Vec<(String, u32)>,
     pub special: HashSet<u32>,
-    /// Some added token takes the white space after it along.
+    /// Some added token also consumes the white space after it.
     pub takes_space: bool,
     /// One more than the largest id.
     pub size: u32,
 }
 
-/// How tokens become text.
+/// How tokens decode to text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decoding {
     /// Every character of a token stands for a byte.
@@ -97,7 +95,7 @@ struct Added {
     rstrip: bool,
 }
 
-/// Borrowed where the JSON has no escapes: a large vocabulary is not copied.
+/// Borrowed if the JSON has no escapes, so a large vocabulary is not copied.
 #[derive(PartialEq, Eq, Hash)]
 struct Text<'a>(Cow<'a, str>);
 
@@ -227,7 +225,7 @@ fn bad(what: &str, found: impl fmt::Display, expected: &str) -> Error {
     }
 }
 
-/// Checks vocabulary and merges; answers one more than the largest id.
+/// Checks vocabulary and merges; returns one more than the largest id.
 fn check_model(model: &Bpe<'_>) -> Result<u32, Error> {
     if let Some(dropout) = model.dropout.filter(|p| *p != 0.0) {
         return Err(bad(
@@ -325,8 +323,8 @@ fn check_normalizer(step: &Value) -> Result<(), Error> {
     match kind_of(step) {
         "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" => Ok(()),
         "Prepend" if step.get("prepend").and_then(Value::as_str) != Some("") => Ok(()),
-        // The crate's bookkeeping does not survive replacing what has no length
-        // (a regex can match that) nor an added token that becomes empty.
+        // The crate fails on replacing an empty match (a regex can have one), and on an added token
+        // that becomes empty.
         "Replace" if literal(step).is_some() && step.get("content") != Some(&Value::from("")) => {
             Ok(())
         }
@@ -352,7 +350,7 @@ fn check_pre_tokenizer(step: &Value) -> Result<(), Error> {
     }
 }
 
-/// The literal text that a step looks for. An empty one matches everywhere.
+/// The literal text that a step searches for. An empty one matches everywhere.
 fn literal(step: &Value) -> Option<&str> {
     let text = step.get("pattern")?.get("String")?.as_str()?;
     (!text.is_empty()).then_some(text)

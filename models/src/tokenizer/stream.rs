@@ -1,17 +1,17 @@
-//! Text from one token at a time.
+//! Streaming decoder: text from one token at a time.
 
 use super::Tokenizer;
 use super::check::{Decoding, Pieces};
 
-/// Decodes a growing sequence of tokens. What it has given out, put together,
-/// is what [`Tokenizer::decode`] gives for the whole sequence; it never gives
-/// out half a character. Bytes that are not UTF-8 become U+FFFD.
+/// Decodes a growing sequence of tokens. Its concatenated output equals [`Tokenizer::decode`] of
+/// the whole sequence, and it never returns half a character. Bytes that are not UTF-8 become
+/// U+FFFD.
 #[derive(Debug)]
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// Bytes of a character that is not complete yet, at most three.
+    /// Bytes of an incomplete character, at most three.
     pending: Vec<u8>,
-    /// Leading spaces still to be dropped.
+    /// Leading spaces still to drop.
     strip: usize,
 }
 
@@ -28,8 +28,8 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// The text that `id` completes; none where it completes nothing, is a
-    /// special token or is not in the vocabulary.
+    /// The text that `id` completes; `None` if it completes nothing, is a special token or is not
+    /// in the vocabulary.
     pub fn push(&mut self, id: u32) -> Option<String> {
         if self.tokenizer.is_special(id) {
             return None;
@@ -43,8 +43,7 @@ impl<'a> StreamDecoder<'a> {
         self.without_leading_spaces(text)
     }
 
-    /// What is left when no more tokens come: one U+FFFD for an unfinished
-    /// character, or nothing.
+    /// The rest after the last token: one U+FFFD for an incomplete character, or nothing.
     pub fn finish(self) -> Option<String> {
         (!self.pending.is_empty()).then(|| char::REPLACEMENT_CHARACTER.to_string())
     }
@@ -64,7 +63,7 @@ impl<'a> StreamDecoder<'a> {
     }
 }
 
-/// Removes and returns everything in front of an unfinished character.
+/// Removes and returns everything before an incomplete character.
 fn take_complete(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut rest = pending.as_slice();
@@ -89,8 +88,7 @@ fn take_complete(pending: &mut Vec<u8>) -> String {
     text
 }
 
-/// Bytes behind a byte-level token. A token that uses any other character
-/// stands for itself.
+/// Bytes of a byte-level token. A token with any other character stands for itself.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token
         .chars()
@@ -99,8 +97,8 @@ fn byte_level_bytes(token: &str) -> Vec<u8> {
         .unwrap_or_else(|| token.into())
 }
 
-/// GPT-2's invertible byte alphabet: printable Latin-1 bytes are their own
-/// character; the 68 others are U+0100 and up, in order.
+/// GPT-2's invertible byte alphabet: printable Latin-1 bytes map to their own character; the 68
+/// others to U+0100 and up, in order.
 fn byte_level_byte(c: char) -> Option<u8> {
     let code = u32::from(c);
     let byte = match code {

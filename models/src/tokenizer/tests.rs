@@ -143,7 +143,7 @@ fn ids_without_a_token_give_no_text() {
     assert_eq!(tokenizer.stream().push(9999), None);
 }
 
-/// One lie after another: each must be refused, and say what it is about.
+/// Invalid files: each must be rejected with an error that names the fault.
 #[test]
 fn lies_are_refused() {
     let lies: &[(&str, &str, Value, &str)] = &[

@@ -1,4 +1,4 @@
-//! The binary form of statistics.
+//! Binary format of the statistics.
 //!
 //! ```text
 //!    0   8  magic            "EMBSTAT2"
@@ -17,17 +17,19 @@
 //!                              bank (one bit per neuron), little endian
 //!             later            per bank, for each distance: firings, and those that are followed
 //!                              by another; not in older files
+//!             misses           needed, then missed for each size of the cache, by class of
+//!                              frequency; only where they were counted
 //! ```
 //!
-//! Every list has at least one byte per entry, so no allocation exceeds a small
-//! multiple of the file.
+//! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
+//! file.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::sample::words;
 use super::{
     ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, Later, LayerStats, Magnitudes,
-    Profile, Sample, Sampled, StatsError,
+    Misses, Profile, Sample, Sampled, StatsError,
 };
 
 const MAGIC: &[u8; 8] = b"EMBSTAT2";
@@ -73,6 +75,9 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
     for later in profile.banks.iter().flat_map(|b| b.later) {
         out.numbers(&[later.fired, later.again]);
     }
+    if !profile.misses.is_empty() {
+        (profile.misses.clone().numbers_mut()).for_each(|n| out.number(*n));
+    }
     let mut bytes = out.0;
     let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
     bytes[..8].copy_from_slice(MAGIC);
@@ -110,7 +115,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     for step in &mut steps {
         *step = body.number()?;
     }
-    // A bank has more bytes than these, so the numbers bound each other.
+    // A bank takes more bytes than these, so the numbers bound each other.
     let layers = body.count(1)?;
     let experts = body.count(1)?;
     let neurons = body.count(1)?;
@@ -173,6 +178,12 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
             };
         }
     }
+    let mut misses = Misses::default();
+    if body.left() > 0 {
+        for n in misses.numbers_mut() {
+            *n = body.number()?;
+        }
+    }
     if body.left() > 0 {
         return Err(format!("{} bytes too many at the end", body.left()));
     }
@@ -191,6 +202,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
                 capacity,
                 tokens: tokens_kept,
             },
+            misses,
         })),
     })
 }
@@ -264,7 +276,7 @@ impl<'a> In<'a> {
         Err(format!("a number before {} has more than 64 bits", self.at))
     }
 
-    /// A number of things that take at least `bytes` bytes each.
+    /// Reads the count of a list whose entries take at least `bytes` bytes each.
     fn count(&mut self, bytes: usize) -> Result<usize, String> {
         let n = self.number()?;
         let fits = usize::try_from(n)
@@ -297,9 +309,10 @@ impl<'a> In<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::misses::BINS;
     use super::*;
 
-    /// Two layers of three neurons with something in every field.
+    /// Two layers of three neurons with a nonzero value in every field.
     fn stats() -> ActivationStats {
         let mut gates = Magnitudes::default();
         [0.5, 0.5, 3.0].into_iter().for_each(|v| gates.see(v));
@@ -333,6 +346,10 @@ mod tests {
                 bits: vec![0b101, priority],
             });
         }
+        let mut misses = Misses::default();
+        for (n, number) in misses.numbers_mut().enumerate() {
+            *number = if n < BINS { 90 } else { n as u64 % 91 };
+        }
         ActivationStats {
             format: FORMAT_V2.into(),
             tokens: 300,
@@ -345,6 +362,7 @@ mod tests {
                 steps: [300, 2, 2, 2, 2, 2],
                 banks: vec![bank([300, 200, 0]), bank([1, 2, 3])],
                 sample,
+                misses,
             })),
         }
     }
@@ -376,17 +394,24 @@ mod tests {
     fn older_files_lack_what_follows_the_sample() {
         let s = stats();
         let mut bytes = s.to_bytes().unwrap();
+        let mut without = s;
+        let profile = without.profile.as_mut().unwrap();
+        // Small numbers, of one byte each.
+        bytes.truncate(bytes.len() - profile.misses.numbers_mut().count());
+        seal(&mut bytes);
+        profile.misses = Misses::default();
+        assert_eq!(ActivationStats::read(&bytes).unwrap(), without);
         // Two banks with two small numbers for each distance.
-        bytes.truncate(bytes.len() - 2 * 2 * s.profile.as_ref().unwrap().banks[0].later.len());
+        let profile = without.profile.as_mut().unwrap();
+        bytes.truncate(bytes.len() - 2 * 2 * profile.banks[0].later.len());
         seal(&mut bytes);
         let old = ActivationStats::read(&bytes).unwrap();
-        let mut without = s;
         for bank in &mut without.profile.as_mut().unwrap().banks {
             bank.later = Default::default();
             assert_eq!(bank.later[0].share(), None);
         }
         assert_eq!(old, without);
-        // Half of it is damage.
+        // A partial list is damage.
         bytes.push(0);
         seal(&mut bytes);
         assert!(ActivationStats::read(&bytes).is_err());
@@ -406,7 +431,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_true_is_not_written() {
-        for wrong in 0..8 {
+        for wrong in 0..9 {
             let mut s = stats();
             let p = s.profile.as_mut().unwrap();
             match wrong {
@@ -417,6 +442,7 @@ mod tests {
                 4 => p.pairs = 301,
                 5 => p.banks[0].later[1].again = 10,
                 6 => p.banks[1].later[0].fired = 7,
+                7 => p.misses.missed[3][2] = 91,
                 _ => drop(p.banks.pop()),
             }
             assert!(

@@ -1,22 +1,21 @@
-//! Distribution of magnitudes, in buckets of equal ratio.
+//! Histogram of magnitudes, in logarithmic buckets.
 
-/// Values of the sign-free top bits of an f32: 8 of the exponent, 4 of the
-/// mantissa, so that a bucket is at most 6 % wide.
+/// Number of values of the top bits of an f32 without its sign: 8 exponent and 4 mantissa bits, so
+/// a bucket is at most 6 % wide.
 pub(super) const BUCKETS: u16 = 1 << 12;
 
 const SHIFT: u32 = 31 - 12;
 
-/// How many values of each magnitude were seen. Zeros are not counted. Adding two
-/// of them up is exact.
+/// Counts of values by magnitude, without zeros. Adding two histograms is exact.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Magnitudes {
-    /// Buckets that are not empty and their counts, ascending: of the few hundred that a
-    /// model fills, and of no more than a file has.
+    /// Nonempty buckets and their counts, ascending. A model fills a few hundred, and memory is
+    /// bounded by the file's number of buckets.
     counts: Vec<(u16, u64)>,
 }
 
 impl Magnitudes {
-    /// Counts one value; zero and what is not finite is ignored.
+    /// Counts one value; ignores zero and non-finite values.
     #[inline]
     pub fn see(&mut self, value: f32) {
         if value != 0.0 && value.is_finite() {
@@ -24,14 +23,13 @@ impl Magnitudes {
         }
     }
 
-    /// Values that were counted.
+    /// Number of values counted.
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, c| sum.saturating_add(c.1))
     }
 
-    /// The magnitude below which `share` (0 to 1) of all values lie, where `zeros`
-    /// zeros were seen besides; to the width of a bucket. `None` when nothing was
-    /// seen.
+    /// The magnitude below which `share` (0 to 1) of all values lie, with `zeros` zeros in
+    /// addition; accurate to a bucket. `None` without values.
     pub fn quantile(&self, share: f64, zeros: u64) -> Option<f32> {
         let all = self.total().saturating_add(zeros);
         if all == 0 {
@@ -53,20 +51,20 @@ impl Magnitudes {
         last
     }
 
-    /// Buckets that are not empty: number and count, ascending.
+    /// Nonempty buckets: number and count, ascending.
     pub(super) fn filled(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let known = self.counts.iter();
         known.map(|&(bucket, count)| (usize::from(bucket), count))
     }
 
-    /// Sets one bucket to a count that is not zero. `None` when there is no such bucket.
+    /// Sets one bucket to a nonzero count. `None` if there is no such bucket.
     pub(super) fn set(&mut self, bucket: usize, count: u64) -> Option<()> {
         let bucket = u16::try_from(bucket).ok().filter(|&b| b < BUCKETS)?;
         *self.count_mut(bucket) = count;
         Some(())
     }
 
-    /// Adds another distribution. `None` when a count overflows.
+    /// Adds another histogram. `None` if a count overflows.
     pub(super) fn merge(&mut self, other: &Self) -> Option<()> {
         for &(bucket, count) in &other.counts {
             let mine = self.count_mut(bucket);
@@ -75,7 +73,7 @@ impl Magnitudes {
         Some(())
     }
 
-    /// The count of a bucket, which its caller makes more than zero.
+    /// The count of a bucket; the caller makes it nonzero.
     #[inline]
     fn count_mut(&mut self, bucket: u16) -> &mut u64 {
         let place = self.counts.binary_search_by_key(&bucket, |c| c.0);

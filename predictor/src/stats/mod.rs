@@ -1,20 +1,21 @@
 //! Activation statistics: how often each neuron fires over a text.
 //!
-//! Two file formats are read. `emberflow-stats-v1` is JSON with one count per
-//! neuron. `emberflow-stats-v2` (`codec.rs`) is binary and holds a [`Profile`]
-//! besides: activity by batch size, persistence, magnitudes, and a sample of
-//! whole tokens that tells which neurons fire together. Both are in the
-//! checkpoint's original neuron order. The packer orders neurons by them and
-//! stores them in the container in packed order.
+//! There are two file formats. `emberflow-stats-v1` is JSON with one count per neuron.
+//! `emberflow-stats-v2` (`codec.rs`) is binary and adds a [`Profile`]: activity by batch size,
+//! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together.
+//! Both use the checkpoint's original neuron order. The packer orders neurons by them and stores
+//! them in the container in packed order.
 
 mod codec;
 mod magnitudes;
+pub mod misses;
 mod profile;
 mod sample;
 
 use serde::{Deserialize, Serialize};
 
 pub use magnitudes::Magnitudes;
+pub use misses::Misses;
 pub use profile::{BATCHES, BankProfile, LAGS, Later, Profile};
 pub(crate) use sample::words;
 pub use sample::{Sample, Sampled};
@@ -25,16 +26,16 @@ pub const FORMAT: &str = "emberflow-stats-v1";
 /// The value of [`ActivationStats::format`] of binary statistics.
 pub const FORMAT_V2: &str = "emberflow-stats-v2";
 
-/// Counts for a whole model.
+/// Counts of a whole model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ActivationStats {
     /// Format name and version.
     pub format: String,
-    /// Tokens that were run to collect the counts.
+    /// Tokens profiled.
     pub tokens: u64,
     /// One entry per layer, ascending.
     pub layers: Vec<LayerStats>,
-    /// What the second version adds.
+    /// Added by the second version.
     #[serde(skip)]
     pub profile: Option<Box<Profile>>,
 }
@@ -55,19 +56,19 @@ pub struct ExpertStats {
     pub expert: u32,
     /// Tokens for which each neuron fired.
     pub counts: Vec<u64>,
-    /// Original id of each neuron, where they are not in the original order
-    /// (inside a container); else empty.
+    /// Original id of each neuron, if not in the original order (inside a container); otherwise
+    /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub original: Vec<u32>,
 }
 
-/// Why a statistics file does not fit.
+/// Why statistics are rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
-    /// Not JSON, or not of this shape.
+    /// Not JSON, or not of this structure.
     #[error("statistics are not valid {FORMAT} JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// Binary statistics that are damaged or contradict themselves.
+    /// Binary statistics that are damaged or inconsistent.
     #[error("statistics are not valid {FORMAT_V2}: {0}; profile the model again")]
     Binary(String),
     /// Statistics that cannot be added up.
@@ -76,7 +77,7 @@ pub enum StatsError {
     /// Another format or version.
     #[error("statistics have format {found:?}, expected {FORMAT:?}; profile the model again")]
     Format {
-        /// What the file says.
+        /// Format in the file.
         found: String,
     },
     /// Layers, experts or neurons differ from the model's.
@@ -89,7 +90,7 @@ pub enum StatsError {
         /// Size in the model.
         expected: usize,
     },
-    /// Original ids that are not each neuron once.
+    /// Original ids that are not a permutation.
     #[error("statistics of layer {layer} expert {expert}: the original ids are not a permutation")]
     Order {
         /// Layer number.
@@ -116,11 +117,10 @@ pub enum StatsError {
 }
 
 impl ActivationStats {
-    /// Parses a statistics file of either version and checks it against the
-    /// model's sizes.
+    /// Parses a statistics file of either version and checks it against the model's sizes.
     ///
     /// # Errors
-    /// A file that is damaged, contradicts itself or belongs to another model.
+    /// If the file is damaged, inconsistent, or of another model.
     pub fn parse(
         bytes: &[u8],
         layers: usize,
@@ -132,10 +132,10 @@ impl ActivationStats {
         Ok(stats)
     }
 
-    /// Parses a statistics file of either version, of whatever model.
+    /// Parses a statistics file of either version, of any model.
     ///
     /// # Errors
-    /// A file that is damaged or contradicts itself.
+    /// If the file is damaged or inconsistent.
     pub fn read(bytes: &[u8]) -> Result<Self, StatsError> {
         if codec::is_binary(bytes) {
             return codec::decode(bytes);
@@ -146,10 +146,10 @@ impl ActivationStats {
         Ok(stats)
     }
 
-    /// The statistics as a file: binary where there is a profile, else JSON.
+    /// Encodes the statistics: binary with a profile, otherwise JSON.
     ///
     /// # Errors
-    /// Sizes beyond what the format can name.
+    /// If a size exceeds the format.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StatsError> {
         match &self.profile {
             Some(profile) => codec::encode(self, profile),
@@ -157,7 +157,7 @@ impl ActivationStats {
         }
     }
 
-    /// Layers, experts per layer and neurons per expert, by the first of each.
+    /// Layers, experts per layer and neurons per expert, taken from the first of each.
     pub fn sizes(&self) -> [usize; 3] {
         let layer = self.layers.first();
         let expert = layer.and_then(|l| l.experts.first());
@@ -168,12 +168,12 @@ impl ActivationStats {
         ]
     }
 
-    /// Adds the counts of another part of the text. Counts add up exactly, and the
-    /// samples of both become one that does not depend on the order of merging.
+    /// Adds the counts of another part of the text. Counts add exactly, and the merged sample does
+    /// not depend on the order of merging.
     ///
     /// # Errors
-    /// Statistics of another model, of another window length, in another neuron
-    /// order, without a profile, or of the same piece of text.
+    /// If the statistics are of another model, window length or neuron order, have no profile, or
+    /// cover the same text.
     pub fn merge(&mut self, other: &Self) -> Result<(), StatsError> {
         let refuse = |reason: String| Err(StatsError::Merge(reason));
         if self.sizes() != other.sizes() {
@@ -269,8 +269,8 @@ impl ActivationStats {
         }
     }
 
-    /// The statistics with neurons in another order: `order` gives, for each FFN
-    /// in file order, the original id of every packed neuron.
+    /// Reorders neurons: `order` gives, for each FFN in file order, the original id of every packed
+    /// neuron.
     pub fn permuted(mut self, order: &[Vec<u32>]) -> Self {
         let experts = self.layers.iter_mut().flat_map(|l| &mut l.experts);
         for (expert, order) in experts.zip(order) {
@@ -283,12 +283,11 @@ impl ActivationStats {
         self
     }
 
-    /// The statistics with neurons in the checkpoint's order: `original` gives, for each
-    /// FFN in file order, the original id of every neuron as counted here; where it gives
-    /// none, they are in that order already.
+    /// Restores the checkpoint's neuron order: `original` gives, for each FFN in file order, the
+    /// original id of every neuron as counted here; an empty list means original order.
     ///
     /// # Errors
-    /// Ids that are not each neuron once.
+    /// If the ids are not a permutation.
     pub fn restored(mut self, original: &[Vec<u32>]) -> Result<Self, StatsError> {
         let [_, experts, neurons] = self.sizes();
         let mut inverse = Vec::with_capacity(original.len());
@@ -314,8 +313,7 @@ impl ActivationStats {
         Ok(self)
     }
 
-    /// The statistics without the sample of tokens, which is only needed to choose
-    /// an order.
+    /// Drops the sample of tokens, which is needed only to choose an order.
     pub fn without_sample(mut self) -> Self {
         if let Some(profile) = &mut self.profile {
             profile.sample = Sample::default();
@@ -323,8 +321,7 @@ impl ActivationStats {
         self
     }
 
-    /// Mean share of neurons that fire per token, for each layer (over all its
-    /// experts).
+    /// Mean share of neurons that fire per token, by layer (over all its experts).
     pub fn active_share(&self) -> Vec<f64> {
         let share = |layer: &LayerStats| {
             let counts = || layer.experts.iter().flat_map(|e| &e.counts);
@@ -334,7 +331,7 @@ impl ActivationStats {
         self.layers.iter().map(share).collect()
     }
 
-    /// The counts of one FFN, if it is covered.
+    /// The counts of one FFN, if present.
     pub fn counts(&self, layer: u32, expert: u32) -> Option<&[u64]> {
         let e = self
             .layers
@@ -359,14 +356,14 @@ fn is_permutation(ids: &[u32], n: usize) -> bool {
         })
 }
 
-/// Sum of counts. A file may hold any counts, and 2^64 of the largest fit.
+/// Sum of counts. A file may contain any counts, and 2^64 of the largest fit.
 fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u128 {
     counts.into_iter().map(|&c| u128::from(c)).sum()
 }
 
-/// Share of the neurons that gives `share` of all activations; `counts` in any
-/// order. 0 when nothing ever fired. (PowerInfer's measure of skew: for
-/// `share` = 0.8 a small value means few hot neurons do most of the work.)
+/// Share of the neurons that produces `share` of all activations; `counts` in any order. 0 if
+/// nothing ever fired. (PowerInfer's measure of skew: for `share` = 0.8 a small value means that
+/// few hot neurons do most of the work.)
 pub fn hot_share(counts: &[u64], share: f64) -> f64 {
     let total = total(counts);
     if total == 0 {

@@ -1,72 +1,73 @@
-//! What the second version of the statistics adds to activation counts.
+//! The profile that version 2 adds to activation counts.
 
 use super::sample::words;
-use super::{ActivationStats, Magnitudes, Sample};
+use super::{ActivationStats, Magnitudes, Misses, Sample};
 
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
-/// Distances in tokens, beyond the next one, at which firing again is counted.
+/// Distances in tokens, beyond the next one, at which repeated firing is counted.
 pub const LAGS: [usize; 3] = [8, 32, 128];
 
-/// How often firing is followed by firing some tokens later.
+/// How often a neuron that fires also fires some tokens later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Later {
-    /// Firings of any neuron with a token so far behind them in their window.
+    /// Firings of any neuron that have a token at this distance in their window.
     pub fired: u64,
-    /// Those after which the same neuron fires for that token too.
+    /// Those whose neuron also fires for that token.
     pub again: u64,
 }
 
 impl Later {
-    /// Their share; none where nothing was counted, as in files written before it was.
+    /// Their share; `None` if nothing was counted, as in older files.
     pub fn share(self) -> Option<f64> {
         (self.fired > 0).then(|| self.again as f64 / self.fired as f64)
     }
 }
 
-/// How a text makes a model's neurons fire, beyond counts.
+/// How a model's neurons fire over a text, beyond counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// Model and checkpoint, as its container names them.
+    /// Model and checkpoint, as named by the container.
     pub model: String,
     /// Hashes of the texts, ascending.
     pub texts: Vec<u64>,
-    /// Tokens of a window; every window starts afresh.
+    /// Tokens per window; windows are independent.
     pub window: u32,
-    /// Consecutive tokens inside windows: chances to stay active.
+    /// Consecutive token pairs inside windows.
     pub pairs: u64,
-    /// Batches that were looked at, by size ([`BATCHES`]). The tokens of a batch come
-    /// from as many windows, at the same position; the first entry is the number of
-    /// tokens.
+    /// Batches counted, by size ([`BATCHES`]). The tokens of a batch come from that many windows,
+    /// at the same position; the first entry is the number of tokens.
     pub steps: [u64; BATCHES.len()],
-    /// One entry for each FFN, layers and in them experts ascending.
+    /// One entry per FFN, by layer, then expert.
     pub banks: Vec<BankProfile>,
     /// Sampled tokens; empty inside a container.
     pub sample: Sample,
+    /// What a cache misses; empty in files written before it was counted.
+    pub misses: Misses,
 }
 
 /// One FFN.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BankProfile {
-    /// For each batch size beyond 1, batches in which each neuron fired for at least
-    /// one token: `[sizes][neurons]`.
+    /// For each batch size beyond 1, batches in which each neuron fired for at least one token:
+    /// `[sizes][neurons]`.
     pub unions: Vec<Vec<u64>>,
-    /// Tokens for which each neuron fired and fired for the one before too.
+    /// Tokens for which each neuron fired and also fired for the previous one.
     pub stayed: Vec<u64>,
-    /// The same of all neurons together for larger distances, [`LAGS`].
+    /// The same of all neurons together at larger distances, [`LAGS`].
     pub later: [Later; LAGS.len()],
-    /// Tokens for which each neuron's hidden value was not zero. Less than its count
-    /// where Up has a ReLU of its own.
+    /// Tokens for which each neuron's hidden value was nonzero. Below its count if Up has its own
+    /// ReLU.
     pub contributed: Vec<u64>,
-    /// Activated gates that are not zero.
+    /// Nonzero activated gates.
     pub gates: Magnitudes,
-    /// Hidden values that are not zero.
+    /// Nonzero hidden values.
     pub hidden: Magnitudes,
 }
 
 impl BankProfile {
-    /// Nothing seen yet.
+    /// An empty profile.
     pub fn new(neurons: usize) -> Self {
         Self {
             unions: vec![vec![0; neurons]; BATCHES.len() - 1],
@@ -104,7 +105,7 @@ impl BankProfile {
 }
 
 impl Profile {
-    /// For how many batches of size `BATCHES[size]` each neuron of a bank fired.
+    /// Number of batches of size `BATCHES[size]` in which each neuron of a bank fired.
     pub fn union<'a>(&'a self, counts: &'a [u64], bank: usize, size: usize) -> Option<&'a [u64]> {
         match size {
             0 => Some(counts),
@@ -138,6 +139,7 @@ impl Profile {
         for (a, b) in self.banks.iter_mut().zip(&other.banks) {
             a.merge(b).ok_or_else(overflow)?;
         }
+        self.misses.merge(other.misses).ok_or_else(overflow)?;
         self.sample.merge(&other.sample);
         Ok(())
     }
@@ -151,7 +153,7 @@ impl Profile {
         self.sample.permute(order);
     }
 
-    /// Whether the numbers can be true; what is wrong if not.
+    /// Checks that the numbers are consistent; returns what is wrong.
     pub(super) fn check(&self, stats: &ActivationStats) -> Result<(), String> {
         let [layers, experts, neurons] = stats.sizes();
         let same = |what: &str, found: usize, expected: usize| {
@@ -160,6 +162,7 @@ impl Profile {
             }
             Err(format!("{what}: {found}, expected {expected}"))
         };
+        self.misses.check()?;
         same("banks", self.banks.len(), layers.saturating_mul(experts))?;
         if self.steps[0] != stats.tokens {
             return Err(format!(

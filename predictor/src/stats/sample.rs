@@ -1,34 +1,31 @@
-//! A bounded sample of tokens with all neurons that fired for them: the sketch
-//! from which co-activation is estimated.
+//! A bounded sample of tokens with all neurons that fired for them, to estimate co-activation.
 //!
-//! A pairwise table would need neurons² counters per layer, 800 MB for one layer of
-//! a 7B model. A sample of `k` tokens needs `k` bits per neuron and answers more:
-//! how often two neurons fire together (`popcount(a & b)`), and what any order of
-//! the neurons would cost on these very tokens.
+//! A pairwise table would need neurons² counters per layer, 800 MB for one layer of a 7B model. A
+//! sample of `k` tokens needs `k` bits per neuron and answers more: how often two neurons fire
+//! together (`popcount(a & b)`), and what any neuron order would cost on these tokens.
 //!
-//! Which tokens are kept depends on a hash of where they stand in the text alone
-//! (the `k` smallest), so samples of parts of a text merge into exactly the sample
-//! of the whole.
+//! The sample keeps the `k` tokens with the smallest hash of their position in the text. So samples
+//! of parts of a text merge into exactly the sample of the whole (a bottom-k sketch).
 
 /// One sampled token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sampled {
-    /// Hash of the token's place in the text.
+    /// Hash of the token's position in the text.
     pub priority: u64,
-    /// One bit per neuron, bank after bank, each bank padded to whole words.
+    /// One bit per neuron, bank by bank, each bank padded to whole words.
     pub bits: Vec<u64>,
 }
 
 /// The sampled tokens of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Tokens that are kept at most.
+    /// Maximum number of tokens.
     pub capacity: usize,
-    /// By ascending priority, no two the same.
+    /// By ascending priority, without duplicates.
     pub(super) tokens: Vec<Sampled>,
 }
 
-/// Words that hold one bit for each of `neurons`.
+/// Words for one bit per neuron.
 pub(crate) fn words(neurons: usize) -> usize {
     neurons.div_ceil(64)
 }
@@ -47,7 +44,7 @@ impl Sample {
         &self.tokens
     }
 
-    /// Whether a token with this priority would be kept now.
+    /// Whether a token with this priority would be kept.
     pub fn wants(&self, priority: u64) -> bool {
         match self.tokens.last() {
             _ if self.capacity == 0 => false,
@@ -56,8 +53,7 @@ impl Sample {
         }
     }
 
-    /// Keeps a token if it belongs to the sample. One that is there is not added
-    /// again.
+    /// Adds a token if it belongs to the sample and is not in it yet.
     pub fn insert(&mut self, token: Sampled) {
         if !self.wants(token.priority) {
             return;
@@ -71,7 +67,7 @@ impl Sample {
         }
     }
 
-    /// The sample of both texts together.
+    /// Merges the sample of another text.
     pub(super) fn merge(&mut self, other: &Self) {
         self.capacity = self.capacity.min(other.capacity);
         self.tokens.truncate(self.capacity);
@@ -80,8 +76,8 @@ impl Sample {
         }
     }
 
-    /// The neurons of bank `bank` as rows of bits, one bit per sampled token:
-    /// `[neurons × words(tokens)]`.
+    /// The neurons of bank `bank` as bit rows, one bit per sampled token: `[neurons ×
+    /// words(tokens)]`.
     pub fn transposed(&self, bank: usize, neurons: usize) -> Vec<u64> {
         let width = words(self.tokens.len());
         let first = bank * words(neurons);
@@ -99,7 +95,7 @@ impl Sample {
         rows
     }
 
-    /// Puts the neurons of every bank into another order.
+    /// Reorders the neurons of every bank.
     pub(super) fn permute(&mut self, order: &[Vec<u32>]) {
         for token in &mut self.tokens {
             let mut bits = vec![0u64; token.bits.len()];

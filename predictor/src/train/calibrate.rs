@@ -1,17 +1,16 @@
-//! Thresholds: the score from which on a neuron is wanted.
+//! Threshold calibration.
 //!
-//! A score is compared with what the gate did on a text. Per neuron a logistic curve
-//! turns the score into the chance that the gate fires; one chance per layer then decides
-//! for all of its neurons. Where a score is poor the margin grows by itself, and a neuron
-//! that rarely fires needs a higher score.
+//! For each neuron, a logistic curve fitted on a text maps the score to the probability that the
+//! gate fires. One probability per layer then decides for all its neurons. So a poor score
+//! automatically gets a wider margin, and a neuron that rarely fires needs a higher score.
 
 use emberflow_kernels::math;
 
-/// Newton steps. Four give three digits; separable data would go on for ever.
+/// Newton steps. Four give three digits; separable data would never converge.
 const STEPS: usize = 12;
 
-/// Scores of a neuron in steps of an eighth of their deviation, up to eight deviations from
-/// their mean: as good for two numbers as the scores themselves, and far fewer.
+/// Histogram of a neuron's scores in steps of an eighth of their standard deviation, up to eight
+/// deviations from the mean: as good as the scores for fitting two numbers, and far smaller.
 struct Bins {
     /// Tokens, and those for which the gate fires.
     counts: [[f32; 2]; 128],
@@ -29,7 +28,7 @@ impl Bins {
         Self { counts }
     }
 
-    /// Standardised score, tokens, tokens for which it fires.
+    /// Standardised score, tokens, tokens for which the gate fires.
     fn iter(&self) -> impl Iterator<Item = (f32, f32, f32)> + '_ {
         let middle = |i: usize| (i as f32 + 0.5 - 64.0) / 8.0;
         let bins = self.counts.iter().enumerate();
@@ -48,7 +47,7 @@ pub(crate) struct Curve {
 }
 
 impl Curve {
-    /// Fits a neuron's scores to what `fires`.
+    /// Fits a neuron's scores to `fires`.
     pub fn fit(scores: &[f32], fires: impl Fn(usize) -> bool) -> Self {
         let n = scores.len().max(1) as f64;
         let mean = scores.iter().map(|&s| f64::from(s)).sum::<f64>() / n;
@@ -72,7 +71,7 @@ impl Curve {
                 h[1] += f64::from(weight * s);
                 h[2] += f64::from(weight);
             }
-            // a weak pull to slope 1 keeps neurons that never fire finite
+            // a weak prior of slope 1 keeps neurons that never fire finite
             let pull = 1e-4 * n;
             g[0] += pull * f64::from(slope - 1.0);
             h[0] += pull;
@@ -99,7 +98,7 @@ impl Curve {
         }
     }
 
-    /// The logit of the chance that the neuron fires.
+    /// The logit of the probability that the neuron fires.
     pub fn logit(&self, score: f32) -> f32 {
         self.slope * (score - self.mean) / self.deviation + self.offset
     }
@@ -110,7 +109,7 @@ impl Curve {
     }
 }
 
-/// The largest value that at least a `recall` share of `values` is not below; −∞ of none.
+/// The largest value such that at least a `recall` share of `values` reaches it; −∞ if empty.
 pub(crate) fn cut_for(values: &mut [f32], recall: f64) -> f32 {
     let lost = ((1.0 - recall) * values.len() as f64).floor() as usize;
     let at = lost.min(values.len().saturating_sub(1));
@@ -135,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_curve_finds_where_a_neuron_begins_to_fire() {
-        // fires above 5, with scores that are off by up to 1
+        // fires above 5, with score errors of up to 1
         let truth: Vec<f32> = (0..1000).map(|i| (i % 100) as f32 / 10.0).collect();
         let noise = |i: usize| ((i * 7919) % 1000) as f32 / 500.0 - 1.0;
         let scores: Vec<f32> = truth

@@ -1,12 +1,12 @@
-//! Gate rows in two bits, rounded so that their products with a text's inputs change
-//! least (`rounding.rs`).
+//! Gate rows in two bits, rounded to minimise the change of their products with a text's inputs
+//! (`rounding.rs`).
 
 use emberflow_kernels::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
 use half::f16;
 
 use super::rounding::Levels;
 
-/// Two bits and a scale for each group.
+/// Two bits per element and a scale per group.
 pub(crate) const LEVELS: Levels = Levels {
     group: TWO_BIT_GROUP,
     scale: best_scale,
@@ -15,8 +15,7 @@ pub(crate) const LEVELS: Levels = Levels {
     store: store_two_bit_row,
 };
 
-/// Candidates for a group's scale, as shares of the one that just reaches its largest
-/// element.
+/// Candidates for a group's scale, in fractions of the scale that just reaches its largest element.
 const SCALES: std::ops::RangeInclusive<u32> = 8..=21;
 
 /// The quant nearest to `x`, and its value.

@@ -1,8 +1,8 @@
-//! Matrix products of the trainer, on the kernels and the thread pool of the forward pass.
+//! Matrix products for the trainer, on the kernels and thread pool of the forward pass.
 
 use emberflow_kernels::{Columns, Compute, DType, matmul_scratch};
 
-/// Rows of the right-hand matrix that one thread takes at a time.
+/// Rows of the right-hand matrix per thread and step.
 const BLOCK: usize = 32;
 
 /// Products of row-major f32 matrices.
@@ -55,15 +55,14 @@ pub(crate) fn transpose(a: &[f32], cols: usize, out: &mut Vec<f32>) {
     }
 }
 
-/// Rows that are made orthonormal together.
+/// Rows orthonormalised together.
 const PANEL: usize = 32;
-/// Columns of a panel that one thread takes at a time: a panel's part stays in its cache.
+/// Columns of a panel per thread and step: a strip fits its cache.
 const STRIP: usize = 256;
 
 impl Gemm<'_> {
-    /// Makes the rows of `a [rows × cols]` orthonormal, in order, twice over for accuracy
-    /// (Gram-Schmidt, a panel against all rows before it). A row that depends on those
-    /// before it becomes zero.
+    /// Orthonormalises the rows of `a [rows × cols]`, in order, twice for accuracy (Gram-Schmidt, a
+    /// panel against all rows before it). A row linearly dependent on those before it becomes zero.
     pub fn orthonormalise(&mut self, a: &mut [f32], cols: usize) {
         let rows = a.len() / cols;
         let mut along = Vec::new();
@@ -106,8 +105,7 @@ impl Gemm<'_> {
     }
 }
 
-/// Makes the rows of a panel orthonormal among themselves; `sizes` are their norms before
-/// anything was taken away.
+/// Orthonormalises the rows of a panel among themselves; `sizes` are their original norms.
 fn within(panel: &mut [f32], cols: usize, sizes: &[f32]) {
     for (r, &size) in sizes.iter().enumerate() {
         let (before, row) = panel.split_at_mut(r * cols);
@@ -122,7 +120,7 @@ fn within(panel: &mut [f32], cols: usize, sizes: &[f32]) {
     }
 }
 
-/// In eight sums, which a compiler may compute side by side.
+/// Eight accumulators, which the compiler can vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     for (a, b) in a.chunks(8).zip(b.chunks(8)) {

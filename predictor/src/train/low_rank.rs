@@ -1,12 +1,12 @@
-//! The two thin factors whose product is closest to the gates on a text's inputs.
+//! Trains the two factors whose product best approximates the gates on a text's inputs.
 //!
-//! For inputs with covariance `C` the best rank-`r` map to the gates `G x` is `U Uᵀ G`,
-//! where `U` holds the leading eigenvectors of `G C Gᵀ` (reduced-rank regression). They
-//! are found by subspace iteration, in `d × d` products.
+//! For inputs with covariance `C`, the best rank-`r` map to the gates `G x` is `U Uᵀ G`, where `U`
+//! holds the leading eigenvectors of `G C Gᵀ` (reduced-rank regression). Subspace iteration finds
+//! them in `d × d` products.
 //!
-//! The second factor is then fitted anew to what the first one, as it is stored, makes of the
-//! inputs, which undoes most of what its rounding did, and is rounded itself against the
-//! covariance of that (`rounding.rs`).
+//! The second factor is then refitted to the output of the stored first factor, which undoes most
+//! of its rounding error, and is itself rounded against the covariance of that output
+//! (`rounding.rs`).
 
 use emberflow_kernels::{Compute, DType, GROUP, Row, quantize_row, store_q4_row};
 use half::f16;
@@ -14,26 +14,27 @@ use half::f16;
 use super::gemm::{Gemm, transpose};
 use super::rounding::{Levels, inverse_factor, round};
 
-/// Most rounds of subspace iteration: the spectrum falls slowly, and what is mixed up near
-/// the cut matters little.
+/// Maximum rounds of subspace iteration: the spectrum decays slowly, and mixing near the cut-off
+/// matters little.
 const ROUNDS: usize = 6;
-/// A round that adds less than this share to the energy of the gates kept is the last.
+/// Stop after a round that increases the captured energy by less than this share.
 const GAIN: f64 = 1e-3;
 
-/// What is added to the variances of the hidden layer for the fit, as a share of their mean.
+/// Ridge added to the variances of the hidden layer for the fit, relative to their mean.
 const RIDGE: f64 = 1e-4;
 
-/// What every variance of the inputs is raised by, as a share of their mean.
-/// Gates of 4096 elements made from 3,000 tokens look at 1.26 neurons per firing one with it and at
-/// 1.36 without; with a third or three times of it the results differ by 1 % (the bundled model, and
-/// synthetic gates of 2048 elements).
+/// Shrinkage added to every input variance, relative to their mean. Gates of 4096 elements trained
+/// on 3,000 tokens select 1.26 neurons per firing one with it, and 1.36 without. A third or three
+/// times of it changes the results by 1 % (the bundled model, and synthetic gates of 2048
+/// elements).
 const SHRINKAGE: f32 = 0.03;
 
-/// Candidates for the scale of a q4 group, as shares of the one that reaches its largest element.
+/// Candidates for the scale of a q4 group, in fractions of the scale that reaches its largest
+/// element.
 const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
 
-/// The two factors as stored, `fc1 [rank × d]` and `fc2 [neurons × rank]`; `None` where an element
-/// is not finite.
+/// The two factors as stored, `fc1 [rank × d]` and `fc2 [neurons × rank]`; `None` if an element is
+/// not finite.
 pub(crate) fn make(
     on: &Compute,
     (d, gate): (usize, &[f32]),
@@ -44,7 +45,7 @@ pub(crate) fn make(
     let mut gemm = Gemm::new(on);
     let first = first_factor(&mut gemm, d, gate, covariance, rank);
     let fc1 = store(dtype, d, &first)?;
-    // What will be multiplied with.
+    // The stored values that inference will multiply with.
     let mut read = first;
     let rows = fc1.chunks_exact(dtype.row_bytes(d));
     for (row, read) in rows.zip(read.chunks_exact_mut(d)) {
@@ -71,9 +72,8 @@ pub(crate) fn make(
     Some([fc1, fc2])
 }
 
-/// The covariance of a text is that of few independent inputs, as each depends on those before it,
-/// and knows nothing of directions that they did not take. Other texts take them: every direction
-/// gets some variance.
+/// The inputs of a text are correlated, so its covariance has few effective samples and misses
+/// directions that other texts use. Shrinkage gives every direction some variance.
 fn shrunk(d: usize, covariance: &[f32]) -> Vec<f32> {
     let mut shrunk = covariance.to_vec();
     let variance = shrunk.iter_mut().step_by(d + 1);
@@ -82,7 +82,7 @@ fn shrunk(d: usize, covariance: &[f32]) -> Vec<f32> {
     shrunk
 }
 
-/// Four bits and a scale for each group.
+/// Four bits per element and a scale per group.
 const LEVELS: Levels = Levels {
     group: GROUP,
     scale: best_scale,
@@ -116,7 +116,7 @@ fn best_scale(group: &[f32]) -> f16 {
         .unwrap_or(f16::ZERO)
 }
 
-/// The first factor, `fc1 [rank × d]`; with its own basis it is the best one.
+/// The first factor, `fc1 [rank × d]`; optimal together with its own basis.
 fn first_factor(
     gemm: &mut Gemm<'_>,
     d: usize,
@@ -127,7 +127,7 @@ fn first_factor(
     let neurons = gate.len() / d;
     let mut gate_t = Vec::new();
     transpose(gate, d, &mut gate_t);
-    // `basis [rank × neurons]`, rows orthonormal
+    // `basis [rank × neurons]`, with orthonormal rows
     let mut basis = start(rank, neurons);
     gemm.orthonormalise(&mut basis, neurons);
     let mut narrow = vec![0.0; rank * d];
@@ -153,7 +153,7 @@ fn first_factor(
     narrow
 }
 
-/// A start that no eigenvector is likely to be orthogonal to, the same every time.
+/// A deterministic start that is unlikely to be orthogonal to any eigenvector.
 fn start(rank: usize, neurons: usize) -> Vec<f32> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut next = || {
@@ -165,7 +165,7 @@ fn start(rank: usize, neurons: usize) -> Vec<f32> {
     (0..rank * neurons).map(|_| next()).collect()
 }
 
-/// Rows of `cols` elements as stored; `None` where one is not finite.
+/// Rows of `cols` elements as stored; `None` if one is not finite.
 fn store(dtype: DType, cols: usize, rows: &[f32]) -> Option<Vec<u8>> {
     let stride = dtype.row_bytes(cols);
     let mut out = vec![0; rows.len() / cols * stride];

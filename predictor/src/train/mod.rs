@@ -1,10 +1,10 @@
-//! Making the predictor of a layer from its gate rows and the inputs that a text gave it.
+//! Trains the predictor of a layer from its gate rows and its inputs over a text.
 //!
-//! No gradients: each design has a closed form. The gate is known, so there is nothing
-//! to discover about it; what is left is to keep as much of it as the bytes allow, where
-//! the inputs of real text lie. Sign bits need nothing, a low-rank pair is a reduced-rank
-//! regression (`low_rank.rs`), a coarse gate its rows in two bits (`coarse.rs`); both are rounded
-//! against the inputs' covariance (`rounding.rs`). Thresholds come from held-out text (`calibrate.rs`).
+//! Without gradients: each design has a closed form. The gate is known, so training only decides
+//! how to keep as much of it as the bytes allow, where the inputs of real text lie. Sign bits need
+//! no training, a low-rank pair is a reduced-rank regression (`low_rank.rs`), and a coarse gate is
+//! its rows in two bits (`coarse.rs`); both are rounded against the inputs' covariance
+//! (`rounding.rs`). Thresholds come from held-out text (`calibrate.rs`).
 
 mod calibrate;
 mod coarse;
@@ -27,21 +27,21 @@ use calibrate::{Curve, cut_for};
 use gemm::{Gemm, transpose};
 use score::{assemble, lock};
 
-/// Tokens that a neuron's curve, two numbers, is fitted to.
+/// Tokens to fit a neuron's two-parameter curve to.
 const CURVE_TOKENS: usize = 16384;
 
-/// Of the misses that a recall allows, the share that the calibration text is left with:
-/// other text has a few more.
+/// Share of the misses allowed by the recall to use on the calibration text: other text has
+/// slightly more.
 const MISSES: f64 = 0.95;
 
-/// How a predictor is made.
+/// Type of predictor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Design {
     /// Signs of gate rows and inputs; one limit per layer.
     Sign,
     /// Two thin factors.
     LowRank {
-        /// Width between them.
+        /// Rank.
         rank: usize,
         /// Format of both.
         dtype: DType,
@@ -51,7 +51,7 @@ pub enum Design {
 }
 
 impl Design {
-    /// Its name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sign => "sign",
@@ -73,8 +73,7 @@ impl Design {
         }
     }
 
-    /// The widest low-rank pair that takes at most `bytes`; `None` where not even one of
-    /// 32 does.
+    /// The low-rank pair of the largest rank within `bytes`; `None` if even rank 32 exceeds it.
     pub fn low_rank_within(bytes: usize, d: usize, neurons: usize, dtype: DType) -> Option<Self> {
         let widest = (1..=d / 32).rev().map(|r| 32 * r);
         widest
@@ -86,38 +85,38 @@ impl Design {
 /// Inputs of one layer over a text, after the norm, `[tokens × d]`.
 #[derive(Clone, Copy)]
 pub struct Texts<'a> {
-    /// To make the predictor from.
+    /// Training text.
     pub train: &'a [f32],
-    /// To set the thresholds by.
+    /// Text for calibrating the thresholds.
     pub calibrate: &'a [f32],
-    /// To measure it on.
+    /// Text for measuring the quality.
     pub measure: &'a [f32],
 }
 
-/// One layer.
+/// A layer to train a predictor for.
 #[derive(Clone, Copy)]
 pub struct GateLayer<'a> {
     /// Elements of an input.
     pub d: usize,
     /// Gate rows, `[neurons × d]`, in packed order.
     pub gate: &'a [f32],
-    /// A gate fires above this.
+    /// Threshold above which a gate fires.
     pub fires_above: f32,
-    /// What the layer reads.
+    /// The layer's inputs.
     pub texts: Texts<'a>,
-    /// Recall to calibrate to, 0 to 1.
+    /// Recall to calibrate for, 0 to 1.
     pub recall: f64,
 }
 
-/// A predictor that was made, to be stored.
+/// A trained predictor.
 pub struct Made {
     /// Its record and weights.
     pub layer: NewLayer,
-    /// Nanoseconds that it took per token, all neurons of the layer, on this machine.
+    /// Nanoseconds per token for all neurons of the layer, on this machine.
     pub ns_per_token: f64,
 }
 
-/// Makes predictors for the layers of a model.
+/// Trains predictors for the layers of a model.
 pub struct Trainer<'a> {
     on: &'a Compute,
 }
@@ -128,7 +127,7 @@ impl<'a> Trainer<'a> {
         Self { on }
     }
 
-    /// Covariance of the inputs about zero, `[d × d]`.
+    /// Uncentred covariance of the inputs, `[d × d]`.
     pub fn covariance(&self, d: usize, inputs: &[f32]) -> Vec<f32> {
         const BLOCK: usize = 4096;
         let mut sum = vec![0.0; d * d];
@@ -146,8 +145,8 @@ impl<'a> Trainer<'a> {
         sum
     }
 
-    /// Makes the predictor of a layer; `covariance` is that of its training inputs.
-    /// `None` where its weights are not finite.
+    /// Trains the predictor of a layer; `covariance` is that of its training inputs. `None` if its
+    /// weights are not finite.
     pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
         let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;
@@ -218,15 +217,15 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// The smallest magnitude of an activated gate that leaves a `share` of the (neuron,
-    /// token) pairs of the calibration text, and how many it leaves of the measured one.
+    /// The smallest magnitude of an activated gate that keeps a `share` of the (neuron, token)
+    /// pairs of the calibration text, and the counts it keeps on the measurement text.
     pub fn magnitude(
         &self,
         layer: &GateLayer<'_>,
         share: f64,
         activate: &(dyn Fn(&mut [f32]) + Sync),
     ) -> (f32, Quality) {
-        // a few neurons of every block are sample enough
+        // a few neurons per block are a large enough sample
         let found = Mutex::new(Vec::new());
         self.for_each_block(layer, layer.texts.calibrate, &|_, gates| {
             let mut gates = gates.to_vec();
@@ -253,7 +252,7 @@ impl<'a> Trainer<'a> {
     /// Thresholds by neuron.
     fn calibrate(&self, scorer: &dyn Predictor, fitted: bool, layer: &GateLayer<'_>) -> Vec<f32> {
         let neurons = layer.gate.len() / layer.d;
-        // Curves from the training text, the cut from text that nothing was fitted to.
+        // Fit curves to the training text, and the cut-off to text that nothing was fitted to.
         let curves = Mutex::new(vec![None; neurons]);
         let d = layer.d;
         let step = (layer.texts.train.len() / d).div_ceil(CURVE_TOKENS).max(1);
@@ -292,7 +291,7 @@ impl<'a> Trainer<'a> {
         curves.iter().map(score).collect()
     }
 
-    /// Counts on the text to measure on.
+    /// Measures the quality.
     fn measure(&self, predictor: &dyn Predictor, layer: &GateLayer<'_>) -> Quality {
         let quality = Mutex::new(Quality::default());
         let tokens = layer.texts.measure.len() / layer.d;

@@ -1,31 +1,31 @@
-//! Rounding rows so that their products with a text's inputs change least (GPTQ, arXiv
-//! 2210.17323): element by element, the error that rounding makes is passed on to the elements
-//! that have not been rounded yet, by the inputs' covariance.
+//! Rounds rows so that their products with a text's inputs change least (GPTQ, arXiv 2210.17323):
+//! element by element, the rounding error is compensated in the elements not yet rounded, weighted
+//! by the inputs' covariance.
 
 use emberflow_kernels::{Compute, Cpu, Row};
 use half::f16;
 
-/// Share of the mean variance that is usually added to every variance.
+/// Default damping, relative to the mean variance.
 const DAMPING: f64 = 0.01;
 
-/// Rows that a thread takes at a time.
+/// Rows per thread and step.
 const ROWS: usize = 16;
 
-/// What a format can hold.
+/// A quantisation format.
 pub(crate) struct Levels {
-    /// Elements that share a scale.
+    /// Elements per scale.
     pub group: usize,
     /// The scale for a group.
     pub scale: fn(&[f32]) -> f16,
-    /// The quant nearest to an element, and its value, under a scale.
+    /// The nearest quant of an element and its value, given a scale.
     pub nearest: fn(f32, f32) -> (u8, f32),
-    /// Bytes of a row of so many elements.
+    /// Bytes of a row with so many elements.
     pub bytes: fn(usize) -> usize,
     /// Stores the quants and the bits of the groups' scales.
     pub store: fn(&[u8], &[u16], &mut [u8]),
 }
 
-/// Stored rows of `d` elements, for inputs with the covariance `c [d × d]`.
+/// Rounds rows of `d` elements, for inputs with the covariance `c [d × d]`, and stores them.
 pub(crate) fn round(
     on: &Compute,
     (d, rows): (usize, &[f32]),
@@ -48,8 +48,8 @@ pub(crate) fn round(
     out
 }
 
-/// Rounds one row, which is used up; `u` is the [`inverse_factor`] of the inputs' covariance.
-/// Returns the bits of the groups' scales.
+/// Rounds one row in place; `u` is the [`inverse_factor`] of the inputs' covariance. Returns the
+/// bits of the groups' scales.
 fn round_row(cpu: Cpu, row: &mut [f32], u: &[f32], levels: &Levels, quants: &mut [u8]) -> Vec<u16> {
     let d = row.len();
     let mut scales = Vec::with_capacity(d.div_ceil(levels.group));
@@ -70,7 +70,7 @@ fn round_row(cpu: Cpu, row: &mut [f32], u: &[f32], levels: &Levels, quants: &mut
 }
 
 /// The upper triangular `u` with `uᵀ u = inverse(covariance + damping)`, row-major. `damping` is
-/// the share of the mean variance that is added to every variance.
+/// added to every variance, relative to the mean variance.
 pub(crate) fn inverse_factor(d: usize, covariance: &[f32], damping: f64) -> Vec<f32> {
     let mean = (0..d)
         .map(|i| f64::from(covariance[i * d + i]))

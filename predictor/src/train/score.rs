@@ -1,4 +1,4 @@
-//! What gates do and what a predictor says of them, over a text, block by block.
+//! Computes gates and predictor scores over a text, block by block.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,18 +14,17 @@ use crate::section::Kind;
 use crate::sign::SignBit;
 use crate::thresholds::Thresholds;
 
-/// Takes the first neuron of a block and its gates, `[neurons × tokens]`.
+/// Receives the first neuron of a block and its gates, `[neurons × tokens]`.
 type GatesFn<'f> = dyn Fn(usize, &[f32]) + Sync + 'f;
 
-/// Takes besides the scores, `[neurons × tokens]`.
+/// Also receives the scores, `[neurons × tokens]`.
 type ScoresFn<'f> = dyn Fn(usize, &[f32], &[f32]) + Sync + 'f;
 
-/// Tokens that a predictor is timed on.
+/// Tokens for timing a predictor.
 const TIMED: usize = 64;
 
 impl Trainer<'_> {
-    /// Computes the gates of a layer for `inputs` in blocks of neurons, each on one
-    /// thread.
+    /// Computes the gates of a layer for `inputs` in blocks of neurons, each on one thread.
     pub(super) fn for_each_block(&self, layer: &GateLayer<'_>, inputs: &[f32], f: &GatesFn<'_>) {
         let (cpu, d) = (self.on.cpu, layer.d);
         let (neurons, tokens) = (layer.gate.len() / d, inputs.len() / d);
@@ -40,8 +39,8 @@ impl Trainer<'_> {
                 let end = (first + RANGE).min(neurons);
                 let mut gates = vec![0.0; (end - first) * tokens];
                 let mut scratch = vec![0.0; matmul_scratch(d)];
-                // The inputs are the matrix and the gate rows its "tokens", so that the
-                // products of a neuron lie side by side.
+                // The inputs are the matrix and the gate rows its "tokens", so the products of a
+                // neuron are adjacent.
                 cpu.matmul(
                     DType::F32,
                     bytes,
@@ -57,7 +56,7 @@ impl Trainer<'_> {
             });
     }
 
-    /// As [`for_each_block`](Self::for_each_block), with a predictor's scores.
+    /// Like [`for_each_block`](Self::for_each_block), with a predictor's scores.
     pub(super) fn score(
         &self,
         predictor: &dyn Predictor,
@@ -86,7 +85,7 @@ impl Trainer<'_> {
         });
     }
 
-    /// Nanoseconds of one token's prediction, the least of several.
+    /// Nanoseconds of one token's prediction, the minimum of several runs.
     pub(super) fn time(&self, predictor: &dyn Predictor, layer: &GateLayer<'_>) -> f64 {
         let (cpu, d) = (self.on.cpu, layer.d);
         let neurons = layer.gate.len() / d;
@@ -110,7 +109,7 @@ impl Trainer<'_> {
     }
 }
 
-/// A predictor of `kind` over its stored parts, with other thresholds.
+/// A predictor of `kind` over its stored parts, with given thresholds.
 pub(super) fn assemble(
     kind: &Kind,
     d: usize,

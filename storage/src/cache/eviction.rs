@@ -1,28 +1,29 @@
-//! Who leaves next.
+//! Eviction policies.
 
 use super::lrfu::Lrfu;
 use super::lru::Lru;
 
-/// Which unit leaves first.
+/// Which unit is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// The one that was used longest ago.
+    /// The least recently used.
     Lru,
-    /// The one with the fewest uses, each counting less with its age: half after about
-    /// 43 ticks (LRFU, Lee et al. 2001). Uses are remembered for units that are not
-    /// resident, too.
+    /// The one with the lowest combined recency-frequency value (LRFU, Lee et al. 2001),
     ///
-    /// Neurons fire in phases of some dozen tokens and otherwise by temperature, so how
-    /// often one fired of late says more than when it fired last. Where phases are short
-    /// and few, the last use says most: so if it was in the last turn that the unit's bank had, it
-    /// counts once more, as much as eight uses for each that is expected to follow it, by how many
-    /// units were of late used in two ticks in a row. Where a predictor tells how near units are
-    /// to being used, and that lasts from tick to tick, it counts instead.
+    /// C(t) = Σ_i 2^(−λ·(t − t_i)) over its uses at passes t_i, with λ = 3/128,
+    ///
+    /// so a use loses half its weight in about 43 passes. Units that are not resident keep their
+    /// value. Two rules add to it:
+    ///
+    /// - A unit used in the last pass over its bank scores C + 8·p/(1 − p), where p is the recent
+    ///   share of units used in two passes in a row: neurons fire in runs of some dozen tokens.
+    /// - While a predictor's margins are stable from pass to pass, a unit with a margin scores
+    ///   C · 2^(margin/16) instead.
     Lrfu,
 }
 
 impl Eviction {
-    /// Bytes of an order of `units` units that may be cached, in `slots` slots.
+    /// Bytes the policy takes for `units` cacheable units and `slots` slots.
     pub(super) fn bytes(self, slots: u64, units: u64) -> u64 {
         match self {
             Self::Lru => Lru::bytes(slots),
@@ -31,7 +32,7 @@ impl Eviction {
     }
 }
 
-/// An order of eviction.
+/// The state of an eviction policy.
 #[derive(Debug, Clone)]
 pub(super) enum Order {
     Lru(Lru),

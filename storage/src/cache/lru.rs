@@ -1,14 +1,14 @@
-//! The order of eviction by last use.
+//! LRU eviction.
 
 use super::rings::Rings;
 use super::table::Table;
 
-/// The ring of indices that may be evicted, and that of those set aside because they are in use.
+/// The ring of evictable indices, and the ring of pinned ones set aside.
 const EVICTABLE: u32 = 0;
 const ASIDE: u32 = 1;
 const RINGS: u32 = 2;
 
-/// Indices by the time of their release.
+/// Indices ordered by their release.
 #[derive(Debug, Clone)]
 pub(super) struct Lru {
     rings: Rings,
@@ -26,62 +26,62 @@ impl Lru {
         8 * (u64::from(RINGS)).saturating_add(slots)
     }
 
-    /// Entries for indices below `n` from now on. Those from `n` on must be in no ring.
+    /// Resizes to indices below `n`. Indices from `n` on must be in no ring.
     pub fn resize(&mut self, n: u32) {
         self.rings.resize(n);
     }
 
-    /// Adds index `i`, which is in use.
+    /// Adds index `i`, which is pinned.
     pub fn add_in_use(&mut self, i: u32) {
         self.rings.push(ASIDE, i);
     }
 
-    /// Adds index `i` as the last to go.
+    /// Adds index `i` as the most recently used.
     pub fn add(&mut self, i: u32) {
         self.rings.push(EVICTABLE, i);
     }
 
-    /// Makes index `i` the last to go.
+    /// Makes index `i` the most recently used.
     pub fn put_last(&mut self, i: u32) {
         self.rings.remove(i);
         self.rings.push(EVICTABLE, i);
     }
 
-    /// Makes index `i` the next to go.
+    /// Makes index `i` the next victim.
     pub fn put_first(&mut self, i: u32) {
         self.rings.remove(i);
         self.rings.push_oldest(EVICTABLE, i);
     }
 
-    /// Forgets index `i`.
+    /// Removes index `i`.
     pub fn remove(&mut self, i: u32) {
         self.rings.remove(i);
     }
 
-    /// What was index `from` is index `to` now.
+    /// Renames index `from` to `to`.
     pub fn renumber(&mut self, from: u32, to: u32) {
         self.rings.replace(from, to);
     }
 
-    /// The next to go. `key` tells the flat number of the unit that an index holds.
+    /// The next victim. `key` maps an index to the flat number of its unit.
     pub fn victim(&mut self, table: &Table, key: impl Fn(u32) -> u32) -> Option<u32> {
         loop {
             let i = self.rings.oldest(EVICTABLE)?;
             if table.at(key(i)).pins == 0 {
                 return Some(i);
             }
-            // It comes back with its release.
+            // Its release puts it back.
             self.rings.remove(i);
             self.rings.push(ASIDE, i);
         }
     }
 
-    /// Entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.rings.len()
     }
 
-    /// All indices, and whether each was set aside.
+    /// All indices, and whether each is set aside.
     pub fn iter(&self) -> impl Iterator<Item = (u32, bool)> + '_ {
         let ring = |ring| self.rings.iter(ring).map(move |i| (i, ring == ASIDE));
         ring(EVICTABLE).chain(ring(ASIDE))

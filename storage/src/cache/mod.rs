@@ -1,15 +1,18 @@
-//! Cached bundles: which neurons are in memory, and whose place the next one takes.
+//! Cache of bundles: which neurons are resident, and which one is evicted for the next.
 //!
-//! The cache never does I/O. A miss hands out a slot, the caller moves it into a read, and the
-//! completion is admitted. One direction, no callbacks.
+//! The default policy of the engine is an LRFU variant; [`Eviction`] gives the formula and the
+//! rules.
+//!
+//! The cache never does I/O. A miss reserves a slot, the caller moves the slot into a read, and
+//! admits it on completion. There are no callbacks.
 
+mod crf;
 mod eviction;
 mod lrfu;
 mod lru;
 mod rings;
 mod slot_cache;
 mod table;
-mod worth;
 
 pub use eviction::Eviction;
 pub use rings::Rings;

@@ -1,23 +1,22 @@
-//! Rings of indices in flat arrays. Nothing here allocates after it was made, but to
-//! resize. Knows nothing of keys, slots or bytes.
+//! Linked rings of indices in one flat array. Only resizing allocates.
 
-/// Circular doubly linked lists inside a flat array. An index is in at most one
-/// ring, which need not be known to take it out. All operations take constant time.
+/// Circular doubly linked lists in one flat array. An index is in at most one ring, and is removed
+/// without naming it. All operations take constant time.
 #[derive(Debug, Clone)]
 pub struct Rings {
-    /// The first entries are the rings' heads, those of the indices follow.
+    /// The rings' heads first, then the entries of the indices.
     links: Vec<Link>,
     heads: u32,
 }
 
-/// Both neighbours of an entry: they are read and written together.
+/// Both neighbours of an entry, which are read and written together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     prev: u32,
     next: u32,
 }
 
-/// A vector of `n` entries that takes no more memory than they need.
+/// Resizes a vector to `n` entries and no spare capacity.
 pub(super) fn resize<T: Clone>(all: &mut Vec<T>, n: usize, new: T) {
     all.reserve_exact(n.saturating_sub(all.len()));
     all.resize(n, new);
@@ -40,13 +39,13 @@ impl Rings {
         new
     }
 
-    /// Entries for indices below `n` from now on. Those from `n` on must be in no ring.
+    /// Resizes to indices below `n`. Indices from `n` on must be in no ring.
     pub fn resize(&mut self, n: u32) {
         let len = self.heads as usize + n as usize;
         resize(&mut self.links, len, Link::default());
     }
 
-    /// Indices there are entries for.
+    /// Number of indices with an entry.
     pub(super) fn len(&self) -> usize {
         self.links.len() - self.heads as usize
     }
@@ -65,7 +64,7 @@ impl Rings {
         self.link(i, ring);
     }
 
-    /// Adds `i` to a ring as the oldest, the next to go. It must be in no ring.
+    /// Adds `i` to a ring as the oldest. It must be in no ring.
     pub fn push_oldest(&mut self, ring: u32, i: u32) {
         let i = i + self.heads;
         let oldest = self.links[ring as usize].next;
@@ -73,7 +72,7 @@ impl Rings {
         self.link(i, oldest);
     }
 
-    /// Takes `i` out of its ring. It must be in one.
+    /// Removes `i` from its ring. It must be in one.
     #[inline]
     pub fn remove(&mut self, i: u32) {
         let i = (i + self.heads) as usize;
@@ -81,7 +80,7 @@ impl Rings {
         self.link(prev, next);
     }
 
-    /// Puts `to`, which is in no ring, into the place of `from`.
+    /// Replaces `from` by `to`, which must be in no ring.
     pub fn replace(&mut self, from: u32, to: u32) {
         let (from, to) = ((from + self.heads) as usize, to + self.heads);
         let (prev, next) = (self.links[from].prev, self.links[from].next);
@@ -89,7 +88,7 @@ impl Rings {
         self.link(to, next);
     }
 
-    /// The index that has been in a ring for longest.
+    /// The oldest index of a ring.
     #[must_use]
     pub fn oldest(&self, ring: u32) -> Option<u32> {
         self.links[ring as usize].next.checked_sub(self.heads)

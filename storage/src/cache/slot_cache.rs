@@ -1,4 +1,4 @@
-//! A fixed number of slots for units of one size, and who leaves them for others.
+//! A fixed number of slots for units of one size, and their eviction.
 
 mod inspect;
 
@@ -22,71 +22,70 @@ impl SlotId {
     }
 }
 
-/// What a unit is after its last pin.
+/// How a release counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
     Used,
     Unused,
-    /// The next victim.
+    /// Counts as a use, and makes the unit a first victim.
     First,
 }
 
-/// What happened so far.
+/// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Lookups that found their unit resident.
+    /// Lookups that found the unit resident.
     pub hits: u64,
-    /// Lookups that did not; a unit that is still loading is a miss.
+    /// Lookups that did not. A unit that is still loading is a miss.
     pub misses: u64,
-    /// Units that left for others or for a smaller size.
+    /// Units evicted, for other units or by a resize.
     pub evictions: u64,
 }
 
-/// Cache of units of one size (bundles, or parts of them). Who is evicted says its [`Eviction`].
+/// Cache of units of one size (bundles, or parts of them), evicted by an [`Eviction`] policy.
 ///
 /// Life of a slot: home -> [`reserve`](Self::reserve) -> loading -> [`admit`](Self::admit) ->
-/// resident and pinned -> unpinned -> evicted -> loading for somebody else.
+/// resident and pinned -> unpinned -> evicted -> loading another unit.
 ///
-/// Recency is the time of release: under [`Eviction::Lru`] an unpinned unit is the newest of the
-/// evictable ones. Lookups, and under [`Eviction::Lrfu`] releases, touch the table alone, which lies
-/// in the order in which units are asked for.
+/// A use counts at its release: under [`Eviction::Lru`] the unit released last is evicted last.
+/// Lookups, and under [`Eviction::Lrfu`] releases, touch only the table, which is stored in the
+/// order in which a layer asks for its units.
 ///
 /// Invariants, checked by [`check_invariants`](Self::check_invariants):
-/// 1. The table names slot `s` for key `k` if and only if slot `s` is loading or resident with
-///    key `k`.
-/// 2. Units that are not resident have pin count zero. Under [`Eviction::Lru`] a resident slot is in
-///    exactly one list: of those that may be evicted, or, only with a pin count above zero, of
-///    those in use. Others are in none.
+/// 1. The table maps key `k` to slot `s` if and only if slot `s` is loading or resident with key
+///    `k`.
+/// 2. Units that are not resident have pin count zero. Under [`Eviction::Lru`] a resident slot is
+///    in exactly one ring: the evictable one, or, only if pinned, the one set aside. Other slots
+///    are in none.
 /// 3. The counts of resident, pinned and loading slots are right.
-/// 4. Every slot is home, loading or resident, which is on the arena's shelf.
-/// 5. A slot is handed out only while fewer than the limit are in use, and never one at or above
+/// 4. Every slot is home, loading, or resident and on the arena's shelf.
+/// 5. A slot is handed out only while fewer slots than the limit are in use, and its index is below
 ///    the limit.
 /// 6. There are keys for every slot below the limit and for every slot that is not home.
 #[derive(Debug)]
 pub struct SlotCache {
     arena: Arena,
     table: Table,
-    /// Flat numbers of the units in the slots below the limit, and in those above as long as one is
-    /// in use. The others are home.
+    /// Flat number of the unit in each slot below the limit, and above it up to the last slot in
+    /// use.
     keys: Vec<u32>,
     order: Order,
     resident: u32,
-    /// Resident ones that are pinned.
+    /// Resident units that are pinned.
     in_use: u32,
     loading: u32,
     stats: CacheStats,
 }
 
 impl SlotCache {
-    /// An empty cache over the slots of `arena` for banks of the given neuron counts, least
-    /// recently used first out. `None` when the neurons of all banks cannot be numbered with 32
-    /// bits.
+    /// An empty LRU cache over the slots of `arena`, for banks of the given neuron counts. `None`
+    /// if the neurons of all banks exceed 32 bits.
     #[must_use]
     pub fn new(arena: Arena, banks: &[u32]) -> Option<Self> {
         Self::with_eviction(arena, banks, Eviction::Lru)
     }
 
-    /// The same with another order of eviction.
+    /// Like [`new`](Self::new), with another eviction policy.
     #[must_use]
     pub fn with_eviction(arena: Arena, banks: &[u32], eviction: Eviction) -> Option<Self> {
         if arena.capacity() > Table::SLOTS {
@@ -110,19 +109,19 @@ impl SlotCache {
         Some(cache)
     }
 
-    /// Bytes of bookkeeping a cache of `slots` slots over `neurons` neurons needs beside
-    /// [`Arena::charge`], for the budget: 12 for each neuron, 1 more where uses are counted, 9 for
-    /// each slot, or 17 for the last use. The arena's capacity costs nothing.
+    /// Bytes of bookkeeping for `slots` slots over `neurons` neurons, beyond [`Arena::charge`]: 12
+    /// per neuron, plus 1 under LRFU; 9 per slot, or 17 under LRU. The arena's capacity costs
+    /// nothing.
     #[must_use]
     pub fn overhead(eviction: Eviction, slots: u32, neurons: u64) -> u64 {
-        // The key, and what the arena itself keeps.
+        // The key, and the arena's own state.
         let per_slot = size_of::<u32>() as u64 + Arena::overhead_per_slot();
         Table::bytes_for(neurons)
             .saturating_add(eviction.bytes(slots.into(), neurons))
             .saturating_add(u64::from(slots) * per_slot)
     }
 
-    /// Makes or drops keys, so that there are those of the first `n` slots.
+    /// Resizes the keys to the first `n` slots.
     fn keep_keys(&mut self, n: u32) {
         let len = n as usize;
         self.keys.reserve_exact(len.saturating_sub(self.keys.len()));
@@ -134,40 +133,40 @@ impl SlotCache {
         }
     }
 
-    /// A pass over all layers begins, for a token or a chunk of tokens: the clock of [`Eviction::Lrfu`]
-    /// advances by a tick.
+    /// Begins a pass over all layers, for a token or a chunk of tokens. Advances the clock of
+    /// [`Eviction::Lrfu`].
     pub fn begin_pass(&mut self) {
         if let Order::Lrfu(lrfu) = &mut self.order {
-            lrfu.tick();
+            lrfu.begin_pass();
         }
     }
 
-    /// A layer begins whose last bank is `last`. Banks after it come later in this pass; units of the
-    /// others that were not used in this pass will not be used before the next one.
+    /// Begins a layer whose last bank is `last`. Later banks come later in this pass. A unit up to
+    /// that bank that was not used in this pass will not be used before the next one.
     ///
     /// # Panics
     /// When there is no such bank.
     pub fn begin_layer(&mut self, last: u32) {
         if let Order::Lrfu(lrfu) = &mut self.order {
-            lrfu.reach(self.table.end(last));
+            lrfu.begin_layer(self.table.end(last));
         }
     }
 
-    /// Starts a unit that was never used as if it had been used `rate` times per pass so far.
+    /// Sets the prior of a unit never used: as if it had been used `rate` times per pass so far.
     ///
     /// # Panics
-    /// When the key names no neuron.
+    /// If the key names no neuron.
     pub fn set_prior(&mut self, key: Key, rate: f64) {
         let unit = self.table.at_mut(self.table.flat(key));
         if let Order::Lrfu(lrfu) = &self.order {
-            lrfu.expect(unit, rate);
+            lrfu.set_prior(unit, rate);
         }
     }
 
     /// Reports the margins of the units from `first` on: how far a predictor's score is above the
-    /// threshold at which it names the unit, in steps of which 16 are worth a doubling of uses. Called
-    /// in every pass in which they are known. `consecutive`: the report before was for the token
-    /// before, so that both together tell how long a margin lasts.
+    /// threshold at which it selects the unit, in sixteenths of a doubling of uses. Call it in
+    /// every pass in which margins are known. `consecutive`: the previous report was for the
+    /// previous token, so both together show how stable margins are.
     ///
     /// # Panics
     /// When the key names no neuron.
@@ -179,11 +178,11 @@ impl SlotCache {
     ) {
         let flat = self.table.flat(first);
         if let Order::Lrfu(lrfu) = &mut self.order {
-            lrfu.lean(flat, margins, consecutive);
+            lrfu.set_margins(flat, margins, consecutive);
         }
     }
 
-    /// Looks a unit up and pins it. The caller unpins it, which counts as the use.
+    /// Looks up a unit and pins it. The release of the pin counts as the use.
     ///
     /// # Panics
     /// When the key names no neuron.
@@ -219,23 +218,22 @@ impl SlotCache {
         self.table.get(key).loading().is_some()
     }
 
-    /// A slot to load `key` into: a free one, or that of the next victim among unpinned units.
-    /// `None` when everything is pinned or loading, or `key` is resident or loading already.
+    /// Reserves a slot to load `key` into: a free one, or the next victim's. `None` if everything
+    /// is pinned or loading, or `key` is already resident or loading.
     ///
-    /// The caller ends it with [`admit`](Self::admit) or [`abandon`](Self::abandon).
+    /// The caller must [`admit`](Self::admit) or [`abandon`](Self::abandon) it.
     pub fn reserve(&mut self, key: Key) -> Option<Slot> {
         let flat = self.table.flat(key);
         if self.table.at(flat).slot().is_some() {
             return None;
         }
         while self.is_full() {
-            self.evict_oldest()?;
+            self.evict_next()?;
         }
         self.hand_out(flat)
     }
 
-    /// Like [`reserve`](Self::reserve), but never evicts: for prefetches that are not worth
-    /// somebody else's place.
+    /// Like [`reserve`](Self::reserve), but never evicts: for low-value prefetches.
     pub fn reserve_if_free(&mut self, key: Key) -> Option<Slot> {
         let flat = self.table.flat(key);
         if self.table.at(flat).slot().is_some() || self.is_full() {
@@ -244,7 +242,7 @@ impl SlotCache {
         self.hand_out(flat)
     }
 
-    /// Slots beyond the limit that are still in use count, so the limit holds while they linger.
+    /// Pinned slots above a lowered limit count too, so the limit holds.
     fn is_full(&self) -> bool {
         self.resident + self.loading >= self.arena.limit()
     }
@@ -272,8 +270,8 @@ impl SlotCache {
         SlotId(index)
     }
 
-    /// Makes a unit resident that was loaded ahead of its need: neither pinned nor counted as
-    /// used, and the last to be evicted.
+    /// Makes a unit resident that was loaded ahead of need: neither pinned nor used, and last to be
+    /// evicted.
     ///
     /// # Panics
     /// As [`admit`](Self::admit).
@@ -281,7 +279,7 @@ impl SlotCache {
         let index = self.make_resident(key, slot);
         match &mut self.order {
             Order::Lru(lru) => lru.add(index),
-            Order::Lrfu(lrfu) => lrfu.keep(self.table.at_mut(self.table.flat(key))),
+            Order::Lrfu(lrfu) => lrfu.keep_read_ahead(self.table.at_mut(self.table.flat(key))),
         }
     }
 
@@ -294,7 +292,7 @@ impl SlotCache {
         index
     }
 
-    /// Takes a slot back whose load failed or was not needed.
+    /// Returns a slot whose load failed or was not needed.
     ///
     /// # Panics
     /// When the slot was not reserved for `key`.
@@ -316,7 +314,7 @@ impl SlotCache {
         index
     }
 
-    /// Releases one pin. With the last one the unit becomes the most recently used.
+    /// Releases one pin. Releasing the last one counts as a use.
     ///
     /// # Panics
     /// When the unit is not pinned.
@@ -325,8 +323,8 @@ impl SlotCache {
         self.release(key, After::Used);
     }
 
-    /// Releases one pin. With the last one the unit is worth what it was before, as if it had not been
-    /// used. Under [`Eviction::Lru`] it is the most recently used one all the same.
+    /// Releases one pin. Releasing the last one does not count as a use, except under
+    /// [`Eviction::Lru`].
     ///
     /// # Panics
     /// When the unit is not pinned.
@@ -334,8 +332,8 @@ impl SlotCache {
         self.release(key, After::Unused);
     }
 
-    /// Releases one pin. With the last one the unit becomes the next to be evicted: for units that
-    /// are known not to be wanted before everything else is, as in a scan larger than the cache.
+    /// Releases one pin. Releasing the last one makes the unit the first victim: for units that
+    /// will not be used again before all others, as in a scan larger than the cache.
     ///
     /// # Panics
     /// When the unit is not pinned.
@@ -360,7 +358,7 @@ impl SlotCache {
             Order::Lru(lru) => lru.put_last(slot),
             Order::Lrfu(_) if after == After::Unused => {}
             Order::Lrfu(lrfu) => {
-                lrfu.used(unit);
+                lrfu.add_use(unit);
                 if after == After::First {
                     lrfu.put_first(flat, unit);
                 }
@@ -371,7 +369,7 @@ impl SlotCache {
     /// The bytes of a pinned unit.
     ///
     /// # Panics
-    /// When the unit is not resident any more, which a pin prevents.
+    /// If the unit is no longer resident, which a pin prevents.
     #[inline]
     #[must_use]
     pub fn bytes(&self, id: SlotId) -> &[u8] {
@@ -381,15 +379,15 @@ impl SlotCache {
         }
     }
 
-    /// Whether a slot holds a unit. Reads what [`bytes`](Self::bytes) reads, so that it can be
-    /// had on its way from memory.
+    /// Whether a slot holds a unit. Reads the same memory as [`bytes`](Self::bytes), so it can
+    /// prefetch it.
     #[inline]
     #[must_use]
     pub fn holds(&self, id: SlotId) -> bool {
         self.arena.is_shelved(id.0)
     }
 
-    /// Makes a unit leave. `false` when it is not resident, or in use.
+    /// Evicts a unit. `false` if it is not resident, or pinned.
     pub fn remove(&mut self, key: Key) -> bool {
         let unit = self.table.get(key);
         let (0, Some(slot)) = (unit.pins, unit.resident()) else {
@@ -398,25 +396,25 @@ impl SlotCache {
         self.retire(slot)
     }
 
-    /// Units resident now.
+    /// Resident units.
     #[must_use]
     pub fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Slots handed out and not yet admitted or abandoned.
+    /// Slots reserved and not yet admitted or abandoned.
     #[must_use]
     pub fn loading(&self) -> u32 {
         self.loading
     }
 
-    /// Slots that may be used.
+    /// The slot limit.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.arena.limit()
     }
 
-    /// The memory behind the slots.
+    /// The arena that holds the slots.
     #[must_use]
     pub fn arena(&self) -> &Arena {
         &self.arena
@@ -428,15 +426,15 @@ impl SlotCache {
         self.stats
     }
 
-    /// Changes how many slots may be used, at most the arena's capacity. Memory beyond is given
-    /// back to the operating system, and so is that of the bookkeeping. The next victims
-    /// leave; the others are moved below the new end if need be. Allocates: not for the token path.
+    /// Changes the slot limit, up to the arena's capacity. Memory above it returns to the operating
+    /// system, with its bookkeeping. Shrinking evicts the next victims and moves other units below
+    /// the new limit. Allocates, so keep it off the token path.
     ///
-    /// Returns how many slots beyond the new end are still pinned or loading. Their memory goes
-    /// when they are evicted; call again after unpinning to have it at once.
+    /// Returns how many slots above the limit are still pinned or loading. Their memory is freed on
+    /// eviction; call again after unpinning to free it at once.
     pub fn resize(&mut self, slots: u32) -> u32 {
         let slots = slots.min(self.arena.capacity());
-        while self.resident + self.loading > slots && self.evict_oldest().is_some() {}
+        while self.resident + self.loading > slots && self.evict_next().is_some() {}
         self.arena.set_limit(slots);
         let known = self.keys.len() as u32;
         let (mut stuck, mut needed) = (0, slots);
@@ -455,7 +453,7 @@ impl SlotCache {
         stuck
     }
 
-    /// Moves an unpinned unit to a free slot, or evicts it when there is none.
+    /// Moves an unpinned unit to a free slot, or evicts it if there is none.
     fn move_down(&mut self, from: u32) {
         let Some(mut new) = self.arena.take() else {
             self.stats.evictions += u64::from(self.retire(from));
@@ -476,9 +474,9 @@ impl SlotCache {
         self.arena.put(old);
     }
 
-    /// Evicts the next victim; its slot goes home. `None` when there is none.
-    fn evict_oldest(&mut self) -> Option<()> {
-        self.touch_later_victims();
+    /// Evicts the next victim and returns its slot to the arena. `None` if there is none.
+    fn evict_next(&mut self) -> Option<()> {
+        self.prefetch_victims();
         let (table, keys) = (&self.table, &self.keys);
         let slot = match &mut self.order {
             Order::Lru(lru) => lru.victim(table, |slot| keys[slot as usize])?,
@@ -488,19 +486,19 @@ impl SlotCache {
         Some(())
     }
 
-    /// Has what an eviction reads of the later victims on its way from memory. It lies at several
-    /// places in no order, and one after the other they would cost a wait each.
-    fn touch_later_victims(&self) {
+    /// Prefetches what evicting the upcoming victims will read, at scattered addresses. Reading
+    /// them one after the other would cost a cache miss each.
+    fn prefetch_victims(&self) {
         let Order::Lrfu(lrfu) = &self.order else {
             return;
         };
-        let unit = |ahead| Some(self.table.at(lrfu.later(ahead)?));
+        let unit = |ahead| Some(self.table.at(lrfu.upcoming(ahead)?));
         let slot = |ahead| unit(ahead)?.resident();
         black_box(unit(8).map(|unit| unit.pins));
         black_box(slot(4).map(|slot| (self.keys[slot as usize], self.arena.is_shelved(slot))));
     }
 
-    /// Sends the slot of a resident unit home. `false` where none is in it.
+    /// Returns the slot of a resident unit to the arena. `false` if the slot holds none.
     fn retire(&mut self, index: u32) -> bool {
         let Some(slot) = self.arena.unshelve(index) else {
             return false;

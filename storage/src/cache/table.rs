@@ -1,7 +1,7 @@
-//! (bank, neuron) to slot, as one flat array: a lookup is an addition and a load.
+//! Flat table from (bank, neuron) to slot: a lookup is an addition and a load.
 
-/// Names a cached unit: a neuron of one bank. What a bank is, a layer or an expert, is the
-/// caller's business.
+/// Names a cacheable unit: a neuron of one bank. The caller decides what a bank is, such as a layer
+/// or an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Index of the bank.
@@ -18,38 +18,38 @@ impl Key {
     }
 }
 
-/// What is known of a unit that may be cached, resident or not.
+/// State of a cacheable unit, resident or not.
 ///
-/// All that a lookup, a use and a release look at or change lies here, in the order of the keys:
-/// those of a layer are asked for in that order, so the processor fetches ahead.
+/// Everything a lookup, a use and a release touch lies here, in key order. A layer asks for its
+/// units in that order, so the hardware prefetcher helps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
-    /// The slot's index, [`NONE`] without one, and marks in the bits above.
+    /// Slot index or [`NONE`], with flags in the high bits.
     slot: u32,
-    /// See `worth.rs`.
-    pub worth: u32,
-    /// The tick of the last use, modulo 2^16.
+    /// log2 of the combined recency-frequency value, see `crf.rs`.
+    pub crf: u32,
+    /// Pass of the last use, modulo 2^16.
     pub last: u16,
     pub pins: u16,
 }
 
-/// Bits of a slot's index.
+/// Bits of the slot index.
 const NONE: u32 = (1 << 30) - 1;
-/// The slot is being loaded.
+/// The slot is loading.
 const LOADING: u32 = 1 << 31;
-/// The slot is to be the next victim, whatever the unit is worth.
+/// The unit is a first victim, whatever its CRF.
 const FIRST: u32 = 1 << 30;
 
 impl Unit {
     const ABSENT: Self = Self {
         slot: NONE,
-        worth: 0,
+        crf: 0,
         // As if last used long ago.
         last: 1 << 15,
         pins: 0,
     };
 
-    /// Its slot, being loaded or resident.
+    /// Its slot, loading or resident.
     #[inline]
     pub fn slot(&self) -> Option<u32> {
         let slot = self.slot & NONE;
@@ -62,13 +62,13 @@ impl Unit {
         self.slot().filter(|_| self.slot & LOADING == 0)
     }
 
-    /// Whether it is resident and not in use.
+    /// Whether it is resident and not pinned.
     #[inline]
     pub fn is_evictable(&self) -> bool {
         (self.pins == 0) & (self.slot & LOADING == 0) & (self.slot & NONE != NONE)
     }
 
-    /// Its slot, if it is being loaded.
+    /// Its slot, if it is loading.
     pub fn loading(&self) -> Option<u32> {
         self.slot().filter(|_| self.slot & LOADING != 0)
     }
@@ -82,7 +82,7 @@ impl Unit {
         self.slot = slot;
     }
 
-    /// Another slot, with the marks of the one before.
+    /// Changes the slot and keeps the flags.
     pub fn move_to(&mut self, slot: u32) {
         self.slot = self.slot & !NONE | slot;
     }
@@ -103,17 +103,17 @@ impl Unit {
     }
 }
 
-/// Every possible key's [`Unit`].
+/// The [`Unit`] of every possible key.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
-    /// First entry of each bank, and the total at the end.
+    /// First entry of each bank, then the total.
     base: Box<[u32]>,
     units: Box<[Unit]>,
 }
 
 impl Table {
-    /// A table for banks of the given neuron counts. `None` when the neurons of all banks cannot
-    /// be numbered with 32 bits.
+    /// A table for banks of the given neuron counts. `None` if the neurons of all banks exceed 32
+    /// bits.
     pub fn new(banks: &[u32]) -> Option<Self> {
         let mut base = Vec::with_capacity(banks.len() + 1);
         let mut total = 0u32;
@@ -128,15 +128,15 @@ impl Table {
         })
     }
 
-    /// Slots that can be told apart.
+    /// Upper bound on the number of slots.
     pub const SLOTS: u32 = NONE;
 
-    /// Neurons of all banks.
+    /// Neurons in all banks.
     pub fn len(&self) -> u32 {
         self.units.len() as u32
     }
 
-    /// Bytes a table over `neurons` neurons takes.
+    /// Bytes of a table over `neurons` neurons.
     pub fn bytes_for(neurons: u64) -> u64 {
         neurons.saturating_mul(size_of::<Unit>() as u64)
     }
@@ -158,7 +158,7 @@ impl Table {
         first + key.neuron
     }
 
-    /// The number of the first neuron after those of bank `bank` and the ones before.
+    /// Flat number after the last neuron of bank `bank`.
     ///
     /// # Panics
     /// When there is no such bank.
@@ -166,7 +166,7 @@ impl Table {
         self.base[bank as usize + 1]
     }
 
-    /// What is known of a key.
+    /// The unit of a key.
     ///
     /// # Panics
     /// When the bank or neuron does not exist.
@@ -175,19 +175,19 @@ impl Table {
         self.at(self.flat(key))
     }
 
-    /// By flat number.
+    /// The unit with a flat number.
     #[inline]
     pub fn at(&self, flat: u32) -> &Unit {
         &self.units[flat as usize]
     }
 
-    /// By flat number.
+    /// The unit with a flat number.
     #[inline]
     pub fn at_mut(&mut self, flat: u32) -> &mut Unit {
         &mut self.units[flat as usize]
     }
 
-    /// All, by flat number.
+    /// All units, by flat number.
     pub fn all(&self) -> &[Unit] {
         &self.units
     }

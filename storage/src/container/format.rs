@@ -1,4 +1,4 @@
-//! The bytes of the superblock and of the table records. Everything is little endian.
+//! The bytes of the superblock and the table records, all little endian.
 //!
 //! # DATA LAYOUT
 //!
@@ -104,7 +104,7 @@ const B_SCALES_OFFSET: usize = B_FIRST + 8;
 const B_SCALES_XXH3: usize = B_SCALES_OFFSET + 8;
 const B_RESERVED: usize = B_SCALES_XXH3 + 8;
 
-// The numbers of the diagram.
+// The offsets of the diagram above.
 const _: () = {
     assert!(SB_FILE_LEN == 16 && SB_SECTOR == 24 && SB_STRIDE == 44 && SB_DTYPE == 52);
     assert!(SB_SECTIONS == 56 && SB_RESERVED == 272 && SB_XXH3 == 4088);
@@ -157,7 +157,7 @@ impl Section {
         Self::Bundles,
     ];
 
-    /// Name in messages.
+    /// Name in error messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -173,8 +173,8 @@ impl Section {
         }
     }
 
-    /// Whether one checksum in the superblock covers the whole section; else its entries carry
-    /// their own, so that they can be checked one by one.
+    /// Whether one checksum in the superblock covers the whole section. Otherwise its entries carry
+    /// their own, so they can be checked one by one.
     #[must_use]
     pub fn has_checksum(self) -> bool {
         !matches!(self, Self::Scales | Self::Dense | Self::Bundles)
@@ -187,18 +187,18 @@ impl std::fmt::Display for Section {
     }
 }
 
-/// Hash of the format: xxh3, 64 bits.
+/// The hash of the format: xxh3, 64 bits.
 #[must_use]
 pub fn xxh3(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// Where a section lies and what it hashes to.
+/// Extent and hash of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SectionEntry {
     /// Place in the container.
     pub extent: Extent,
-    /// xxh3 of the section, 0 where entries carry their own checksums.
+    /// xxh3 of the section, 0 if its entries carry their own checksums.
     pub xxh3: u64,
 }
 
@@ -207,7 +207,7 @@ pub struct SectionEntry {
 pub struct Superblock {
     /// Bytes of the whole container.
     pub file_len: u64,
-    /// How bundles are cut.
+    /// Bundle geometry.
     pub geometry: BundleGeometry,
     /// Block format of the bundles; opaque.
     pub bundle_dtype: u32,
@@ -215,7 +215,7 @@ pub struct Superblock {
     pub sections: [SectionEntry; Section::COUNT],
 }
 
-/// What is wrong with 4096 bytes that should be a superblock.
+/// A fault in a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SuperblockFault {
     Magic([u8; 8]),
@@ -227,7 +227,7 @@ pub(crate) enum SuperblockFault {
 }
 
 impl Superblock {
-    /// The bytes, checksum included.
+    /// Encodes the superblock, checksum included.
     #[must_use]
     pub fn encode(&self) -> [u8; SUPERBLOCK_LEN] {
         let mut b = [0; SUPERBLOCK_LEN];
@@ -263,8 +263,8 @@ impl Superblock {
         b
     }
 
-    /// Decodes and checks what can be checked without the rest of the file. The geometry is
-    /// checked together with the layout.
+    /// Decodes the superblock and checks what it can without the rest of the file. The layout
+    /// checks the geometry.
     pub(crate) fn decode(b: &[u8; SUPERBLOCK_LEN]) -> Result<Self, SuperblockFault> {
         let magic = take(b, SB_MAGIC);
         if magic != MAGIC {
@@ -348,7 +348,7 @@ impl TensorEntry {
         &self.dims
     }
 
-    /// Name, format, shape and length without the place.
+    /// Name, format, shape and length without the offset.
     #[must_use]
     pub fn spec(&self) -> TensorSpec {
         let (name, dims) = (self.name.clone(), self.dims.clone());
@@ -377,8 +377,8 @@ impl TensorEntry {
         }
     }
 
-    /// The record. Name and dimensions beyond the record's size are cut; the layout refuses them
-    /// before.
+    /// Encodes the record. Truncates a name or dimensions beyond the record's size, which the layout
+    /// rejects beforehand.
     #[must_use]
     pub fn encode(&self) -> [u8; TENSOR_RECORD] {
         let mut b = [0; TENSOR_RECORD];
@@ -395,8 +395,8 @@ impl TensorEntry {
         b
     }
 
-    /// Decodes a record; fails where encoding again would give other bytes, naming the offset of
-    /// the first bad field in the record.
+    /// Decodes a record. Fails if encoding it again would give other bytes, with the offset of the
+    /// first bad field in the record.
     pub(crate) fn decode(b: &[u8; TENSOR_RECORD]) -> Result<Self, usize> {
         let end = b[..MAX_NAME]
             .iter()
@@ -429,7 +429,7 @@ pub struct BankEntry {
     pub expert: u32,
     /// Neurons.
     pub neurons: u32,
-    /// For the caller; opaque.
+    /// Flags of the caller; opaque.
     pub flags: u32,
     /// First byte of the bundles in the container, a multiple of 4096.
     pub offset: u64,
@@ -464,7 +464,7 @@ impl BankEntry {
         }
     }
 
-    /// Identity and size without the place.
+    /// Identity and size without the offsets.
     #[must_use]
     pub fn spec(&self) -> BankSpec {
         let Self {
@@ -482,7 +482,7 @@ impl BankEntry {
         }
     }
 
-    /// The record.
+    /// Encodes the record.
     #[must_use]
     pub fn encode(&self) -> [u8; BANK_RECORD] {
         let mut b = [0; BANK_RECORD];
@@ -506,7 +506,7 @@ impl BankEntry {
         b
     }
 
-    /// Decodes a record; fails where encoding again would give other bytes.
+    /// Decodes a record. Fails if encoding it again would give other bytes.
     pub(crate) fn decode(b: &[u8; BANK_RECORD]) -> Result<Self, usize> {
         let entry = Self {
             layer: u32_at(b, B_LAYER),

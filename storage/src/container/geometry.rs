@@ -1,4 +1,4 @@
-//! How the bundle of one neuron is cut into a Gate part and an Up/Down part, and padded.
+//! How the bundle of one neuron is laid out: a Gate part, an Up/Down part, and padding.
 //!
 //! ```text
 //!  0            gate_len       gate_span                     gate_span+rest_len      stride
@@ -6,33 +6,34 @@
 //! ```
 //!
 //! PowerInfer-2 §4.4 loads a bundle in two phases: the Gate part first, Up and Down only if the
-//! neuron fires. Direct I/O reads whole sectors, so what counts is how the parts fall on sectors:
+//! neuron fires. Direct I/O reads whole sectors, so the geometry depends on sector boundaries:
 //!
 //! * *split*: the Gate part is padded to whole sectors, so each phase reads only its own part;
-//! * *unsplit*: the parts touch. Phase one then reads [`BundleGeometry::gate_read`] bytes, the
-//!   sectors the Gate part touches, phase two the remaining ones; together still one stride.
+//! * *unsplit*: the parts touch. Phase one reads [`BundleGeometry::gate_read`] bytes, the sectors
+//!   the Gate part touches, and phase two the remaining ones; together still one stride.
 //!
-//! Scales of quantised rows lie *inline* behind the rows or *resident* in a section of their own
-//! that is kept in RAM. Example, 4096 elements in 4 bits: 2048 bytes of quants and 256 of scales
-//! per row. Inline a bundle has 6912 bytes: 8192 with 4096-byte sectors, 7168 with 512-byte ones.
-//! Resident it has 6144: 8192 in two halves of one page each, or 6144 with 512-byte sectors.
+//! Scales of quantised rows are *inline*, after their rows, or *resident*, in a section of their
+//! own that is kept in RAM. Example, 4096 elements in 4 bits: 2048 bytes of quants and 256 of
+//! scales per row. An inline bundle has 6912 bytes: 8192 with 4096-byte sectors, 7168 with 512-byte
+//! ones. A resident one has 6144: 8192 in two parts of one page each, or 6144 with 512-byte
+//! sectors.
 
 use super::layout::LayoutError;
 use super::limits::{MAX_SCALES_PER_NEURON, MAX_STRIDE, SECTORS};
 
-/// Where the scales of quantised rows lie.
+/// Where the scales of quantised rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// In the bundle, behind the rows they belong to.
+    /// In the bundle, after their rows.
     Inline,
-    /// In the SCALES section, to be kept in RAM.
+    /// In the SCALES section, for RAM.
     Resident,
 }
 
-/// What [`BundleGeometry::choose`] is asked for.
+/// Preference for [`BundleGeometry::choose`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Prefer {
-    /// Whatever keeps the stride small.
+    /// Whichever keeps the stride small.
     #[default]
     Auto,
     /// Scales in the bundle.
@@ -46,7 +47,7 @@ pub enum Prefer {
 pub struct BundleGeometry {
     /// Unit of direct I/O: 512, 1024, 2048 or 4096.
     pub sector: u32,
-    /// Where scales lie.
+    /// Placement of the scales.
     pub placement: Placement,
     /// Payload of the Gate part.
     pub gate_len: u32,
@@ -64,12 +65,13 @@ impl BundleGeometry {
     /// Chooses placement and split for rows of the given sizes in bytes (`rest` = Up and Down
     /// together).
     ///
-    /// Scales go inline unless keeping them resident saves at least 10 % of the padded stride even
-    /// when the RAM they take is counted against it: that RAM would else hold bundles. The Gate part is split off when its padding adds at most 12.5 % to the
-    /// stride, because then the two phases of PowerInfer-2 §4.4 read disjoint sectors.
+    /// Scales go inline unless resident ones reduce the padded stride by at least 10 %, with their
+    /// RAM added to the stride: that RAM could hold bundles instead. The Gate part is split off if
+    /// its padding adds at most 12.5 % to the stride, because then the two phases of PowerInfer-2
+    /// §4.4 read disjoint sectors.
     ///
     /// # Errors
-    /// When a size is zero or the bundle exceeds the limits of the format.
+    /// If a size is zero or the bundle exceeds the limits of the format.
     pub fn choose(
         gate_quants: u32,
         gate_scales: u32,
@@ -98,7 +100,7 @@ impl BundleGeometry {
             )
         };
         match prefer {
-            // Without scales there is nothing to keep resident.
+            // Without scales nothing can be resident.
             _ if scales == 0 => inline(),
             Prefer::Inline => inline(),
             Prefer::Resident => resident(),
@@ -143,10 +145,10 @@ impl BundleGeometry {
         Ok(geometry)
     }
 
-    /// Proves that the fields agree with each other and with the limits.
+    /// Checks that the fields are consistent and within the limits.
     ///
     /// # Errors
-    /// Names the first field that does not.
+    /// Names the first invalid field.
     pub fn check(&self) -> Result<(), LayoutError> {
         check_sector(self.sector)?;
         let bad = |field, found: u32, expected: String| {
@@ -187,7 +189,7 @@ impl BundleGeometry {
         }
     }
 
-    /// Whether scales lie in the bundle.
+    /// Whether scales are in the bundle.
     #[must_use]
     pub fn inline_scales(&self) -> bool {
         self.placement == Placement::Inline
@@ -199,20 +201,20 @@ impl BundleGeometry {
         self.gate_span.is_multiple_of(self.sector)
     }
 
-    /// Bytes from the start of the bundle that phase one reads: the sectors the Gate part touches.
+    /// Bytes phase one reads from the start of the bundle: the sectors the Gate part touches.
     #[must_use]
     pub fn gate_read(&self) -> u32 {
         self.gate_span.next_multiple_of(self.sector)
     }
 
-    /// Offset in the bundle of the sectors that hold the Up/Down part, for a read that does not
-    /// want the Gate part. It ends at the stride.
+    /// Offset in the bundle of the sectors with the Up/Down part, for a read without the Gate part.
+    /// The read ends at the stride.
     #[must_use]
     pub fn rest_read(&self) -> u32 {
         self.gate_span - self.gate_span % self.sector
     }
 
-    /// Payload of one bundle, padding left out.
+    /// Payload of one bundle, without padding.
     #[must_use]
     pub fn payload(&self) -> u32 {
         self.gate_len + self.rest_len
@@ -244,7 +246,7 @@ mod tests {
         BundleGeometry::choose(sizes[0], sizes[1], sizes[2], sizes[3], sector, prefer).unwrap()
     }
 
-    /// 4096 elements in 4 bits: the example of the module documentation.
+    /// 4096 elements in 4 bits: the example in the module documentation.
     #[test]
     fn four_bit_rows_of_4096() {
         let q4 = [2048, 256, 4096, 512];
@@ -271,7 +273,7 @@ mod tests {
 
         let g = choose(q4, 512, Prefer::Inline);
         assert_eq!((g.gate_span, g.stride, g.is_split()), (2560, 7168, true));
-        // 6144 on flash and 768 in RAM against 7168: not worth the RAM.
+        // 6144 on flash and 768 in RAM against 7168: too little gain for the RAM.
         assert_eq!(choose(q4, 512, Prefer::Auto), g);
         let g = choose(q4, 512, Prefer::Resident);
         assert_eq!((g.gate_span, g.stride), (2048, 6144));

@@ -1,7 +1,7 @@
-//! The committed header: diagram, constants and bytes cannot drift apart.
+//! The golden header: keeps the diagram, the constants and the encoded bytes in agreement.
 //!
-//! `tests/fixtures/header-v1.bin` is a superblock, a tensor record and a bank record. It was made
-//! from the DATA LAYOUT diagram alone, with another implementation of xxh3, and never changes.
+//! `tests/fixtures/header-v1.bin` is a superblock, a tensor record and a bank record, made from the
+//! DATA LAYOUT diagram alone with another implementation of xxh3. It never changes.
 
 use super::format::{
     BankEntry, SUPERBLOCK_LEN, Section, SectionEntry, Superblock, TENSOR_RECORD, TensorEntry,

@@ -1,8 +1,9 @@
-//! The notebook of a pack in progress: which units of the partial file are complete.
+//! Journal of a pack in progress: which units of the partial file are complete.
 //!
-//! One line per entry. A line cut by a crash lacks its end and is dropped; other damage shows when
-//! the units are read again and compared. The first line names the specification. The journal is
-//! also the lock: whoever writes the container holds an exclusive lock on it until it is deleted.
+//! One line per entry. A line truncated by a crash lacks its newline and is dropped; other damage
+//! shows when the units are read back and compared. The first line identifies the specification.
+//! The journal is also the lock: the writer of the container holds an exclusive lock on it until it
+//! deletes it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use super::writer::Unit;
 use crate::error::{Error, Result};
 
-/// A journal of a few bytes per unit; more than this is not one of ours.
+/// A journal has a few bytes per unit; a larger file is not a journal.
 const MAX_JOURNAL: u64 = 64 << 20;
 
 /// Checksums of a complete unit: xxh3 of its data, and of a bank's scales.
@@ -29,7 +30,7 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Opens or creates the journal and locks it. Returns the units it records for the
-    /// specification `spec`; none when it is new, damaged, or belongs to another one.
+    /// specification `spec`; none if it is new, damaged, or for another specification.
     pub fn open(path: PathBuf, target: &Path, spec: u128) -> Result<(Self, Vec<(Unit, Sums)>)> {
         let file = lock(&path, target)?;
         let mut journal = Self { file, path };
@@ -71,7 +72,7 @@ impl Journal {
                 what: "read it",
                 source,
             })?;
-        // Bytes that are no text end the good part like any other damage.
+        // Invalid UTF-8 ends the valid part, like any other damage.
         if let Err(error) = std::str::from_utf8(&bytes) {
             bytes.truncate(error.valid_up_to());
         }
@@ -100,7 +101,7 @@ impl Journal {
             })
     }
 
-    /// Records complete units. Their bytes must have reached the disk before.
+    /// Records complete units. Their bytes must already be on disk.
     pub fn record(&mut self, units: &[(Unit, Sums)]) -> Result<()> {
         let text: String = units
             .iter()
@@ -131,8 +132,8 @@ impl Journal {
     }
 }
 
-/// Opens `path` and takes the lock on the file that is there *after* locking: between opening
-/// and locking, the previous holder may have deleted it.
+/// Opens `path` and locks the file that is there *after* locking: between opening and locking, the
+/// previous holder may have deleted it.
 fn lock(path: &Path, target: &Path) -> Result<File> {
     let failed = |what, source| Error::File {
         path: path.to_path_buf(),
@@ -166,7 +167,7 @@ fn lock(path: &Path, target: &Path) -> Result<File> {
     }
 }
 
-/// The process that noted itself last; only for the message.
+/// The last process that recorded its id, for the error message only.
 fn holder(path: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(path).ok()?;
     let fields = text.lines().rev().find_map(|l| l.strip_prefix("pid "))?;

@@ -1,8 +1,8 @@
-//! Where everything lies in the file: one function for the writer and the reader.
+//! Where everything is in the file: one function for writer and reader.
 //!
-//! The writer places by [`Layout::compute`]. The reader computes the layout again from the counts
-//! it read and refuses a file whose stored offsets differ, so a valid file is contiguous and in
-//! bounds, with gaps only where alignment asks for them. All arithmetic on sizes is here.
+//! The writer places everything by [`Layout::compute`]. The reader recomputes the layout from the
+//! counts and rejects a file whose stored offsets differ. So a valid file is contiguous and in
+//! bounds, with gaps only for alignment. All arithmetic on sizes is here.
 
 use super::format::{BANK_RECORD, CHECKSUM_RECORD, SUPERBLOCK_LEN, Section, TENSOR_RECORD};
 use super::geometry::BundleGeometry;
@@ -11,15 +11,15 @@ use super::limits::{
     MAX_PREDICTOR, MAX_STATS, MAX_TENSORS, MAX_TOTAL_NEURONS, SECTION_ALIGN, TENSOR_ALIGN,
 };
 
-/// Everything that is known before the first weight is written.
+/// Everything known before the first weight is written.
 ///
-/// Two packs of the same specification and data give the same bytes, so `meta` should hold no
-/// time stamp.
+/// Packing the same specification and data twice gives the same bytes, so `meta` should not contain
+/// a time stamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// How bundles are cut.
+    /// Bundle geometry.
     pub geometry: BundleGeometry,
-    /// Block format of the bundles; a number that only the caller understands.
+    /// Block format of the bundles; opaque here.
     pub bundle_dtype: u32,
     /// JSON metadata; opaque here.
     pub meta: Vec<u8>,
@@ -31,8 +31,8 @@ pub struct Spec {
     pub tensors: Vec<TensorSpec>,
     /// Banks in file order, strictly ascending by (layer, expert).
     pub banks: Vec<BankSpec>,
-    /// Names the source's content (for instance a hash of the checkpoint). Not stored; a pack is
-    /// only resumed for the same source.
+    /// Identifies the source's content, for instance by a hash of the checkpoint. Not stored; a
+    /// pack resumes only for the same source.
     pub source: String,
 }
 
@@ -41,7 +41,7 @@ pub struct Spec {
 pub struct TensorSpec {
     /// Unique name: 1 to 64 bytes of visible ASCII.
     pub name: String,
-    /// Block format; a number that only the caller understands.
+    /// Block format; opaque here.
     pub dtype: u32,
     /// Shape, 1 to 4 dimensions, none of them zero.
     pub dims: Vec<u64>,
@@ -58,11 +58,11 @@ pub struct BankSpec {
     pub expert: u32,
     /// Neurons, at least 1.
     pub neurons: u32,
-    /// For the caller; opaque here.
+    /// Flags of the caller; opaque here.
     pub flags: u32,
 }
 
-/// Why sizes or counts cannot make a container.
+/// Why sizes or counts are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A sum or product does not fit its type.
@@ -81,17 +81,17 @@ pub enum LayoutError {
         /// The largest one accepted.
         limit: u64,
     },
-    /// The bundle geometry contradicts itself.
+    /// The bundle geometry is inconsistent.
     #[error("bundle geometry: {field} is {found}, expected {expected}")]
     Geometry {
         /// Field of [`BundleGeometry`].
         field: &'static str,
         /// Value found.
         found: u64,
-        /// Values that would do.
+        /// Valid values.
         expected: String,
     },
-    /// A tensor has no usable name.
+    /// A tensor name is invalid.
     #[error("tensor {index} has the name {name:?}, expected 1 to 64 visible ascii characters")]
     TensorName {
         /// Index in the directory.
@@ -158,14 +158,14 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// First byte behind the range. Extents of a [`Layout`] cannot overflow.
+    /// First byte after the range. Extents of a [`Layout`] cannot overflow.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 }
 
-/// Where one bank lies.
+/// Location of one bank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BankPlace {
     /// Its bundles.
@@ -176,10 +176,10 @@ pub struct BankPlace {
     pub first_checksum: u64,
 }
 
-/// The sizes a layout follows from.
+/// The sizes that determine a layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts<'a> {
-    /// How bundles are cut.
+    /// Bundle geometry.
     pub geometry: &'a BundleGeometry,
     /// Bytes of JSON metadata.
     pub meta_len: u64,
@@ -220,10 +220,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Places everything.
+    /// Computes the layout.
     ///
     /// # Errors
-    /// When a size exceeds a limit of the format, overflows, or an entry is malformed.
+    /// If a size exceeds a limit of the format, overflows, or an entry is malformed.
     pub fn compute<'a>(counts: impl Into<Counts<'a>>) -> Result<Self, LayoutError> {
         let counts = counts.into();
         counts.geometry.check()?;
@@ -234,7 +234,7 @@ impl Layout {
         let neurons = check_banks(counts.banks)?;
         let (tensor_count, bank_count) = (counts.tensors.len() as u64, counts.banks.len() as u64);
 
-        // Tensor and bank places are first relative to their section.
+        // Tensors and banks are placed relative to their section first.
         let mut dense = Cursor {
             at: 0,
             what: "dense tensors",
@@ -302,7 +302,7 @@ impl Layout {
         })
     }
 
-    /// Place of a section.
+    /// Location of a section.
     #[must_use]
     pub fn section(&self, section: Section) -> Extent {
         self.sections[section as usize]

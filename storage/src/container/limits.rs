@@ -1,12 +1,11 @@
-//! Bounds of the container format, each with its reason. The reader refuses what exceeds them
+//! Limits of the container format, each with its reason. The reader rejects what exceeds them
 //! before it allocates or multiplies anything.
 
-/// Every section and every bank starts at a multiple of this: the page size, and the largest
-/// sector that direct I/O asks for.
+/// Alignment of sections and banks: the page size, and the largest sector that direct I/O needs.
 pub const SECTION_ALIGN: u64 = 4096;
-/// Dense tensors start at a multiple of this: a cache line, so that rows can be used in place.
+/// Alignment of dense tensors: a cache line, so that rows can be used in place.
 pub const TENSOR_ALIGN: u64 = 64;
-/// Sector sizes direct I/O is known to ask for.
+/// Sector sizes that direct I/O may need.
 pub const SECTORS: [u32; 4] = [512, 1024, 2048, 4096];
 /// JSON metadata in bytes. It holds the tokenizer; the largest in use are near 20 MiB.
 pub const MAX_META: u64 = 256 << 20;
@@ -28,26 +27,26 @@ pub const MAX_LAYERS: u32 = 1 << 12;
 pub const MAX_EXPERTS: u32 = 1 << 12;
 /// Neurons of one bank; the widest dense FFN has about 60 000.
 pub const MAX_NEURONS: u32 = 1 << 20;
-/// Neurons of the whole model. The checksum table takes eight bytes for each and is kept in RAM.
+/// Neurons of the whole model. The checksum table takes eight bytes per neuron and stays in RAM.
 pub const MAX_TOTAL_NEURONS: u64 = 1 << 27;
 /// Bytes of one bundle; 16384 elements of f32 in three vectors take 196 608.
 pub const MAX_STRIDE: u32 = 1 << 20;
 /// Bytes of resident scales of one neuron.
 pub const MAX_SCALES_PER_NEURON: u32 = 1 << 18;
-/// Bytes of the file. Keeps sums of a few offsets far from overflow.
+/// Bytes of the file. Keeps sums of offsets far from overflow.
 pub const MAX_FILE: u64 = 1 << 46;
-/// Bytes collected before the writer hands them to the system: large sequential writes are
-/// several times faster than bundle-sized ones.
+/// Size of the write buffer: large sequential writes are several times faster than bundle-sized
+/// ones.
 pub const WRITE_BUFFER: usize = 2 << 20;
-/// Bytes read at a time when streaming through the file.
+/// Size of the read buffer for streaming.
 pub const READ_BUFFER: usize = 2 << 20;
-/// Problems that `verify` describes one by one; the rest is only counted.
+/// Problems that `verify` describes one by one; it only counts the rest.
 pub const MAX_PROBLEMS: usize = 64;
 
 const _: () = {
     assert!(SECTION_ALIGN.is_multiple_of(TENSOR_ALIGN));
     assert!(SECTION_ALIGN.is_multiple_of(SECTORS[SECTORS.len() - 1] as u64));
-    // A buffer holds at least one whole bundle of every legal size.
+    // A buffer holds at least one bundle of any legal size.
     assert!(READ_BUFFER >= MAX_STRIDE as usize && WRITE_BUFFER >= MAX_STRIDE as usize);
     // The largest bank section fits the file bound check without overflow.
     assert!((MAX_TOTAL_NEURONS as u128) * (MAX_STRIDE as u128) < u64::MAX as u128);

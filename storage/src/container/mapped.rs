@@ -1,4 +1,4 @@
-//! Bundles in a mapped file, each checked when it is first used.
+//! Bundles in a mapped file, each checked on first use.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use super::rows::TensorRows;
 use crate::error::{Error, Result};
 use crate::io::Mapped;
 
-/// A container's file, mapped into memory, and which of its bundles were checked.
+/// A memory-mapped container, and which of its bundles were checked.
 ///
-/// What is promised: no bundle is handed out whose bytes were not right once in this process. What is
-/// not: the system may drop a page and read it again, and what comes the second time is not checked.
-/// Reads through the cache (every other policy) are checked every time.
+/// Each bundle is checked against its checksum once per process. The kernel may drop a page and
+/// read it again; the second read is not checked. Reads through the cache (every other policy) are
+/// checked every time.
 #[derive(Debug)]
 pub struct MappedBundles {
     map: Mapped,
     path: PathBuf,
-    /// A bit for each row of the checksums.
+    /// A bit per row of the checksum table.
     checked: Vec<AtomicU64>,
 }
 
@@ -26,7 +26,7 @@ impl MappedBundles {
     /// Maps the container's file.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn new(container: &Container) -> Result<Self> {
         let path = container.path().to_path_buf();
         let map = Mapped::new(container.file(), &path, container.base())
@@ -39,11 +39,11 @@ impl MappedBundles {
         })
     }
 
-    /// Whether the file still has every byte that was mapped; to be asked before a layer's bundles,
-    /// or rows, are used.
+    /// Checks that the file is still as long as its mapping. Call it before using a layer's bundles
+    /// or rows.
     ///
     /// # Errors
-    /// When it has not, or the system does not say.
+    /// If the file has shrunk, or the system does not report its length.
     pub fn still_whole(&self) -> Result<()> {
         let now = self.map.shortened();
         match now.map_err(|e| failed(&self.path, "inspect it", e))? {
@@ -56,17 +56,17 @@ impl MappedBundles {
         }
     }
 
-    /// The bytes of a bundle of `container`, which is the mapped one.
+    /// The bytes of a bundle of `container`, which must be the mapped one.
     ///
     /// # Errors
-    /// When there is no such neuron, or its bytes are damaged.
+    /// If there is no such neuron, or its bytes are damaged.
     pub fn bundle(&self, container: &Container, bank: usize, neuron: u32) -> Result<&[u8]> {
         let offset = container.neuron_offset(bank, neuron);
         let stride = container.geometry().stride as usize;
         let bytes = self.map.bytes(offset, stride).unwrap_or_default();
         let row = container.checksum_row(bank, neuron);
         let place = row.and_then(|row| Some((self.checked.get(row / 64)?, 1 << (row % 64))));
-        // The bits say nothing about other memory, so they need no order.
+        // The bits guard no other memory, so relaxed ordering suffices.
         if place.is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
             container.check_bundle(bank, neuron, bytes)?;
             if let Some((word, bit)) = place {
@@ -76,10 +76,10 @@ impl MappedBundles {
         Ok(bytes)
     }
 
-    /// The bytes of a row of a tensor, checked each time.
+    /// The bytes of a tensor row, checked every time.
     ///
     /// # Errors
-    /// When there is no such row, or its bytes are damaged.
+    /// If there is no such row, or its bytes are damaged.
     pub fn row(&self, container: &Container, rows: &TensorRows, row: usize) -> Result<&[u8]> {
         let bytes = self.map.bytes(rows.offset_of(row), rows.row_len());
         let bytes = bytes.unwrap_or_default();

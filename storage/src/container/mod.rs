@@ -1,12 +1,12 @@
 //! `model.ember`: one self-describing, checksummed file for a whole model.
 //!
-//! [`Writer`] does the hard work (order, padding, alignment, checksums), [`Container`] only
-//! checks: it computes the layout again from the counts and refuses a file whose offsets differ.
-//! This module knows the geometry of bytes, never what a weight means.
+//! [`Writer`] does the hard work (order, padding, alignment, checksums). [`Container`] only checks:
+//! it recomputes the layout from the counts and rejects a file whose offsets differ. This module
+//! knows the geometry of bytes, but not what a weight means.
 //!
-//! * [`geometry`]: how one neuron's bundle is cut, padded and split.
-//! * [`layout`]: where everything lies, computed by one function for writer and reader.
-//! * [`format`](mod@format): the bytes of the superblock and of the table records.
+//! * [`geometry`]: how one neuron's bundle is laid out, padded and split.
+//! * [`layout`]: where everything is, computed by one function for writer and reader.
+//! * [`format`](mod@format): the bytes of the superblock and the table records.
 
 pub mod format;
 pub mod geometry;
@@ -34,7 +34,7 @@ pub use sink::{BankSink, ByteSink};
 pub use verify::{Problem, VerifyReport};
 pub use writer::{Options, Unit, Writer};
 
-/// The checksum of a bundle's parts.
+/// The checksum of a part of a bundle.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)

@@ -1,4 +1,4 @@
-//! Proving, before anything is used, that a file is laid out as its counts say.
+//! Checks, before anything is used, that a file's layout matches its counts.
 
 use std::path::Path;
 
@@ -57,8 +57,8 @@ pub(super) fn superblock_error(path: &Path, fault: SuperblockFault) -> Error {
     }
 }
 
-/// Reads a checksummed section whole. It lies inside the file, so a lying length cannot make us
-/// allocate more than the file has.
+/// Reads a whole checksummed section. It must lie inside the file, so a forged length cannot make
+/// us allocate more than the file size.
 pub(super) fn read_section(
     source: Source<'_>,
     superblock: &Superblock,
@@ -157,7 +157,7 @@ pub(super) fn read_banks(source: Source<'_>, superblock: &Superblock) -> Result<
     read_records::<BANK_RECORD, _>(source, superblock, Section::Banks, MAX_BANKS, decode)
 }
 
-/// Computes the layout from the counts and proves that all stored offsets equal it.
+/// Recomputes the layout from the counts and checks all stored offsets against it.
 pub(super) fn prove_layout(
     path: &Path,
     superblock: &Superblock,

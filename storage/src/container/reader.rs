@@ -1,4 +1,4 @@
-//! Reading a container: everything is proven before anything is used.
+//! Reading a container: everything is checked before anything is used.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,13 +15,11 @@ use crate::error::{Error, Part, Result};
 
 /// An open container: directories, metadata and checksums in RAM, data on flash.
 ///
-/// Opening proves that every section, tensor and bank lies where the counts put it, without
-/// overlap, inside the file. Data are checked when they are read: dense tensors and scales by
-/// their hash, bundles by [`Container::check_gate`] and [`Container::check_rest`] after the
-/// caller's own I/O delivered them.
+/// Opening checks that every section, tensor and bank is where the counts put it, inside the file
+/// and without overlap. Data are checked when read: dense tensors and scales by their hash, bundles
+/// by [`Container::check_gate`] and [`Container::check_rest`] after the caller's own I/O.
 ///
-/// Offsets count from the container's first byte; [`Container::base`] says where that is in
-/// [`Container::file`].
+/// Offsets count from the container's first byte, at [`Container::base`] in [`Container::file`].
 #[derive(Debug)]
 pub struct Container {
     file: File,
@@ -37,16 +35,16 @@ pub struct Container {
     checksums: Vec<[u32; 2]>,
 }
 
-/// How the bytes of a section are used.
+/// Use of a section's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectionSize {
     /// The section.
     pub section: Section,
     /// First byte in the container.
     pub offset: u64,
-    /// Bytes, alignment behind the section left out.
+    /// Bytes, without the alignment gap after the section.
     pub len: u64,
-    /// Bytes inside that carry data; the rest is padding of bundles or between entries.
+    /// Bytes of data; the rest pads bundles or entries.
     pub payload: u64,
 }
 
@@ -54,7 +52,7 @@ impl Container {
     /// Opens the container file `path`.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a valid container; the message says where and why.
+    /// If the file cannot be read or is not a valid container; the message says where and why.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed = |what, source| Error::File {
@@ -67,11 +65,11 @@ impl Container {
         Self::open_at(file, path, 0, facts.len())
     }
 
-    /// Opens a container that takes the `len` bytes from `base` on of a file, for instance of a
-    /// program that carries its model. `label` names the file in messages.
+    /// Opens a container in the `len` bytes from `base` of a file, for instance of a program that
+    /// embeds its model. `label` names the file in messages.
     ///
     /// # Errors
-    /// As [`Container::open`]; also when `base` is not a multiple of the container's sector.
+    /// As [`Container::open`], or if `base` is not a multiple of the container's sector.
     pub fn open_at(file: File, label: &Path, base: u64, len: u64) -> Result<Self> {
         let source = Source {
             file: &file,
@@ -131,7 +129,7 @@ impl Container {
         })
     }
 
-    /// Takes the metadata out of memory, where they may be large, once they are understood.
+    /// Moves the metadata out, to free their memory once they are parsed.
     pub fn take_meta(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.meta)
     }
@@ -142,19 +140,19 @@ impl Container {
         &self.meta
     }
 
-    /// How bundles are cut.
+    /// Bundle geometry.
     #[must_use]
     pub fn geometry(&self) -> &BundleGeometry {
         &self.superblock.geometry
     }
 
-    /// Block format of the bundles, as the writer gave it.
+    /// Block format of the bundles, as given to the writer.
     #[must_use]
     pub fn bundle_dtype(&self) -> u32 {
         self.superblock.bundle_dtype
     }
 
-    /// What a writer is given for a container with the same metadata, tensors and banks, without
+    /// The specification of a container with the same metadata, tensors and banks, without
     /// statistics and predictors; `source` as in [`Spec::source`].
     #[must_use]
     pub fn spec(&self, source: String) -> Spec {
@@ -208,8 +206,8 @@ impl Container {
             .ok()
     }
 
-    /// First byte of a neuron's bundle, from the container's first byte. A neuron that does not
-    /// exist is placed at `u64::MAX`, where no read succeeds.
+    /// First byte of a neuron's bundle, from the container's first byte. `u64::MAX` for a neuron
+    /// that does not exist, where every read fails.
     #[must_use]
     pub fn neuron_offset(&self, bank: usize, neuron: u32) -> u64 {
         match self.banks.get(bank) {
@@ -223,7 +221,7 @@ impl Container {
     /// Reads a dense tensor and checks it.
     ///
     /// # Errors
-    /// When `dst` does not have the tensor's length, reading fails, or the data are damaged.
+    /// If `dst` does not have the tensor's length, reading fails, or the data are damaged.
     pub fn read_tensor(&self, entry: &TensorEntry, dst: &mut [u8]) -> Result<()> {
         let what = || format!("tensor {}", entry.name);
         self.read_exact_len(
@@ -250,7 +248,7 @@ impl Container {
     /// Reads the resident scales of a bank, `neurons × scales_per_neuron` bytes, and checks them.
     ///
     /// # Errors
-    /// When `dst` does not have that length, reading fails, or the data are damaged.
+    /// If `dst` does not have that length, reading fails, or the data are damaged.
     pub fn read_scales(&self, bank: usize, dst: &mut [u8]) -> Result<()> {
         let entry = self.entry(bank)?;
         let place = self
@@ -300,7 +298,7 @@ impl Container {
     /// Reads the activation statistics; empty when there are none.
     ///
     /// # Errors
-    /// When reading fails or the data are damaged.
+    /// If reading fails or the data are damaged.
     pub fn read_stats(&self) -> Result<Vec<u8>> {
         read_section(self.source(), &self.superblock, Section::Stats)
     }
@@ -308,7 +306,7 @@ impl Container {
     /// Reads the predictor section; empty when there is none.
     ///
     /// # Errors
-    /// When reading fails or the data are damaged.
+    /// If reading fails or the data are damaged.
     pub fn read_predictor(&self) -> Result<Vec<u8>> {
         read_section(self.source(), &self.superblock, Section::Predictor)
     }
@@ -320,22 +318,22 @@ impl Container {
             .len
     }
 
-    /// Reads the first bytes of the predictor section without its checksum, for sizes that are
-    /// needed before memory is given to all of it. They have to be read again.
+    /// Reads the first bytes of the predictor section without checking them, to get sizes before
+    /// allocating memory for all of it. Read them again before use.
     ///
     /// # Errors
-    /// When `dst` is longer than the section, or reading fails.
+    /// If `dst` is longer than the section, or reading fails.
     pub fn peek_predictor(&self, dst: &mut [u8]) -> Result<()> {
         let place = self.superblock.sections[Section::Predictor as usize].extent;
         let len = place.len.min(dst.len() as u64);
         self.read_exact_len(|| "predictors".into(), Extent { len, ..place }, dst)
     }
 
-    /// [`read_predictor`](Self::read_predictor) into memory of the caller's.
+    /// [`read_predictor`](Self::read_predictor) into the caller's memory.
     ///
     /// # Errors
-    /// When `dst` has not [`predictor_len`](Self::predictor_len) bytes, reading fails, or the data
-    /// are damaged.
+    /// If `dst` does not have [`predictor_len`](Self::predictor_len) bytes, reading fails, or the
+    /// data are damaged.
     pub fn read_predictor_into(&self, dst: &mut [u8]) -> Result<()> {
         let entry = self.superblock.sections[Section::Predictor as usize];
         self.read_exact_len(|| "predictors".into(), entry.extent, dst)?;
@@ -355,7 +353,7 @@ impl Container {
     /// Checks bytes `[0, gate_span)` of a bundle.
     ///
     /// # Errors
-    /// When the length is wrong, the neuron does not exist, or the bytes are damaged.
+    /// If the length is wrong, the neuron does not exist, or the bytes are damaged.
     #[inline]
     pub fn check_gate(&self, bank: usize, neuron: u32, bytes: &[u8]) -> Result<()> {
         self.check(bank, neuron, Part::Gate, bytes)
@@ -364,7 +362,7 @@ impl Container {
     /// Checks bytes `[gate_span, stride)` of a bundle, padding included.
     ///
     /// # Errors
-    /// When the length is wrong, the neuron does not exist, or the bytes are damaged.
+    /// If the length is wrong, the neuron does not exist, or the bytes are damaged.
     #[inline]
     pub fn check_rest(&self, bank: usize, neuron: u32, bytes: &[u8]) -> Result<()> {
         self.check(bank, neuron, Part::Rest, bytes)
@@ -373,7 +371,7 @@ impl Container {
     /// Checks a whole bundle of `stride` bytes.
     ///
     /// # Errors
-    /// When the length is wrong, the neuron does not exist, or the bytes are damaged.
+    /// If the length is wrong, the neuron does not exist, or the bytes are damaged.
     pub fn check_bundle(&self, bank: usize, neuron: u32, bytes: &[u8]) -> Result<()> {
         let g = self.geometry();
         if bytes.len() != g.stride as usize {
@@ -417,12 +415,12 @@ impl Container {
         })
     }
 
-    /// Rows of checksums: one for each neuron of each bank.
+    /// Rows of the checksum table: one per neuron of every bank.
     pub(super) fn checksum_rows(&self) -> usize {
         self.checksums.len()
     }
 
-    /// The row of a neuron's checksums.
+    /// Row of a neuron in the checksum table.
     #[inline]
     pub(super) fn checksum_row(&self, bank: usize, neuron: u32) -> Option<usize> {
         let entry = self.banks.get(bank).filter(|b| neuron < b.neurons)?;
@@ -454,13 +452,13 @@ impl Container {
         }
     }
 
-    /// The open file; may hold more than the container.
+    /// The open file. It may contain more than the container.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Name of the file in messages.
+    /// Name of the file in error messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -478,14 +476,14 @@ impl Container {
         self.layout.file_len
     }
 
-    /// Bytes of RAM that directories, metadata and checksums take.
+    /// Bytes of RAM for directories, metadata and checksums.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         let records = self.tensors.len() * 2 * TENSOR_RECORD + self.banks.len() * 2 * BANK_RECORD;
         (self.meta.capacity() + records + self.checksums.len() * CHECKSUM_RECORD) as u64
     }
 
-    /// Places of everything.
+    /// The layout.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout

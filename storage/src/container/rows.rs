@@ -1,4 +1,4 @@
-//! Dense tensors of which single rows are read: a token needs one row of the embedding.
+//! Dense tensors read row by row: a token needs one row of the embedding.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -8,7 +8,7 @@ use super::layout::Extent;
 use super::reader::Container;
 use crate::error::{Error, Result};
 
-/// Where the rows of a tensor lie, and the checksums that they have to have.
+/// Location of a tensor's rows, and their checksums.
 #[derive(Debug, Clone)]
 pub struct TensorRows {
     name: String,
@@ -18,11 +18,11 @@ pub struct TensorRows {
 }
 
 impl Container {
-    /// Reads a tensor of `rows` rows once, checks it, and keeps a crc32 of each row, by which rows
-    /// that are read later are checked.
+    /// Reads a tensor of `rows` rows once, checks it, and keeps a crc32 of each row to check later
+    /// reads of single rows.
     ///
     /// # Errors
-    /// When the tensor cannot be cut into so many rows, reading fails, or the data are damaged.
+    /// If the tensor does not divide into that many rows, reading fails, or the data are damaged.
     pub fn rows(&self, entry: &TensorEntry, rows: usize) -> Result<TensorRows> {
         let row_len = entry.len / (rows as u64).max(1);
         let unit = u32::try_from(row_len).unwrap_or(0);
@@ -57,10 +57,10 @@ impl Container {
         Ok(rows)
     }
 
-    /// Checks the bytes of a row that somebody has read.
+    /// Checks the bytes of a row that the caller has read.
     ///
     /// # Errors
-    /// When there is no such row, or the bytes are not those that were checked with the whole tensor.
+    /// If there is no such row, or its bytes differ from those checked with the whole tensor.
     pub fn check_row(&self, rows: &TensorRows, row: usize, bytes: &[u8]) -> Result<()> {
         let expected = rows
             .checksums
@@ -85,7 +85,7 @@ impl Container {
 }
 
 impl TensorRows {
-    /// Bytes that [`Container::rows`] keeps for so many rows.
+    /// Bytes that [`Container::rows`] keeps for `rows` rows.
     #[must_use]
     pub fn bytes_for(rows: usize) -> u64 {
         (rows * size_of::<u32>()) as u64

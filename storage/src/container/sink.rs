@@ -1,4 +1,4 @@
-//! What a packer streams the bytes of one unit into.
+//! Sinks that a packer streams the bytes of one unit into.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -9,7 +9,7 @@ use super::limits::WRITE_BUFFER;
 use super::writer::{Unit, Writer};
 use crate::error::{Error, Result};
 
-/// Takes the bytes of one tensor or of the predictor. Dropped unfinished, nothing is recorded.
+/// Takes the bytes of one tensor or of the predictor. Dropping it unfinished records nothing.
 pub struct ByteSink<'a> {
     writer: &'a mut Writer,
     unit: Unit,
@@ -28,7 +28,7 @@ impl<'a> ByteSink<'a> {
     /// Appends bytes.
     ///
     /// # Errors
-    /// When they exceed the specified length or the system refuses.
+    /// If they exceed the specified length or the system refuses.
     pub fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
         let total = self.stream.end().saturating_add(bytes.len() as u64);
         if total > self.stream.place.end() {
@@ -43,10 +43,10 @@ impl<'a> ByteSink<'a> {
         Ok(())
     }
 
-    /// Ends the unit.
+    /// Completes the unit.
     ///
     /// # Errors
-    /// When bytes lack or the system refuses.
+    /// If bytes are missing or the system refuses.
     pub fn finish(mut self) -> Result<()> {
         if self.stream.end() != self.stream.place.end() {
             return Err(self.length(self.stream.end()));
@@ -80,7 +80,7 @@ impl<'a> ByteSink<'a> {
     }
 }
 
-/// Takes the neurons of one bank. Dropped unfinished, nothing is recorded.
+/// Takes the neurons of one bank. Dropping it unfinished records nothing.
 pub struct BankSink<'a> {
     writer: &'a mut Writer,
     index: usize,
@@ -108,11 +108,11 @@ impl<'a> BankSink<'a> {
         }
     }
 
-    /// Appends the next neuron: `gate` is `gate_len` bytes, `rest` `rest_len`, `scales`
-    /// `scales_per_neuron` (empty when inline). Padding is added here.
+    /// Appends the next neuron, and pads it. `gate` has `gate_len` bytes, `rest` `rest_len`, and
+    /// `scales` `scales_per_neuron` (empty when inline).
     ///
     /// # Errors
-    /// When a length is wrong, the bank is full, or the system refuses.
+    /// If a length is wrong, the bank is full, or the system refuses.
     pub fn append_neuron(&mut self, gate: &[u8], rest: &[u8], scales: &[u8]) -> Result<()> {
         let g = self.writer.spec.geometry;
         self.check("gate part", g.gate_len, gate)?;
@@ -140,10 +140,10 @@ impl<'a> BankSink<'a> {
         self.scales.flush_if_full(self.writer)
     }
 
-    /// Ends the bank.
+    /// Completes the bank.
     ///
     /// # Errors
-    /// When neurons lack or the system refuses.
+    /// If neurons are missing or the system refuses.
     pub fn finish(mut self) -> Result<()> {
         if self.data.end() != self.data.place.end() {
             return Err(self.count(0));
@@ -191,10 +191,10 @@ impl<'a> BankSink<'a> {
     }
 }
 
-/// Buffered positioned writing of one extent, hashed on the way.
+/// Buffers, hashes and writes one extent.
 struct Stream {
     place: Extent,
-    /// Offset at which the buffer will be written.
+    /// File offset of the buffer.
     at: u64,
     buf: Vec<u8>,
     hash: Xxh3,
@@ -211,7 +211,7 @@ impl Stream {
         }
     }
 
-    /// Offset behind everything appended.
+    /// Offset after the last appended byte.
     fn end(&self) -> u64 {
         self.at + self.buf.len() as u64
     }
@@ -233,7 +233,7 @@ impl Stream {
     }
 }
 
-/// Sets row `row` of the checksum table to the two crc32 of a bundle.
+/// Stores the two crc32 of a bundle in row `row` of the checksum table.
 pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
     let (gate, rest) = bundle.split_at(gate_span);
     let at = row * CHECKSUM_RECORD;

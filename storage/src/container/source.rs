@@ -17,9 +17,9 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Fills `buf` from `offset` of the container on.
+    /// Fills `buf` from `offset` of the container.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        // base + file_len is proven to fit before any other read.
+        // `base + file_len` is known to fit before any other read.
         self.file
             .read_exact_at(buf, self.base.saturating_add(offset))
             .map_err(|source| Error::Read {
@@ -30,7 +30,7 @@ impl Source<'_> {
             })
     }
 
-    /// Streams `extent` in pieces that are multiples of `unit` bytes (but for the last one).
+    /// Streams `extent` in pieces that are multiples of `unit` bytes, except the last one.
     pub fn stream(
         &self,
         extent: Extent,

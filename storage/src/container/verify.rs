@@ -1,4 +1,4 @@
-//! Reading every byte of a container again.
+//! Checks every byte of a container.
 
 use super::format::{BankEntry, SUPERBLOCK_LEN, Section, Superblock, TensorEntry};
 use super::layout::{BankPlace, Extent};
@@ -8,16 +8,16 @@ use super::reader::Container;
 use crate::error::{Error, Result};
 use xxhash_rust::xxh3::Xxh3;
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where, from the container's first byte.
+    /// Offset from the container's first byte.
     pub offset: u64,
-    /// What it is part of and what is wrong, without the file's name.
+    /// What is wrong with what, without the file's name.
     pub what: String,
 }
 
-/// What [`Container::verify`] found.
+/// Result of [`Container::verify`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VerifyReport {
     /// Bytes read and checked.
@@ -26,16 +26,16 @@ pub struct VerifyReport {
     pub tensors: u64,
     /// Bundles checked.
     pub bundles: u64,
-    /// Bytes of alignment gaps, proven to be zero.
+    /// Bytes of alignment gaps, checked to be zero.
     pub gap_bytes: u64,
     /// The first problems in file order.
     pub problems: Vec<Problem>,
-    /// All problems, also those not listed.
+    /// Number of problems, listed or not.
     pub problem_count: u64,
 }
 
 impl VerifyReport {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
@@ -43,12 +43,12 @@ impl VerifyReport {
 }
 
 impl Container {
-    /// Reads the whole container again and checks every byte: superblock, sections, tensors,
-    /// scales, bundles, and that gaps are zero. `progress` is told (bytes done, bytes in all).
-    /// Goes on after a problem, also after a failed read.
+    /// Reads the whole container and checks every byte: superblock, sections, tensors, scales,
+    /// bundles, and zeros in the gaps. Calls `progress` with (bytes done, total bytes). Continues
+    /// after a problem, even a failed read.
     ///
     /// # Errors
-    /// When the file cannot even be inspected.
+    /// If the file cannot even be inspected.
     pub fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
         let facts = self.file().metadata().map_err(|source| Error::File {
             path: self.path().to_path_buf(),
@@ -62,8 +62,8 @@ impl Container {
             at: 0,
             buf: Vec::new(),
         };
-        // What was appended or cut off since the container was opened. Inside another file,
-        // bytes may follow.
+        // Bytes appended or cut off since the container was opened. Inside another file, bytes may
+        // follow.
         let (end, len) = (self.base() + self.file_len(), facts.len());
         if len < end || (len > end && self.base() == 0) {
             let path = self.path().to_path_buf();
@@ -109,15 +109,14 @@ impl Pass<'_> {
         self.report.problem_count += 1;
         if self.report.problems.len() < MAX_PROBLEMS {
             let what = error.to_string();
-            // The report is about one file; its name need not be in every line.
+            // The report is about one file, so omit its name from each line.
             let prefix = format!("{}: ", self.container.path().display());
             let what = what.strip_prefix(&prefix).unwrap_or(&what).to_owned();
             self.report.problems.push(Problem { offset, what });
         }
     }
 
-    /// Streams `extent`, after checking the gap in front of it. False after a failed read, which
-    /// is noted.
+    /// Streams `extent`, after checking the gap before it. Records a failed read and returns false.
     fn stream(
         &mut self,
         extent: Extent,
@@ -155,7 +154,7 @@ impl Pass<'_> {
         done.is_ok()
     }
 
-    /// Proves that the bytes up to `end` are zero.
+    /// Checks that the bytes up to `end` are zero.
     fn gap(&mut self, end: u64) {
         let extent = Extent {
             offset: self.at,
@@ -184,7 +183,7 @@ impl Pass<'_> {
             let fault = <&[u8; SUPERBLOCK_LEN]>::try_from(bytes).map(Superblock::decode);
             let error = match fault {
                 Ok(Err(fault)) => superblock_error(&path, fault),
-                // Valid, but another one than when the container was opened.
+                // Valid, but not the one that was opened.
                 _ => Error::File {
                     path,
                     what: "verify it",

@@ -1,14 +1,13 @@
-//! Writing a container: streamed, resumable, and never visible under its final name before it is
-//! whole.
+//! Writing a container: streamed, resumable, and under its final name only once it is complete.
 //!
 //! ```text
-//! model.ember.partial           the file in progress; its data lie at their final offsets
+//! model.ember.partial           the file in progress; its data are at their final offsets
 //! model.ember.partial.journal   units that are complete and on disk; also the lock
 //! model.ember                   appears by rename, after tables, superblock and fsync
 //! ```
 //!
 //! The writer holds one buffer and the checksum table, never the model. A killed pack resumes:
-//! [`Writer::create`] with the same specification reads the journalled units again, compares
+//! [`Writer::create`] with the same specification reads the journalled units back and compares
 //! their checksums, and [`Writer::is_done`] tells the packer what to skip.
 
 use std::fs::{File, OpenOptions};
@@ -28,8 +27,8 @@ use super::sink::{BankSink, ByteSink, set_checksums};
 use super::source::Source;
 use crate::error::{Error, Result};
 
-/// A piece of the file that is written, checksummed and journalled as a whole. The order of
-/// variants is the order in the file.
+/// A part of the file that is written, checksummed and journalled as a whole. Variants are in file
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     /// The predictor section.
@@ -50,11 +49,11 @@ impl std::fmt::Display for Unit {
     }
 }
 
-/// How to write.
+/// Options of the writer.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Bytes of complete units after which they are flushed to disk and journalled. More makes
-    /// packing of many small units quicker, and costs as much work after a crash.
+    /// Bytes of complete units between two flushes with a journal entry. A larger value packs many
+    /// small units faster, and loses as much work in a crash.
     pub checkpoint_bytes: u64,
 }
 
@@ -66,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// Writes one container. Units may come in any order; the bytes do not depend on it.
+/// Writes one container. Units may come in any order; the resulting bytes are the same.
 pub struct Writer {
     pub(super) target: PathBuf,
     partial: PathBuf,
@@ -79,7 +78,7 @@ pub struct Writer {
     banks: Vec<Option<Sums>>,
     /// Content of the CHECKSUMS section.
     pub(super) checksums: Vec<u8>,
-    /// Complete units that are not journalled yet, and their bytes.
+    /// Complete units not yet journalled, and their bytes.
     pending: Vec<(Unit, Sums)>,
     pending_bytes: u64,
     options: Options,
@@ -89,7 +88,7 @@ impl Writer {
     /// Starts or resumes the container `path`.
     ///
     /// # Errors
-    /// When the specification breaks a limit, another process writes the same container, or the
+    /// If the specification exceeds a limit, another process writes the same container, or the
     /// system refuses.
     pub fn create(path: impl AsRef<Path>, spec: Spec) -> Result<Self> {
         Self::create_with(path, spec, Options::default())
@@ -116,7 +115,7 @@ impl Writer {
             .truncate(units.is_empty())
             .open(&partial)
             .map_err(failed)?;
-        // The gaps are never written: they are the zeros of a fresh file.
+        // Gaps are never written: a new file reads as zeros.
         file.set_len(layout.file_len).map_err(failed)?;
         let neurons = layout.section(Section::Checksums).len as usize;
         let mut writer = Self {
@@ -144,9 +143,9 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Reads the journalled units again; those that are as journalled are done.
+    /// Reads the journalled units back. Those that match their checksums are done.
     fn resume(&mut self, mut units: Vec<(Unit, Sums)>) -> Result<()> {
-        // A unit that was written twice counts as last recorded.
+        // For a unit written twice, the last record counts.
         units.reverse();
         units.sort_by_key(|(unit, _)| *unit);
         units.dedup_by_key(|(unit, _)| *unit);
@@ -161,7 +160,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Checksums of a unit as it is on disk; fills in a bank's part of the checksum table.
+    /// Checksums of a unit as it is on disk. Fills in a bank's part of the checksum table.
     fn read_back(&mut self, unit: Unit) -> Result<Option<Sums>> {
         let Ok((data, scales)) = self.places(unit) else {
             return Ok(None);
@@ -201,7 +200,7 @@ impl Writer {
         }))
     }
 
-    /// Places of a unit's data and scales.
+    /// Extents of a unit's data and scales.
     fn places(&self, unit: Unit) -> Result<(Extent, Extent)> {
         let missing = |what, index: usize, count: usize| Error::Index {
             path: self.target.clone(),
@@ -259,7 +258,7 @@ impl Writer {
             .chain(banks)
     }
 
-    /// Whether a unit is complete, from this run or an earlier one. An absent predictor is.
+    /// Whether a unit is complete, from this run or an earlier one, or absent (the predictor).
     #[must_use]
     pub fn is_done(&self, unit: Unit) -> bool {
         match unit {
@@ -269,15 +268,14 @@ impl Writer {
         }
     }
 
-    /// First unit in file order that is still to be written; `None` when only
-    /// [`Writer::finish`] is left.
+    /// First unit in file order still to be written; `None` if only [`Writer::finish`] remains.
     #[must_use]
     pub fn resume_from(&self) -> Option<Unit> {
         self.units()
             .find_map(|(unit, done)| (!done).then_some(unit))
     }
 
-    /// Places of everything.
+    /// The layout.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -286,7 +284,7 @@ impl Writer {
     /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.
     ///
     /// # Errors
-    /// When there is no such tensor.
+    /// If there is no such tensor.
     pub fn begin_tensor(&mut self, index: usize) -> Result<ByteSink<'_>> {
         self.begin(Unit::Tensor(index))
     }
@@ -294,7 +292,7 @@ impl Writer {
     /// Starts the predictor section.
     ///
     /// # Errors
-    /// Never for now.
+    /// None at present.
     pub fn begin_predictor(&mut self) -> Result<ByteSink<'_>> {
         self.begin(Unit::Predictor)
     }
@@ -310,7 +308,7 @@ impl Writer {
     /// Starts bank `index`; the sink takes its neurons in packed order.
     ///
     /// # Errors
-    /// When there is no such bank.
+    /// If there is no such bank.
     pub fn begin_bank(&mut self, index: usize) -> Result<BankSink<'_>> {
         let unit = Unit::Bank(index);
         let (data, scales) = self.places(unit)?;
@@ -321,7 +319,7 @@ impl Writer {
         Ok(BankSink::new(self, index, row, data, scales))
     }
 
-    /// Writes dense tensor `index` at once.
+    /// Writes dense tensor `index` in one call.
     ///
     /// # Errors
     /// As [`ByteSink::append`] and [`ByteSink::finish`].
@@ -331,7 +329,7 @@ impl Writer {
         sink.finish()
     }
 
-    /// Writes the predictor section at once.
+    /// Writes the predictor section in one call.
     ///
     /// # Errors
     /// As [`ByteSink::append`] and [`ByteSink::finish`].
@@ -353,11 +351,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Flushes complete units to disk and journals them, so that they survive a crash from here
-    /// on. Happens by itself every [`Options::checkpoint_bytes`].
+    /// Flushes complete units to disk and journals them, so they survive a crash. Happens
+    /// automatically every [`Options::checkpoint_bytes`].
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn checkpoint(&mut self) -> Result<()> {
         self.file
             .sync_data()
@@ -368,10 +366,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes tables and superblock, makes all durable and gives the file its final name.
+    /// Writes tables and superblock, flushes everything and renames the file to its final name.
     ///
     /// # Errors
-    /// When a unit was not written or the system refuses.
+    /// If a unit was not written or the system refuses.
     pub fn finish(self) -> Result<()> {
         if let Some(unit) = self.resume_from() {
             return Err(Error::Missing {
@@ -397,7 +395,7 @@ impl Writer {
             sections[section as usize].xxh3 = xxh3(bytes);
         }
         sections[Section::Predictor as usize].xxh3 = self.predictor.map_or(0, |s| s.data);
-        // The superblock comes last: without it the file is no container.
+        // Write the superblock last: without it the file is not a container.
         self.file
             .sync_data()
             .map_err(|e| self.failed("flush it to disk", e))?;
@@ -458,7 +456,7 @@ impl Writer {
     }
 }
 
-/// Identifies what is being packed: a pack is resumed only for the same.
+/// Identifies what is packed: a pack resumes only for the same fingerprint.
 fn fingerprint(spec: &Spec) -> u128 {
     let Spec {
         geometry,
@@ -472,7 +470,7 @@ fn fingerprint(spec: &Spec) -> u128 {
     } = spec;
     let (meta, stats) = (xxh3_128(meta), xxh3_128(stats));
     let sizes = (VERSION, geometry, bundle_dtype, predictor_len);
-    // Debug text names every field. Should it change with the program, a pack starts over.
+    // Debug text names every field. If its format changes with the program, a pack starts over.
     xxh3_128(format!("{:?}", (sizes, meta, stats, tensors, banks, source)).as_bytes())
 }
 

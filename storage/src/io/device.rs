@@ -1,8 +1,8 @@
-//! What an engine needs from the thing that carries commands out: start one, collect results.
+//! Device interface: start a command, collect outcomes.
 //!
-//! A device knows nothing of slots, reads or short reads; it is the raw kernel interface with its
-//! error numbers. Everything with memory of what was asked lives in [`super::engine::IoEngine`],
-//! which is the same for all devices.
+//! A device knows nothing of slots, reads or short reads. It is the raw kernel interface with its
+//! error numbers. All state about requests lives in [`super::engine::IoEngine`], which is the same
+//! for every device.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -23,22 +23,22 @@ pub(crate) type Waker = Arc<dyn Fn() + Send + Sync>;
 pub(crate) trait Device: Send {
     fn name(&self) -> &'static str;
 
-    /// Commands that may be started and not yet reaped.
+    /// Upper bound on the commands started and not yet reaped.
     fn capacity(&self) -> u32;
 
-    /// Takes a command. It may stay in a queue of the device until the next [`Device::reap`],
-    /// which also reports what could not be started.
+    /// Starts a command. The device may queue it until the next [`Device::reap`], which also
+    /// reports commands that could not start.
     ///
     /// # Safety
-    /// The pieces of the command must stay in place, and the memory they name valid and used by
-    /// nobody else, until `reap` has reported the command's id, or for ever if it never does.
+    /// Until `reap` reports the command's id (forever if it never does), the pieces must not move,
+    /// and their memory must stay valid and exclusive to the device.
     unsafe fn start(&mut self, command: Command);
 
-    /// Appends outcomes to `out`. With `wait` it blocks until there is at least one or the waker
-    /// was used; otherwise it takes only what is there.
+    /// Appends outcomes to `out`. With `wait` it blocks until there is at least one or the waker is
+    /// called; otherwise it takes what is there.
     ///
     /// # Errors
-    /// Only when the device is broken: commands in flight may then never be reported.
+    /// Only if the device is broken: it may then never report the commands in flight.
     fn reap(&mut self, wait: bool, out: &mut Vec<Reaped>) -> io::Result<()>;
 
     fn waker(&self) -> Waker;

@@ -1,4 +1,4 @@
-//! What an engine does with reads in flight when it is dropped, told by a device that plays dead.
+//! Dropping an engine with reads in flight, on a scripted device.
 
 use std::fs::File;
 

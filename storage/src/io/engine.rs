@@ -1,15 +1,15 @@
-//! The engine: turns reads into device commands and outcomes into completions.
+//! Turns reads into device commands, and their outcomes into completions.
 //!
-//! It owns every slot from `submit` until its completion, and the memory that describes commands
-//! to the kernel. Short reads, interruptions, cutting, merging and failures are handled here once,
-//! so all devices behave the same.
+//! The engine owns every slot from `submit` to its completion, and the memory that describes
+//! commands to the kernel. Short reads, interrupted reads, splitting, merging and failures are
+//! handled here once, so all devices behave the same.
 //!
-//! A short read is a state, not an error. Example: 12288 bytes are asked for, 5000 arrive. The
-//! command goes back to the device for bytes 5000.. of its pieces. That offset is not aligned, so
-//! this round takes the buffered descriptor; the remaining 7288 bytes complete it. Zero bytes
-//! would mean that the file ends here.
+//! A short read is a state, not an error. Example: of 12288 bytes requested, 5000 arrive. The
+//! engine resubmits the command for bytes 5000.. of its pieces. That offset is not aligned, so this
+//! round uses the buffered descriptor, and the remaining 7288 bytes complete it. Zero bytes would
+//! mean end of file.
 //!
-//! `start.rs` turns queued reads into commands, `finish.rs` outcomes into completions.
+//! `start.rs` turns queued reads into commands, `finish.rs` turns outcomes into completions.
 
 mod finish;
 mod start;
@@ -32,27 +32,27 @@ use crate::trace::{DELIVER, Tracer};
 pub struct IoEngineStats {
     /// Reads that delivered all their bytes.
     pub reads: u64,
-    /// Bytes delivered by them.
+    /// Bytes in those reads.
     pub bytes: u64,
-    /// Commands given to the device. Fewer than reads when neighbours were merged, more when
-    /// reads were cut or continued.
+    /// Commands submitted to the device: fewer than reads after merging, more after splitting or
+    /// resuming.
     pub commands: u64,
-    /// Commands that went through the page cache.
+    /// Commands through the page cache.
     pub buffered: u64,
-    /// Bytes read only because they lay between two reads.
+    /// Unwanted bytes read between two merged reads.
     pub gap_bytes: u64,
-    /// Commands repeated after an interruption.
+    /// Commands retried: interrupted ones, and reads of a failed merged command.
     pub retries: u64,
 }
 
-/// A read waiting for its turn.
+/// A read not yet started.
 struct Queued {
     read: Read,
     /// Absolute file offset.
     at: u64,
-    /// Batch number: earlier batches go first.
+    /// Batch number: earlier batches first.
     batch: u64,
-    /// Set after a merged command failed, so that the failure can be told from its neighbours.
+    /// Set after a merged command failed, to find out which of its reads fails.
     alone: bool,
 }
 
@@ -62,40 +62,39 @@ impl Queued {
     }
 }
 
-/// A read of which at least one part was given to the device.
+/// A read with at least one part on the device.
 struct Active {
     read: Read,
     at: u64,
     batch: u64,
-    /// Commands in flight for it.
+    /// Its commands in flight.
     parts: u32,
     failed: Option<IoError>,
 }
 
-/// One read in the middle of being cut into commands.
+/// A read that is being split into commands.
 struct Cutting {
     active: u32,
     priority: Priority,
-    /// Bytes given to the device so far.
+    /// Bytes submitted so far.
     done: u32,
 }
 
-/// Reads from one file through one device. Lives on one thread; [`super::IoThread`] is the usual
-/// way to use it.
+/// Reads one file through one device, on one thread. Most callers use [`super::IoThread`].
 pub struct IoEngine {
     source: FileSource,
     limits: Limits,
-    /// Next read last.
+    /// In reverse order: the next read is last.
     queue: Vec<Queued>,
     batch: u64,
-    /// Reads being cut, the one to go on with last: an urgent one may overtake a prefetch.
+    /// Reads being split, the current one last: an urgent read may overtake a prefetch.
     cutting: Vec<Cutting>,
     active: Vec<Option<Active>>,
     free_active: Vec<u32>,
     slips: Box<[Slip]>,
     free_slips: Vec<u32>,
-    /// Where bytes between two merged reads go. Commands may write to it at the same time; nobody
-    /// reads it.
+    /// Sink for the bytes between merged reads. Commands may write to it concurrently; no one reads
+    /// it.
     waste: Option<Slot>,
     /// Completions that needed no device.
     ready: Vec<Completion>,
@@ -111,7 +110,7 @@ impl IoEngine {
         let depth = device.capacity().min(limits.depth).max(1);
         let pieces = limits.pieces.max(1);
         let slips = (0..depth).map(|_| Slip::new(pieces)).collect();
-        // Every slip may serve a full set of reads, plus one being cut of each priority.
+        // Each slip may serve a full set of reads, plus one read being split per priority.
         let most = depth as usize * pieces + 2;
         Self {
             source,
@@ -132,7 +131,7 @@ impl IoEngine {
         }
     }
 
-    /// The same engine, with a record of what it does.
+    /// Records its work in `trace`.
     pub(crate) fn traced(mut self, trace: Tracer) -> Self {
         self.trace = trace;
         self
@@ -142,7 +141,8 @@ impl IoEngine {
         &self.trace
     }
 
-    /// Most bytes an engine with these limits holds beside the slots in its reads.
+    /// Upper bound on the bytes an engine with these limits holds, not counting the slots in its
+    /// reads.
     pub(crate) fn overhead(limits: Limits) -> u64 {
         let commands = u64::from(limits.depth.max(limits.lanes));
         let pieces = limits.pieces as u64;
@@ -159,25 +159,25 @@ impl IoEngine {
         self.device.name()
     }
 
-    /// The file that is read.
+    /// The file it reads.
     #[must_use]
     pub fn source(&self) -> &FileSource {
         &self.source
     }
 
-    /// Reads accepted and not yet given to the device.
+    /// Reads accepted and not yet submitted to the device.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Commands on the device.
+    /// Commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slips.len() - self.free_slips.len()
     }
 
-    /// Whether every read has been completed and every completion taken.
+    /// Whether every read is complete and every completion taken.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
@@ -186,13 +186,13 @@ impl IoEngine {
             && self.ready.is_empty()
     }
 
-    /// The counters so far.
+    /// Counters so far.
     #[must_use]
     pub fn stats(&self) -> IoEngineStats {
         self.counters
     }
 
-    /// Reads to accept at most before some have been started.
+    /// Upper bound on queued reads.
     pub(crate) fn queue_limit(&self) -> usize {
         self.limits.queued
     }
@@ -201,8 +201,8 @@ impl IoEngine {
         self.device.waker()
     }
 
-    /// Takes all reads out of `batch`, which keeps its capacity. Urgent reads go before
-    /// prefetches, earlier batches before later ones; inside a batch the order is by offset.
+    /// Takes all reads out of `batch`, which keeps its capacity. The order is: urgent before
+    /// prefetch, then by batch, then by offset.
     pub fn submit(&mut self, batch: &mut Vec<Read>) {
         self.batch += 1;
         for read in batch.drain(..) {
@@ -241,11 +241,11 @@ impl IoEngine {
         }
     }
 
-    /// Starts what fits on the device, then appends completions to `out`. With `wait` it blocks
-    /// until there is at least one, the waker was used, or nothing is left to wait for.
+    /// Submits what the device has room for, then appends completions to `out`. With `wait` it
+    /// blocks until there is at least one completion, the waker is called, or nothing is in flight.
     ///
     /// # Errors
-    /// Only when the device is broken; reads in flight are then lost and so are their slots.
+    /// Only if the device is broken. Reads in flight and their slots are then lost.
     pub fn wait(&mut self, out: &mut Vec<Completion>, wait: bool) -> Result<(), IoError> {
         self.pump();
         let before = out.len();
@@ -265,13 +265,13 @@ impl IoEngine {
         }
         self.reaped = reaped;
         result.map_err(|e| self.broken(&e))?;
-        // Keep the device busy while the caller looks at the completions.
+        // Keep the device busy while the caller handles the completions.
         self.pump();
         out.append(&mut self.ready);
         Ok(())
     }
 
-    /// Completes every read that was not yet given to the device with what `reason` returns.
+    /// Fails every read not yet submitted, with an error from `reason`.
     pub(crate) fn purge(&mut self, mut reason: impl FnMut() -> IoError) {
         while let Some(q) = self.queue.pop() {
             self.ready.push(complete(q.read, Err(reason())));
@@ -281,9 +281,9 @@ impl IoEngine {
         }
     }
 
-    /// Completes queued prefetches as cancelled, and does not go on with one that is being cut.
+    /// Cancels queued prefetches, and stops splitting one.
     pub(crate) fn cancel_prefetches(&mut self) {
-        // Prefetches sort behind everything urgent, so they lie at the front of the reversed queue.
+        // The queue is reversed, so prefetches lie at its front.
         let n = self
             .queue
             .partition_point(|q| q.read.priority == Priority::Prefetch);
@@ -305,9 +305,8 @@ impl IoEngine {
 }
 
 impl Drop for IoEngine {
-    /// Waits for commands in flight, as the kernel writes into their slots until they end. Where
-    /// that cannot be had, the memory is leaked on purpose: a leak is harmless, a stray write is
-    /// not.
+    /// Waits for commands in flight, because the kernel writes into their slots until they end. If
+    /// waiting fails, leaks the memory: a leak is harmless, a stray write is not.
     fn drop(&mut self) {
         let mut reaped = std::mem::take(&mut self.reaped);
         while self.in_flight() > 0 {
@@ -329,7 +328,7 @@ impl Drop for IoEngine {
     }
 }
 
-/// Memory for up to `gap` unwanted bytes; without it reads with gaps are not merged.
+/// Sink for up to `gap` unwanted bytes. Without it, reads with gaps are not merged.
 fn waste(gap: u32) -> Option<Slot> {
     let len = (gap as usize).checked_next_multiple_of(4096)?;
     Arena::new(1, len, 4096, ArenaOptions::default())

@@ -1,12 +1,13 @@
-//! Errors of reads and of engine setup. Cloneable, because the first one is latched and repeated.
+//! Errors of reads and of engine setup. Cloneable, because the first one is latched and reported
+//! again.
 
 use std::sync::Arc;
 
-/// Why a read did not deliver, or an engine could not start.
+/// Why a read failed, or an engine could not start.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum IoError {
-    /// The operating system or the device refused.
+    /// The operating system or the device reported an error.
     #[error(
         "reading {len} bytes at offset {offset} of {file} failed: {}",
         std::io::Error::from_raw_os_error(*errno)
@@ -16,9 +17,9 @@ pub enum IoError {
         file: Arc<str>,
         /// Absolute offset in the file, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
-        /// Error number of the operating system.
+        /// `errno`.
         errno: i32,
     },
     /// The file ends before the read does.
@@ -31,12 +32,12 @@ pub enum IoError {
         file: Arc<str>,
         /// Absolute offset in the file, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
-        /// Offset from which nothing more came.
+        /// Offset of the end of the file.
         end: u64,
     },
-    /// The request itself makes no sense: it leaves its slot, or offsets overflow.
+    /// The request is invalid: it exceeds its slot, or offsets overflow.
     #[error(
         "read of {len} bytes at offset {offset} of {file} into slot bytes {slot_offset}.. of \
          {slot_len} is out of range"
@@ -46,31 +47,31 @@ pub enum IoError {
         file: Arc<str>,
         /// Offset relative to the source's base, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// Start inside the slot, in bytes.
         slot_offset: u32,
         /// Size of the slot in bytes.
         slot_len: usize,
     },
-    /// Not done, because an earlier read had failed.
+    /// Not read, because an earlier read failed.
     #[error("not read, because an earlier read failed: {first}")]
     Stopped {
         /// The failure that stopped the thread.
         first: Arc<IoError>,
     },
-    /// Not done, because the caller no longer wanted it.
+    /// Cancelled by the caller.
     #[error("read was cancelled before it started")]
     Cancelled,
-    /// The file could not be opened or asked about its properties.
+    /// The file could not be opened or queried.
     #[error("cannot open {file} for reading: {reason}")]
     Open {
         /// Label of the file.
         file: Arc<str>,
-        /// What the operating system said.
+        /// Message of the operating system.
         reason: String,
     },
-    /// An engine or its thread could not be started, or died.
+    /// An engine or its thread could not start, or died.
     #[error("i/o engine {engine}: {reason}")]
     Engine {
         /// Name of the engine.
@@ -81,7 +82,8 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// Whether this is the end for the thread. Cancelling and being stopped are consequences.
+    /// Whether this error stops the thread. `Cancelled` and `Stopped` are consequences of other
+    /// events.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         !matches!(self, Self::Cancelled | Self::Stopped { .. })

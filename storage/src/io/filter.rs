@@ -1,19 +1,18 @@
-//! Whether asking for io_uring would end this process.
+//! Detects whether using io_uring would kill this process.
 //!
-//! A system call filter (seccomp) usually answers forbidden calls with an error number. Some end
-//! the process instead: Android's filter for applications does so for the calls of io_uring, also
-//! for an ordinary Linux program that an application starts. Under a filter a child process
-//! therefore asks first.
+//! A seccomp filter usually rejects a system call with an error number. Some filters kill the
+//! process instead. Android's application filter does so for io_uring, even for an ordinary Linux
+//! program started by an application. So under a filter, a child process tries it first.
 #![allow(unsafe_code)]
 
 use std::io;
 
-/// Bytes of the kernel's `io_uring_params`, all zero for the defaults.
+/// Size of the kernel's `io_uring_params`; all zero means defaults.
 const RING_PARAMS: usize = 120;
 
-/// Why the calls of io_uring must not be made on this thread; `None` when they can be tried.
+/// Why this thread must not call io_uring; `None` if it may try.
 pub(crate) fn forbids_uring() -> Option<String> {
-    // Without a filter nothing can be forbidden so. Filters belong to threads.
+    // Without a filter nothing is forbidden. Filters are per thread.
     let status = std::fs::read_to_string("/proc/thread-self/status");
     if status.is_ok_and(|status| !is_filtered(&status)) {
         return None;
@@ -32,23 +31,23 @@ pub(crate) fn forbids_uring() -> Option<String> {
     }
 }
 
-/// Whether /proc/thread-self/status tells of a filter. A kernel that cannot filter has no such line.
+/// Whether /proc/thread-self/status reports a filter. A kernel without seccomp has no such line.
 fn is_filtered(status: &str) -> bool {
     let mode = status.lines().find_map(|l| l.strip_prefix("Seccomp:"));
     mode.is_some_and(|mode| mode.trim() != "0")
 }
 
-/// Makes the calls of io_uring in a child process and returns how it ended.
+/// Calls io_uring in a child process and returns its exit status.
 ///
-/// The child is a copy with a copy's memory: one that shares memory would take its parent along
-/// when the kernel ends it with a signal that can dump core (before 5.16). It has no exit signal, so
-/// that nothing in the parent that handles or ignores ended children hears of it.
+/// The child has its own copy of the memory: before Linux 5.16, killing a child that shares memory
+/// with a core-dumping signal kills the parent too. It has no exit signal, so SIGCHLD handlers of
+/// the program do not see it.
 fn child_asks() -> io::Result<libc::c_int> {
     let none = 0 as libc::c_long;
-    // SAFETY: without flags and with no stack of its own, a plain copy of this process in which
-    // only this thread lives. As other threads may hold any lock at this moment, the child only
-    // makes system calls and then ends without cleaning up: no allocation, no lock, no panic.
-    // All arguments are zero, so their order, which depends on the architecture, does not matter.
+    // SAFETY: without flags and without a stack of its own, the child is a plain copy of this
+    // process with only this thread. Other threads may hold any lock at this moment, so the child
+    // only makes system calls and exits without cleanup: no allocation, no lock, no panic. All
+    // arguments are zero, so their order, which varies by architecture, does not matter.
     let pid = unsafe { libc::syscall(libc::SYS_clone, none, none, none, none, none) };
     if pid == 0 {
         ask_and_exit();
@@ -70,14 +69,14 @@ fn child_asks() -> io::Result<libc::c_int> {
     }
 }
 
-/// The child's life. It may only make system calls, see [`child_asks`].
+/// Body of the child. It may only make system calls, see [`child_asks`].
 fn ask_and_exit() -> ! {
     let mut params = [0u64; RING_PARAMS / 8];
     let (none, no_fd) = (0 as libc::c_long, -1 as libc::c_long);
-    // SAFETY: system calls that touch nothing but the child's own copy: a signal goes back to its
-    // default, so that no handler of the program runs here, and no core is dumped. The ring, if
-    // one is made, ends with the child; the other two calls name no file and do nothing, but a
-    // filter judges them by their number.
+    // SAFETY: system calls that affect only the child. SIGSYS gets its default action, so no
+    // handler of the program runs here, and core dumps are disabled. The ring, if created, ends
+    // with the child. The other two calls name no file and do nothing, but the filter still judges
+    // them by their number.
     unsafe {
         libc::signal(libc::SIGSYS, libc::SIG_DFL);
         libc::prctl(libc::PR_SET_DUMPABLE, none, none, none, none);
@@ -123,8 +122,8 @@ mod tests {
         );
     }
 
-    /// Runs `body` on a thread where the system call `number` has `action` for its answer. `None`
-    /// where no filter can be had.
+    /// Runs `body` on a thread where the filter answers system call `number` with `action`. `None`
+    /// if no filter can be installed.
     fn filtered<T: Send>(
         number: libc::c_long,
         action: SeccompAction,
@@ -158,7 +157,7 @@ mod tests {
     fn calls_that_would_end_the_process_are_not_made() {
         for number in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
             for action in [SeccompAction::KillProcess, SeccompAction::Trap] {
-                // Without the child this would end the test program.
+                // Without the child this would kill the test program.
                 let Some(facts) = filtered(number, action, probe_uring) else {
                     return;
                 };

@@ -1,5 +1,5 @@
-//! A file mapped into memory: the page cache does the reading. For comparisons; nothing
-//! is checked here, and resident memory is whatever the system makes of it.
+//! A memory-mapped file, read through the page cache. For comparison only: nothing is checked, and
+//! the kernel decides how much is resident.
 
 #![allow(unsafe_code)]
 
@@ -11,11 +11,11 @@ use memmap2::Mmap;
 
 use super::sigbus::Watch;
 
-/// A mapped file, from byte `base` on.
+/// A mapped file, starting at byte `base`.
 ///
-/// A file that is shortened while it is mapped cannot be read where it ended before. Callers ask
-/// [`Mapped::shortened`] before they use bytes, which makes that an error; whoever comes between
-/// the answer and the use is told on standard error, and the process ends (`sigbus.rs`).
+/// If the file shrinks while mapped, the pages beyond its new end cannot be read. Callers check
+/// [`Mapped::shortened`] before they use bytes, which turns that into an error. If the file shrinks
+/// between the check and the use, the process prints a message and exits (`sigbus.rs`).
 #[derive(Debug)]
 pub struct Mapped {
     map: Mmap,
@@ -25,15 +25,15 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps `file`, whose contents start at `base`; `path` is its name in messages.
+    /// Maps `file`, whose content starts at `base`; `path` names it in messages.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn new(file: &File, path: &Path, base: u64) -> io::Result<Self> {
         let base = usize::try_from(base).map_err(io::Error::other)?;
         let file = file.try_clone()?;
         // SAFETY: a container is never written to once it has its name, see the crate's
-        // documentation. Somebody who shortens it all the same ends this program: see above.
+        // documentation. Shrinking it anyway ends this program, see above.
         let map = unsafe { Mmap::map(&file)? };
         let text = format!(
             "emberflow: {}: the file was shortened, or its device failed, while it was mapped into \
@@ -50,22 +50,22 @@ impl Mapped {
         })
     }
 
-    /// Bytes that were mapped, from the file's first one on.
+    /// Length of the mapping, from the start of the file.
     #[must_use]
     pub fn file_len(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// How long the file is now, where it is shorter than what was mapped.
+    /// Current length of the file, if it is shorter than the mapping.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// If the system does not report it.
     pub fn shortened(&self) -> io::Result<Option<u64>> {
         let now = self.file.metadata()?.len();
         Ok((now < self.file_len()).then_some(now))
     }
 
-    /// `len` bytes from `offset` on; `None` beyond the end.
+    /// The `len` bytes at `offset`; `None` beyond the end.
     #[inline]
     pub fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let start = self.base.checked_add(usize::try_from(offset).ok()?)?;

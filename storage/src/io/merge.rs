@@ -1,13 +1,13 @@
-//! Which reads become one command.
+//! Which reads merge into one command.
 
 use crate::limits::Limits;
 
-/// A command in the making.
+/// A command being built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merge {
-    /// File offset behind its last byte.
+    /// File offset after its last byte.
     pub end: u64,
-    /// Bytes so far.
+    /// Bytes so far, including gaps.
     pub len: u64,
     /// Pieces of memory so far.
     pub pieces: usize,
@@ -24,8 +24,9 @@ impl Merge {
         }
     }
 
-    /// Bytes between the command and a read of `len` bytes at `at`, if the two may become one:
-    /// the read lies behind, directly or almost, and fits in. Offsets are multiples of `unit`.
+    /// Size of the gap between the command and a read of `len` bytes at `at`, if they may merge:
+    /// the read follows, the gap is small and a multiple of `unit`, and the sum stays within
+    /// `limits`.
     #[must_use]
     pub fn gap(&self, at: u64, len: u64, unit: u64, limits: &Limits) -> Option<u64> {
         let gap = at.checked_sub(self.end)?;
@@ -36,7 +37,7 @@ impl Merge {
         fits.then_some(gap)
     }
 
-    /// The command with a read of `len` bytes behind a gap.
+    /// Adds a gap and a read of `len` bytes.
     #[must_use]
     pub fn with(self, gap: u64, len: u64) -> Self {
         Self {

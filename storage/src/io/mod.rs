@@ -1,16 +1,16 @@
-//! Reading: one trait of devices, one engine over them, one thread that runs it.
+//! Reading from flash: a device trait, one engine over all devices, and the thread that runs it.
 //!
 //! ```text
 //! caller            I/O thread                       kernel
 //! Read{slot} -----> queue: priority, batch, offset
-//!                   cut at `block`, merge neighbours
+//!                   split at `block`, merge neighbours
 //!                   command -----------------------> O_DIRECT into the slot
-//!                   short? interrupted? again        |
+//!                   short? interrupted? resume       |
 //! Completion{slot} <-------------------- outcome <---'
 //! ```
 //!
-//! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so nobody can look at
-//! bytes that are still being written. Reads come back in any order.
+//! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so no one can look at
+//! bytes the device is still writing. Reads complete in any order.
 
 pub(crate) mod device;
 #[cfg(test)]
@@ -50,38 +50,38 @@ pub use source::{FileSource, aligned_cover};
 pub use sys::{DioAlign, process_cpu_ns};
 pub use thread::{IoOptions, IoStats, IoThread};
 
-/// When a read is wanted.
+/// Urgency of a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     #[default]
     Now,
-    /// May be wanted soon; goes after everything that is wanted now, and can be cancelled.
+    /// May be needed soon. Goes after all urgent reads, and can be cancelled.
     Prefetch,
 }
 
 /// A request: `len` bytes at `offset` of the source into the slot.
 ///
-/// Direct I/O is used where offset, length and memory address meet [`FileSource::dio_align`];
-/// slots and container sections do. Anything else works too, more slowly.
+/// Uses direct I/O if offset, length and memory address meet [`FileSource::dio_align`], as slots
+/// and container sections do. Any other alignment works through the page cache, more slowly.
 #[derive(Debug)]
 pub struct Read {
-    /// Comes back in the completion; free for the caller to use.
+    /// Returned in the completion; free for the caller to use.
     pub tag: u64,
     /// Bytes from the base of the source.
     pub offset: u64,
     /// Bytes to read.
     pub len: u32,
-    /// Where they go.
+    /// Destination.
     pub slot: Slot,
-    /// First byte inside the slot.
+    /// First byte in the slot.
     pub slot_offset: u32,
-    /// When it is wanted.
+    /// Urgency.
     pub priority: Priority,
 }
 
 impl Read {
-    /// A read that somebody waits for, to the start of `slot`.
+    /// An urgent read to the start of `slot`.
     #[must_use]
     pub fn new(tag: u64, offset: u64, len: u32, slot: Slot) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Read {
         }
     }
 
-    /// The same read to `slot_offset` bytes into the slot.
+    /// The same read, to `slot_offset` bytes into the slot.
     #[must_use]
     pub fn at(mut self, slot_offset: u32) -> Self {
         self.slot_offset = slot_offset;
@@ -109,7 +109,7 @@ impl Read {
     }
 }
 
-/// The end of a read: its slot comes back, filled or not.
+/// A finished read. Returns the slot, filled or not.
 #[derive(Debug)]
 pub struct Completion {
     /// Tag of the read.
@@ -120,10 +120,10 @@ pub struct Completion {
     pub result: Result<(), IoError>,
 }
 
-/// Which device carries reads out.
+/// Which device executes reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum IoChoice {
-    /// The best that works here, by probing: `uring`, else `pread`.
+    /// The best that a probe finds working: `uring`, else `pread`.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -154,12 +154,12 @@ impl std::str::FromStr for IoChoice {
 }
 
 impl IoEngine {
-    /// An engine for `source`. With [`IoChoice::Auto`] the choice and its reason are logged.
+    /// Opens an engine for `source`. [`IoChoice::Auto`] logs its choice and the reason.
     ///
-    /// Must be called on the thread that will use the engine: rings are bound to it.
+    /// Call it on the thread that will use the engine: io_uring rings are bound to it.
     ///
     /// # Errors
-    /// [`IoError::Engine`] when a forced device does not work here.
+    /// [`IoError::Engine`] if the requested device does not work here.
     pub fn open(source: FileSource, choice: IoChoice, limits: Limits) -> Result<Self, IoError> {
         let device = match choice {
             IoChoice::Auto => match uring(&source, limits) {

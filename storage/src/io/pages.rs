@@ -1,32 +1,31 @@
-//! Memory as the kernel gives it: mapped pages that become resident when they are touched, and what
-//! can be asked for them.
+//! Anonymous memory mappings and madvise.
 //!
-//! The kernel backs a range with huge pages only inside one advised mapping. A range that ends at
-//! the last byte that may become resident therefore never takes more than its length, whatever the
-//! size of a huge page is; the pages at its ragged end stay small.
+//! Pages become resident on first touch. The kernel uses huge pages only inside an advised range.
+//! So a range that ends at the last byte allowed to become resident never takes more memory than
+//! its length; the pages at its unaligned end stay small.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Mappings start on this boundary, the usual size of a huge page (with pages of 4 KiB).
+/// Alignment of mappings: the usual size of a huge page (with 4 KiB pages).
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// From the kernel's interface (5.14): make pages resident as if they were written to.
+/// Kernel interface (5.14): make pages resident as if written to.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// From the kernel's interface: lock pages when they become resident, not before.
+/// Kernel interface: lock pages when they become resident.
 const MLOCK_ONFAULT: libc::c_uint = 1;
 
-/// Bytes of a page.
+/// Page size in bytes.
 pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf has no preconditions.
     let n = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(n).ok().filter(|&n| n > 0).unwrap_or(4096)
 }
 
-/// Gives the pages of freed allocations back to the system, as far as the allocator can: what was
-/// only needed to open a model would be held for ever.
+/// Returns freed heap pages to the system where the allocator can, such as those needed only to
+/// open a model.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim has no preconditions, and touches free memory alone.
@@ -35,35 +34,35 @@ pub fn trim_heap() {
     }
 }
 
-/// Asks for huge pages under the part of `bytes` that fills whole ones. Nothing else
-/// changes, and no byte outside of it becomes resident. Best effort.
+/// Advises huge pages for the huge-page-aligned part of `bytes`. Makes nothing resident. Best
+/// effort.
 pub fn prefer_huge_pages(bytes: &mut [u8]) {
     let start = bytes.as_ptr().addr();
     let first = start.next_multiple_of(HUGE_PAGE);
     let end = (start + bytes.len()) / HUGE_PAGE * HUGE_PAGE;
     if first < end {
         let at = bytes.as_mut_ptr().wrapping_add(first - start);
-        // SAFETY: the range lies inside of `bytes`, which is borrowed mutably, and the advice
-        // does not change its contents.
+        // SAFETY: the range lies inside `bytes`, which is borrowed mutably, and the advice does not
+        // change its contents.
         unsafe { libc::madvise(at.cast(), end - first, libc::MADV_HUGEPAGE) };
     }
 }
 
-/// An anonymous mapping of whole pages, zero at first.
+/// An anonymous mapping of whole pages, initially zero.
 pub(crate) struct Pages {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: plain memory without a thread of its own. Access goes through the raw pointers of `at`,
-// whose users answer for it.
+// SAFETY: plain memory, bound to no thread. Access goes through the raw pointers of `at`, whose
+// users are responsible for it.
 unsafe impl Send for Pages {}
-// SAFETY: as above; the methods only talk to the kernel, which is safe from any thread.
+// SAFETY: as above; the methods only make system calls, which are safe from any thread.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `len` bytes, a multiple of the page size, on a huge-page boundary when they are enough
-    /// for one.
+    /// Maps `len` bytes, a multiple of the page size. Aligns to huge pages if `len` is at least
+    /// one.
     pub(crate) fn map(len: usize) -> io::Result<Self> {
         let extra = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
         let total = len
@@ -102,9 +101,9 @@ impl Pages {
         match NonNull::new(base) {
             Some(base) => {
                 let pages = Self { base, len };
-                // A copy of the process must not share these pages: direct reads that are under
-                // way at that moment could end in the copy's. A kernel without the advice makes
-                // copies slower, no more.
+                // A forked process must not share these pages: direct reads in flight at that
+                // moment could end up in the child's copy. On a kernel without this advice a fork
+                // is only slower.
                 let _ = pages.advise(0..len, libc::MADV_DONTFORK);
                 Ok(pages)
             }
@@ -122,7 +121,7 @@ impl Pages {
         self.base.as_ptr().wrapping_add(offset)
     }
 
-    /// Start and length of a range of bytes in whole pages of this mapping, for the kernel.
+    /// Address and length of a byte range, rounded out to whole pages of this mapping.
     fn part(&self, range: Range<usize>) -> (*mut libc::c_void, usize) {
         let end = range.end.next_multiple_of(page_size()).min(self.len);
         let start = (range.start / page_size() * page_size()).min(end);
@@ -134,39 +133,39 @@ impl Pages {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: inside our own mapping. None of the advice that is given here changes what can
-        // be read there, with the exception of `discard`, which is unsafe for that reason.
+        // SAFETY: inside our own mapping. No advice given here changes readable contents, except
+        // that of `discard`, which is unsafe for that reason.
         match unsafe { libc::madvise(at, len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Huge pages for a range, as it is touched. A kernel without them refuses without harm.
+    /// Advises huge pages for a range. Harmless on a kernel without them.
     pub(crate) fn prefer_huge(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, libc::MADV_HUGEPAGE)
     }
 
-    /// Small pages only: touching one byte makes one page resident, and no more ever follow.
+    /// Advises small pages only: touching a byte makes one page resident and no more.
     pub(crate) fn prefer_small(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, libc::MADV_NOHUGEPAGE)
     }
 
-    /// Makes a range resident now, so that nobody waits for it later. Contents stay.
+    /// Makes a range resident now, to avoid page faults later. Keeps its contents.
     pub(crate) fn populate(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, MADV_POPULATE_WRITE)
     }
 
-    /// Gives the memory of a range back; it reads as zeros afterwards. Fails where it is locked.
+    /// Frees the memory of a range, which then reads as zeros. Fails on a locked range.
     ///
     /// # Safety
-    /// Nobody holds a reference into the pages of the range.
+    /// No reference into the pages of the range may exist.
     pub(crate) unsafe fn discard(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, libc::MADV_DONTNEED)
     }
 
-    /// Locks a range in memory: each page as it becomes resident, or at once on old kernels. The
-    /// whole range counts against the limit either way.
+    /// Locks a range in memory, each page as it becomes resident, or all at once on old kernels.
+    /// Either way the whole range counts against RLIMIT_MEMLOCK.
     pub(crate) fn lock(&self, range: Range<usize>) -> io::Result<()> {
         let (at, len) = self.part(range);
         if len == 0 {
@@ -191,7 +190,7 @@ impl Pages {
     pub(crate) fn unlock(&self, range: Range<usize>) {
         let (at, len) = self.part(range);
         if len > 0 {
-            // SAFETY: as in `lock`. Failure leaves pages locked, which is no danger.
+            // SAFETY: as in `lock`. Failure leaves pages locked, which is harmless.
             unsafe { libc::munlock(at, len) };
         }
     }
@@ -199,8 +198,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: base and len are what `map` left mapped, and whoever reaches the memory through
-        // `at` keeps `self` alive.
+        // SAFETY: base and len are what `map` left mapped, and every user of `at` keeps `self`
+        // alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -222,12 +221,12 @@ mod tests {
     }
 
     fn touch(pages: &Pages, offset: usize) {
-        // SAFETY: inside the mapping, and nobody else knows it.
+        // SAFETY: inside the mapping, and no one else uses it.
         unsafe { pages.at(offset).write_volatile(1) };
     }
 
-    /// The kernel's background thread fills sparse ranges to huge pages. The same is asked for here
-    /// at once: it must not go beyond what was advised.
+    /// khugepaged collapses sparse ranges into huge pages in the background. MADV_COLLAPSE does it
+    /// at once: it must not go beyond the advised range.
     #[test]
     fn memory_beyond_the_advised_end_stays_as_it_is() {
         const MADV_COLLAPSE: libc::c_int = 25;

@@ -1,5 +1,5 @@
-//! The `pread` device: a few threads, each carrying one blocking read. What works everywhere,
-//! Android applications included.
+//! The `pread` device: a few threads, each with one blocking read. Works everywhere, including in
+//! Android applications.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use super::sys::Command;
 use crate::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard};
 
 /// One lane: reads on the I/O thread itself. A device with a single command queue and a slow
-/// submission path gains nothing from a hand-over to another thread.
+/// submission path gains nothing from a handover to another thread.
 pub(crate) struct Inline {
     queue: VecDeque<Command>,
     capacity: u32,
@@ -40,7 +40,7 @@ impl Device for Inline {
     }
 
     fn reap(&mut self, _wait: bool, out: &mut Vec<Reaped>) -> io::Result<()> {
-        // One at a time, so that new requests are seen between reads.
+        // One at a time, so new requests are seen between reads.
         if let Some(command) = self.queue.pop_front() {
             // SAFETY: the contract of `start` holds until this outcome is reported.
             let result = unsafe { command.run() };
@@ -53,7 +53,7 @@ impl Device for Inline {
     }
 
     fn waker(&self) -> Waker {
-        // `reap` never waits for anything but its own read.
+        // `reap` waits for nothing but its own read.
         Arc::new(|| ())
     }
 }
@@ -64,14 +64,14 @@ pub(crate) struct Pool {
     lanes: Vec<JoinHandle<()>>,
 }
 
-/// What lanes and the I/O thread share. A lock and two conditions instead of channels, because
-/// these never allocate, not even when they first block.
+/// State shared by the lanes and the I/O thread. Uses a lock and two condition variables, not
+/// channels, because these never allocate, even when they first block.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// For lanes: there is work, or the end.
+    /// For lanes: work is available, or the pool is closed.
     work: Condvar,
-    /// For the I/O thread: something is done, or it was woken.
+    /// For the I/O thread: a read is done, or it was woken.
     news: Condvar,
 }
 
@@ -79,17 +79,17 @@ struct Shared {
 struct State {
     jobs: VecDeque<Command>,
     done: Vec<Reaped>,
-    /// Lanes that wait for work. Without any, nobody needs to be told of a job: a lane looks for
-    /// the next one before it sleeps. A needless signal is a system call for each read.
+    /// Lanes waiting for work. If there are none, a new job needs no signal: a lane checks for the
+    /// next job before it sleeps. This saves a system call per read.
     idle: u32,
-    /// The I/O thread waits for news.
+    /// The I/O thread is waiting for news.
     waiting: bool,
     woken: bool,
     closed: bool,
 }
 
 impl Shared {
-    /// No invariant spans the lock, so poison is ignored.
+    /// No invariant spans the lock, so ignore poison.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -123,7 +123,8 @@ impl Shared {
                 id: command.id,
                 result,
             });
-            // Told after the next job was taken, and once for all that is done until it looks.
+            // Signal once for all reads done since the I/O thread began to wait, after taking the
+            // next job.
             tell |= std::mem::take(&mut state.waiting);
         }
         if tell {
@@ -159,7 +160,7 @@ impl Device for Pool {
         "pread"
     }
 
-    /// One job for each lane and one to go on with, so that lanes do not sleep between reads.
+    /// One running job and one queued job per lane, so that lanes do not sleep between reads.
     fn capacity(&self) -> u32 {
         self.lanes.len().saturating_mul(2) as u32
     }
@@ -196,7 +197,7 @@ impl Device for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // The engine has drained its commands; lanes see the end.
+        // The engine has drained its commands; tell the lanes to stop.
         self.shared.lock().closed = true;
         self.shared.work.notify_all();
         for lane in self.lanes.drain(..) {
@@ -211,7 +212,7 @@ impl Drop for Pool {
 mod tests {
     use super::*;
 
-    /// As many lanes as were asked for, two commands for each, and none that outlives the pool.
+    /// A pool has the requested lanes and two commands for each; no lane outlives it.
     #[test]
     fn a_dropped_pool_has_no_lanes() {
         for lanes in [1, 3, 8].repeat(20) {

@@ -1,27 +1,26 @@
-//! What io_uring offers here, for people: `emberflow doctor` prints it. The engine itself decides
-//! by reading (see [`super::IoChoice`]).
+//! What io_uring offers on this machine, for `emberflow doctor`. The engine decides by a trial read
+//! instead (see [`super::IoChoice`]).
 
 use io_uring::IoUring;
 
 use super::filter;
 
-/// io_uring on this kernel, for this user.
+/// io_uring support of this kernel, for this user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UringFacts {
-    /// Why it was not even tried: a system call filter ends the processes that do. `None` when it
-    /// was.
+    /// Why it was not tried: a seccomp filter kills processes that use it. `None` if it was tried.
     pub killed: Option<String>,
-    /// Error number of making a ring; `None` when that works.
+    /// Error number of creating a ring; `None` on success.
     pub errno: Option<i32>,
-    /// `/proc/sys/kernel/io_uring_disabled`: 0 for all, 1 for privileged users, 2 for nobody.
-    /// `None` where the kernel has no such switch (before 6.6).
+    /// `/proc/sys/kernel/io_uring_disabled`: 0 enabled, 1 for privileged users only, 2 disabled.
+    /// `None` on kernels without this setting (before 6.6).
     pub disabled: Option<u32>,
-    /// Ways to set up a ring that save interrupts and system calls, as far as they work here.
+    /// Ring setup flags that work here and save interrupts and system calls.
     pub features: Vec<&'static str>,
 }
 
 impl UringFacts {
-    /// Why rings cannot be made, in words; `None` when they can.
+    /// Why rings cannot be created, in words; `None` if they can.
     #[must_use]
     pub fn why_not(&self) -> Option<String> {
         if self.killed.is_some() {
@@ -47,7 +46,7 @@ impl UringFacts {
     }
 }
 
-/// Makes a few small rings and drops them.
+/// Creates a few small rings and drops them.
 #[must_use]
 pub fn probe_uring() -> UringFacts {
     let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();

@@ -1,8 +1,8 @@
-//! Speed of the devices that `sim` can play.
+//! Performance models of the devices that `sim` simulates.
 //!
-//! A model has three parts: bandwidth by block size, for random and for sequential access; the
-//! loss from a wide address range; and the loss from the submitting core and from several
-//! submitters. Points between the published ones are interpolated over the logarithm of the size.
+//! A model has three parts: bandwidth by block size, for random and sequential access; the loss
+//! over a wide address range; and the loss from the submitting core and from several submitters.
+//! Values between the published points are interpolated over the logarithm of the size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,17 +12,17 @@ use std::str::FromStr;
 pub enum Profile {
     /// UFS 4.0 as PowerInfer-2 §2.3.2 measured it on a Snapdragon 8 Gen 3 phone.
     Ufs4,
-    /// UFS 3.1: assumed at half of UFS 4.0, as its interface has half the rate, and a longer
+    /// UFS 3.1: assumed at half of UFS 4.0, as its interface has half the rate, with a longer
     /// latency. Not measured.
     Ufs31,
-    /// An NVMe disk as a small cloud machine sees it, measured with fio and io_uring.
+    /// An NVMe disk in a small cloud machine, measured with fio and io_uring.
     Nvme,
-    /// eMMC 5.1, from the bound of its bus (400 MB/s) and typical data sheets. Not measured.
+    /// eMMC 5.1, from its bus limit (400 MB/s) and typical data sheets. Not measured.
     Emmc,
 }
 
 impl Profile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [Self; 4] = [Self::Ufs4, Self::Ufs31, Self::Nvme, Self::Emmc];
 
     /// Name on the command line.
@@ -65,8 +65,8 @@ impl FromStr for Profile {
     }
 }
 
-/// The core that submits reads. On phones the driver's work runs there and limits small reads
-/// (PowerInfer-2, Table 1).
+/// The submitting core. On phones the driver runs on it and limits small reads (PowerInfer-2, Table
+/// 1).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Core {
     /// The fastest core.
@@ -82,8 +82,8 @@ pub enum Core {
 type Curve = [(u64, f64)];
 
 pub(crate) struct Model {
-    /// Time of one command beyond its share of the bandwidth, in nanoseconds. Commands in flight
-    /// together spend it in parallel.
+    /// Latency of a command beyond its share of the bandwidth, in nanoseconds. Commands in flight
+    /// overlap their latencies.
     pub(crate) latency_ns: u64,
     random: &'static Curve,
     sequential: &'static Curve,
@@ -98,8 +98,8 @@ pub(crate) struct Model {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// 1,076 MB/s at 128 MiB and below 850 at 512 MiB; each further doubling is assumed to cost half
-/// as much as these two, down to half of the speed.
+/// 1,076 MB/s at 128 MiB and below 850 at 512 MiB. Each further doubling is assumed to cost half as
+/// much as these two, down to half the speed.
 const UFS_RANGE: &Curve = &[(128 * MIB, 1.0), (512 * MIB, 0.79), (8192 * MIB, 0.5)];
 const UFS_CORES: [f64; 3] = [1.0, 1007.95 / 1076.10, 761.87 / 1076.10];
 
@@ -146,7 +146,7 @@ static EMMC: Model = Model {
 };
 
 impl Model {
-    /// Time in nanoseconds that the device is busy with one command.
+    /// Time the device is busy with one command, in nanoseconds.
     pub(crate) fn service_ns(
         &self,
         len: u64,
@@ -155,12 +155,13 @@ impl Model {
         core: Core,
         submitters: u32,
     ) -> u64 {
-        // How much a block is limited by commands rather than bytes: 1 at 4 KiB, 0 from 512 KiB.
+        // How much the command rate, not bandwidth, limits this block size: 1 at 4 KiB, 0 from 512
+        // KiB.
         let small = 1.0 - ((len.max(1) as f64 / 4096.0).log2() / 7.0).clamp(0.0, 1.0);
         let weigh = |factor: f64| 1.0 - (1.0 - factor) * small;
         let random = at(self.random, len) * weigh(at(self.range, range));
-        // Published sequential numbers of small blocks come from one read at a time; with a queue
-        // a sequential read is never slower than a random one.
+        // Published sequential rates of small blocks are at queue depth 1. With a deeper queue a
+        // sequential read is never slower than a random one.
         let mut speed = if sequential {
             random.max(at(self.sequential, len))
         } else {
@@ -170,13 +171,13 @@ impl Model {
         if submitters > 1 {
             speed *= self.contended;
         }
-        // Smaller than the first point means the time of the first point: commands limit.
+        // Below the first point the command rate limits: use the time of the first point.
         let bytes = len.max(self.random[0].0) as f64;
         (bytes * 1000.0 / speed) as u64
     }
 }
 
-/// Value of a curve at `x`, constant outside its points.
+/// Value of a curve at `x`, constant beyond its end points.
 fn at(curve: &Curve, x: u64) -> f64 {
     let Some(above) = curve.iter().position(|&(size, _)| size >= x) else {
         return curve[curve.len() - 1].1;
@@ -225,7 +226,7 @@ mod tests {
         ] {
             near(mb_per_s(Profile::Nvme, len, false, MIB, Core::Big, 8), want);
         }
-        // One at a time: the latency comes on top.
+        // At queue depth 1 the latency adds to the service time.
         let one = NVME.latency_ns + NVME.service_ns(4096, false, MIB, Core::Big, 1);
         near(4096.0 * 1000.0 / one as f64, 79.0);
     }

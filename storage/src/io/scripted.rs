@@ -1,5 +1,5 @@
-//! A device for tests. It does what io_uring may do to us and real disks rarely do: report nothing
-//! until it is waited for, keep a command until others have come, break.
+//! A device for tests. It does what io_uring may do and real disks rarely do: report nothing until
+//! someone waits, hold a command until others arrive, break.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -10,19 +10,19 @@ use crate::io::device::{Device, Reaped, Waker};
 use crate::io::sys::Command;
 use crate::sync::{Condvar, Mutex};
 
-/// How the device behaves.
+/// Behavior of the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Script {
-    /// Commands it takes at once.
+    /// Upper bound on the commands in flight.
     pub capacity: u32,
-    /// Ends commands only while it holds as many as these; 1 ends each one.
+    /// Completes commands only while it holds at least this many; 1 completes each one.
     pub hold: usize,
-    /// Fails for ever as soon as it is asked for results.
+    /// Fails every `reap`.
     pub broken: bool,
 }
 
 impl Script {
-    /// Ends each command when it is waited for.
+    /// Completes each command on a waiting `reap`.
     pub const PLAIN: Self = Self {
         capacity: 8,
         hold: 1,
@@ -30,18 +30,18 @@ impl Script {
     };
 }
 
-/// What the device was asked to do and has done.
+/// What the device was asked to do and did.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// File offsets of the commands, in the order of their start.
+    /// File offsets of the commands, in start order.
     pub started: Vec<u64>,
     /// Commands reported.
     pub reported: usize,
-    /// Commands it still held when it was dropped.
+    /// Commands still held when it was dropped.
     pub dropped_with: Option<usize>,
 }
 
-/// Not a part of what is checked, hence the standard lock.
+/// Not part of what the model checker explores, hence the standard lock.
 pub type Log = Arc<RwLock<Seen>>;
 
 #[derive(Default)]
@@ -54,7 +54,7 @@ pub(crate) struct Scripted {
     script: Script,
     log: Log,
     held: VecDeque<Command>,
-    /// Commands that are over and not yet reported.
+    /// Commands finished and not yet reported.
     due: usize,
     bell: Arc<Bell>,
 }
@@ -102,7 +102,7 @@ impl Device for Scripted {
         }
         *rung = false;
         drop(rung);
-        // One at a time gives the most interleavings; those that are not waited for come later.
+        // One at a time gives the most interleavings.
         if wait && self.due > 0 {
             self.due -= 1;
             if let Some(command) = self.held.pop_front() {

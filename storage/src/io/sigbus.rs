@@ -1,9 +1,9 @@
-//! What becomes of a program that reads a mapped file which was shortened.
+//! SIGBUS handling for mapped files.
 //!
-//! The kernel sends SIGBUS to a thread that touches a mapped page behind the end of its file, or one
-//! that the device cannot deliver. Nothing can be computed then, and a program that dies of a signal
-//! tells nobody why. So while a [`Watch`] lives, a handler says which file it was and ends the
-//! process. Every other SIGBUS goes to whoever handled it before.
+//! The kernel sends SIGBUS to a thread that touches a mapped page beyond the end of its file, or
+//! one that the device cannot read. The program cannot go on, and death by a signal gives no
+//! reason. So while a [`Watch`] lives, a handler names the file and exits. Every other SIGBUS goes
+//! to the previous handler.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,13 +11,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Exit code of a process that ends here; the program uses it for damaged containers.
+/// Exit code of the handler; the program uses it for damaged containers.
 pub const EXIT_CODE: i32 = 3;
 
-/// Mappings that can be watched at once; one more is not an error, it dies without a word.
+/// Upper bound on watched mappings. One more is not an error, but dies without a message.
 const PLACES: usize = 16;
 
-/// A watched mapping, as the handler reads it. It is empty while `len` is 0.
+/// A watched mapping, as the handler reads it. Empty while `len` is 0.
 struct Place {
     start: AtomicUsize,
     len: AtomicUsize,
@@ -38,26 +38,26 @@ impl Place {
 
 static WATCHED: [Place; PLACES] = [const { Place::empty() }; PLACES];
 
-/// What handled SIGBUS before. Never freed: another thread's handler may be reading it.
+/// The previous SIGBUS action. Never freed: another thread's handler may be reading it.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// How many watches live. Whoever changes [`WATCHED`] or the handler holds it.
+/// Number of live watches. Holding it permits changing [`WATCHED`] and the handler.
 static LIVING: Mutex<usize> = Mutex::new(0);
 
-/// While it lives, a SIGBUS inside a range of memory is told on standard error.
+/// While it lives, a SIGBUS inside its range prints a message to standard error and exits.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// `None` when all places were taken.
+    /// `None` if all places were taken.
     place: Option<usize>,
     /// What the handler prints.
     _text: Box<[u8]>,
 }
 
 impl Watch {
-    /// Watches the `len` bytes from address `start` on; `text` is printed as it is.
+    /// Watches the `len` bytes from address `start` on; `text` is printed verbatim.
     ///
     /// # Errors
-    /// When the system refuses the handler.
+    /// If the system refuses the handler.
     pub(crate) fn new(start: usize, len: usize, text: String) -> io::Result<Self> {
         let text = text.into_bytes().into_boxed_slice();
         let mut living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl Watch {
                 .text
                 .store(text.as_ptr().cast_mut(), Ordering::Relaxed);
             place.text_len.store(text.len(), Ordering::Relaxed);
-            // last: whoever sees the length sees the rest
+            // last: a handler that sees the length sees the rest
             place.len.store(len, Ordering::Release);
         }
         Ok(Self { place, _text: text })
@@ -83,7 +83,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody reads the mapping any more, so no handler is about to read the text either.
+        // No one reads the mapping any more, so no handler is about to read the text.
         if let Some(place) = self.place {
             WATCHED[place].len.store(0, Ordering::Release);
         }
@@ -94,9 +94,9 @@ impl Drop for Watch {
     }
 }
 
-/// An action that does nothing yet.
+/// A zeroed action.
 fn blank() -> libc::sigaction {
-    // SAFETY: a C structure of integers, a set of bits and optional pointers: zeros are valid.
+    // SAFETY: a C structure of integers, a bit set and optional pointers: zeros are valid.
     unsafe { std::mem::zeroed() }
 }
 
@@ -106,9 +106,9 @@ fn install() -> io::Result<()> {
     ours.sa_sigaction = handler as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     let before = Box::into_raw(Box::new(blank()));
-    // SAFETY: both point to actions of ours. The handler does only what a handler may: it reads
-    // atomics and memory that outlives its place in `WATCHED`, and calls sigaction, raise, write and
-    // _exit, which POSIX lists as safe there.
+    // SAFETY: both point to our own actions. The handler is async-signal-safe: it reads atomics and
+    // memory that outlives its place in `WATCHED`, and calls only sigaction, signal, raise, write
+    // and _exit.
     let rc = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, before) };
     if rc != 0 {
         return Err(io::Error::last_os_error());
@@ -117,15 +117,14 @@ fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives SIGBUS back to who had it, unless somebody else has taken it meanwhile.
+/// Restores the previous action, unless another handler was installed meanwhile.
 fn uninstall() {
     let before = BEFORE.swap(ptr::null_mut(), Ordering::AcqRel);
     if before.is_null() {
         return;
     }
     let mut now = blank();
-    // SAFETY: reads the present action into one of ours; sets one that the system gave us, or gives
-    // back the one just read.
+    // SAFETY: reads the current action into our own; sets one that the system returned.
     unsafe {
         libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut now);
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = tell;
@@ -135,10 +134,10 @@ fn uninstall() {
     }
 }
 
-/// The handler.
+/// The signal handler.
 extern "C" fn tell(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands over valid facts about the signal. An address is among them when the
-    // signal came from a fault, whose codes are positive.
+    // SAFETY: the kernel passes a valid siginfo. It has an address if the signal came from a fault,
+    // whose codes are positive.
     let (code, at) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code > 0 {
         for place in &WATCHED {
@@ -147,8 +146,8 @@ extern "C" fn tell(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
             if at.wrapping_sub(start) < len {
                 let text = place.text.load(Ordering::Relaxed);
                 let text_len = place.text_len.load(Ordering::Relaxed);
-                // SAFETY: a thread that faults in the mapping borrows it, so its watch lives, and
-                // with it the text. Both calls may be made in a handler.
+                // SAFETY: a thread that faults in the mapping borrows it, so its watch and the text
+                // live. Both calls are async-signal-safe.
                 unsafe {
                     libc::write(libc::STDERR_FILENO, text.cast(), text_len);
                     libc::_exit(EXIT_CODE);
@@ -156,11 +155,11 @@ extern "C" fn tell(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
             }
         }
     }
-    // Not ours: as it was before. A fault comes again when this returns; a signal that somebody
-    // sent does not.
+    // Not ours: restore the previous action. A fault recurs when this returns; a sent signal does
+    // not, so raise it again.
     let before = BEFORE.load(Ordering::Acquire);
-    // SAFETY: an action that the system gave us and nobody frees, or the default one; both calls may
-    // be made in a handler.
+    // SAFETY: an action that the system returned and that is never freed, or the default one; the
+    // calls are async-signal-safe.
     unsafe {
         if before.is_null() {
             libc::signal(signal, libc::SIG_DFL);

@@ -1,8 +1,8 @@
-//! The `sim` device: a real file behind a modelled one, with a seed and scripted faults.
+//! The `sim` device: a real file behind a device model, with a seed and injected faults.
 //!
-//! Bytes come from the file through the page cache; when they come, in which order and whether at
-//! all is decided by the model. The device has one command queue: each command occupies it for its
-//! service time, and its latency passes in parallel with the others'.
+//! Bytes come from the file through the page cache. The model decides when they arrive, in which
+//! order, and whether at all. The device has one command queue: each command occupies it for its
+//! service time, while latencies overlap.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,26 +15,26 @@ use super::source::FileSource;
 use super::sys::{self, Command, Piece};
 use crate::random::Random;
 
-/// What can go wrong, in thousandths of all commands unless said otherwise.
+/// Fault rates, in thousandths of all commands unless noted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Deliver only a part of what was asked for.
+    /// Short reads.
     pub short: u16,
-    /// Interrupted or not possible right now (EINTR, EAGAIN).
+    /// Interrupted, or not possible right now (EINTR, EAGAIN).
     pub again: u16,
-    /// The device fails (EIO), though it might not the next time.
+    /// Transient device failure (EIO).
     pub eio: u16,
-    /// One bit of the delivered bytes is wrong.
+    /// One bit of the data is flipped.
     pub flip: u16,
-    /// Take 2 to 50 times as long as the latency.
+    /// Takes 2 to 50 times the latency.
     pub delay: u16,
-    /// Report in random order instead of that of completion.
+    /// Completes in random order.
     pub shuffle: bool,
     /// File range, from and to, that always fails with EIO.
     pub bad: Option<(u64, u64)>,
 }
 
-/// How `sim` deals with time.
+/// Clock of the simulation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SimClock {
     /// Commands take as long as on the device.
@@ -44,25 +44,25 @@ pub enum SimClock {
     Skip,
 }
 
-/// What to simulate.
+/// Options of the simulated device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimOptions {
     /// The device.
     pub profile: Profile,
-    /// Seed of everything random.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// What goes wrong.
+    /// Injected faults.
     pub faults: Faults,
-    /// Whether time passes.
+    /// Real or skipping time.
     pub clock: SimClock,
-    /// The core that submits.
+    /// The submitting core.
     pub core: Core,
     /// Threads that submit at the same time.
     pub submitters: u32,
 }
 
 impl SimOptions {
-    /// A healthy device in real time with one submitter on a big core.
+    /// A fault-free device in real time, with one submitter on a big core.
     #[must_use]
     pub fn new(profile: Profile, seed: u64) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl SimOptions {
         }
     }
 
-    /// The same with these faults and without waiting.
+    /// Adds faults and skips waiting.
     #[must_use]
     pub fn faulty(mut self, faults: Faults) -> Self {
         self.faults = faults;
@@ -84,7 +84,7 @@ impl SimOptions {
     }
 }
 
-/// Commands over whose offsets the address range is taken.
+/// Recent commands that the address range is computed over.
 const RANGE_WINDOW: usize = 64;
 
 struct Scheduled {
@@ -106,7 +106,7 @@ pub(crate) struct Sim {
     pending: Vec<Scheduled>,
     /// Model time at which the command queue is free again.
     free_ns: u64,
-    /// Model time in [`SimClock::Skip`].
+    /// Model time under [`SimClock::Skip`].
     now_ns: u64,
     began: Instant,
     recent: [u64; RANGE_WINDOW],
@@ -158,7 +158,7 @@ impl Sim {
         high - low
     }
 
-    /// Carries a command out and applies what goes wrong.
+    /// Executes a command and injects faults.
     fn perform(&mut self, command: &Command, pieces: &[Piece]) -> i32 {
         let faults = self.options.faults;
         let total: usize = pieces.iter().map(Piece::len).sum();
@@ -205,13 +205,13 @@ impl Sim {
         first.filter(|(_, s)| due(s)).map(|(i, _)| i)
     }
 
-    /// Lets model time pass until the next command is due, or the bell rings.
+    /// Lets model time pass until the next command is due or the waker is called.
     fn sleep(&mut self) {
         let Some(next) = self.pending.iter().map(|s| s.due_ns).min() else {
             return;
         };
         if self.options.clock == SimClock::Skip {
-            // With shuffling every command in flight may come first.
+            // When shuffling, any command in flight may come first.
             let late = self.pending.iter().map(|s| s.due_ns).max().unwrap_or(next);
             let until = if self.options.faults.shuffle {
                 late
@@ -278,7 +278,7 @@ impl Device for Sim {
                 id: command.id,
                 result,
             });
-            // Without waiting, one at a time gives the most interleavings.
+            // With a skipping clock, one at a time gives the most interleavings.
             if self.options.clock == SimClock::Skip {
                 break;
             }

@@ -1,25 +1,25 @@
-//! One command of the device and the reads it serves.
+//! A slip: the state of one device command and the reads it serves.
 
 use super::sys::Piece;
 
-/// The state of a command: which file range goes into which pieces of memory, how far it is, and
-/// for whom. Slips are made once and used again.
+/// Maps a file range to pieces of memory, and records its progress and its reads. Slips are
+/// allocated once and reused.
 pub(super) struct Slip {
-    /// Fixed place in memory: the kernel reads it while the command is in flight.
+    /// Fixed address: the kernel reads it while the command is in flight.
     pieces: Box<[Piece]>,
     count: usize,
     /// Pieces before this one are full.
     first: usize,
-    /// Reads served, as indices that mean something to the engine.
+    /// Reads served, as indices into the engine's active reads.
     pub(super) owners: Vec<u32>,
     /// File range.
     pub(super) start: u64,
     pub(super) len: u64,
-    /// Bytes that have arrived.
+    /// Bytes received.
     pub(super) filled: u64,
-    /// When it was started, on the clock of the trace.
+    /// Start time, on the trace clock.
     pub(super) since: u64,
-    /// Interruptions in a row.
+    /// Consecutive interruptions.
     pub(super) retries: u32,
 }
 
@@ -38,7 +38,7 @@ impl Slip {
         }
     }
 
-    /// Empties the slip for a command from file offset `at` on, started at `now`.
+    /// Resets the slip for a command at file offset `at`, started at `now`.
     pub(super) fn reset(&mut self, at: u64, now: u64) {
         self.count = 0;
         self.first = 0;
@@ -55,25 +55,25 @@ impl Slip {
         self.count
     }
 
-    /// File offset behind the last piece.
+    /// File offset after the last piece.
     pub(super) fn end(&self) -> u64 {
         self.start + self.len
     }
 
-    /// Adds the next `len` bytes of the file. Callers check [`Slip::room`].
+    /// Adds the next `len` bytes of the file. The caller checks that a piece is free.
     pub(super) fn add(&mut self, to: *mut u8, len: u32) {
         self.pieces[self.count] = Piece::new(to, len as usize);
         self.count += 1;
         self.len += u64::from(len);
     }
 
-    /// File offset and pieces of what has not arrived yet.
+    /// File offset and pieces of what is still missing.
     pub(super) fn rest(&self) -> (u64, &[Piece]) {
         let offset = self.start + self.filled;
         (offset, &self.pieces[self.first..self.count])
     }
 
-    /// Books `n` bytes that arrived; whether that was all.
+    /// Records `n` received bytes; returns whether the command is complete.
     pub(super) fn advance(&mut self, n: u32) -> bool {
         self.retries = 0;
         self.filled += u64::from(n);
@@ -106,7 +106,7 @@ mod tests {
         slip.add(at.wrapping_add(10), 20);
         assert_eq!((slip.pieces(), slip.end()), (2, 1030));
         assert!(!slip.advance(4));
-        // Four bytes are in: the rest starts there, in both file and memory.
+        // Four bytes arrived: the rest starts there, in file and memory.
         let (offset, rest) = slip.rest();
         assert_eq!(
             (offset, rest.len(), rest[0].addr()),

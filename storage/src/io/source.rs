@@ -1,4 +1,4 @@
-//! The file that is read: a direct and a buffered descriptor of the same file.
+//! The file to read: a direct and a buffered descriptor of the same file.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,20 +9,20 @@ use std::sync::Arc;
 use super::error::IoError;
 use super::sys::{self, DioAlign, DioAnswer, Piece};
 
-/// Tried where the kernel cannot be asked (before 6.1, which includes most phones): the largest
-/// logical block size in use, so it satisfies every smaller one. A real read decides.
+/// Alignment to try if the kernel does not report one (before 6.1, which includes most phones): the
+/// largest logical block size in use, so it satisfies smaller ones. A trial read decides.
 const FALLBACK_ALIGN: u32 = 4096;
 
-/// A file, or a range of one, that reads are relative to.
+/// A file, or the part of one from a base offset on.
 ///
-/// Aligned reads go past the page cache. Others, and the ragged end of a short read, take the
-/// buffered descriptor, so alignment is a matter of speed, never of correctness.
+/// Aligned reads bypass the page cache. Others, and the unaligned rest of a short read, use the
+/// buffered descriptor. So alignment affects speed, never correctness.
 #[derive(Debug)]
 pub struct FileSource {
     buffered: File,
     direct: Option<(File, DioAlign)>,
-    /// Set when the kernel refused a direct read that met its own conditions. The descriptor
-    /// stays open, as commands in flight may still use its number.
+    /// Set when the kernel refused a properly aligned direct read. The descriptor stays open,
+    /// because commands in flight may still use its number.
     direct_refused: bool,
     label: Arc<str>,
     base: u64,
@@ -44,8 +44,8 @@ impl FileSource {
         }
     }
 
-    /// Uses an open file. It is opened a second time for direct I/O, through `/proc/self/fd`, so
-    /// that both descriptors mean the same file even when its path was replaced meanwhile.
+    /// Uses an open file. Opens it a second time for direct I/O through `/proc/self/fd`, so both
+    /// descriptors refer to the same file even if its path was replaced.
     pub fn from_file(file: File, label: impl Into<Arc<str>>, base: u64) -> Self {
         let label = label.into();
         sys::advise_random(&file);
@@ -94,13 +94,13 @@ impl FileSource {
         &self.label
     }
 
-    /// Bytes into the file that reads are relative to.
+    /// File offset that reads are relative to.
     #[must_use]
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Alignments of direct I/O, or `None` when every read is buffered.
+    /// Alignments for direct I/O, or `None` if every read is buffered.
     #[must_use]
     pub fn dio_align(&self) -> Option<DioAlign> {
         match &self.direct {
@@ -109,7 +109,7 @@ impl FileSource {
         }
     }
 
-    /// Stops using direct I/O. Returns whether it was in use until now.
+    /// Stops using direct I/O. Returns whether it was in use.
     pub(crate) fn refuse_direct(&mut self) -> bool {
         self.direct.is_some() && !std::mem::replace(&mut self.direct_refused, true)
     }
@@ -138,7 +138,7 @@ impl FileSource {
     }
 }
 
-/// Opens the same file for direct I/O and learns its alignments.
+/// Opens the same file for direct I/O and determines its alignments.
 fn open_direct(file: &File) -> Result<(File, DioAlign), String> {
     let answer = sys::dio_align(file);
     if answer == DioAnswer::No {
@@ -162,8 +162,8 @@ fn open_direct(file: &File) -> Result<(File, DioAlign), String> {
     Ok((direct, align))
 }
 
-/// The smallest aligned range that covers `offset..offset + len`: its start, its length, and how
-/// far into it `offset` lies. `None` when `align` is zero or a sum overflows.
+/// The smallest aligned range that covers `offset..offset + len`: its start, its length, and the
+/// position of `offset` in it. `None` if `align` is zero or a sum overflows.
 #[must_use]
 pub fn aligned_cover(offset: u64, len: u64, align: u64) -> Option<(u64, u64, u64)> {
     let shift = offset.checked_rem(align)?;

@@ -1,18 +1,18 @@
-//! System calls of this module that the standard library does not offer, each behind a function
-//! that states what it needs.
+//! System calls that the standard library does not offer, each behind a function that states its
+//! requirements.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// One piece of memory a command reads into. Same layout as the kernel's `iovec`.
+/// A piece of memory that a command reads into. Same layout as the kernel's `iovec`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Piece(libc::iovec);
 
-// SAFETY: a piece is an address and a length. Whoever reads into it must own that memory, which is
-// the contract of `Device::start`, whatever thread it runs on.
+// SAFETY: a piece is an address and a length. A reader into it must own that memory, by the
+// contract of `Device::start`, on whatever thread it runs.
 unsafe impl Send for Piece {}
 
 impl Piece {
@@ -37,7 +37,7 @@ impl Piece {
         self.0.iov_len
     }
 
-    /// Takes `n` filled bytes off the front.
+    /// Removes `n` filled bytes from the front.
     pub(crate) fn advance(&mut self, n: usize) {
         let n = n.min(self.0.iov_len);
         self.0.iov_base = self.ptr().wrapping_add(n).cast();
@@ -45,38 +45,37 @@ impl Piece {
     }
 }
 
-/// What a device is asked to do: one file range into a list of pieces.
+/// A device command: one file range into a list of pieces.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
-    /// Comes back with the result.
+    /// Returned with the result.
     pub(crate) id: u32,
     pub(crate) fd: RawFd,
-    /// Whether `fd` is the direct one; ring engines map this to a registered file.
+    /// Whether `fd` is the direct one; ring devices map this to a registered file.
     pub(crate) direct: bool,
     pub(crate) offset: u64,
     pub(crate) pieces: *const Piece,
     pub(crate) count: u32,
 }
 
-// SAFETY: the pieces stay in place and unused until the command is reported done; that is the
-// contract of `Device::start`, so a command may be carried out on another thread.
+// SAFETY: by the contract of `Device::start` the pieces stay in place and unused until the command
+// is reported done, so it may run on another thread.
 unsafe impl Send for Command {}
 
 impl Command {
     /// The pieces to read into.
     ///
     /// # Safety
-    /// Only between `Device::start` and the report of the outcome, while they are valid.
+    /// Only between `Device::start` and the report of the outcome, while the pieces are valid.
     pub(crate) unsafe fn pieces<'a>(&self) -> &'a [Piece] {
-        // SAFETY: valid for `count` pieces by the caller's promise, and nobody writes to them.
+        // SAFETY: valid for `count` pieces by the caller's contract, and no one writes to them.
         unsafe { std::slice::from_raw_parts(self.pieces, self.count as usize) }
     }
 
-    /// Reads once and returns the byte count or a negative error number, as the kernel would in a
-    /// completion.
+    /// Reads once and returns the byte count or a negative error number, like a kernel completion.
     ///
     /// # Safety
-    /// The pieces and the memory they name must be valid and used by nobody else.
+    /// The pieces and their memory must be valid, and the memory exclusive.
     pub(crate) unsafe fn run(&self) -> i32 {
         let Ok(offset) = libc::off64_t::try_from(self.offset) else {
             return -libc::EINVAL;
@@ -99,7 +98,7 @@ impl Command {
     }
 }
 
-/// Alignments direct I/O needs on a file, in bytes.
+/// Alignments that direct I/O needs on a file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DioAlign {
     /// Alignment of memory addresses.
@@ -108,21 +107,21 @@ pub struct DioAlign {
     pub offset: u32,
 }
 
-/// What the file system answers about direct I/O.
+/// What the file system reports about direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DioAnswer {
     /// Supported with these alignments.
     Yes(DioAlign),
-    /// Asked and refused.
+    /// Not supported.
     No,
-    /// This kernel or file system cannot be asked.
+    /// This kernel or file system does not report it.
     Unknown,
 }
 
-/// Asks the file system through `statx(STATX_DIOALIGN)`.
+/// Queries `statx(STATX_DIOALIGN)`.
 pub(crate) fn dio_align(file: &File) -> DioAnswer {
-    // The structure is fixed at 256 bytes by the kernel's interface; the C library's version may
-    // lack the two fields, so they are taken by position.
+    // The kernel fixes the structure at 256 bytes. The C library's version may lack the two fields,
+    // so take them by position.
     const STATX_DIOALIGN: u32 = 0x2000;
     const MEM_ALIGN: usize = 0x98 / 4;
     const OFFSET_ALIGN: usize = 0x9c / 4;
@@ -149,15 +148,15 @@ pub(crate) fn dio_align(file: &File) -> DioAnswer {
     }
 }
 
-/// Tells the kernel that reads through the page cache are random, so that it does not read ahead
-/// megabytes around each neuron.
+/// Tells the kernel that page-cache reads are random, so it does not read ahead megabytes around
+/// each neuron.
 pub(crate) fn advise_random(file: &File) {
     // SAFETY: advice on a file descriptor we own; failure is harmless.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
-/// One aligned direct read of `align` bytes at the start of the file, to learn whether it works.
-/// An empty file reads as zero bytes, which is an answer too.
+/// One aligned direct read of `align` bytes at the start of the file, to see whether it works. Zero
+/// bytes, from an empty file, count as success.
 pub(crate) fn probe_direct(file: &File, align: usize) -> io::Result<()> {
     let mut memory = vec![0u8; align * 2];
     let at = memory.as_mut_ptr();
@@ -178,11 +177,10 @@ pub(crate) fn probe_direct(file: &File, align: usize) -> io::Result<()> {
     }
 }
 
-/// Reads the first `len` bytes of a command, one piece after the other. Returns as
-/// [`Command::run`].
+/// Reads the first `len` bytes of a command, piece by piece. Returns as [`Command::run`].
 ///
 /// # Safety
-/// The memory the pieces name must be valid and used by nobody else.
+/// The memory of the pieces must be valid and exclusive.
 pub(crate) unsafe fn read_front(fd: RawFd, offset: u64, pieces: &[Piece], len: usize) -> i32 {
     let mut got = 0;
     for piece in pieces {
@@ -199,7 +197,7 @@ pub(crate) unsafe fn read_front(fd: RawFd, offset: u64, pieces: &[Piece], len: u
             pieces: &part,
             count: 1,
         };
-        // SAFETY: a front part of a piece, passed on from the caller.
+        // SAFETY: the front part of a piece, passed on from the caller.
         let n = unsafe { command.run() };
         if n < 0 && got == 0 {
             return n;
@@ -212,10 +210,10 @@ pub(crate) unsafe fn read_front(fd: RawFd, offset: u64, pieces: &[Piece], len: u
     got as i32
 }
 
-/// Inverts one bit of what the pieces hold, counted from the start.
+/// Inverts one bit of the pieces' memory, counted from the start.
 ///
 /// # Safety
-/// The memory the pieces name must be valid and used by nobody else.
+/// The memory of the pieces must be valid and exclusive.
 pub(crate) unsafe fn flip_bit(pieces: &[Piece], bit: u64) {
     let mut byte = (bit / 8) as usize;
     for piece in pieces {
@@ -228,23 +226,23 @@ pub(crate) unsafe fn flip_bit(pieces: &[Piece], bit: u64) {
     }
 }
 
-/// Lets timed waits of this thread end within a microsecond instead of the usual 50.
+/// Sets this thread's timer slack to the minimum, so timed waits end within a microsecond instead
+/// of the usual 50.
 pub(crate) fn precise_sleeps() {
     // SAFETY: sets a property of the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
 }
 
-/// Asks the scheduler for turns of `ns` at a time for this thread. Shorter turns than those of
-/// the threads that compute come sooner: when there is news the thread takes a core at once
-/// instead of at the end of somebody's turn (EEVDF with slices per thread, Linux 6.12). Needs no
-/// privilege; older kernels have no such turns, and do not mind.
-pub(crate) fn take_short_turns(ns: u64) {
+/// Requests a scheduler time slice of `ns` for this thread (EEVDF with per-thread slices, Linux
+/// 6.12). A slice shorter than that of the compute threads lets it preempt them as soon as it
+/// wakes. Needs no privilege; no effect on older kernels.
+pub(crate) fn request_time_slice(ns: u64) {
     /// The kernel's `sched_attr` in its first version.
     #[repr(C)]
     #[derive(Default)]
     struct Attributes {
         size: u32,
-        /// 0 is the usual one.
+        /// 0 is the default policy.
         policy: u32,
         flags: u64,
         nice: i32,
@@ -253,7 +251,7 @@ pub(crate) fn take_short_turns(ns: u64) {
         deadline: u64,
         period: u64,
     }
-    // SAFETY: the struct has the size that it names; both calls concern this thread alone.
+    // SAFETY: the struct has the size it names; both calls affect only this thread.
     unsafe {
         let attributes = Attributes {
             size: size_of::<Attributes>() as u32,
@@ -265,12 +263,12 @@ pub(crate) fn take_short_turns(ns: u64) {
     }
 }
 
-/// CPU time this thread has used so far, in nanoseconds.
+/// CPU time of this thread so far, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// CPU time all threads of this process have used so far, in nanoseconds.
+/// CPU time of all threads of this process so far, in nanoseconds.
 #[must_use]
 pub fn process_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
@@ -288,7 +286,7 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
         .saturating_add(t.tv_nsec as u64)
 }
 
-/// A counter in the kernel that one thread sets and a ring can wait for.
+/// A kernel counter that one thread sets and a ring can wait for.
 pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
@@ -299,11 +297,11 @@ impl EventFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `fd` was just opened and belongs to nobody else.
+        // SAFETY: `fd` was just opened and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Ends the read that waits for this event, or the next one to be started.
+    /// Ends the read that waits for this event, or the next one to start.
     pub(crate) fn signal(&self) {
         let one = 1u64;
         // SAFETY: writes 8 bytes from a local to a descriptor that is open while `self` lives.

@@ -1,5 +1,5 @@
-//! The one I/O thread. It owns the engine, sleeps when there is nothing to do, and never blocks on
-//! the threads that wait for it.
+//! The I/O thread. It owns the engine, sleeps when idle, and never blocks on the threads that wait
+//! for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,42 +15,42 @@ use crate::sync::{
 use crate::sync::{Receiver, Sender, TryRecvError, bounded};
 use crate::trace::{QUEUE, Tracer};
 
-/// Nanoseconds of a turn of the thread, the shortest that the kernel gives: its work comes in short
-/// pieces, each of which a compute thread is waiting for.
-const TURN: u64 = 100_000;
+/// Scheduler time slice of the thread, the shortest the kernel grants: its work comes in short
+/// pieces, and a compute thread waits for each.
+const TIME_SLICE_NS: u64 = 100_000;
 
-/// How the I/O thread is set up.
+/// Options of the I/O thread.
 #[derive(Debug, Clone, Default)]
 pub struct IoOptions {
     /// Core to pin the thread to.
     pub core: Option<usize>,
-    /// Bounds; `limits.depth` and `limits.lanes` are the knobs a device profile turns.
+    /// Bounds; a device profile tunes `limits.depth` and `limits.lanes`.
     pub limits: Limits,
-    /// Where to record what the thread and the device do.
+    /// Records what the thread and the device do.
     pub trace: Tracer,
 }
 
-/// A snapshot of the counters of an I/O thread.
+/// Counters of an I/O thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoStats {
     /// Reads that delivered all their bytes.
     pub reads: u64,
-    /// Bytes delivered by them.
+    /// Bytes in those reads.
     pub bytes: u64,
-    /// Commands given to the device. Fewer than reads when neighbours were merged, more when
-    /// reads were cut or continued.
+    /// Commands submitted to the device: fewer than reads after merging, more after splitting or
+    /// resuming.
     pub commands: u64,
-    /// Commands that went through the page cache.
+    /// Commands through the page cache.
     pub buffered: u64,
-    /// Bytes read only because they lay between two reads.
+    /// Unwanted bytes read between two merged reads.
     pub gap_bytes: u64,
-    /// Commands repeated after an interruption.
+    /// Commands retried: interrupted ones, and reads of a failed merged command.
     pub retries: u64,
     /// Batches submitted.
     pub batches: u64,
-    /// Time with at least one command on the device, in nanoseconds.
+    /// Time with work queued or in flight, in nanoseconds.
     pub busy_ns: u64,
-    /// CPU time of the I/O thread, in nanoseconds. Lanes of the `pread` device are not in it.
+    /// CPU time of the I/O thread, in nanoseconds, without the lanes of the `pread` device.
     pub cpu_ns: u64,
     /// Time callers spent blocked in [`IoThread::wait`], in nanoseconds.
     pub wait_ns: u64,
@@ -75,15 +75,15 @@ enum Message {
     CancelPrefetches,
 }
 
-/// What the thread has for its callers.
+/// Completions for the callers.
 #[derive(Default)]
 struct Mailbox {
     done: Vec<Completion>,
-    /// Completions after which a waiter wants to be woken; `None` when nobody waits. Waking a
-    /// caller for each of the reads it waits for would cost more than some of the reads.
+    /// Completions a waiter needs before it is woken; `None` if no one waits. One wake-up per read
+    /// would cost more than some of the reads.
     wanted: Option<usize>,
     first_error: Option<Arc<IoError>>,
-    /// The thread has ended; nothing more will come.
+    /// The thread has ended; nothing more will arrive.
     ended: bool,
 }
 
@@ -97,19 +97,19 @@ struct Shared {
 }
 
 impl Shared {
-    /// The mailbox holds no invariant that a panic could break half-way, so poison is ignored.
+    /// The mailbox has no invariant that a panic could break, so ignore poison.
     fn lock(&self) -> MutexGuard<'_, Mailbox> {
         self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-/// Handle of the I/O thread. Several threads may use it; completions go to whoever waits, so they
-/// should share one consumer or tell them apart by tag.
+/// Handle of the I/O thread. Several threads may use it. Completions go to whichever thread waits,
+/// so share one consumer or tell reads apart by tag.
 ///
-/// Dropping it drops reads that were not started, waits for those in flight, and joins.
+/// Dropping it discards reads not yet started, waits for those in flight, and joins.
 pub struct IoThread {
     requests: Option<Sender<Message>>,
-    /// Emptied request batches on their way back to be used again.
+    /// Emptied request batches, returned for reuse.
     spare: Receiver<Vec<Read>>,
     shared: Arc<Shared>,
     waker: Waker,
@@ -125,7 +125,7 @@ impl IoThread {
     /// Starts the thread on `source`.
     ///
     /// # Errors
-    /// [`IoError::Engine`] when the thread cannot be started or a forced device does not work.
+    /// [`IoError::Engine`] if the thread cannot start or the requested device does not work.
     pub fn spawn(
         source: FileSource,
         choice: IoChoice,
@@ -139,7 +139,7 @@ impl IoThread {
         })
     }
 
-    /// Starts the thread on the engine that `open` makes there.
+    /// Starts the thread on the engine that `open` creates there.
     pub(crate) fn start(
         label: Arc<str>,
         dio: Option<DioAlign>,
@@ -148,8 +148,8 @@ impl IoThread {
     ) -> Result<Self, IoError> {
         let limits = options.limits;
         let (requests, inbox) = bounded(limits.batches.max(1));
-        // Enough for a full channel, one in the thread's hands and one in the caller's. Made in
-        // advance and passed round, so that steady state allocates nothing.
+        // Enough for a full channel, one in use by the thread and one by the caller. Allocated in
+        // advance and reused, so that steady state does not allocate.
         let carriers = limits.batches.max(1) + 2;
         let (give_back, spare) = bounded(carriers);
         for _ in 0..carriers {
@@ -171,7 +171,7 @@ impl IoThread {
                     Err(e) => return drop(ready.send(Err(e))),
                 };
                 pin(options.core);
-                sys::take_short_turns(TURN);
+                sys::request_time_slice(TIME_SLICE_NS);
                 let hello = Ok((engine.name(), engine.waker()));
                 if ready.send(hello).is_ok() {
                     let ender = Ender(&theirs);
@@ -203,10 +203,10 @@ impl IoThread {
         })
     }
 
-    /// Bytes a thread with these limits holds beside the slots in its reads, for the budget.
+    /// Bytes a thread with these limits holds, not counting the slots in its reads, for the budget.
     #[must_use]
     pub fn overhead(limits: Limits) -> u64 {
-        // A reading thread touches a few pages of its stack, and the kernel some for it.
+        // A reading thread touches a few pages of its stack, and the kernel uses some for it.
         const PER_THREAD: u64 = 32 << 10;
         let carriers = limits.queued * size_of::<Read>() * 2;
         let completions = limits.queued * size_of::<Completion>() * 2;
@@ -221,7 +221,7 @@ impl IoThread {
         self.engine
     }
 
-    /// Alignments of direct I/O on the source, or `None` when reads are buffered.
+    /// Alignments for direct I/O on the source, or `None` if reads are buffered.
     #[must_use]
     pub fn dio_align(&self) -> Option<DioAlign> {
         self.dio
@@ -233,24 +233,24 @@ impl IoThread {
         &self.label
     }
 
-    /// Reads submitted whose completions were not yet taken.
+    /// Reads submitted whose completions are not yet taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Hands over all reads in `batch`, which is empty afterwards and keeps its capacity. Blocks
-    /// while too many batches are waiting.
+    /// Submits all reads in `batch`, which keeps its capacity. Blocks while too many batches are
+    /// queued.
     ///
     /// # Errors
-    /// [`IoError::Engine`] when the thread has ended; the reads and their slots are then lost. A
-    /// failed read is no error here: reads after it complete as [`IoError::Stopped`].
+    /// [`IoError::Engine`] if the thread has ended; the reads and their slots are then lost. A
+    /// failed read is no error here: later reads complete as [`IoError::Stopped`].
     pub fn submit(&self, batch: &mut Vec<Read>) -> Result<(), IoError> {
         if batch.is_empty() {
             return Ok(());
         }
         let mut carrier = self.spare.try_recv().unwrap_or_default();
-        // Sized once for the caller's largest batch, so that later ones allocate nothing.
+        // Sized for the caller's largest batch, so later ones do not allocate.
         carrier.reserve(batch.capacity());
         carrier.append(batch);
         let n = carrier.len();
@@ -263,10 +263,10 @@ impl IoThread {
         sent
     }
 
-    /// Completes prefetches that were not yet started as [`IoError::Cancelled`].
+    /// Cancels prefetches not yet started; they complete as [`IoError::Cancelled`].
     ///
     /// # Errors
-    /// [`IoError::Engine`] when the thread has ended.
+    /// [`IoError::Engine`] if the thread has ended.
     pub fn cancel_prefetches(&self) -> Result<(), IoError> {
         self.send(Message::CancelPrefetches)
     }
@@ -277,21 +277,21 @@ impl IoThread {
             return Err(self.ended());
         }
         // Pairs with the fence in `Worker::run`: either the thread sees the message before it
-        // blocks in the device, or we see that it is about to.
+        // blocks in the device, or we see that it is about to block.
         fence(Ordering::SeqCst);
         if self.shared.in_device.load(Ordering::Relaxed) {
             (self.waker)();
         }
-        // In any case: it may have left the device since, and found the channel empty before.
+        // Always: it may have left the device since, after finding the channel empty.
         self.unparker.unpark();
         Ok(())
     }
 
-    /// Appends completions to `out`, blocking until at least `min` were appended or nothing is
-    /// outstanding. Returns how many were appended.
+    /// Appends completions to `out`. Blocks until it has appended at least `min` or nothing is
+    /// outstanding. Returns how many it appended.
     ///
     /// # Errors
-    /// [`IoError::Engine`] when the thread has ended with reads outstanding.
+    /// [`IoError::Engine`] if the thread has ended with reads outstanding.
     pub fn wait(&self, out: &mut Vec<Completion>, min: usize) -> Result<usize, IoError> {
         let mut taken = 0;
         let mut blocked: Option<Instant> = None;
@@ -327,11 +327,11 @@ impl IoThread {
             let ns = since.elapsed().as_nanos() as u64;
             self.shared.stats.wait_ns.fetch_add(ns, Ordering::Relaxed);
         }
-        // Only now, as it looks into the mailbox.
+        // After unlocking, because it locks the mailbox.
         result.map_err(|()| self.ended())
     }
 
-    /// Appends the completions that are there, without blocking. Returns how many.
+    /// Appends available completions without blocking. Returns how many.
     ///
     /// # Errors
     /// As [`IoThread::wait`].
@@ -346,7 +346,7 @@ impl IoThread {
         first.map(|e| (*e).clone())
     }
 
-    /// The counters so far.
+    /// Counters so far.
     #[must_use]
     pub fn stats(&self) -> IoStats {
         let s = &self.shared.stats;
@@ -387,7 +387,7 @@ impl Drop for IoThread {
     }
 }
 
-/// Tells waiters that nothing more will come, however the thread ends.
+/// Tells waiters that the thread has ended, however it ends.
 struct Ender<'a>(&'a Shared);
 
 impl Drop for Ender<'_> {
@@ -404,11 +404,11 @@ fn pin(core: Option<usize>) {
     }
 }
 
-/// The thread's side.
+/// State of the I/O thread.
 struct Worker<'a> {
     engine: IoEngine,
     inbox: &'a Receiver<Message>,
-    /// Where the thread sleeps when it has nothing to do.
+    /// Where the thread sleeps when idle.
     parker: Parker,
     give_back: &'a Sender<Vec<Read>>,
     shared: &'a Shared,
@@ -443,8 +443,8 @@ impl<'a> Worker<'a> {
         loop {
             if self.engine.is_idle() {
                 self.publish();
-                // Not the channel's own way of waiting: that yields the core some times before it
-                // sleeps, and who yields comes last when there is news.
+                // Not a blocking `recv`: it yields the core several times before it sleeps, and a
+                // thread that yielded is scheduled last when a message arrives.
                 loop {
                     match self.inbox.try_recv() {
                         Ok(message) => break self.accept(message),
@@ -453,8 +453,8 @@ impl<'a> Worker<'a> {
                     }
                 }
             }
-            // From here on senders wake us through the device. Look at the inbox after saying so,
-            // or a message sent just before would wait for the next completion.
+            // From here on senders wake us through the device. Check the inbox after setting the
+            // flag: a message sent just before would otherwise wait for the next completion.
             self.shared.in_device.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let mut news = false;
@@ -487,7 +487,7 @@ impl<'a> Worker<'a> {
                 let start = trace.now();
                 self.engine.submit(&mut batch);
                 trace.io(&QUEUE, reads, start);
-                // Full means enough are in circulation.
+                // If the channel is full, enough batches are in circulation.
                 drop(self.give_back.try_send(batch));
                 if let Some(first) = &self.first_error {
                     self.engine.purge(|| IoError::Stopped {
@@ -499,7 +499,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Puts completions into the mailbox; the first failure stops everything not yet started.
+    /// Puts completions into the mailbox. The first failure stops everything not yet started.
     fn deliver(&mut self) {
         let fatal = |c: &Completion| c.result.as_ref().err().filter(|e| e.is_fatal()).cloned();
         if let Some(error) = self.out.iter().find_map(fatal) {
@@ -513,7 +513,7 @@ impl<'a> Worker<'a> {
         mailbox.done.append(&mut self.out);
         let enough = |want| mailbox.done.len() >= want || self.engine.is_idle();
         if mailbox.wanted.is_some_and(enough) {
-            // Those who still want more say so again.
+            // Waiters that need more set it again.
             mailbox.wanted = None;
             drop(mailbox);
             self.shared.news.notify_all();
@@ -533,7 +533,7 @@ impl<'a> Worker<'a> {
         self.first_error = Some(first);
     }
 
-    /// Copies the engine's counters to where callers can see them.
+    /// Publishes the engine's counters.
     fn publish(&mut self) {
         let (s, c) = (&self.shared.stats, self.engine.stats());
         let put = |to: &AtomicU64, n| to.store(n, Ordering::Relaxed);

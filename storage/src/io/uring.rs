@@ -1,7 +1,7 @@
-//! The `uring` device: io_uring with a registered file, reads straight into slots.
+//! The `uring` device: io_uring with registered files, reading directly into slots.
 //!
-//! Buffers are not registered: that needs locked-memory limits which ordinary users lack, and no
-//! gain was measured. The kernel thread of SQPOLL is not used either: it would burn a core.
+//! Buffers are not registered: that needs a locked-memory limit which ordinary users lack, and
+//! showed no gain. SQPOLL is not used: its kernel thread would occupy a core.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,27 +14,27 @@ use super::device::{Device, Reaped, Waker};
 use super::source::FileSource;
 use super::sys::{Command, EventFd, Piece};
 
-/// `user_data` of the read that other threads end to wake us.
+/// `user_data` of the read that other threads complete to wake us.
 const WAKE: u64 = u64::MAX;
-/// From the kernel's interface: process completions on this call.
+/// Kernel interface: process completions in this call.
 const ENTER_GETEVENTS: u32 = 1;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Whether files are registered; then a command's file is a fixed index.
+    /// Whether files are registered; then commands name a fixed index.
     fixed: bool,
     event: Arc<EventFd>,
-    /// The kernel writes the event counter here. Boxed, as its place must not change.
+    /// The kernel writes the event counter here. Boxed for a stable address.
     counter: Box<u64>,
     /// Whether the read on `event` is in flight.
     armed: bool,
-    /// Commands the queue refused, to be reported by the next `reap`.
+    /// Commands that the queue refused, for the next `reap` to report.
     refused: Vec<Reaped>,
     capacity: u32,
 }
 
 impl Uring {
-    /// A ring for up to `depth` commands on `source`, proven by a read of it and by a wake.
+    /// A ring for up to `depth` commands on `source`, tested with a read and a wake-up.
     pub(crate) fn new(source: &FileSource, depth: u32) -> io::Result<Self> {
         // One more for the wake read.
         let entries = depth
@@ -60,8 +60,8 @@ impl Uring {
         Ok(this)
     }
 
-    /// A read on the event that never ends, or fails at once, would mean sleeping too long or not
-    /// at all.
+    /// Tests the event read. If it never ended, or failed at once, the thread would oversleep or
+    /// never sleep.
     fn probe_wake(&mut self) -> io::Result<()> {
         self.arm();
         self.event.signal();
@@ -77,7 +77,7 @@ impl Uring {
         Err(io::Error::other("an event read does not end"))
     }
 
-    /// Rings can be made where reads through them fail, so one is tried.
+    /// Tests a read: a ring can be created where reads through it fail.
     fn probe_read(&mut self, source: &FileSource) -> io::Result<()> {
         let len = source
             .dio_align()
@@ -94,7 +94,8 @@ impl Uring {
             pieces: pieces.as_ptr(),
             count: 1,
         };
-        // SAFETY: `pieces` and `memory` live until the outcome; without one they are leaked below.
+        // SAFETY: `pieces` and `memory` live until the outcome; without one, `memory` is leaked
+        // below.
         unsafe { self.start(command) };
         let mut out = Vec::new();
         for _ in 0..1000 {
@@ -113,7 +114,7 @@ impl Uring {
         Err(io::Error::other("a probing read does not end"))
     }
 
-    /// Starts a read on the event, which ends when another thread signals it.
+    /// Starts a read on the event, which completes when another thread signals it.
     fn arm(&mut self) {
         if self.armed {
             return;
@@ -122,25 +123,26 @@ impl Uring {
         let entry = opcode::Read::new(fd, (&raw mut *self.counter).cast(), 8)
             .build()
             .user_data(WAKE);
-        // SAFETY: `counter` is boxed and `event` is open until the read ends; `drop` sees to it.
+        // SAFETY: `counter` is boxed and `event` stays open until the read ends, which `drop`
+        // ensures.
         self.armed = unsafe { self.push(&entry) };
     }
 
     /// # Safety
-    /// What the entry points to must stay valid until its completion.
+    /// The memory that the entry points to must stay valid until its completion.
     unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: passed on from the caller.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return true;
         }
-        // The queue has room for everything that may be in flight, so this is not expected. Make
-        // room and try once more.
+        // The queue has room for everything in flight, so this is not expected. Make room and try
+        // once more.
         let _ = self.enter(0);
         // SAFETY: passed on from the caller.
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
-    /// Submits what is queued, lets the kernel post completions, and waits for `want` of them.
+    /// Submits queued entries, lets the kernel post completions, and waits for `want` of them.
     fn enter(&mut self, want: u32) -> io::Result<()> {
         let queued = self.ring.submission().len() as u32;
         // SAFETY: everything submitted was pushed under the contract of `push`.
@@ -150,7 +152,7 @@ impl Uring {
         };
         match result {
             Ok(_) => Ok(()),
-            // Interrupted, or short of resources until completions are taken: come again.
+            // Interrupted, or short of resources until completions are taken: the caller retries.
             Err(e)
                 if matches!(
                     e.raw_os_error(),
@@ -163,7 +165,7 @@ impl Uring {
         }
     }
 
-    /// Takes completions; returns the result of the wake read if it was among them.
+    /// Takes completions. Returns the result of the wake read if it completed.
     fn collect(&mut self, out: &mut Vec<Reaped>) -> Option<i32> {
         let mut woken = None;
         for entry in self.ring.completion() {
@@ -183,7 +185,7 @@ impl Uring {
     }
 }
 
-/// The ring with the features that save interrupts where the kernel has them.
+/// A ring with the flags that save interrupts, where the kernel supports them.
 fn build(entries: u32) -> io::Result<IoUring> {
     let newest = IoUring::builder()
         .setup_single_issuer()
@@ -257,7 +259,7 @@ impl Device for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The engine has drained its commands; the wake read is ours to end.
+        // The engine has drained its commands; only the wake read is left.
         self.event.signal();
         let mut late = Vec::new();
         for _ in 0..100 {

@@ -1,9 +1,9 @@
-//! What reads cost, for deciding how to read: a bundle in one piece or in two, a run as a whole or
-//! only what is wanted of it.
+//! Cost model for reads: decides between one or two reads per bundle, and between scanning a run
+//! and picking from it.
 //!
-//! A cost is the time that one read keeps a busy device from others: its length over the measured
-//! throughput. Between measured lengths it is interpolated log-log; below the first one it is
-//! constant, as commands limit there, and above the last one proportional to the length.
+//! The cost of a read is its device time under load: its length over the measured throughput. It is
+//! interpolated log-log between measured lengths, constant below the first one (the command rate
+//! limits there), and proportional to the length above the last one.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,11 +12,11 @@ use super::{DeviceProfile, FileFacts, Pattern};
 use crate::io::{IoChoice, Profile, SimOptions};
 use crate::limits::Limits;
 
-/// A way that is more work has to save at least a tenth. Curves are that far from the truth, and a
-/// second read waits for the first.
-const WORTH: f64 = 0.9;
+/// The option with more work must save at least 10 %: the curves are that inaccurate, and a second
+/// read waits for the first.
+const MIN_SAVING: f64 = 0.9;
 
-/// Lengths at which a simulated device is asked.
+/// Lengths sampled from a simulated device.
 const LENGTHS: [u64; 9] = [
     4 << 10,
     8 << 10,
@@ -29,14 +29,14 @@ const LENGTHS: [u64; 9] = [
     1 << 20,
 ];
 
-/// Where a cost model comes from.
+/// Origin of a cost model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// `emberflow bench io` on this device.
     Measured,
-    /// The device is simulated, and this is its model.
+    /// Model of a simulated device.
     Simulated(Profile),
-    /// Nothing is known of the device; this one is like it in kind, and rather slower.
+    /// Nothing is known about the device; assume one of the same kind, on the slow side.
     Assumed(Profile),
 }
 
@@ -50,49 +50,48 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// How many reads bring a bundle in.
+/// Reads per bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// All of it at once.
+    /// The whole bundle at once.
     One,
-    /// The Gate part first, and the rest only where the neuron fires.
+    /// The Gate part first, the rest only if the neuron fires.
     Two,
 }
 
-/// How some units of a run are brought in.
+/// How to fetch some units of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fetch {
-    /// The whole run, sequentially.
+    /// Read the whole run sequentially.
     Scan,
-    /// Those that are wanted.
+    /// Read only the wanted units.
     Pick,
 }
 
-/// Processor time of a read where it was not measured, in bytes and nanoseconds: about that of
-/// io_uring on a slow core.
+/// CPU time of a read if not measured, as (bytes, nanoseconds): about that of io_uring on a slow
+/// core.
 const CPU: (f64, f64) = (65_536.0, 4000.0);
 
 /// Points of (bytes, nanoseconds), ascending in bytes.
 pub(super) type Curve = Vec<(f64, f64)>;
 
-/// What reads cost on one device.
+/// Cost of reads on one device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadCost {
     pub(super) random: Curve,
     pub(super) sequential: Curve,
-    /// From asking for a read on an idle device to having it.
+    /// From submission on an idle device to completion.
     pub(super) latency: Curve,
-    /// Of the processor, for each read.
+    /// CPU time per read.
     pub(super) cpu: Curve,
     pub(super) origin: Origin,
 }
 
 impl ReadCost {
-    /// The costs for reading `file` with `choice`, keeping `depth` commands on the device: the
-    /// model itself of a simulated device, else what was measured and saved for the device under
-    /// the file, else an assumption about its kind. The measured curve is that of the chosen
-    /// engine where there is one. Nothing is measured here: that needs time and more memory than
-    /// a budget may have. `path` is what to call the file.
+    /// Costs of reading `file` with `choice` at queue depth `depth`: the model of a simulated
+    /// device, else the saved measurement of the file's device, else an assumption by its kind.
+    /// Uses the curve of the chosen engine if measured. Measures nothing, as that takes time and
+    /// may exceed the budget. `path` names the file.
     #[must_use]
     pub fn for_file(file: &File, path: &Path, choice: IoChoice, depth: u32) -> Self {
         let facts = FileFacts::of_open(file, path).ok();
@@ -101,7 +100,7 @@ impl ReadCost {
             return Self::simulated(&options, depth, range);
         }
         let engine = match choice {
-            // Where io_uring could be measured, it is what `Auto` takes.
+            // If io_uring could be measured, `Auto` uses it.
             IoChoice::Auto | IoChoice::Uring => Some("uring"),
             IoChoice::Pread => Some("pread"),
             IoChoice::Sim(_) => None,
@@ -111,7 +110,7 @@ impl ReadCost {
             .unwrap_or_else(|| Self::assumed(kind_of(facts.as_ref()), depth, range))
     }
 
-    /// The model of a simulated device that reads are spread over `range` bytes of.
+    /// Costs of a simulated device, for reads spread over `range` bytes.
     #[must_use]
     pub fn simulated(options: &SimOptions, depth: u32, range: u64) -> Self {
         let model = options.profile.model();
@@ -119,7 +118,7 @@ impl ReadCost {
         let curve = |sequential| {
             let ns = |len| {
                 let service = model.service_ns(len, sequential, range, core, submitters);
-                // Latencies of commands that are under way together pass together.
+                // Latencies of commands in flight overlap.
                 let turn = (model.latency_ns + service) / u64::from(depth.max(1));
                 service.max(turn) as f64
             };
@@ -138,7 +137,7 @@ impl ReadCost {
         }
     }
 
-    /// The costs of a device that `profile` stands for.
+    /// Assumed costs of a device like `profile`.
     #[must_use]
     pub fn assumed(profile: Profile, depth: u32, range: u64) -> Self {
         Self {
@@ -147,9 +146,9 @@ impl ReadCost {
         }
     }
 
-    /// From points of bytes per read and throughput in 10^6 bytes per second. `None` without a
-    /// random point, or with one that is not above zero. Without a sequential point sequential
-    /// reads cost as much as random ones of the greatest length.
+    /// Costs from points of (bytes per read, throughput in 10^6 bytes per second). `None` without a
+    /// random point, or if one is not above zero. Without a sequential point, sequential reads cost
+    /// as much as the longest random ones.
     #[must_use]
     pub fn from_throughput(random: &[(u32, f64)], sequential: &[(u32, f64)]) -> Option<Self> {
         let curve = |points: &[(u32, f64)]| -> Option<Curve> {
@@ -178,15 +177,14 @@ impl ReadCost {
         })
     }
 
-    /// Where the numbers come from.
+    /// Origin of the numbers.
     #[must_use]
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Nanoseconds of a read of `len` bytes, one among many on a busy device. `Sequential` means
-    /// that it goes on where the one before has ended; with a queue such a read is never slower
-    /// than a random one.
+    /// Nanoseconds of a read of `len` bytes on a busy device. `Sequential` continues where the
+    /// previous read ended; with a deep queue it is never slower than a random read.
     #[must_use]
     pub fn read_ns(&self, len: u64, pattern: Pattern) -> f64 {
         let random = along(&self.random, len);
@@ -196,22 +194,22 @@ impl ReadCost {
         }
     }
 
-    /// Nanoseconds from asking an idle device for a read of `len` bytes to having it.
+    /// Latency of a read of `len` bytes on an idle device, in nanoseconds.
     #[must_use]
     pub fn latency_ns(&self, len: u64) -> f64 {
         along(&self.latency, len)
     }
 
-    /// Nanoseconds of processor time that a read of `len` bytes takes.
+    /// CPU time of a read of `len` bytes, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self, len: u64) -> f64 {
         along(&self.cpu, len)
     }
 
     /// Whether to read the Gate part of bundles first. `gate_read` and `whole_read` are the bytes
-    /// that are read, with their padding; the rest of a bundle is read for the share `fires` of
-    /// the neurons, 0 to 1. `Random` bundles lie apart; with `Sequential` all bundles of a run are
-    /// looked at, so that one read each makes a scan and Gate parts alone are strided reads.
+    /// read, with padding; the rest of a bundle is read for the share `fires` (0 to 1) of the
+    /// neurons. `Random` bundles are scattered. With `Sequential` every bundle of a run is read, so
+    /// one read each is a scan, and Gate parts alone are strided reads.
     #[must_use]
     pub fn reads_per_bundle(
         &self,
@@ -221,7 +219,7 @@ impl ReadCost {
         pattern: Pattern,
     ) -> Reads {
         let rest = whole_read.saturating_sub(gate_read);
-        // The I/O thread reads small gaps along, and strided Gate parts become the whole run.
+        // The I/O thread merges reads over small gaps, so strided Gate parts become the whole run.
         let swallowed = pattern == Pattern::Sequential && rest <= u64::from(Limits::default().gap);
         if gate_read == 0 || rest == 0 || swallowed {
             return Reads::One;
@@ -232,27 +230,27 @@ impl ReadCost {
         };
         let two = self.read_ns(gate_read, Pattern::Random)
             + fires.clamp(0.0, 1.0) * self.read_ns(rest, Pattern::Random);
-        if two < one * WORTH {
+        if two < one * MIN_SAVING {
             Reads::Two
         } else {
             Reads::One
         }
     }
 
-    /// Whether to read `units` units of `unit_len` bytes that lie in a run as a whole, when
-    /// `wanted` of them, spread evenly, are needed.
+    /// Whether to read a whole run of `units` units of `unit_len` bytes, if `wanted` of them,
+    /// evenly spread, are needed.
     #[must_use]
     pub fn scan_or_pick(&self, units: u64, unit_len: u64, wanted: u64) -> Fetch {
         let scan = self.read_ns(units.saturating_mul(unit_len), Pattern::Sequential);
-        if self.picks_ns(units as f64, unit_len, wanted as f64) < scan * WORTH {
+        if self.picks_ns(units as f64, unit_len, wanted as f64) < scan * MIN_SAVING {
             Fetch::Pick
         } else {
             Fetch::Scan
         }
     }
 
-    /// Nanoseconds for reading `wanted` of `units` units, expected numbers. Neighbours go into one
-    /// command: `m` units drawn from `n` form `m (n - m + 1) / n` runs.
+    /// Nanoseconds to read `wanted` of `units` units, in expectation. Adjacent units merge: `m`
+    /// units drawn from `n` form `m (n - m + 1) / n` runs.
     #[must_use]
     pub fn picks_ns(&self, units: f64, unit_len: u64, wanted: f64) -> f64 {
         let (n, m) = (units, wanted.min(units));
@@ -264,14 +262,14 @@ impl ReadCost {
         runs * self.read_ns(len as u64, Pattern::Random)
     }
 
-    /// Nanoseconds that `len` bytes take as a part of a long scan.
+    /// Nanoseconds of `len` bytes as part of a long scan.
     fn scan_ns(&self, len: u64) -> f64 {
         let best = (self.sequential.iter().chain(&self.random)).map(|(len, ns)| ns / len);
         best.fold(f64::INFINITY, f64::min) * len as f64
     }
 }
 
-/// Log-log between points; constant below the first, proportional above the last.
+/// Interpolates log-log between points; constant below the first, proportional above the last.
 fn along(curve: &[(f64, f64)], len: u64) -> f64 {
     let x = len as f64;
     let above = curve.iter().position(|&(at, _)| at >= x);
@@ -292,7 +290,7 @@ pub(super) fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     (a.1.ln() + (b.1 / a.1).ln() * share).exp()
 }
 
-/// The device that is most like the one under a file. Phones name their UFS like other disks.
+/// The profile most like the device of a file. Phones name UFS like other disks.
 fn kind_of(facts: Option<&FileFacts>) -> Profile {
     let device = facts.map_or("", |f| f.device.as_str());
     let name = device.rsplit('/').next().unwrap_or_default();
@@ -347,7 +345,7 @@ mod tests {
         assert_eq!(random(1), random(4), "commands limit small reads");
         near(random(1024), 2.0 * 149_797.0);
         assert_eq!(random(0), 0.0);
-        // Published as 450 MB/s, but from one read at a time.
+        // Published as 450 MB/s, but at queue depth 1.
         assert_eq!(c.read_ns(4096, Pattern::Sequential), random(4));
         near(c.read_ns(512 << 10, Pattern::Sequential), 131_072.0);
     }
@@ -397,11 +395,11 @@ mod tests {
         let wide = |c: &ReadCost, p| c.reads_per_bundle(12 << 10, 36 << 10, p, Sequential);
         assert_eq!(wide(&nvme(), 0.02), Two); // 12116, below 12389
         assert_eq!(wide(&nvme(), 0.1), One); // 13421
-        // A disk whose small reads are as fast as large ones counts bytes alone.
+        // On a disk whose small reads are as fast as large ones, only bytes count.
         let flat = ReadCost::from_throughput(&[(8 * KIB, 1000.0)], &[]).unwrap();
         assert_eq!(wide(&flat, 0.5), Two); // 12 + 12 of 36
         assert_eq!(wide(&flat, 0.9), One); // 33.6 of 36
-        // A gap of 4 KiB is read along, so the second half comes whether wanted or not.
+        // A gap of 4 KiB is merged over, so the second half is read anyway.
         assert_eq!(
             flat.reads_per_bundle(4 << 10, 8 << 10, 0.0, Sequential),
             One
@@ -425,7 +423,7 @@ mod tests {
         near(c.picks_ns(1024.0, 8 << 10, 320.0), 1_990_500.0);
         assert_eq!(fetch(320), Fetch::Scan);
         assert_eq!(fetch(1024), Fetch::Scan);
-        // All of it is one run.
+        // All units form one run.
         let all = c.read_ns(8 << 20, Pattern::Random);
         near(c.picks_ns(1024.0, 8 << 10, 5000.0), all);
         // Slow small reads. All of it: 14.6 ms. 100 units in 90.1 runs: 9.8 ms; 150 in 127.7: 14.4.
@@ -442,7 +440,7 @@ mod tests {
         near(c.read_ns(4096, Pattern::Random), 4096.0 / 1.076);
         near(c.read_ns(512 << 10, Pattern::Sequential), 131_072.0);
         assert_eq!(c.origin(), Origin::Simulated(Profile::Ufs4));
-        // One at a time the latency of 60 µs counts.
+        // At queue depth 1 the latency of 60 µs counts.
         let alone = ReadCost::simulated(&options, 1, 128 << 20);
         near(alone.read_ns(4096, Pattern::Random), 60_000.0 + 3806.0);
         let little = SimOptions {

@@ -6,9 +6,8 @@ use super::cost::{Curve, between};
 use super::{DeviceProfile, FileFacts, Pattern, Point, ReadCost, distinct};
 
 impl DeviceProfile {
-    /// The profile that was saved for the device that `facts` name, at
-    /// [`DeviceProfile::default_path`]. `None` when there is none, when it cannot be read, or when
-    /// it is of another device.
+    /// The saved profile of the device in `facts`, from [`DeviceProfile::default_path`]. `None` if
+    /// there is none, it cannot be read, or it is for another device.
     #[must_use]
     pub fn for_device(facts: &FileFacts) -> Option<Self> {
         Self::for_device_at(facts, &Self::default_path()?)
@@ -26,17 +25,17 @@ impl DeviceProfile {
         same.then_some(profile)
     }
 
-    /// Nanoseconds of one among many reads of `len` bytes with `depth` of them on the device, all
-    /// over the measured file, with the best engine. `None` without measurements.
+    /// Nanoseconds per read of `len` bytes at queue depth `depth`, over the whole measured file,
+    /// with the best engine. `None` without measurements.
     #[must_use]
     pub fn read_ns(&self, len: u64, depth: u32, pattern: Pattern) -> Option<f64> {
         let cost = self.read_cost(None, depth, self.file.len)?;
         Some(cost.read_ns(len, pattern))
     }
 
-    /// The cost model of an engine, or of the best one where it was not measured or none is named.
-    /// Depths between the measured ones are interpolated log-log; of the ranges the nearest one
-    /// above `range` counts. `None` without random reads.
+    /// The cost model of an engine, or of the best one if it is not named or not measured.
+    /// Interpolates log-log between measured depths; uses the smallest measured range of at least
+    /// `range`. `None` without random reads.
     #[must_use]
     pub fn read_cost(&self, engine: Option<&str>, depth: u32, range: u64) -> Option<ReadCost> {
         let named = engine.filter(|name| self.points.iter().any(|p| p.engine == *name));
@@ -67,7 +66,7 @@ impl DeviceProfile {
             &throughput(Pattern::Random),
             &throughput(Pattern::Sequential),
         )?;
-        // Of random reads of each length: alone on the device, and at the depth nearest to `depth`.
+        // Random reads of each length, at depth 1 and at the depth nearest to `depth`.
         let random = |p: &&Point| p.engine == engine && p.pattern == Pattern::Random;
         let ranges = || self.points.iter().filter(random).map(|p| p.range);
         let range = ranges()
@@ -137,7 +136,7 @@ mod tests {
         let p = DeviceProfile::new(Machine::default(), FileFacts::default(), points);
         near(p.read_ns(4096, 1, Random).unwrap(), 40_960.0);
         near(p.read_ns(4096, 64, Random).unwrap(), 10_240.0);
-        // Half-way in the logarithm: 200 MB/s.
+        // Halfway in the logarithm: 200 MB/s.
         near(p.read_ns(4096, 4, Random).unwrap(), 20_480.0);
         near(p.read_ns(2 << 20, 16, Sequential).unwrap(), 2_097_152.0);
         let pread = p.read_cost(Some("pread"), 16, 0).unwrap();

@@ -1,4 +1,4 @@
-//! The machine and the file system under a file, as far as the kernel tells.
+//! The machine and the file system of a file, as reported by the kernel.
 
 use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::ProfileError;
 
-/// The machine a profile was measured on. Empty where the kernel did not say.
+/// The machine a profile was measured on. Unknown fields are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// Architecture, as the compiler names it.
     pub arch: String,
@@ -44,7 +44,7 @@ impl Machine {
     }
 }
 
-/// A file and what it lies on. Empty or zero where the kernel did not say.
+/// A file and its device. Unknown fields are empty or zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFacts {
     /// Path as given.
@@ -55,28 +55,28 @@ pub struct FileFacts {
     pub fs: String,
     /// Block device or other source of the mount.
     pub device: String,
-    /// Kernel's read-ahead on that device in KiB; it matters for mapped files only.
+    /// The kernel's read-ahead on that device in KiB; it affects mapped files only.
     pub read_ahead_kb: Option<u64>,
-    /// Alignment that direct I/O needs of offsets, in bytes; absent without direct I/O.
+    /// Offset alignment for direct I/O in bytes; absent without direct I/O.
     pub sector: Option<u32>,
-    /// Alignment that direct I/O needs of memory, in bytes; absent without direct I/O.
+    /// Memory alignment for direct I/O in bytes; absent without direct I/O.
     pub memory_align: Option<u32>,
 }
 
 impl FileFacts {
-    /// Facts of an existing file or folder. The alignments are left for the one who opens it.
+    /// Facts of an existing file or folder, without the alignments, which need an open file.
     ///
     /// # Errors
-    /// [`ProfileError::File`] when there is no such file.
+    /// [`ProfileError::File`] if there is no such file.
     pub fn of(path: &Path) -> Result<Self, ProfileError> {
         let meta = std::fs::metadata(path).map_err(ProfileError::file(path))?;
         Ok(Self::with(path, &meta))
     }
 
-    /// Facts of an open file, whose `path` may be a mere label.
+    /// Facts of an open file, whose `path` may be only a label.
     ///
     /// # Errors
-    /// [`ProfileError::File`] when the system tells nothing of it.
+    /// [`ProfileError::File`] if the system does not report its properties.
     pub fn of_open(file: &File, path: &Path) -> Result<Self, ProfileError> {
         let meta = file.metadata().map_err(ProfileError::file(path))?;
         let open = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -101,15 +101,15 @@ impl FileFacts {
     }
 }
 
-/// Device numbers as Linux packs them into 64 bits.
+/// Device numbers from Linux's 64-bit encoding.
 fn numbers(dev: u64) -> (u64, u64) {
     let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & 0xffff_f000);
     let minor = (dev & 0xff) | ((dev >> 12) & 0xffff_ff00);
     (major, minor)
 }
 
-/// Type and source of the mount a path is on: by device number, else (file systems that hide
-/// theirs) by the longest mount point above the path.
+/// Type and source of a path's mount: by device number, or, on file systems that hide theirs, by
+/// the longest mount point above the path.
 fn mount_of(mounts: &str, major: u64, minor: u64, path: &Path) -> Option<(String, String)> {
     let wanted = format!("{major}:{minor}");
     let mut found: Option<((bool, usize), &str)> = None;
@@ -127,7 +127,7 @@ fn mount_of(mounts: &str, major: u64, minor: u64, path: &Path) -> Option<(String
             continue;
         }
         let rank = (same, if above { point.len() } else { 0 });
-        // Later mounts lie over earlier ones.
+        // Later mounts hide earlier ones.
         if found.is_none_or(|(best, _)| rank >= best) {
             found = Some((rank, back));
         }
@@ -171,7 +171,7 @@ broken line\n";
     #[test]
     fn device_numbers_are_unpacked() {
         assert_eq!(numbers(0xfd01), (253, 1));
-        // Minor 0x1245 lies in bits 0..8 and 20..32, major 3 in bits 8..20.
+        // Minor 0x1245 is in bits 0..8 and 20..32, major 3 in bits 8..20.
         assert_eq!(numbers((0x12 << 20) | (3 << 8) | 0x45), (3, 0x1245));
     }
 

@@ -1,4 +1,4 @@
-//! Measuring: a loop that keeps the I/O thread supplied, and counts.
+//! Measurement loop: keeps the I/O thread supplied with reads and counts completions.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use crate::io::{
 use crate::limits::Limits;
 use crate::random::Random;
 
-/// Bytes that may wait in a queue behind those on the device.
+/// Bytes that may be queued behind those in flight.
 const AHEAD: u32 = 4 << 20;
 
-/// Slots start and end on this, which satisfies every direct I/O in use.
+/// Alignment of slots, which satisfies every direct I/O in use.
 const ALIGN: u32 = 4096;
 
-/// Sizes of random reads: one page, bundles of small and large models, and a good block.
+/// Sizes of random reads: one page, bundles of small and large models, and a large block.
 const RANDOM: [u32; 5] = [4 << 10, 8 << 10, 24 << 10, 64 << 10, 512 << 10];
 const SEQUENTIAL: u32 = 1 << 20;
 
-/// Which points to measure and for how long each.
+/// Which points to measure, and for how long.
 #[derive(Debug, Clone)]
 pub struct MeasurePlan {
     /// Engines.
@@ -33,14 +33,14 @@ pub struct MeasurePlan {
     pub sequential: Vec<u32>,
     /// Depths for every size.
     pub depths: Vec<u32>,
-    /// Address ranges in bytes beside the whole file; those the file does not hold are left out.
+    /// Address ranges in bytes besides the whole file; those larger than the file are skipped.
     pub ranges: Vec<u64>,
-    /// Time per point; a quarter of it is added for latencies.
+    /// Time per point, plus a quarter for latency.
     pub time: Duration,
 }
 
 impl MeasurePlan {
-    /// About a minute for each engine and a half.
+    /// About one and a half minutes per engine.
     #[must_use]
     pub fn full(engines: Vec<IoChoice>) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl MeasurePlan {
         }
     }
 
-    /// The work on a file of `len` bytes, grouped by size so that memory is used again.
+    /// The points for a file of `len` bytes, grouped by size to reuse memory.
     fn work(&self, len: u64) -> Vec<Work> {
         let mut ranges: Vec<u64> = self.ranges.iter().copied().filter(|&r| r < len).collect();
         ranges.push(len);
@@ -96,7 +96,7 @@ impl MeasurePlan {
         all
     }
 
-    /// Points that will be measured on a file of `len` bytes.
+    /// Number of points for a file of `len` bytes.
     #[must_use]
     pub fn points(&self, len: u64) -> usize {
         self.work(len).len()
@@ -111,17 +111,17 @@ pub struct Target {
 }
 
 impl Target {
-    /// An existing file; it is only read.
+    /// An existing file, opened read-only.
     ///
     /// # Errors
-    /// [`ProfileError::File`] when it cannot be opened, [`ProfileError::Small`] below 4 KiB.
+    /// [`ProfileError::File`] if it cannot be opened, [`ProfileError::Small`] below 4 KiB.
     pub fn open(path: &Path) -> Result<Self, ProfileError> {
         let file = File::open(path).map_err(ProfileError::file(path))?;
         let facts = FileFacts::of(path)?;
         Self::with(file, facts)
     }
 
-    /// A file that is already open and may have lost its name; `dir` is where it was made.
+    /// A file that is already open and may be unlinked; `dir` is where it was created.
     ///
     /// # Errors
     /// As [`Target::open`].
@@ -152,7 +152,7 @@ impl Target {
         Ok(Self { file, facts })
     }
 
-    /// What is known of the file.
+    /// Facts about the file.
     #[must_use]
     pub fn facts(&self) -> &FileFacts {
         &self.facts
@@ -161,7 +161,7 @@ impl Target {
     /// Whether an engine can be opened on the file.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason if it cannot.
     pub fn works(&self, engine: IoChoice) -> Result<(), ProfileError> {
         IoThread::spawn(self.source()?, engine, IoOptions::default())?;
         Ok(())
@@ -189,16 +189,16 @@ struct Work {
 }
 
 impl Work {
-    /// Reads asked for and waited for at a time, and reads kept under way. The queue behind the
-    /// device never runs dry while the asking thread is woken and asks again.
+    /// Reads per batch, and reads kept outstanding. The device's queue never runs dry while the
+    /// submitting thread wakes up and submits again.
     fn supply(&self) -> (u32, u32) {
         let chunk = (self.depth * 2).max(32).min(AHEAD / self.size).max(1);
         (chunk, self.depth + chunk * 2)
     }
 
-    /// Nothing is merged or cut, so that a read is a command and `depth` means what it says.
+    /// Disables merging and splitting, so that a read is one command and `depth` is exact.
     fn limits(&self, keep: u32) -> Limits {
-        // A lane has one read under way and the next one at hand.
+        // A lane runs one read and has the next one queued.
         let ahead = if self.engine == IoChoice::Pread { 2 } else { 1 };
         Limits {
             depth: self.depth * ahead,
@@ -212,8 +212,8 @@ impl Work {
     }
 }
 
-/// Measures all points of `plan`; `tick` is called after each one. Engines that do not work here
-/// are the caller's to leave out.
+/// Measures all points of `plan`; calls `tick` after each. The caller must leave out engines that
+/// do not work here.
 ///
 /// # Errors
 /// The first failure of an engine or a read.
@@ -234,7 +234,7 @@ pub fn measure(
         let mut arena = Arena::new(slots, size as usize, ALIGN as usize, huge)?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| arena.take()).collect();
         for slot in &mut slots {
-            // Faulted in before the clock runs.
+            // Fault pages in before the clock starts.
             slot.as_mut_slice().fill(1);
         }
         for &work in group {
@@ -293,7 +293,7 @@ fn one(
     })
 }
 
-/// Reads counted between the first and the last look at the clock.
+/// Reads counted between the first and the last clock reading.
 #[derive(Default)]
 struct Pass {
     reads: u64,
@@ -302,16 +302,16 @@ struct Pass {
     latencies: Vec<u64>,
 }
 
-/// The asking side.
+/// The submitting side.
 struct Supplier<'a> {
     io: &'a IoThread,
     size: u32,
     pattern: Pattern,
-    /// Whole reads in the range.
+    /// Number of whole reads in the range.
     places: u64,
     next: u64,
     random: Random,
-    /// When the read of each tag was submitted.
+    /// Submission time by tag.
     started: Vec<Instant>,
     batch: Vec<Read>,
     done: Vec<Completion>,
@@ -333,7 +333,7 @@ impl<'a> Supplier<'a> {
         }
     }
 
-    /// Offset of the next read: a random one in the range, or the next place in it.
+    /// Offset of the next read: random, or sequential in the range.
     fn offset(&mut self) -> u64 {
         let place = match self.pattern {
             Pattern::Sequential => self.next,
@@ -351,8 +351,8 @@ impl<'a> Supplier<'a> {
         self.batch.push(Read::new(tag, offset, self.size, slot));
     }
 
-    /// Keeps `keep` reads under way for `time`, asking again whenever `chunk` of them are done.
-    /// All slots are back afterwards and the I/O thread is idle.
+    /// Keeps `keep` reads outstanding for `time`, and submits again after every `chunk`
+    /// completions. Afterwards all slots are back and the I/O thread is idle.
     fn run(
         &mut self,
         slots: &mut Vec<Slot>,
@@ -368,7 +368,7 @@ impl<'a> Supplier<'a> {
         self.io.submit(&mut self.batch)?;
         let mut pass = Pass::default();
         let mut began: Option<Instant> = None;
-        // Until the device has seen its full depth nothing counts.
+        // Do not count until the device has reached its full depth.
         let mut ramp = i64::from(keep);
         let mut going = true;
         while going {
@@ -431,7 +431,7 @@ mod tests {
         // Three ranges for five sizes, one for the sequential size; seven depths each.
         assert_eq!(plan.points(1 << 30), (5 * 3 + 1) * 7);
         assert_eq!(plan.points(64 << 20), (5 + 1) * 7);
-        // 100 KiB hold no 512 KiB and no 1 MiB.
+        // 100 KiB have no room for 512 KiB or 1 MiB.
         assert_eq!(plan.points(100 << 10), 4 * 7);
         for w in plan.work(1 << 30) {
             let (chunk, keep) = w.supply();

@@ -1,8 +1,8 @@
-//! What a storage device can do, measured through our own reading path, and kept for the planner.
+//! Storage device profiles, measured through our own read path and saved for the planner.
 //!
-//! A [`DeviceProfile`] is a set of points: throughput by read size, depth, address range and
-//! engine. PowerInfer-2 §2.3.2 shows that all four matter on phones; [`measure()`] finds out.
-//! [`ReadCost`] is what such a curve means for a decision, also where nothing was measured.
+//! A [`DeviceProfile`] is a set of points: throughput by read size, queue depth, address range and
+//! engine. PowerInfer-2 §2.3.2 shows that all four matter on phones; [`measure()`] measures them.
+//! [`ReadCost`] derives decisions from such a curve, and from assumptions if nothing was measured.
 
 mod cost;
 mod curves;
@@ -19,10 +19,10 @@ pub use cost::{Fetch, Origin, ReadCost, Reads};
 pub use machine::{FileFacts, Machine};
 pub use measure::{MeasurePlan, Target, measure};
 
-/// Version of the saved form; others are refused.
+/// Version of the file format; others are rejected.
 pub const VERSION: u32 = 1;
 
-/// Share of the highest throughput from which on more depth is not worth its latency.
+/// A depth that reaches this share of the highest throughput is enough: more only adds latency.
 const ENOUGH: f64 = 0.97;
 
 /// Why a profile could not be measured, read or written.
@@ -32,35 +32,35 @@ pub enum ProfileError {
     /// A read or an engine failed.
     #[error(transparent)]
     Io(#[from] crate::io::IoError),
-    /// No memory for reads.
+    /// Memory for reads could not be allocated.
     #[error(transparent)]
     Arena(#[from] crate::arena::ArenaError),
-    /// A file could not be read, written or asked for its properties.
+    /// A file could not be read, written or queried.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The file holds too little for a single measurement.
+    /// The file is too small for a single measurement.
     #[error("{} has {len} bytes, at least {needed} are needed to measure with", path.display())]
     Small {
         /// The file.
         path: PathBuf,
         /// Its length in bytes.
         len: u64,
-        /// Smallest length in bytes.
+        /// Required length in bytes.
         needed: u64,
     },
-    /// A saved profile that is none.
+    /// A saved profile is invalid.
     #[error("{} is no profile: {reason}; measure again with `{how}`", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         reason: String,
-        /// The command that makes another one.
+        /// The command that creates a new one.
         how: &'static str,
     },
 }
@@ -72,13 +72,13 @@ impl ProfileError {
     }
 }
 
-/// Order of addresses.
+/// Access pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Anywhere in the range, in multiples of the size.
+    /// Random multiples of the size in the range.
     Random,
-    /// One after the other.
+    /// Consecutive.
     Sequential,
 }
 
@@ -87,13 +87,13 @@ pub enum Pattern {
 pub struct Point {
     /// `uring`, `pread` or `sim`.
     pub engine: String,
-    /// Order of addresses.
+    /// Access pattern.
     pub pattern: Pattern,
     /// Bytes per read.
     pub size: u32,
-    /// Commands on the device at once.
+    /// Queue depth.
     pub depth: u32,
-    /// Bytes of the file over which reads were spread.
+    /// Address range of the reads in bytes.
     pub range: u64,
     /// Throughput in 10^6 bytes per second.
     pub mb_per_s: f64,
@@ -101,24 +101,24 @@ pub struct Point {
     pub iops: f64,
     /// CPU time of the I/O thread per read, in microseconds.
     pub io_cpu_us_per_read: f64,
-    /// CPU time of the whole process per read, in microseconds: with the thread that asks and, for
-    /// `pread`, the threads that read.
+    /// CPU time of the whole process per read, in microseconds: includes the submitting thread and,
+    /// for `pread`, the reading threads.
     pub cpu_us_per_read: f64,
-    /// Median time from submission to completion with exactly `depth` reads under way, in
-    /// microseconds, as the asking thread sees it.
+    /// Median latency from submission to completion with exactly `depth` reads outstanding, in
+    /// microseconds, as seen by the submitting thread.
     pub p50_us: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of that latency.
     pub p99_us: f64,
-    /// Reads behind the throughput.
+    /// Number of reads counted.
     pub reads: u64,
 }
 
-/// What to use on this device.
+/// Recommended settings for the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Engine with the highest throughput over all sizes (geometric mean of each size's best).
     pub engine: String,
-    /// Smallest depth with which random reads of every size reach 97 % of that engine's best.
+    /// Smallest depth at which random reads of every size reach 97 % of that engine's best.
     pub depth: u32,
     /// Highest random throughput in 10^6 bytes per second.
     pub random_mb_per_s: f64,
@@ -129,15 +129,15 @@ pub struct Best {
 /// A measured device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
-    /// [`VERSION`] of this form.
+    /// [`VERSION`] of the file format.
     pub version: u32,
     /// The machine.
     pub machine: Machine,
-    /// The file that was read and what it lies on.
+    /// The file that was read, and its device.
     pub file: FileFacts,
     /// All measurements.
     pub points: Vec<Point>,
-    /// The conclusion; absent when nothing was measured.
+    /// The recommendation; absent without measurements.
     pub best: Option<Best>,
 }
 
@@ -155,9 +155,9 @@ impl DeviceProfile {
         }
     }
 
-    /// Random throughput in 10^6 bytes per second for reads of `size` bytes spread over `range`
-    /// bytes, at the depth that is best. Between measured sizes it is interpolated over their
-    /// logarithm; of the ranges the nearest one above counts. `None` without such measurements.
+    /// Random throughput in 10^6 bytes per second for reads of `size` bytes over `range` bytes, at
+    /// the best depth. Interpolates between measured sizes over their logarithm; uses the smallest
+    /// measured range of at least `range`. `None` without such measurements.
     #[must_use]
     pub fn random_mb_per_s(&self, engine: &str, size: u32, range: u64) -> Option<f64> {
         let random = |p: &&Point| p.engine == engine && p.pattern == Pattern::Random;
@@ -180,14 +180,14 @@ impl DeviceProfile {
                 let (low, high) = (at(a)?, at(b)?);
                 Some(low + (high - low) * share)
             }
-            // Below the first size the number of commands limits, not their bytes.
+            // Below the first size the command rate limits, not the bytes.
             (None, Some(b)) => Some(at(b)? * f64::from(size) / f64::from(b)),
             (Some(a), _) => at(a),
             (None, None) => None,
         }
     }
 
-    /// Sequential throughput in 10^6 bytes per second at the depth that is best.
+    /// Sequential throughput in 10^6 bytes per second at the best depth.
     #[must_use]
     pub fn sequential_mb_per_s(&self, engine: &str) -> Option<f64> {
         peak(&self.points, |p| {
@@ -195,8 +195,8 @@ impl DeviceProfile {
         })
     }
 
-    /// Where the profile is kept unless told otherwise: `emberflow/device.json` in
-    /// `$XDG_CACHE_HOME`, else in `~/.cache`. `None` when neither is known.
+    /// Default location: `emberflow/device.json` in `$XDG_CACHE_HOME`, else in `~/.cache`. `None`
+    /// if neither is known.
     #[must_use]
     pub fn default_path() -> Option<PathBuf> {
         let absolute = |name: &str| {
@@ -211,14 +211,13 @@ impl DeviceProfile {
     /// Reads a saved profile.
     ///
     /// # Errors
-    /// [`ProfileError::File`] when it cannot be read, [`ProfileError::Format`] when it is not a
-    /// profile or one of another version.
+    /// [`ProfileError::File`] if it cannot be read, [`ProfileError::Format`] if it is not a profile
+    /// of this version.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         load_json(path, VERSION, "emberflow bench io")
     }
 
-    /// Writes the profile so that a reader finds the old one or the new one, never a part. Folders
-    /// on the way are made.
+    /// Writes the profile atomically and creates missing folders.
     ///
     /// # Errors
     /// [`ProfileError::File`] with the path that could not be written.
@@ -227,11 +226,11 @@ impl DeviceProfile {
     }
 }
 
-/// Reads a profile of any kind: JSON with a field `version`. `how` is the command that makes one.
+/// Reads a profile of any type: JSON with a field `version`. `how` is the command that creates one.
 ///
 /// # Errors
-/// [`ProfileError::File`] when it cannot be read, [`ProfileError::Format`] when it is not of this
-/// version or has other fields.
+/// [`ProfileError::File`] if it cannot be read, [`ProfileError::Format`] if it has another version
+/// or other fields.
 pub fn load_json<T: DeserializeOwned>(
     path: &Path,
     version: u32,
@@ -252,8 +251,7 @@ pub fn load_json<T: DeserializeOwned>(
     serde_json::from_value(value).map_err(|e| bad(e.to_string()))
 }
 
-/// Writes a profile of any kind so that a reader finds the old one or the new one, never a part.
-/// Folders on the way are made.
+/// Writes a profile of any type atomically and creates missing folders.
 ///
 /// # Errors
 /// [`ProfileError::File`] with the path that could not be written.
@@ -289,7 +287,7 @@ fn distinct<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
     all
 }
 
-/// Draws the conclusion from random reads over the widest range, which is what a model needs.
+/// Derives the recommendation from random reads over the widest range, which is how a model reads.
 fn best(points: &[Point]) -> Option<Best> {
     let range = points.iter().map(|p| p.range).max()?;
     let wide: Vec<&Point> = (points.iter())
@@ -362,7 +360,7 @@ mod tests {
 
     #[test]
     fn the_conclusion_prefers_the_engine_that_wins_over_all_sizes() {
-        // 400 * 800 > 300 * 900; 4 KiB needs depth 8 for 97 %, 64 KiB is content with 1.
+        // 400 * 800 > 300 * 900; 4 KiB needs depth 8 for 97 %, 64 KiB only 1.
         let best = profile().best.unwrap();
         assert_eq!((best.engine.as_str(), best.depth), ("uring", 8));
         assert_eq!(best.random_mb_per_s, 800.0);

@@ -12,8 +12,8 @@ use emberflow_kernels::DType;
 use emberflow_models::chat::Message;
 use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
 use emberflow_predictor::stats::{
-    ActivationStats, BankProfile, ExpertStats, FORMAT, FORMAT_V2, LayerStats, Profile, Sample,
-    Sampled,
+    ActivationStats, BankProfile, ExpertStats, FORMAT, FORMAT_V2, LayerStats, Misses, Profile,
+    Sample, Sampled,
 };
 use emberflow_predictor::{LowRankSpec, Quality, Reads};
 use emberflow_storage::container::{
@@ -273,6 +273,9 @@ fn profile() -> Vec<u8> {
         let bits = vec![0b101, 0b010];
         sample.insert(Sampled { priority, bits });
     }
+    let mut misses = Misses::default();
+    misses.needed[3] = 70;
+    misses.missed[2][3] = 20;
     let stats = ActivationStats {
         format: FORMAT_V2.into(),
         tokens: 300,
@@ -285,6 +288,7 @@ fn profile() -> Vec<u8> {
             steps: [300, 2, 2, 2, 2, 2],
             banks: vec![bank(), bank()],
             sample,
+            misses,
         })),
     };
     stats.to_bytes().expect("statistics")

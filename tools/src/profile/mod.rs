@@ -1,6 +1,7 @@
 //! `emberflow profile`: how a text makes a model's neurons fire.
 
 mod merge;
+mod misses;
 mod show;
 
 use std::io::Write as _;
@@ -152,7 +153,10 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let named = || Failure::stats(output);
-    let stats = recorder.stats().restored(&original).map_err(named())?;
+    let mut stats = recorder.stats().restored(&original).map_err(named())?;
+    if let Some(profile) = &mut stats.profile {
+        profile.misses = misses::count(recorder.trace())?;
+    }
     atomic::write(output, &stats.to_bytes().map_err(named())?)?;
     // the result is safe; a checkpoint that stays is refused or used up by the next run
     let _ = std::fs::remove_file(&checkpoint);

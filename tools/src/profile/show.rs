@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use emberflow_predictor::stats::{ActivationStats, BATCHES, Profile, hot_share};
+use emberflow_predictor::stats::misses::SIZES;
+use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses, Profile, hot_share};
 use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
@@ -27,11 +28,22 @@ struct Shown {
     window: Option<u32>,
     /// Tokens sampled with all neurons that fired.
     sampled: usize,
+    /// What a cache of so many of the neurons misses; empty where it was not counted.
+    misses: Vec<Miss>,
     /// By layer.
     layers: Vec<LayerSummary>,
     /// Share of neurons that gives 80 % of activations, in published models (PowerInfer, figure 4;
     /// bamboo from PowerInfer-2).
     published_hot_share_80: Vec<(&'static str, f64)>,
+}
+
+/// One size of the cache. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Miss {
+    /// Share of the neurons that it holds.
+    cache: f64,
+    /// Share of the needed neurons that it does not hold.
+    missed: f64,
 }
 
 /// One layer. Keys are a contract.
@@ -120,6 +132,7 @@ fn shown(file: String, stats: &ActivationStats) -> Shown {
         model: profile.map(|p| p.model.clone()),
         window: profile.map(|p| p.window),
         sampled: profile.map_or(0, |p| p.sample.tokens().len()),
+        misses: profile.map_or(Vec::new(), |p| misses(&p.misses)),
         layers: layers.collect(),
         published_hot_share_80: CURVES.to_vec(),
     }
@@ -141,6 +154,17 @@ fn batches(profile: &Profile, counts: &[u64], bank: usize) -> Vec<Batch> {
         })
     };
     BATCHES.iter().enumerate().filter_map(of).collect()
+}
+
+fn misses(counted: &Misses) -> Vec<Miss> {
+    if counted.is_empty() {
+        return Vec::new();
+    }
+    let of = |(size, &cache): (usize, &f64)| Miss {
+        cache,
+        missed: counted.rate(size),
+    };
+    SIZES.iter().enumerate().map(of).collect()
 }
 
 fn text(s: &Shown) -> String {
@@ -201,6 +225,15 @@ fn text(s: &Shown) -> String {
                 *size as u64 * u64::from(window)
             );
         }
+    }
+    if !s.misses.is_empty() {
+        let percent = |m: &Miss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
+        let misses: Vec<String> = s.misses.iter().map(percent).collect();
+        let _ = writeln!(
+            out,
+            "needed neurons that a cache of a share of all misses: {}",
+            misses.join("  ")
+        );
     }
     let published: Vec<String> = (s.published_hot_share_80.iter())
         .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))

@@ -2,12 +2,12 @@
 
 use emberflow_engine::CLUSTER;
 use emberflow_engine::regions::{hot_prefix, prefixes, split};
-use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 use super::eviction::Cache;
 use super::format::Header;
 use crate::Failure;
+use crate::cold::{Cold, cache_of};
 
 /// Hot clusters and cold neurons, as the engine holds them where Gate rows are
 /// resident.
@@ -16,11 +16,7 @@ pub struct Shipped {
     /// Clusters at the start of each layer that belong to the hot region.
     prefix: Vec<u32>,
     hot: SlotCache,
-    cold: SlotCache,
-    /// Needed neurons of the present layer that are to be read.
-    wanted: Vec<Key>,
-    /// Those that are there.
-    pinned: Vec<Key>,
+    cold: Cold,
 }
 
 impl Shipped {
@@ -36,15 +32,7 @@ impl Shipped {
         let sum = wanted.iter().map(|&w| u64::from(w)).sum();
         let (units, slots) = split(capacity as u64, CLUSTER as u64, 1, sum, 0);
         let per_layer = vec![header.neurons as u32; header.layers];
-        let too_large = || Failure::usage("more neurons than a cache can number");
-        let cache = |slots: u64, banks: &[u32], eviction: Eviction| {
-            // an empty region, as the hot one without statistics, still wants an arena
-            let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
-            let arena = Arena::new(slots, 1, 1, ArenaOptions::default())
-                .map_err(emberflow_storage::Error::from)?;
-            SlotCache::with_eviction(arena, banks, eviction).ok_or_else(too_large)
-        };
-        let mut cold = cache(slots, &per_layer, Eviction::Lrfu)?;
+        let mut cold = Cold::new(slots, &per_layer)?;
         for (bank, counts) in (0..).zip(&header.counts) {
             for (neuron, &count) in (0..).zip(counts) {
                 let rate = count as f64 / header.stats_tokens.max(1) as f64;
@@ -54,10 +42,8 @@ impl Shipped {
         Ok(Self {
             neurons: header.neurons as u32,
             prefix: prefixes(units, &wanted, &vec![clusters; wanted.len()]),
-            hot: cache(units, &vec![clusters; header.layers], Eviction::Lru)?,
+            hot: cache_of(units, &vec![clusters; header.layers], Eviction::Lru)?,
             cold,
-            wanted: Vec::new(),
-            pinned: Vec::new(),
         })
     }
 
@@ -69,32 +55,11 @@ impl Shipped {
             self.hot.unpin(key);
         }
     }
-
-    /// Reads what is missing as far as slots go, then lets go of the layer so far.
-    fn read(&mut self) {
-        for key in self.wanted.drain(..) {
-            let slot = match self.cold.reserve(key) {
-                Some(slot) => Some(slot),
-                None => {
-                    // everything is pinned: clusters before this one are done
-                    release(&mut self.cold, &mut self.pinned);
-                    self.cold.reserve(key)
-                }
-            };
-            if let Some(slot) = slot {
-                self.cold.admit(key, slot);
-                self.pinned.push(key);
-            }
-        }
-    }
 }
 
 impl Cache for Shipped {
     fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>) {
         let bank = step % self.prefix.len();
-        if bank == 0 {
-            self.cold.begin_pass();
-        }
         self.cold.begin_layer(bank as u32);
         let neurons = self.neurons;
         let cluster_of = |key: u32| (key / neurons, key % neurons / CLUSTER as u32);
@@ -112,21 +77,11 @@ impl Cache for Shipped {
                 continue;
             }
             for &key in cluster {
-                let cold = Key::new(bank, key % neurons);
-                match self.cold.get_pin(cold) {
-                    Some(_) => self.pinned.push(cold),
-                    None => {
-                        missing.push(key);
-                        self.wanted.push(cold);
-                    }
+                if !self.cold.find(Key::new(bank, key % neurons)) {
+                    missing.push(key);
                 }
             }
         }
-        self.read();
-        release(&mut self.cold, &mut self.pinned);
+        self.cold.end_layer();
     }
-}
-
-fn release(cold: &mut SlotCache, pinned: &mut Vec<Key>) {
-    pinned.drain(..).for_each(|key| cold.unpin(key));
 }

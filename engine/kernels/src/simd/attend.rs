@@ -1,15 +1,15 @@
 //! Attention of several queries over the keys and values of one head.
 //!
-//! Query heads that share a key head, and the tokens of a chunk, pass over a stored
-//! vector together, so it is read and decoded once for all of them.
+//! Query heads that share a key head, and the tokens of a chunk, process a stored vector together,
+//! so it is read and decoded once for all of them.
 //!
 //! ```text
 //! keys     blocks of 32 positions: [element][32 positions]
 //! values   [position][width], the width a multiple of 32
 //! ```
 //!
-//! With the positions of a key block side by side, the scores of 32 positions are the 32
-//! lanes of one sum: nothing has to be added up across lanes.
+//! With the positions of a key block adjacent, the scores of 32 positions are the 32 lanes of one
+//! accumulator: no sum across lanes is needed.
 
 use super::{
     axpy::{BF16, F16, F32, LINE, Stored, prefetch},
@@ -20,14 +20,14 @@ use crate::{
     dtype::{DType, GROUP},
 };
 
-/// Positions of values that all columns and queries pass over before the next ones: few,
-/// so that memory is read nearly in order.
+/// Positions of values processed by all columns and queries before the next ones: few, so that
+/// memory is read nearly in order.
 const SPAN: usize = 16;
 
-/// How far ahead keys and values are fetched, in bytes.
+/// Prefetch distance for keys and values, in bytes.
 const AHEAD: usize = 8 << 10;
 
-/// The entry points of one instruction set. In its registers fit the sums of `$queries`
+/// The entry points of one instruction set. Its registers hold the accumulators of `$queries`
 /// queries over a block of keys, or of `$mixes` queries over `$groups` groups of values.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $queries:literal, $mixes:literal, $groups:literal) => {
@@ -70,17 +70,17 @@ pub(super) mod portable {
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2 {
-    // 8 sums, 4 registers of keys or values and 1 factor of the 16 registers.
+    // 8 accumulators, 4 registers of keys or values and 1 factor of the 16 registers.
     super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 1);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
-    // 16 sums and 2 keys, or 16 sums and 4 values, of the 32 registers.
+    // 16 accumulators and 2 keys, or 16 accumulators and 4 values, of the 32 registers.
     super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 2);
 }
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon {
-    // 16 sums, 8 registers of keys or values and 1 factor of the 32 registers.
+    // 16 accumulators, 8 registers of keys or values and 1 factor of the 32 registers.
     super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 1);
 }
 
@@ -217,8 +217,8 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
     }
 }
 
-/// The scores of `count <= Q` queries for one block of positions. Returns `count`. The
-/// strides are in elements; what is left of the tile repeats the last query.
+/// The scores of `count <= Q` queries for one block of positions. Returns `count`. Strides are in
+/// elements; unused rows of the tile repeat the last query.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `1 <= count <= Q`. `keys` holds `head_dim`
@@ -365,8 +365,8 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     G
 }
 
-/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. The strides
-/// are in the units of their pointers; what is left of the tile repeats the last query.
+/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. Strides are in the
+/// units of their pointers; unused rows of the tile repeat the last query.
 ///
 /// # Safety
 /// As for [`mix_groups`], with `weights` valid for reads of as many elements, and

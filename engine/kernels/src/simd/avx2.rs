@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::lanes::{Lanes, Register};
 use crate::cpu::with_features;
 
-// 3 × 4 sums, 3 weights and 1 input fill the 16 registers.
+// 3 × 4 accumulators, 3 weights and 1 input fill the 16 registers.
 with_features!(avx2, entry_points, Avx2, 3, 4);
 
 /// 32 f32 lanes; register `k` holds lanes `8k..8k + 8`.
@@ -85,7 +85,7 @@ impl Lanes for Avx2 {
         // SAFETY: the caller guarantees AVX2 and 16 readable bytes.
         unsafe {
             let scale = _mm256_set1_ps(scale);
-            // Centre all 32 nibbles while they are bytes: two subtractions, not four.
+            // Centre all 32 nibbles while they are bytes: two subtractions instead of four.
             let bytes = load_16(from);
             let (mask, eight) = (_mm_set1_epi8(15), _mm_set1_epi8(8));
             let low = _mm_sub_epi8(_mm_and_si128(bytes, mask), eight);

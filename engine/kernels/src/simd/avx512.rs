@@ -72,9 +72,9 @@ impl Lanes for Avx512 {
     unsafe fn load_q4(from: *const u8, scale: f32) -> Self {
         // SAFETY: the caller guarantees AVX-512 and 16 readable bytes.
         unsafe {
-            // A nibble has 16 values and a register 16 lanes: scale the table of values
-            // once, then look both halves up in it. The lookup ignores index bits above
-            // the lowest four, so the low nibbles need no mask.
+            // A nibble has 16 values and a register 16 lanes: scale the table of values once, then
+            // look up both halves. The lookup ignores index bits above the lowest four, so the low
+            // nibbles need no mask.
             let centred = _mm512_setr_ps(
                 -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, //
                 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,

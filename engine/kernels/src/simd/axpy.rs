@@ -1,8 +1,8 @@
-//! Sums of scaled rows, `y += Σ aᵢ · rowᵢ`: the down direction of a sparse FFN.
+//! Sums of scaled rows, `y += Σ aᵢ · rowᵢ`: the down projection of a sparse FFN.
 //!
-//! A block of columns stays in registers while all rows pass over it, so `y` is read and
-//! written once for many rows and not once for each. Every element takes its products
-//! in the order of the rows, so cutting the rows into several calls changes no bit.
+//! A block of columns stays in registers while all rows are added to it, so `y` is read and written
+//! once for many rows instead of once per row. Every element adds its products in the order of the
+//! rows, so splitting the rows into several calls changes no bit.
 
 use super::lanes::Lanes;
 use crate::{
@@ -11,15 +11,15 @@ use crate::{
     row::Row,
 };
 
-/// Most rows that pass over a block of columns before the next block.
+/// Maximum rows added to a block of columns before the next block.
 const ROWS: usize = 16;
 
 /// Groups whose scales are converted to f32 at once.
 pub(super) const GROUPS: usize = 16;
 
-/// The entry points of one instruction set. In its registers fit the sums of `$groups`
-/// groups beside weights that are being decoded, of `$token_groups` beside decoded ones, or
-/// two registers of sums for each of `$tile` tokens.
+/// The entry points of one instruction set. Its registers hold the accumulators of `$groups` groups
+/// beside weights being decoded, of `$token_groups` beside decoded ones, or two registers of
+/// accumulators for each of `$tile` tokens.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $groups:literal, $token_groups:literal, $tile:literal) => {
         use crate::{Row, simd::axpy_tokens};
@@ -59,28 +59,28 @@ pub(super) mod portable {
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2 {
-    // 8 sums, 4 weights and 1 factor of the 16 registers.
+    // 8 accumulators, 4 weights and 1 factor of the 16 registers.
     super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 6);
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
-    // 16 sums, 2 weights and 1 factor of the 32 registers.
+    // 16 accumulators, 2 weights and 1 factor of the 32 registers.
     super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 12);
 }
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon {
-    // 16 sums, 8 weights and 1 factor of the 32 registers.
+    // 16 accumulators, 8 weights and 1 factor of the 32 registers.
     super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 12);
 }
 
-/// How 32 stored elements become lanes, without their scale.
+/// Converts 32 stored elements to lanes, without their scale.
 pub(super) trait Stored {
     /// Stored bytes of a group, without its scale.
     const BYTES: usize;
     /// Whether groups have a scale.
     const SCALED: bool;
-    /// Rows that pass over a block together: their blocks and the next ones stay in the
-    /// first-level cache, and are enough bytes to keep the memory busy.
+    /// Rows added to a block together: their blocks and the next ones fit in the L1 cache, and are
+    /// enough bytes to saturate memory.
     const ROWS: usize = match 256 / Self::BYTES {
         0..4 => 4,
         rows => rows,
@@ -114,8 +114,9 @@ stored!(BF16, DType::BF16, |from| L::load_bf16(from));
 stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
 stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
 
-/// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i`
-/// holds `scale · q` at `j`. With `NEW` there is nothing in `y` yet: zeros.
+/// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i` holds `scale
+/// · q` at `j`. With `NEW`, starts from zero and
+/// ignores the contents of `y`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`; there are as many factors as rows, and all rows
@@ -192,8 +193,8 @@ unsafe fn axpy_rows_as<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     }
 }
 
-/// Adds at most [`ROWS`] rows to `count <= GROUPS` groups of `y`, and fetches what comes
-/// next: the same rows further on, or the beginnings of the rows in `next`.
+/// Adds at most [`ROWS`] rows to `count <= GROUPS` groups of `y`, and prefetches what follows: the
+/// same rows further on, or the starts of the rows in `next`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `count <= GROUPS`. The rows have the format
@@ -267,7 +268,7 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
             }
         }
         for ((scaled, row), ahead) in scaled.iter().zip(rows).zip(ahead) {
-            // A few at a time: a burst of fetches holds up the sums behind it.
+            // A few at a time: a burst of prefetches would stall the additions behind it.
             for at in (0..G * S::BYTES).step_by(LINE) {
                 prefetch(ahead.wrapping_add(k * S::BYTES + at));
             }
@@ -330,8 +331,8 @@ pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Brings a cache line into the second-level cache: the first has room for few lines that
-/// are on their way, so that reading into it is slower. Any address is allowed.
+/// Prefetches a cache line into the L2 cache. The L1 cache has too few line fill buffers, so
+/// prefetching into it is slower. Any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

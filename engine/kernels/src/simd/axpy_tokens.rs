@@ -1,11 +1,9 @@
-//! Sums of scaled rows for many tokens, `yₜ += Σ aᵢₜ · rowᵢ`: the down direction of
-//! prefill.
+//! Sums of scaled rows for many tokens, `yₜ += Σ aᵢₜ · rowᵢ`: the down projection of prefill.
 //!
-//! Rows are decoded once, a block of columns at a time, into memory of the first-level
-//! cache. Then each token passes over those that it has a factor for, with its sums in
-//! registers; or, where no factor is zero, tiles of several tokens share each weight that
-//! is loaded. Every element takes its products in the order of the rows, as in
-//! [`axpy_rows`](super::axpy).
+//! Rows are decoded once, a block of columns at a time, into the L1 cache. Then each token adds
+//! those it has a nonzero factor for, with its accumulators in registers. If no factor is zero,
+//! tiles of several tokens share each loaded weight instead. Every element adds its products in the
+//! order of the rows, as in [`axpy_rows`](super::axpy).
 
 use std::cell::RefCell;
 
@@ -18,17 +16,17 @@ use crate::{
     row::Row,
 };
 
-/// Rows that are decoded together.
+/// Rows decoded together.
 const ROWS: usize = 64;
 
 /// Tokens that share decoded rows.
 const TOKENS: usize = 64;
 
-/// Groups of each row that are decoded together: 32 KiB in all.
+/// Groups of each row decoded together: 32 KiB in all.
 const DECODED: usize = 4;
 
-/// Working memory of one call. Aligned so that no register of decoded weights lies in two
-/// cache lines.
+/// Working memory of one call. Aligned so that no register of decoded weights spans two cache
+/// lines.
 #[repr(align(64))]
 pub(super) struct Scratch {
     /// Decoded groups, `rows × groups × 32`.
@@ -40,7 +38,7 @@ pub(super) struct Scratch {
 }
 
 thread_local! {
-    /// Too large to be filled with zeros for every call.
+    /// Too large to zero on every call.
     pub(super) static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
         weights: [0.0; ROWS * DECODED * GROUP],
         scaled: [0.0; ROWS * TOKENS],
@@ -53,22 +51,22 @@ thread_local! {
     }) };
 }
 
-/// What each token takes from at most [`ROWS`] rows.
+/// The rows each token uses, out of at most [`ROWS`].
 struct Taken {
-    /// Rows with a factor other than zero, and how many of them there are.
+    /// Rows with a nonzero factor, and their number.
     rows: [[u8; ROWS]; TOKENS],
     factors: [[f32; ROWS]; TOKENS],
     counts: [usize; TOKENS],
 }
 
 impl Taken {
-    /// What the tokens of a part take.
+    /// Collects the rows of a part's tokens.
     fn fill(&mut self, part: Part<'_>) {
         for t in 0..part.tokens {
             let (rows, factors) = (&mut self.rows[t], &mut self.factors[t]);
             let mut count = 0;
             for (i, factors_of_row) in (0u8..).zip(part.factors.chunks(part.stride)) {
-                // Without a branch: which factors are zero cannot be foreseen.
+                // Branch-free: zero factors are unpredictable.
                 let a = factors_of_row[t];
                 rows[count % ROWS] = i;
                 factors[count % ROWS] = a;
@@ -79,12 +77,12 @@ impl Taken {
     }
 }
 
-/// At most [`ROWS`] rows that meet at most [`TOKENS`] tokens.
+/// At most [`ROWS`] rows times at most [`TOKENS`] tokens.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     rows: &'a [Row<'a>],
-    /// Factors of the first row from the first token on; those of the next row begin
-    /// `stride` elements later.
+    /// Factors of the first row from the first token on; those of each next row follow `stride`
+    /// elements later.
     factors: &'a [f32],
     stride: usize,
     tokens: usize,
@@ -98,8 +96,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Row `t` of `ys` becomes what [`axpy_rows`](super::axpy) makes of it with the factors
-/// `factors[i * tokens + t]`, those that are zero left out together with their rows.
+/// Row `t` of `ys` becomes the result of [`axpy_rows`](super::axpy) with the factors `factors[i *
+/// tokens + t]`, without the rows whose factor is zero.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`; `factors` is `rows × tokens`, `ys` is
@@ -127,7 +125,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     }
 }
 
-/// [`axpy_rows_tokens`] of rows in the format `S`, of which there is one at least.
+/// [`axpy_rows_tokens`] of at least one row in the format `S`.
 ///
 /// # Safety
 /// As for [`axpy_rows_tokens`].
@@ -162,7 +160,7 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     }
 }
 
-/// Adds the rows of a part to its tokens: all to all if `full`, or those of the plan.
+/// Adds the rows of a part to its tokens: all to all if `full`, otherwise by the plan.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`. The part has at most [`ROWS`] rows, in the format
@@ -250,8 +248,8 @@ unsafe fn decode<L: Lanes, S: Stored>(
     }
 }
 
-/// Adds decoded rows to the `G` groups from `first + k` on of every token, each with its
-/// own choice of rows.
+/// Adds decoded rows to the `G` groups from `first + k` on of every token, each with its own
+/// selection of rows.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `G <= DECODED`. The plan names rows below
@@ -269,7 +267,7 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
         let count = taken.counts[t];
         let (used, factors) = (&taken.rows[t][..count], &taken.factors[t][..count]);
         if S::SCALED {
-            // In a pass of its own: its results are read back one lane at a time.
+            // In a separate pass: its results are read back one lane at a time.
             let scaled = scratch.scaled.chunks_exact_mut(G);
             for ((scaled, &i), &a) in scaled.zip(used).zip(factors) {
                 let scales = &scratch.scales[usize::from(i)][k..k + G];

@@ -1,5 +1,5 @@
-//! What a vector unit has to offer: 32 f32 lanes, one quantisation group wide, and the
-//! single register they are made of.
+//! Vector operations for the float kernels: 32 f32 lanes, one quantisation group wide, and the
+//! single registers they consist of.
 
 /// 32 f32 lanes, held in as many registers as the instruction set needs.
 ///
@@ -82,8 +82,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn reduce(low: Self, high: Self) -> f32;
 }
 
-/// One register of f32 lanes, for tiles that keep many sums at once. Pointers need no
-/// alignment. [`WIDTH`](Register::WIDTH) divides 16.
+/// One register of f32 lanes, for tiles with many accumulators. Pointers need no alignment.
+/// [`WIDTH`](Register::WIDTH) divides 16.
 pub(crate) trait Register: Copy {
     /// Number of lanes.
     const WIDTH: usize;

@@ -1,10 +1,10 @@
 //! Several rows times several tokens.
 //!
-//! `ROWS` rows are dequantised into scratch memory and meet `SPAN` tokens at a time. The
-//! 64 lane sums of each of these dot products are kept in memory, so that the length can
-//! be cut into blocks that stay in the first-level cache; a tile of `ROWS × TOKENS` sums
-//! is in registers while it passes over a block. Every lane still takes its products in
-//! the order of a single dot product.
+//! `ROWS` rows are dequantised into scratch memory and multiplied with `SPAN` tokens at a time. The
+//! 64 lane accumulators of each of these dot products are kept in memory, so the length can be
+//! split into blocks that fit in the L1 cache; a tile of `ROWS × TOKENS` accumulators is in
+//! registers while it processes a block. Every lane adds its products in the order of a single dot
+//! product.
 
 use super::{
     lanes::{Lanes, Register},
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{LANES, columns::Columns, dtype::GROUP, matrix::Matrix};
 
-/// Tokens whose lane sums are kept at once: 16 KiB of them for four rows.
+/// Tokens whose lane accumulators are kept at once: 16 KiB for four rows.
 const SPAN: usize = 16;
 
 /// Chunks of 64 elements per block: 4 KiB of each row and token.
 const BLOCK: usize = 16;
 
-/// Lane sums of `ROWS × SPAN` dot products.
+/// Lane accumulators of `ROWS × SPAN` dot products.
 type Sums<const ROWS: usize> = [[[f32; LANES]; SPAN]; ROWS];
 
 /// Equally long vectors that start `stride` elements apart.

@@ -1,9 +1,8 @@
-//! Vector kernels: generic bodies in `walk`, registers in one file per instruction set,
-//! and the choice between them here.
+//! Vector kernels: generic bodies in `walk`, registers in one file per instruction set, and the
+//! dispatch between them here.
 //!
-//! The functions of this module are safe because a [`Cpu`] exists only for an
-//! instruction set that was detected, and because they check the lengths that the
-//! vector code relies on.
+//! The functions of this module are safe because a [`Cpu`] exists only for a detected instruction
+//! set, and because they check the lengths that the vector code relies on.
 
 #![allow(unsafe_code)]
 
@@ -155,8 +154,7 @@ use crate::{
     two_bit::two_bit_row_bytes,
 };
 
-/// Calls the kernel of the token's instruction set, which is in the modules here or in
-/// those of `$family`.
+/// Calls the kernel of the token's instruction set, from the modules here or from `$family`.
 macro_rules! dispatch {
     ($cpu:expr, $kernel:ident $args:tt) => { dispatch!($cpu, $kernel $args, self) };
     ($cpu:expr, $kernel:ident ( $($arg:expr),* ), $family:ident) => {
@@ -182,7 +180,7 @@ pub(crate) mod attend;
 mod axpy;
 mod axpy_tokens;
 
-/// The bytes of an f32 slice, in place.
+/// The bytes of an f32 slice, without copying.
 pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
     // SAFETY: f32 has no padding, u8 needs no alignment, and the length is that of the
     // same memory in bytes.
@@ -206,7 +204,7 @@ pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
     dispatch!(cpu, axpy(a, row, y))
 }
 
-/// Rows that are added up have one format and the length of the sum.
+/// Rows added up must have one format and the length of the sum.
 fn check_rows(rows: &[Row<'_>], n: usize) {
     for row in rows {
         check_len("y", n, row.len());

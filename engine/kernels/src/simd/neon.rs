@@ -5,7 +5,7 @@ use std::arch::{aarch64::*, asm};
 use super::lanes::{Lanes, Register};
 use crate::cpu::with_features;
 
-// 16 sums, 4 weights and 1 input of the 32 registers.
+// 16 accumulators, 4 weights and 1 input of the 32 registers.
 with_features!(neon, entry_points, Neon, 4, 4);
 
 /// 32 f32 lanes; register `k` holds lanes `4k..4k + 4`.

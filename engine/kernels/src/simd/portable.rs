@@ -137,11 +137,11 @@ impl Register for Quad {
     }
 }
 
-/// `a * b + c` rounded once, without an FMA instruction and without a library call.
+/// `a * b + c` rounded once, without an FMA instruction or a library call.
 ///
-/// The product of two f32 is exact in f64. The f64 sum is rounded to odd: where it is
-/// inexact, the neighbour with an odd last bit is taken. That bit keeps the memory of
-/// what was cut off, so the final rounding to f32 is right.
+/// The product of two f32 is exact in f64. The f64 sum is rounded to odd: if it is inexact, the
+/// neighbour with an odd last bit is taken. That bit records the truncated part, so the final
+/// rounding to f32 is correct.
 #[inline(always)]
 pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
@@ -168,7 +168,7 @@ pub(super) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23); // 2^112, 127 - 15 = 112
     let sign = u32::from(half & 0x8000) << 16;
     let rest = u32::from(half & 0x7fff) << 13;
-    // Also right for subnormals: the multiplication normalises them, exactly.
+    // Also correct for subnormals: the multiplication normalises them, exactly.
     let finite = (f32::from_bits(rest) * REBIAS).to_bits();
     let special = rest | 0x7f80_0000;
     let magnitude = if half & 0x7c00 == 0x7c00 {

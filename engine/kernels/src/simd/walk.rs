@@ -1,9 +1,9 @@
-//! The row kernels, written once over [`Lanes`]: a walk over the groups of a stored row,
-//! and a visitor for each operation.
+//! The row kernels, written once over [`Lanes`]: a walk over the groups of a stored row, and a
+//! visitor for each operation.
 //!
-//! Everything here is inlined into the entry point of an instruction set. Visitors are
-//! types rather than closures because only a named function can demand to be inlined,
-//! and a body left outside would be compiled without the instruction set.
+//! Everything here is inlined into the entry point of an instruction set. Visitors are types rather
+//! than closures because only a named function can force inlining, and a body compiled separately
+//! would lack the instruction set.
 
 use super::{
     axpy::{GROUPS, scales},
@@ -15,7 +15,7 @@ use crate::{
     row::Row,
 };
 
-/// What to do with each dequantised group.
+/// An operation on each dequantised group.
 trait Visitor<L> {
     /// Receives the 32 weights of group `group`; `HALF` is `group % 2`, a constant so
     /// that the accumulators stay in registers.
@@ -26,7 +26,7 @@ trait Visitor<L> {
     unsafe fn group<const HALF: usize>(&mut self, group: usize, weights: L);
 }
 
-/// How 32 stored elements become lanes.
+/// Converts 32 stored elements to lanes.
 trait Format {
     /// Stored bytes of a group, without its scale.
     const BYTES: usize;
@@ -114,8 +114,8 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
     }
 }
 
-/// The last `row.len() % 32` weights of a row, then zeros, whatever the padding of the
-/// stored group holds.
+/// The last `row.len() % 32` weights of a row, then zeros, whatever the padding of the stored
+/// group.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`.
@@ -180,8 +180,8 @@ pub(super) unsafe fn dot<L: Lanes>(row: Row<'_>, x: &[f32]) -> f32 {
         walk(row, full, &mut visitor);
         let mut lanes = visitor.lanes;
         if !x.len().is_multiple_of(LANES) {
-            // The padded half-chunks are computed too: fma(0, 0, -0.0) is +0.0, and the
-            // result must not depend on who skips that step.
+            // The padded half-chunks are computed too: fma(0, 0, -0.0) is +0.0, and every
+            // implementation must perform that step.
             let mut tail = [L::zero(); 2];
             let mut tail_x = [L::zero(); 2];
             if !x.len().is_multiple_of(GROUP) {

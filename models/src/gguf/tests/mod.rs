@@ -1,5 +1,4 @@
-//! Tests of the GGUF reader: what is read. The ways a file can lie are in
-//! `refused`.
+//! Tests of the GGUF reader on valid files. Invalid ones are in `refused`.
 
 mod refused;
 mod write;

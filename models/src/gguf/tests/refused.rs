@@ -1,4 +1,4 @@
-//! One test for each way a GGUF file can lie.
+//! One test per way in which a GGUF file can be invalid.
 
 use super::*;
 
@@ -117,7 +117,7 @@ fn arrays_longer_than_the_file() {
     };
     assert_refused!(refused_key(array(4, u64::MAX)), TooLarge, "general.extra");
     assert_refused!(refused_key(array(4, 1 << 22)), Truncated, "general.extra");
-    // Counts add up over arrays: none may be bought with another's allowance.
+    // The limit applies to the elements of all arrays together.
     let half = || array(0, (1 << 22) + 1);
     let error = refused(|f| {
         f.set("general.extra", Kv::List(9, vec![half(), half()]));

@@ -1,4 +1,4 @@
-//! What the writer writes is what the reader reads.
+//! The reader reads back what the writer writes.
 
 use tempfile::TempDir;
 

@@ -1,4 +1,4 @@
-//! One test for each way the texts of a folder can lie.
+//! One test per way in which the text files of a folder can be invalid.
 
 use super::*;
 
@@ -273,7 +273,7 @@ fn windows_that_contradict_each_other() {
     );
 }
 
-/// Windows were once the same in every layer, whatever `layer_types` said.
+/// Regression: windows were the same in every layer, ignoring `layer_types`.
 #[test]
 fn layers_that_name_windows_nobody_has() {
     for (family, window, kinds) in [

@@ -1,5 +1,4 @@
-//! Tests of the folder reader: what is read. The ways a folder can lie are in
-//! the modules.
+//! Tests of the folder reader on valid folders. Invalid ones are in the modules.
 
 /// Asserts the variant, and that the message names the file and the culprit.
 macro_rules! assert_refused {
@@ -405,7 +404,7 @@ fn sampling_parameters_count_only_when_sampling() {
         "generation_config.json",
         json!({"temperature": 0.5, "min_p": 0.5, "repetition_penalty": 1.25}).to_string(),
     );
-    // the penalty is none of them: it also changes greedy decoding
+    // the penalty also applies to greedy decoding
     let expected = crate::SamplingDefaults {
         repetition_penalty: Some(1.25),
         ..Default::default()

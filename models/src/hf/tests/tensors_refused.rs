@@ -1,5 +1,5 @@
-//! One test for each way the tensors of a folder can lie, and for requests
-//! that do not fit them.
+//! One test per way in which the tensors of a folder can be invalid, and for requests that do not
+//! match them.
 
 use super::*;
 
@@ -281,7 +281,7 @@ fn more_shards_than_may_be_open() {
     assert_refused!(error.err().unwrap(), TooLarge, "index.json", "shards");
 }
 
-/// It was left out in silence, and `verify --source` found the container equal.
+/// Regression: it was silently dropped, and `verify --source` found the container equal.
 #[test]
 fn a_head_that_is_tied_and_differs() {
     let mut folder = Folder::new("llama");

@@ -1,9 +1,9 @@
-//! What tests look at: the order of eviction and the invariants.
+//! Inspection for tests: the eviction order and the invariants.
 
 use super::{Order, SlotCache};
 
 impl SlotCache {
-    /// Evictable units from the next victim on, as flat neuron numbers, for tests and traces.
+    /// Evictable units, next victim first, as flat neuron numbers. For tests and traces.
     #[must_use]
     pub fn dump(&self) -> Vec<u32> {
         let (mut order, mut table) = (self.order.clone(), self.table.clone());

@@ -1,4 +1,4 @@
-//! From an outcome of the device to completions: done, to be continued, failed.
+//! From device outcomes to completions.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::super::{Completion, Read};
 use super::{IoEngine, Queued};
 
 impl IoEngine {
-    /// Books the outcome of one command: done, to be continued, or failed.
+    /// Handles the outcome of one command: complete, resume, retry or fail.
     pub(super) fn finish(&mut self, one: Reaped, out: &mut Vec<Completion>) {
         let slip = &mut self.slips[one.id as usize];
         if let Ok(n @ 1..) = u32::try_from(one.result) {
@@ -35,7 +35,8 @@ impl IoEngine {
             self.counters.retries += 1;
             return self.launch(one.id);
         }
-        // Aligned as the file system asked, and still refused: not worth losing the run.
+        // Aligned as the file system asked, and still refused: fall back instead of failing the
+        // run.
         if errno == libc::EINVAL && self.source.refuse_direct() {
             tracing::warn!(
                 file = %self.source.label(), offset = slip.start, len = slip.len,
@@ -52,8 +53,8 @@ impl IoEngine {
         self.close(one.id, Some(error), out);
     }
 
-    /// Frees a slip and tells its reads. Merged reads that failed go back to be read alone, so
-    /// that only the one at fault fails and its error names its own range.
+    /// Frees a slip and completes its reads. Reads of a failed merged command are requeued alone,
+    /// so only the faulty one fails and its error names its own range.
     fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
         let slip = &mut self.slips[index as usize];
         self.trace.device(slip.start, slip.len, slip.since);
@@ -90,7 +91,7 @@ impl IoEngine {
         }
     }
 
-    /// Completes an active read whose last part is done.
+    /// Completes an active read once its last part is done.
     fn settle(&mut self, index: u32, out: &mut Vec<Completion>) {
         let place = &mut self.active[index as usize];
         let being_cut = self.cutting.iter().any(|c| c.active == index);
@@ -111,7 +112,7 @@ impl IoEngine {
         }
     }
 
-    /// Fails a read whose cutting has ended early; parts on the device are still awaited.
+    /// Fails a read whose splitting ended early. Its parts on the device are still awaited.
     pub(super) fn stop_cutting(&mut self, index: u32, reason: IoError) {
         if let Some(active) = &mut self.active[index as usize] {
             active.failed.get_or_insert(reason);
@@ -122,7 +123,7 @@ impl IoEngine {
     }
 }
 
-/// Gives a read's slot back.
+/// Returns a read's slot.
 pub(super) fn complete(read: Read, result: Result<(), IoError>) -> Completion {
     Completion {
         tag: read.tag,

@@ -1,4 +1,4 @@
-//! From the queue to the device: cutting, merging, commands.
+//! From the queue to the device: splitting, merging, submitting.
 #![allow(unsafe_code)]
 
 use super::super::Priority;
@@ -8,7 +8,7 @@ use super::{Active, Cutting, IoEngine, Queued};
 use crate::trace::START;
 
 impl IoEngine {
-    /// Fills the device from the queue.
+    /// Submits queued reads until the device is full.
     pub(super) fn pump(&mut self) {
         let (start, old) = (self.trace.now(), self.counters.commands);
         self.fill_device();
@@ -20,7 +20,7 @@ impl IoEngine {
 
     fn fill_device(&mut self) {
         while !self.free_slips.is_empty() {
-            // Go on with a read that is being cut, unless something more urgent has come.
+            // Continue splitting a read, unless a more urgent one is queued.
             if let Some(cut) = self.cutting.last()
                 && self
                     .queue
@@ -52,7 +52,7 @@ impl IoEngine {
         }
     }
 
-    /// Starts the next part of the read that is being cut.
+    /// Submits the next part of the read being split.
     fn cut_next(&mut self) {
         let Some(cut) = self.cutting.last_mut() else {
             return;
@@ -80,7 +80,7 @@ impl IoEngine {
         self.launch(slip);
     }
 
-    /// Starts a read that fits one command, together with neighbours that directly follow it.
+    /// Submits a read that fits into one command, merged with adjacent queued reads.
     fn start_whole(&mut self, first: Queued) {
         let slip = self.open_slip(first.at);
         let alone = first.alone;
@@ -93,8 +93,8 @@ impl IoEngine {
         self.launch(slip);
     }
 
-    /// The next queued read, if it lies directly or almost directly behind what the slip reads
-    /// and fits in. Bytes between the two are read into memory that nobody looks at.
+    /// The next queued read, if it starts at or shortly after the end of the slip and fits into it.
+    /// The bytes of the gap go to the sink.
     fn take_neighbour(&mut self, slip: u32) -> Option<Queued> {
         let s = &mut self.slips[slip as usize];
         let next = self.queue.last().filter(|q| !q.alone)?;
@@ -106,7 +106,7 @@ impl IoEngine {
         };
         let gap = command.gap(next.at, u64::from(next.read.len), unit, &self.limits)?;
         if gap > 0 {
-            // At most `limits.gap` bytes, the size of the waste slot.
+            // At most `limits.gap` bytes, the size of the sink.
             s.add(self.waste.as_mut()?.range(0, gap as u32)?, gap as u32);
             self.counters.gap_bytes += gap;
         }
@@ -134,7 +134,7 @@ impl IoEngine {
             parts: 0,
             failed: None,
         });
-        // There is always a free place: every active read holds a piece of a slip or is being cut.
+        // A free place always exists: every active read holds a piece of a slip or is being split.
         match self.free_active.pop() {
             Some(index) => {
                 self.active[index as usize] = active;
@@ -147,14 +147,14 @@ impl IoEngine {
         }
     }
 
-    /// An empty slip for a command at file offset `at`. Callers have checked that one is free.
+    /// An empty slip for a command at file offset `at`. The caller checks that one is free.
     fn open_slip(&mut self, at: u64) -> u32 {
         let index = self.free_slips.pop().unwrap_or(0);
         self.slips[index as usize].reset(at, self.trace.now());
         index
     }
 
-    /// Gives what is left of a slip to the device.
+    /// Submits the rest of a slip.
     pub(super) fn launch(&mut self, index: u32) {
         let (offset, pieces) = self.slips[index as usize].rest();
         let (fd, direct) = self.source.pick(offset, pieces);
@@ -170,9 +170,9 @@ impl IoEngine {
             pieces: pieces.as_ptr(),
             count: pieces.len() as u32,
         };
-        // SAFETY: the pieces are in a box that is not touched while the slip is in flight. They
-        // name ranges of slots this engine owns until the outcome, and nobody reads or writes a
-        // slot it does not own. `drop` drains, or leaks both.
+        // SAFETY: the pieces are boxed and not touched while the slip is in flight. They name
+        // ranges of slots that this engine owns until the outcome; no one else accesses those
+        // slots. `drop` drains the device, or leaks both.
         unsafe { self.device.start(command) };
     }
 }

@@ -1,5 +1,5 @@
-//! AVX2: 16 chains in two registers. Where AVX-VNNI multiplies and adds four bytes at
-//! once, plain AVX2 does it in two steps that cannot overflow.
+//! AVX2: 16 chains in two registers. AVX-VNNI multiplies and adds four bytes at once; plain AVX2
+//! needs two steps, which cannot overflow.
 
 use std::arch::x86_64::*;
 
@@ -62,8 +62,8 @@ impl<const VNNI: bool> Quantize for Avx2<VNNI> {
             }
             let [a, b, c, d] = whole;
             let sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
-            // Packing works in each half of a register: dwords 0, 4, 1, 5, … of the result
-            // are in order.
+            // Packing works within each half of a register: dwords 0, 4, 1, 5, … of the result are
+            // in order.
             let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = _mm256_permutevar8x32_epi32(bytes, order);
@@ -211,8 +211,8 @@ unsafe fn products_q8<const VNNI: bool>(quants: *const u8, x: &Chunk, g: usize) 
             let raised = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
             _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), raised, x)
         } else {
-            // The weight's sign moves to the activation, which is never −128. A pair adds
-            // up to at most 2 × 128 × 127, which fits.
+            // The weight's sign moves to the activation, which is never −128. A pair sums to at
+            // most 2 × 128 × 127, which fits.
             let pairs =
                 _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))

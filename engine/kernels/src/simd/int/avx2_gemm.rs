@@ -24,7 +24,7 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
 
     const ROWS: usize = ROWS;
     const PACK_FROM: usize = 4;
-    // 4 sums, 4 chains, weights, their magnitudes, ones and an activation of the 16
+    // 4 accumulators, 4 chains, weights, their magnitudes, ones and an activation of the 16
     // registers.
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
@@ -120,7 +120,7 @@ unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
                 sums[t] = if VNNI {
                     _mm256_dpbusd_avx_epi32(sums[t], weights, x)
                 } else if Q4 {
-                    // Pairs of i16: a group adds up to at most 16 × 15 × 127.
+                    // Pairs of i16: a group sums to at most 16 × 15 × 127.
                     _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(weights, x))
                 } else {
                     // As in the dot product: the sign of the weight moves.

@@ -23,9 +23,10 @@ impl Tile for Avx512 {
 
     const ROWS: usize = ROWS;
     const PACK_FROM: usize = 2;
-    // 12 sums, 12 chains, weights and scales of the 32 registers.
+    // 12 accumulators, 12 chains, weights and scales of the 32 registers.
     const TOKENS: usize = 12;
-    // With two panels each broadcast activation is used twice: loads no longer limit.
+    // With two panels each broadcast activation is used twice, so loads are no longer the
+    // bottleneck.
     const PAIR_TOKENS: usize = 6;
 
     #[inline(always)]
@@ -118,8 +119,8 @@ unsafe fn splat(from: *const u8) -> __m512i {
     unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
 }
 
-/// 64 bytes of each row from byte `at` on, zeros beyond the row's end, turned so that
-/// register `c` holds dword `c` of every row.
+/// 64 bytes of each row from byte `at` on, zeros beyond the row's end, transposed: register `c`
+/// holds dword `c` of every row.
 ///
 /// # Safety
 /// The CPU has AVX-512; the rows have one format and length, which is `at` bytes at least.

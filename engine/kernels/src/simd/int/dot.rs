@@ -1,4 +1,4 @@
-//! One row times one token: the decode direction, bound by how fast rows stream in.
+//! One row times one token: the decode case, bound by memory bandwidth.
 
 use crate::{
     Chunk, Row,
@@ -7,17 +7,17 @@ use crate::{
     matrix::Rows,
 };
 
-/// Bytes of a q4 and of a q8 row that meet one chunk of activations.
+/// Bytes of a q4 and a q8 row per chunk of activations.
 const Q4_BYTES: usize = DType::Q4.quants_bytes(CHUNK);
 const Q8_BYTES: usize = DType::Q8.quants_bytes(CHUNK);
-/// Bytes of the scales of these groups.
+/// Bytes of the scales per chunk.
 const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
-/// Bytes between the rows that are computed and those that are asked from memory. From
-/// 4 to 64 KiB are equally fast; without it a core reaches half the speed of memory.
+/// Prefetch distance in bytes. 4 to 64 KiB are equally fast; without prefetching a core reaches
+/// half the memory bandwidth.
 const AHEAD: usize = 8192;
 const CACHE_LINE: usize = 64;
 
-/// What a vector unit has to offer to an integer dot product. Pointers need no alignment.
+/// Vector operations for an integer dot product. Pointers need no alignment.
 pub(super) trait Unit {
     /// One i32 for each group of a chunk, in order.
     type Sums: Copy;
@@ -66,8 +66,8 @@ pub(super) trait Unit {
     /// The CPU has the instruction set of `Self`.
     unsafe fn fold(chains: Self::Chains) -> f32;
 
-    /// Asks for a cache line, into the second-level cache: the first-level one has too few
-    /// requests in flight for the speed of memory. Any address is allowed.
+    /// Prefetches a cache line into the L2 cache: L1 supports too few outstanding requests for full
+    /// memory bandwidth. Any address is allowed.
     fn prefetch(line: *const u8);
 }
 
@@ -106,7 +106,7 @@ pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32])
     }
 }
 
-/// [`dots`] of q4 rows if `Q4`, else of q8 rows; of one at least.
+/// [`dots`] of at least one row, in q4 if `Q4`, otherwise in q8.
 ///
 /// # Safety
 /// As for [`dots`].
@@ -115,7 +115,7 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
     let bytes = rows.at(0).quants().len().max(1);
     let distance = AHEAD.div_ceil(bytes);
     let last = rows.count() - 1;
-    // Nobody asked for the first rows. The very first one is needed at once.
+    // Nothing has prefetched the first rows. The very first one is needed at once.
     for r in 1..distance.min(rows.count()) {
         let row = rows.at(r);
         for part in [row.quants(), row.scales()] {
@@ -131,7 +131,7 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
     }
 }
 
-/// [`dot`] of a q4 row if `Q4`, else of a q8 row; `ahead` is a row that will be needed soon.
+/// [`dot`] of a q4 row if `Q4`, otherwise of a q8 row; prefetches the row `ahead`.
 ///
 /// # Safety
 /// As for [`dot`]; `ahead` is not read.
@@ -139,7 +139,7 @@ unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mu
 unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<'_>) -> f32 {
     debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
     let bytes = if Q4 { Q4_BYTES } else { Q8_BYTES };
-    // Every full chunk of a row has all its groups; a last chunk may be short.
+    // Every full chunk of a row has all its groups; the last chunk may be short.
     let full = row.len().div_ceil(GROUP) / CHUNK_GROUPS;
     let (quants, scales) = (row.quants().as_ptr(), row.scales().as_ptr());
     let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());

@@ -1,9 +1,9 @@
-//! Many rows times many tokens: the prefill direction, bound by arithmetic.
+//! Many rows times many tokens: the prefill case, compute-bound.
 //!
-//! A panel of rows is interleaved into scratch memory so that one register holds a few
-//! consecutive elements of each row, its lanes being rows. A tile of tokens then passes
-//! over the panel. The groups are visited chain by chain, so the sums of a chain stay in
-//! registers; a finished chain is folded at once with the one that the tree pairs it with.
+//! A panel of rows is interleaved into scratch memory so that one register holds a few consecutive
+//! elements of each row, one row per lane. A tile of tokens is then multiplied with the panel. The
+//! groups are visited chain by chain, so the accumulators of a chain stay in registers; a finished
+//! chain is folded at once with its partner in the tree.
 
 use super::dot::{self, Unit};
 use crate::{
@@ -19,15 +19,15 @@ use crate::{
 pub(super) const MAX_ROWS: usize = 16;
 /// Bytes that every panel is aligned to, for loads that do not cross cache lines.
 const ALIGN: usize = 64;
-/// Rounds of the tree that folds the chains.
+/// Levels of the tree that folds the chains.
 const ROUNDS: usize = CHUNK_GROUPS.ilog2() as usize;
 
-/// Bytes of a packed group of `rows` rows: signed or raised bytes, then f32 scales.
+/// Bytes of a packed group of `rows` rows: signed or offset bytes, then f32 scales.
 const fn group_bytes(rows: usize) -> usize {
     rows * (GROUP + size_of::<f32>())
 }
 
-/// f32 elements of scratch that hold two panels of any instruction set, saturating.
+/// f32 elements of scratch for two panels of any instruction set, saturating.
 pub(crate) const fn scratch_len(n: usize) -> usize {
     let words = 2 * group_bytes(MAX_ROWS) / size_of::<f32>();
     n.div_ceil(GROUP)
@@ -35,7 +35,7 @@ pub(crate) const fn scratch_len(n: usize) -> usize {
         .saturating_add(ALIGN / size_of::<f32>())
 }
 
-/// Where the groups of a packed panel lie: those of chain 0, then of chain 1, …
+/// The groups of a packed panel: those of chain 0, then of chain 1, …
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
     // Valid for reads and writes of `groups` groups, aligned to `ALIGN`; while the panel is
@@ -101,7 +101,7 @@ impl Tokens {
     }
 }
 
-/// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
+/// Vector operations for a matrix product; see [`super::dot::Unit`].
 pub(super) trait Tile {
     /// One i32 for each row of a panel.
     type Sums: Copy;
@@ -110,11 +110,11 @@ pub(super) trait Tile {
 
     /// Rows of a panel, at most [`MAX_ROWS`].
     const ROWS: usize;
-    /// Tokens from which on packing pays; fewer take the dot product of every row.
+    /// Number of tokens from which packing pays off; for fewer, use the dot product of every row.
     const PACK_FROM: usize;
     /// Tokens of the largest tile of one panel: 12 or 4.
     const TOKENS: usize;
-    /// Tokens of the largest tile of two panels: 6, or 0 where two do not fit.
+    /// Tokens of the largest tile of two panels: 6, or 0 if two do not fit.
     const PAIR_TOKENS: usize;
 
     /// Interleaves `ROWS` rows of equal format and length, with their scales.
@@ -169,9 +169,9 @@ pub(super) trait Tile {
     unsafe fn store(values: Self::Floats, to: *mut f32);
 }
 
-/// [`Tile::pack`] without vector instructions: `STEP` consecutive elements of every row,
-/// then the next ones. If `raised`, nibbles stay as they are and bytes become unsigned by
-/// adding 128; else both are signed.
+/// [`Tile::pack`] without vector instructions: `STEP` consecutive elements of every row, then the
+/// next ones. If `raised`, nibbles stay unsigned and bytes become unsigned by adding 128; otherwise
+/// both are signed.
 ///
 /// # Safety
 /// As for [`Tile::pack`]; the number of rows is that of the panel.
@@ -249,7 +249,7 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     }
 }
 
-/// [`matmul`] of q4 rows if `Q4`, else of q8 rows; of one at least.
+/// [`matmul`] of at least one row, in q4 if `Q4`, otherwise in q8.
 ///
 /// # Safety
 /// As for [`matmul`].
@@ -338,7 +338,7 @@ unsafe fn tiles<K: Tile, const Q4: bool>(
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; ALIGN]);
 
-/// Where the results of a tile go.
+/// Destination of a tile's results.
 struct Out<'a, 'y> {
     y: &'a mut Columns<'y, f32>,
     t: usize,
@@ -361,8 +361,8 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
     // SAFETY: the panels hold all their groups, and every group has its chunk.
     unsafe {
         let mut chains = [[K::zero(); T]; P];
-        // Chain 0 meets 8, then both meet 4 and 12, and so on: in the order of reversed
-        // bits a sum waits only for the sums that come right after it.
+        // Chain 0 pairs with 8, then both with 4 and 12, and so on: in bit-reversed order a sum
+        // waits only for the sums that come right after it.
         let mut waiting = [[[K::zero(); T]; P]; ROUNDS];
         for i in 0..CHUNK_GROUPS {
             let m = i.reverse_bits() >> (usize::BITS as usize - ROUNDS);

@@ -2,8 +2,8 @@
 //! documentation: generic bodies in `dot` and `gemm`, registers in one file per
 //! instruction set, and the choice between them here.
 
-// Indexed loops over a tile are unrolled, so that its sums stay in registers. Iterators
-// were not, which cost four fifths of the speed.
+// Indexed loops over a tile are unrolled, so its accumulators stay in registers. Iterators were
+// not, which cost four fifths of the speed.
 #![allow(clippy::needless_range_loop)]
 
 /// The integer kernels of one instruction set.
@@ -73,7 +73,7 @@ use crate::{
 macro_rules! dispatch {
     ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
         match $cpu.isa() {
-            // AVX-512 without VNNI has no product of bytes that AVX2 lacks.
+            // AVX-512 without VNNI has no byte products beyond those of AVX2.
             // SAFETY: a token with this ISA exists only where its features were detected.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => unsafe { avx2::base::$kernel($($arg),*) },

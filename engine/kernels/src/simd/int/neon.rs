@@ -25,7 +25,7 @@ pub(super) mod i8mm {
     super::with_features!(neon_i8mm, entry_points, super::Neon<{ super::I8MM }>);
 }
 
-/// What [`Neon`] may use: no extension, dot products, dot products and matrix products.
+/// Extensions [`Neon`] may use: none, dot products, dot products and matrix products.
 pub(super) const BASE: u8 = 0;
 pub(super) const DOTPROD: u8 = 1;
 pub(super) const I8MM: u8 = 2;
@@ -141,8 +141,8 @@ pub(super) unsafe fn halves(x: &Chunk, g: usize) -> (int8x16_t, int8x16_t) {
     }
 }
 
-/// The 32 products of a group, added up to four sums. No activation is −128, so two
-/// products fit in 16 bits: 2 × 128 × 127.
+/// The 32 products of a group, summed to four. No activation is −128, so two products fit in 16
+/// bits: 2 × 128 × 127.
 ///
 /// # Safety
 /// The CPU has NEON, and dot products of bytes unless `LEVEL` is [`BASE`].

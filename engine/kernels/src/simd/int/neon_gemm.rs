@@ -1,6 +1,6 @@
-//! Matrix products with NEON, eight rows per panel. How a panel is interleaved depends on
-//! the instruction that multiplies: plain NEON takes whole rows of a group, `sdot` four
-//! elements of each row, `smmla` eight elements of two rows.
+//! Matrix products with NEON, eight rows per panel. The interleaving of a panel depends on the
+//! multiply instruction: plain NEON uses whole rows of a group, `sdot` four elements of each row,
+//! `smmla` eight elements of two rows.
 
 use std::arch::{aarch64::*, asm};
 
@@ -18,7 +18,7 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
 
     const ROWS: usize = ROWS;
     const PACK_FROM: usize = 4;
-    // 8 sums, 8 chains, 8 activations, weights and scales of the 32 registers.
+    // 8 accumulators, 8 chains, 8 activations, weights and scales of the 32 registers.
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
 
@@ -180,7 +180,7 @@ unsafe fn sums_by_smmla<const T: usize>(
         let mut sums = [[vdupq_n_s32(0); 2]; T];
         let mut t = 0;
         while t < T {
-            // A lonely last token is its own neighbour.
+            // An odd last token is paired with itself.
             let next = if t + 1 < T { t + 1 } else { t };
             let (a, b) = (halves(&*x.chunk(t), m), halves(&*x.chunk(next), m));
             let steps = [

@@ -1,4 +1,4 @@
-//! f32 activations to chunks of integers.
+//! Quantises f32 activations to chunks of integers.
 
 use crate::{
     Chunk,
@@ -6,19 +6,19 @@ use crate::{
     dtype::GROUP,
 };
 
-/// Largest quant. −128 is not used, so that a quant can change its sign.
+/// Largest quant. −128 is not used, so that a quant can be negated.
 const QUANT_MAX: f32 = 127.0;
-/// Groups whose largest magnitude is below this are zero: what they would add to a sum
-/// is far below its rounding, and the inverse of their scale might be infinite.
+/// Groups whose largest magnitude is below this become zero: their contribution to a sum is far
+/// below its rounding, and the inverse of their scale might be infinite.
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
-/// Adding it leaves the integer nearest to a small number (half to even) in the lowest
-/// bits, in two's complement.
+/// Adding it leaves the nearest integer (half to even) of a small number in the lowest bits, in
+/// two's complement.
 const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23
 
-/// All bits of an f32 but its sign.
+/// All bits of an f32 except its sign.
 pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The two passes over a group, which vector units do in their own ways.
+/// The two passes over a group, implemented per vector unit.
 pub(super) trait Quantize {
     /// The bits of the largest magnitude. Magnitudes compare like their bits, and NaN is
     /// the largest: a maximum of integers is the same on every machine.
@@ -80,7 +80,7 @@ unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], chunk: &mut Chunk) {
     let mut inverse = [0.0f32; CHUNK_GROUPS];
     for g in 0..CHUNK_GROUPS {
         let max = f32::from_bits(largest[g]);
-        // Both for every group, so that the divisions are done many at a time.
+        // Computed for every group, so that the divisions vectorise.
         (inverse[g], chunk.scales[g]) = (QUANT_MAX / max, max / QUANT_MAX);
     }
     for (g, group) in groups.iter().enumerate() {

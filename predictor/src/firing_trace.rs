@@ -1,0 +1,149 @@
+//! Which of a sample of neurons fire, token after token: what a cache is simulated on.
+
+use crate::stats::words;
+
+/// Neurons of a sample, about, and tokens that are kept of them.
+const NEURONS: usize = 4096;
+const TOKENS: usize = 4096;
+
+/// The firings of every `step`-th neuron of each bank, banks in packed order, for consecutive tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FiringTrace {
+    banks: usize,
+    /// Neurons of a bank.
+    neurons: usize,
+    step: usize,
+    /// `[tokens][words]`: the sampled neurons of all banks.
+    bits: Vec<u64>,
+}
+
+impl FiringTrace {
+    /// Nothing seen yet of `banks` banks of `neurons` neurons.
+    pub fn new(banks: usize, neurons: usize) -> Self {
+        Self {
+            banks,
+            neurons,
+            step: (banks * neurons).div_ceil(NEURONS).max(1),
+            bits: Vec::new(),
+        }
+    }
+
+    /// Bytes that a trace comes to hold.
+    pub fn bytes_for(banks: usize, neurons: usize) -> u64 {
+        8 * (TOKENS * Self::new(banks, neurons).width()) as u64
+    }
+
+    /// Banks.
+    pub fn banks(&self) -> usize {
+        self.banks
+    }
+
+    /// Sampled neurons of each bank.
+    pub fn sampled(&self) -> usize {
+        self.neurons.div_ceil(self.step)
+    }
+
+    fn width(&self) -> usize {
+        words(self.banks * self.sampled())
+    }
+
+    /// Tokens that were seen.
+    pub fn tokens(&self) -> usize {
+        self.bits.len() / self.width().max(1)
+    }
+
+    /// Words in which the trace is stored.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.bits
+    }
+
+    /// Takes over stored words; `None` where they are no whole tokens.
+    pub(crate) fn restore(&mut self, bits: Vec<u64>) -> Option<()> {
+        let width = self.width().max(1);
+        let fits = bits.len().is_multiple_of(width) && bits.len() / width <= TOKENS;
+        fits.then(|| self.bits = bits)
+    }
+
+    /// Takes in a token by the bits of all neurons, `[banks][words]`. What comes after enough tokens
+    /// is ignored.
+    pub(crate) fn push(&mut self, fired: &[u64]) {
+        if self.tokens() >= TOKENS {
+            return;
+        }
+        let (start, bank_words) = (self.bits.len(), words(self.neurons));
+        self.bits.resize(start + self.width(), 0);
+        let sampled = (0..self.neurons).step_by(self.step);
+        let places = (0..self.banks).flat_map(|bank| sampled.clone().map(move |n| (bank, n)));
+        for (i, (bank, n)) in places.enumerate() {
+            let word = fired.get(bank * bank_words + n / 64).copied().unwrap_or(0);
+            self.bits[start + i / 64] |= (word >> (n % 64) & 1) << (i % 64);
+        }
+    }
+
+    /// Share of the tokens for which each sampled neuron fires.
+    pub fn frequencies(&self) -> Vec<f64> {
+        let mut counts = vec![0u64; self.banks * self.sampled()];
+        for token in 0..self.tokens() {
+            self.each(token, |n| counts[n] += 1);
+        }
+        let tokens = self.tokens().max(1) as f64;
+        counts.iter().map(|&c| c as f64 / tokens).collect()
+    }
+
+    /// Calls `f` for each sampled neuron that fires for a token, by its place in the sample.
+    pub fn each(&self, token: usize, mut f: impl FnMut(usize)) {
+        let width = self.width();
+        for (w, &word) in self.bits[token * width..][..width].iter().enumerate() {
+            let mut left = word;
+            while left != 0 {
+                f(w * 64 + left.trailing_zeros() as usize);
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_th_neuron_is_seen() {
+        for (banks, neurons) in [(2, 70), (3, 3000), (1, 1), (7, 1001)] {
+            let mut trace = FiringTrace::new(banks, neurons);
+            let fires = |t: usize, n: usize| (n * 7 + t).is_multiple_of(3);
+            for t in 0..3 {
+                let mut bits = vec![0u64; banks * words(neurons)];
+                for n in (0..banks * neurons).filter(|&n| fires(t, n)) {
+                    let (bank, neuron) = (n / neurons, n % neurons);
+                    bits[bank * words(neurons) + neuron / 64] |= 1 << (neuron % 64);
+                }
+                trace.push(&bits);
+            }
+            assert_eq!(trace.tokens(), 3);
+            let places: Vec<usize> = (0..banks)
+                .flat_map(|b| {
+                    (0..neurons)
+                        .step_by(trace.step)
+                        .map(move |n| b * neurons + n)
+                })
+                .collect();
+            assert_eq!(places.len(), banks * trace.sampled());
+            assert!(places.len() <= NEURONS + banks);
+            assert!(places.len() >= (banks * neurons).min(NEURONS / 2));
+            for t in 0..3 {
+                let mut seen = Vec::new();
+                trace.each(t, |n| seen.push(n));
+                let expected: Vec<usize> =
+                    (0..places.len()).filter(|&i| fires(t, places[i])).collect();
+                assert_eq!(seen, expected);
+            }
+            let all: f64 = trace.frequencies().iter().sum();
+            let seen = (0..3).flat_map(|t| places.iter().filter(move |&&n| fires(t, n)));
+            assert!((all - seen.count() as f64 / 3.0).abs() < 1e-9);
+            let mut other = FiringTrace::new(banks, neurons);
+            assert!(other.restore(trace.words().to_vec()).is_some() && other == trace);
+        }
+        assert!(FiringTrace::new(2, 70).restore(vec![0; 4]).is_none());
+    }
+}

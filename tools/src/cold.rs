@@ -1,0 +1,84 @@
+//! The engine's cold region without bytes: its own cache over slots that hold nothing.
+
+use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::cache::{Eviction, Key, SlotCache};
+
+use crate::Failure;
+
+/// Which neurons the cold region would hold.
+pub struct Cold {
+    cache: SlotCache,
+    /// Needed neurons of the present layer that are to be read.
+    missing: Vec<Key>,
+    /// Those that are there.
+    pinned: Vec<Key>,
+}
+
+/// A cache of `slots` units without bytes.
+pub fn cache_of(slots: u64, banks: &[u32], eviction: Eviction) -> Result<SlotCache, Failure> {
+    let too_large = || Failure::usage("more neurons than a cache can number");
+    // an empty region, as the hot one without statistics, still wants an arena
+    let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
+    let arena =
+        Arena::new(slots, 1, 1, ArenaOptions::default()).map_err(emberflow_storage::Error::from)?;
+    SlotCache::with_eviction(arena, banks, eviction).ok_or_else(too_large)
+}
+
+impl Cold {
+    /// An empty region of `slots` neurons, of banks of so many each.
+    pub fn new(slots: u64, banks: &[u32]) -> Result<Self, Failure> {
+        Ok(Self {
+            cache: cache_of(slots, banks, Eviction::Lrfu)?,
+            missing: Vec::new(),
+            pinned: Vec::new(),
+        })
+    }
+
+    /// Starts a neuron as if it had been used so many times per token.
+    pub fn set_prior(&mut self, key: Key, rate: f64) {
+        self.cache.set_prior(key, rate);
+    }
+
+    /// Loads a neuron while there is a free slot, as a region is filled.
+    pub fn fill(&mut self, key: Key) {
+        if let Some(slot) = self.cache.reserve_if_free(key) {
+            self.cache.admit(key, slot);
+            self.cache.unpin(key);
+        }
+    }
+
+    /// A layer of one bank begins; with the first one, a token.
+    pub fn begin_layer(&mut self, bank: u32) {
+        if bank == 0 {
+            self.cache.begin_pass();
+        }
+        self.cache.begin_layer(bank);
+    }
+
+    /// Whether a needed neuron is there.
+    pub fn find(&mut self, key: Key) -> bool {
+        let found = self.cache.get_pin(key).is_some();
+        match found {
+            true => self.pinned.push(key),
+            false => self.missing.push(key),
+        }
+        found
+    }
+
+    /// Reads what is missing as far as slots go, then lets go of the layer.
+    pub fn end_layer(&mut self) {
+        for key in self.missing.drain(..) {
+            let mut slot = self.cache.reserve(key);
+            if slot.is_none() {
+                // everything is pinned: clusters before this one are done
+                self.pinned.drain(..).for_each(|key| self.cache.unpin(key));
+                slot = self.cache.reserve(key);
+            }
+            if let Some(slot) = slot {
+                self.cache.admit(key, slot);
+                self.pinned.push(key);
+            }
+        }
+        self.pinned.drain(..).for_each(|key| self.cache.unpin(key));
+    }
+}

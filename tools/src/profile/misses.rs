@@ -1,0 +1,119 @@
+//! The measured miss curve of a profile: the engine's cache, run over the firings of a sample of the
+//! neurons once for each of several sizes.
+
+use emberflow_predictor::FiringTrace;
+use emberflow_predictor::stats::Misses;
+use emberflow_predictor::stats::misses::{SIZES, bin};
+use emberflow_storage::cache::Key;
+
+use crate::Failure;
+use crate::cold::Cold;
+
+/// Tokens that fill a cache before its misses are counted.
+const WARM_UP: usize = 128;
+
+/// What caches of each size miss of a trace. Nothing where it is too short to fill a cache.
+pub fn count(trace: &FiringTrace) -> Result<Misses, Failure> {
+    let mut misses = Misses::default();
+    if trace.tokens() < 2 * WARM_UP {
+        return Ok(misses);
+    }
+    let often = trace.frequencies();
+    for token in WARM_UP..trace.tokens() {
+        trace.each(token, |n| misses.needed[class(often[n])] += 1);
+    }
+    for (&share, missed) in SIZES.iter().zip(&mut misses.missed) {
+        let mut cold = filled(trace, &often, share)?;
+        for token in 0..trace.tokens() {
+            pass(&mut cold, trace, token, |n| {
+                missed[class(often[n])] += u64::from(token >= WARM_UP);
+            });
+        }
+    }
+    Ok(misses)
+}
+
+fn class(often: f64) -> usize {
+    bin(often).round() as usize
+}
+
+fn key(trace: &FiringTrace, n: usize) -> Key {
+    let each = trace.sampled();
+    Key::new((n / each) as u32, (n % each) as u32)
+}
+
+/// A region for a share of the sampled neurons as an engine opens it: with the front of every bank.
+fn filled(trace: &FiringTrace, often: &[f64], share: f64) -> Result<Cold, Failure> {
+    let slots = (share * often.len() as f64).round().max(1.0) as u64;
+    let mut cold = Cold::new(slots, &vec![trace.sampled() as u32; trace.banks()])?;
+    let front = slots.div_ceil(trace.banks() as u64) as u32;
+    for (n, &often) in often.iter().enumerate() {
+        let key = key(trace, n);
+        cold.set_prior(key, often);
+        if key.neuron < front {
+            cold.fill(key);
+        }
+    }
+    Ok(cold)
+}
+
+/// One token, bank after bank: `missed` is told each neuron that is not there.
+fn pass(cold: &mut Cold, trace: &FiringTrace, token: usize, mut missed: impl FnMut(usize)) {
+    let mut bank = 0;
+    cold.begin_layer(bank);
+    trace.each(token, |n| {
+        let key = key(trace, n);
+        while bank < key.bank {
+            cold.end_layer();
+            bank += 1;
+            cold.begin_layer(bank);
+        }
+        if !cold.find(key) {
+            missed(n);
+        }
+    });
+    cold.end_layer();
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_predictor::record::{Recorder, Subject};
+
+    use super::*;
+
+    const BANKS: usize = 2;
+    const NEURONS: usize = 100;
+
+    /// A trace of `tokens` tokens, for which `fires(token, neuron of all)` says who fires.
+    fn trace(tokens: usize, fires: impl Fn(usize, usize) -> bool) -> FiringTrace {
+        let mut recorder = Recorder::new(Subject {
+            model: "m".into(),
+            text: 1,
+            layers: BANKS,
+            neurons: NEURONS,
+            window: tokens,
+            sample: 1,
+        });
+        for bank in 0..BANKS {
+            let gates: Vec<f32> = (0..NEURONS)
+                .flat_map(|n| (0..tokens).map(move |t| (t, bank * NEURONS + n)))
+                .map(|(t, n)| f32::from(u8::from(fires(t, n))))
+                .collect();
+            recorder.see(bank, 0, 0, tokens, &gates, &gates);
+        }
+        recorder.end_window(0);
+        recorder.trace().clone()
+    }
+
+    #[test]
+    fn what_always_fires_stays_and_what_is_scanned_does_not() {
+        // A tenth of the neurons fires for every token, the others each for every fifth.
+        let misses = count(&trace(400, |t, n| n % 10 == 0 || (n + t).is_multiple_of(5))).unwrap();
+        for (size, share) in SIZES.iter().enumerate() {
+            let always = misses.missed[size][class(1.0)];
+            assert_eq!(always == 0, *share > 0.13, "{share}: {always}");
+        }
+        assert!(misses.rate(0) > misses.rate(4) && misses.rate(4) > misses.rate(8));
+        assert!(count(&trace(200, |_, _| true)).unwrap().is_empty());
+    }
+}
