@@ -266,6 +266,12 @@ impl Engine {
         self.decoder.logits(0)
     }
 
+    /// Share of the clusters that are hot for so many sequences at once.
+    pub(crate) fn hot_cut(&self, sequences: usize) -> f64 {
+        let hot: u64 = (self.planner.hot(sequences).iter().copied().map(u64::from)).sum();
+        hot as f64 / self.needs().clusters.max(1) as f64
+    }
+
     /// Plans for `sequences` at once, at most as many as the options say: the more there are, the more
     /// neurons fire for one of them in nearly every pass, and belong in the hot region. Nothing is
     /// read for it, and the border between the regions moves a little with each pass. No result

@@ -148,7 +148,7 @@ fn tiles_cover_the_matrix_once_and_spare_the_gap() {
     for (rows, width, stride) in MATRICES {
         let mut data = elements(rows, width, stride);
         let matrix = Columns::new(&mut data, rows, stride, width);
-        workers.for_each_tile(matrix, (2, 3), &|row, column, mut tile| {
+        workers.for_each_tile(matrix, 2, 3, &|row, column, mut tile| {
             for r in 0..tile.rows() {
                 for (c, value) in tile.row_mut(r).iter_mut().enumerate() {
                     *value += 1 + (row + r) * stride + column + c;

@@ -48,9 +48,9 @@ pub struct Details {
 }
 
 impl Details {
-    /// The passes `steps` of a generation by `engine` and their times, and the speed of memory,
-    /// which takes 0.3 s to measure.
-    pub fn new(engine: &mut Engine, steps: &[Step], latencies: &[Duration]) -> Self {
+    /// The passes `steps` of a generation of `texts` texts by `engine` and their times, and the speed
+    /// of memory, which takes 0.3 s to measure.
+    pub fn new(engine: &mut Engine, texts: usize, steps: &[Step], latencies: &[Duration]) -> Self {
         let mut probe = Probe::new(engine);
         let memory_gb_per_s = probe.read_bandwidth(TIME) / 1e9;
         let dense_bytes = probe.dense_bytes();
@@ -65,10 +65,7 @@ impl Details {
             memory_gb_per_s: rounded(memory_gb_per_s),
             dense_bytes,
             kv_bytes_per_position: engine.position_bytes(),
-            hot_cut: {
-                let needs = engine.needs();
-                rounded(needs.hot_clusters as f64 / needs.clusters.max(1) as f64)
-            },
+            hot_cut: rounded(engine.hot_cut(texts)),
             ms: (latencies.iter())
                 .map(|l| rounded(l.as_secs_f64() * 1e3))
                 .collect(),
