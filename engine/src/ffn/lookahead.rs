@@ -1,11 +1,11 @@
-//! Who is likely to be needed by the next layer, before its own input is known.
+//! Lookahead: predicts the next layer's active set before its input is known.
 //!
-//! The residual stream changes little from one layer to the next, so the next layer's predictor is
-//! mostly right about it a layer early. Where it was wrong for the last token, by how much is known
-//! once that layer was named, and it will be wrong in nearly the same way for this one: what a layer
-//! adds to the stream changes slowly, and some of it never. So each guess is corrected by the error of
-//! the last one, times the share of such errors that has lasted of late (least squares). What is named
-//! is only read ahead, never computed: a wrong guess costs a read and changes no result.
+//! The residual stream changes little between adjacent layers, so the next layer's predictor is
+//! mostly right when it runs one layer early. Its error per neuron (true margin minus early margin)
+//! becomes known when that layer is predicted, and it persists from token to token. Each early
+//! margin is therefore corrected by `β × (last error)`, with `β = Σ eₜ·eₜ₋₁ / Σ eₜ₋₁·eₜ₋₁` (least
+//! squares, exponentially decayed). The result only drives prefetch: a false positive costs a read
+//! and changes no output.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use super::units::Norm;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
-/// Pieces of a layer that each thread names one after the other: what is missing of those that are
-/// done is looked up and read while the others are named.
+/// Pieces that each thread splits a layer's predictions into. Cache lookup and reads for finished
+/// pieces overlap with the prediction of the others.
 pub const GATE_PIECES: usize = 8;
 
-/// Most tokens of a pass that looks ahead: those of as many sequences, not of a prompt.
+/// Most tokens of a pass that looks ahead: decode batches do, prefill does not.
 pub(super) const FEW: usize = 8;
 
 /// A layer to look ahead to.
@@ -35,15 +35,14 @@ pub(super) struct Upcoming<'a> {
     pub norm: Norm<'a>,
 }
 
-/// Part of what is known of the errors' agreement that a new token leaves.
+/// Decay of the error sums per token.
 const KEPT: f32 = 0.95;
 
-/// How wrong the guesses for a bank were.
+/// Prediction errors of the early margins of a bank.
 struct Errors {
-    /// By neuron: its margin less the guess, for the last token that both are known of.
+    /// By neuron: true margin minus early margin, for the last token with both.
     last: Vec<f32>,
-    /// Sums over neurons and tokens, older ones counting less: of an error times the one before,
-    /// and of the one before times itself.
+    /// Decayed sums over neurons and tokens: `Σ eₜ·eₜ₋₁` and `Σ eₜ₋₁·eₜ₋₁`.
     agreed: f32,
     size: f32,
 }
@@ -57,7 +56,7 @@ impl Errors {
         }
     }
 
-    /// The part of an error that the next one has, too (least squares).
+    /// `β`: the share of an error that persists (least squares), clamped to 0..=1.
     fn kept(&self) -> f32 {
         let part = self.agreed / self.size;
         if part.is_finite() {
@@ -68,17 +67,16 @@ impl Errors {
     }
 }
 
-/// Memory for looking one layer ahead, for a few tokens.
+/// Buffers for predicting one layer ahead, for a few tokens.
 pub(super) struct Lookahead {
     neurons: usize,
     normed: Vec<f32>,
     input: Activations,
     margins: Vec<f32>,
-    /// Which pairs are named, by cluster.
+    /// Mask of predicted pairs, by cluster.
     named: Vec<u64>,
     ids: Vec<u32>,
-    /// The margins that were guessed for one token, not corrected, and for which bank. Errors once
-    /// the bank was named.
+    /// Uncorrected early margins of one token, and their bank. Overwritten with errors by `learn`.
     guess: Vec<f32>,
     guessed: Option<u32>,
     /// By bank.
@@ -110,14 +108,13 @@ impl Lookahead {
         (4 * floats + named + input + banks * size_of::<Errors>()) as u64
     }
 
-    /// Whether margins of `bank` were guessed for this token, so that there is something to learn
-    /// when it is named.
+    /// Whether early margins of `bank` exist for this token, so that `learn` applies.
     pub fn guessed(&self, bank: u32) -> bool {
         self.guessed == Some(bank)
     }
 
-    /// The guess for `bank` was made for a token whose margins are `margins` from neuron `first` on;
-    /// in order, each neuron once.
+    /// Updates the errors of `bank` with the true `margins` of neurons from `first` on. Called in
+    /// order, each neuron once.
     pub fn learn(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32]) {
         let errors = &mut self.errors[bank as usize];
         let range = first..first + margins.len();
@@ -138,9 +135,9 @@ impl Lookahead {
         }
     }
 
-    /// Hands the neurons, ascending, that the predictor of the upcoming layer names for the tokens of
-    /// this one to `then`, some at a time while others are named. Returns the time of naming alone, by
-    /// thread.
+    /// Predicts the upcoming layer's active set from this layer's residual stream. Hands the ids,
+    /// ascending, to `then` piece by piece while other pieces are predicted. Returns the prediction
+    /// time per thread.
     pub fn name(
         &mut self,
         on: &Compute,
@@ -168,7 +165,7 @@ impl Lookahead {
         }
         let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let (predictors, ids) = (&*predictors, &mut self.ids);
-        // Errors of several sequences are not told apart.
+        // Errors are kept for one sequence only.
         let single = tokens == 1;
         if single {
             self.guessed = Some(bank);
@@ -219,8 +216,7 @@ mod tests {
 
     const NEURONS: usize = 2 * CLUSTER;
 
-    /// What is kept of errors after some tokens, for which guesses are wrong by `error(token,
-    /// neuron)`.
+    /// `β` after some tokens whose early margins are off by `error(token, neuron)`.
     fn kept(error: impl Fn(usize, usize) -> f32) -> f32 {
         let mut ahead = Lookahead::new(32, NEURONS, 1, 2);
         for token in 0..40 {
@@ -250,7 +246,7 @@ mod tests {
         assert!(kept(noise) < 0.1);
         let half = kept(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
         assert!((0.4..0.6).contains(&half), "{half}");
-        // An error that turns each time is none to correct by.
+        // An error that alternates in sign does not persist.
         assert_eq!(
             kept(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
             0.0
@@ -265,7 +261,7 @@ mod tests {
             _ => 1.0,
         };
         assert!(kept(error) > 0.99);
-        // Too large to be squared.
+        // Its square overflows.
         assert_eq!(kept(|_, _| f32::MAX), 0.0);
     }
 }
