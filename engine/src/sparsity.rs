@@ -11,7 +11,7 @@ use crate::options::Sparsity;
 
 /// Bytes of Gate rows that prediction must save per layer and token to pay. It costs one or two
 /// parallel sections, about 10 µs, in which a small machine reads this much.
-const WORTHWHILE: f64 = 256.0 * 1024.0;
+const MIN_SAVING: f64 = 256.0 * 1024.0;
 
 /// A mode and its reason.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
     let read = stored.bytes as f64 + stored.looked_at() * gate_bytes as f64;
     let saved = (gate_bytes as f64 - read) / f64::from(c.layers.max(1));
     let kib = |bytes: f64| (bytes / 1024.0).round();
-    if saved >= WORTHWHILE {
+    if saved >= MIN_SAVING {
         Choice {
             sparsity: Sparsity::Predicted,
             reason: format!(
@@ -82,7 +82,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
             "predictors save {} KiB of Gate rows per layer and token, less than predicting costs \
              ({} KiB)",
             kib(saved),
-            kib(WORTHWHILE)
+            kib(MIN_SAVING)
         ))
     }
 }

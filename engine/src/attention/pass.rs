@@ -57,7 +57,7 @@ impl Sums {
         } else {
             self.max
         };
-        let (a, b) = (shrink(self.max, max), shrink(next.max, max));
+        let (a, b) = (rescale(self.max, max), rescale(next.max, max));
         self.sum = b.mul_add(next.sum, a * self.sum);
         self.max = max;
         cpu.blend(a, out, b, mix);
@@ -73,7 +73,7 @@ impl Sums {
 }
 
 /// `exp(from − to)`: rescales sums from maximum `from` to maximum `to`.
-fn shrink(from: f32, to: f32) -> f32 {
+fn rescale(from: f32, to: f32) -> f32 {
     emberflow_kernels::math::exp(from - to)
 }
 

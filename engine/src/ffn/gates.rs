@@ -26,8 +26,8 @@ pub(super) struct GateWork<'a> {
 }
 
 impl GateWork<'_> {
-    /// Activated gates of at most a cluster of a bank's `neurons`, from resident Gate rows: `gates
-    /// [neurons × tokens]`.
+    /// Activated gates of at most a cluster of a bank's `neurons`, from resident Gate rows:
+    /// `gates [neurons × tokens]`.
     pub fn resident(
         &self,
         resident: &Resident,

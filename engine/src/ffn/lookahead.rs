@@ -18,8 +18,8 @@ use super::units::Norm;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
-/// Pieces that each thread splits a layer's predictions into. Cache lookup and reads for finished
-/// pieces overlap with the prediction of the others.
+/// Pieces into which each thread splits a layer's gates or predictions. Lookup and reads for finished
+/// pieces overlap with the computation of the others.
 pub const GATE_PIECES: usize = 8;
 
 /// Most tokens of a pass that looks ahead: decode batches do, prefill does not.
@@ -36,29 +36,29 @@ pub(super) struct Upcoming<'a> {
 }
 
 /// Decay of the error sums per token.
-const KEPT: f32 = 0.95;
+const DECAY: f32 = 0.95;
 
 /// Prediction errors of the early margins of a bank.
 struct Errors {
     /// By neuron: true margin minus early margin, for the last token with both.
     last: Vec<f32>,
     /// Decayed sums over neurons and tokens: `Σ eₜ·eₜ₋₁` and `Σ eₜ₋₁·eₜ₋₁`.
-    agreed: f32,
-    size: f32,
+    cross: f32,
+    square: f32,
 }
 
 impl Errors {
     fn new(neurons: usize) -> Self {
         Self {
             last: vec![0.0; neurons],
-            agreed: 0.0,
-            size: 0.0,
+            cross: 0.0,
+            square: 0.0,
         }
     }
 
     /// `β`: the share of an error that persists (least squares), clamped to 0..=1.
-    fn kept(&self) -> f32 {
-        let part = self.agreed / self.size;
+    fn beta(&self) -> f32 {
+        let part = self.cross / self.square;
         if part.is_finite() {
             part.clamp(0.0, 1.0)
         } else {
@@ -124,11 +124,11 @@ impl Lookahead {
             *guess = if error.is_finite() { error } else { 0.0 };
         }
         if first == 0 {
-            errors.agreed *= KEPT;
-            errors.size *= KEPT;
+            errors.cross *= DECAY;
+            errors.square *= DECAY;
         }
-        errors.agreed += cpu.dot_f32(guess, last);
-        errors.size += cpu.dot_f32(last, last);
+        errors.cross += cpu.dot_f32(guess, last);
+        errors.square += cpu.dot_f32(last, last);
         last.copy_from_slice(guess);
         if first + margins.len() == self.neurons {
             self.guessed = None;
@@ -172,7 +172,7 @@ impl Lookahead {
         }
         let guess = &mut self.guess[..if single { self.neurons } else { 0 }];
         let errors = &self.errors[bank as usize];
-        let kept = errors.kept();
+        let beta = errors.beta();
         let (clusters, words) = (self.neurons.div_ceil(CLUSTER), mask::words(tokens));
         let neurons = self.neurons;
         let lanes = Lanes {
@@ -188,7 +188,7 @@ impl Lookahead {
                 guess.copy_from_slice(margins);
                 let last = &errors.last[c * CLUSTER..];
                 for (margin, error) in margins.iter_mut().zip(last) {
-                    *margin += kept * error;
+                    *margin += beta * error;
                 }
             }
             let clusters = margins.chunks(CLUSTER * tokens);
@@ -217,7 +217,7 @@ mod tests {
     const NEURONS: usize = 2 * CLUSTER;
 
     /// `β` after some tokens whose early margins are off by `error(token, neuron)`.
-    fn kept(error: impl Fn(usize, usize) -> f32) -> f32 {
+    fn beta(error: impl Fn(usize, usize) -> f32) -> f32 {
         let mut ahead = Lookahead::new(32, NEURONS, 1, 2);
         for token in 0..40 {
             ahead.guess.fill(3.0);
@@ -231,8 +231,8 @@ mod tests {
             }
             assert!(!ahead.guessed(1));
         }
-        assert_eq!(ahead.errors[0].kept(), 0.0);
-        ahead.errors[1].kept()
+        assert_eq!(ahead.errors[0].beta(), 0.0);
+        ahead.errors[1].beta()
     }
 
     fn noise(token: usize, neuron: usize) -> f32 {
@@ -242,13 +242,13 @@ mod tests {
 
     #[test]
     fn errors_are_kept_as_far_as_they_agree() {
-        assert!(kept(|_, neuron| neuron as f32) > 0.99);
-        assert!(kept(noise) < 0.1);
-        let half = kept(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
+        assert!(beta(|_, neuron| neuron as f32) > 0.99);
+        assert!(beta(noise) < 0.1);
+        let half = beta(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
         assert!((0.4..0.6).contains(&half), "{half}");
         // An error that alternates in sign does not persist.
         assert_eq!(
-            kept(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
+            beta(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
             0.0
         );
     }
@@ -260,8 +260,8 @@ mod tests {
             2 => f32::NEG_INFINITY,
             _ => 1.0,
         };
-        assert!(kept(error) > 0.99);
+        assert!(beta(error) > 0.99);
         // Its square overflows.
-        assert_eq!(kept(|_, _| f32::MAX), 0.0);
+        assert_eq!(beta(|_, _| f32::MAX), 0.0);
     }
 }

@@ -1,8 +1,8 @@
 //! Retention after prefill: which neurons of a pass stay resident for the next token.
 //!
 //! A prompt touches far more neurons than the token after it, which needs mostly the neurons of the
-//! prompt's last tokens and those that fire often. Only these are inserted; the rest of the pass
-//! does not disturb the cache.
+//! prompt's last tokens and those that fire often. Only these stay: other reads become the
+//! first eviction victims, and resident neurons keep their eviction priority.
 
 use super::mask;
 use super::pairs::{Pairs, Unit};

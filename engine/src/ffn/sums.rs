@@ -65,8 +65,8 @@ impl Batch<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// Sums the needed neurons of each of the unit's `items` into its part of `partials`, `[items
-    /// from first on × tokens × d]`. Stores gates and hidden values in `records`, if any.
+    /// Sums the needed neurons of each of the unit's `items` into its part of `partials`,
+    /// `[items from first on × tokens × d]`. Stores gates and hidden values in `records`, if any.
     pub fn sum(
         &self,
         first: usize,

@@ -4,6 +4,7 @@
 //! page       [layer] of keys and values; a multiple of 32 positions
 //! keys       [kv_head][block of 32 positions][element][32 positions]
 //! values     [kv_head][position][width]      width = head_dim rounded up to a multiple of 32
+//! ```
 //!
 //! The attention kernels dictate the layout: they compute scores for 32 positions at once and read
 //! both halves of a head sequentially. Elements are f16 (default) or f32.

@@ -203,7 +203,7 @@ impl Pass<'_> {
         let arriving = checking + admitted * m.replace_ns;
         // Each piece of the gates with misses wakes the I/O thread, unless it is still awake.
         let pieces = GATE_PIECES as f64;
-        let told = if streams {
+        let wakeups = if streams {
             0.0
         } else {
             let apart = 1.0 + (gates + naming) / m.wake_ns.max(1.0);
@@ -219,10 +219,10 @@ impl Pass<'_> {
             alone = one * share;
         }
         // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
-        let beside = naming + told * m.tell_ns;
+        let beside = naming + wakeups * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
         let own = together + alone + naming + arriving + self.rates.layer_ns;
-        let taken = self.taken(reads, own, told);
+        let taken = self.taken(reads, own, wakeups);
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         Times {
@@ -236,11 +236,11 @@ impl Pass<'_> {
     }
 
     /// Nanoseconds that the I/O thread takes from compute threads, which run for `own` nanoseconds
-    /// and wake it `told` times.
+    /// and wake it `wakeups` times.
     ///
     /// With a compute thread on every core the I/O thread preempts one, and the others wait at the
     /// barrier; the loss is at most one core. It sleeps while the device is idle.
-    fn taken(&self, reads: &Reads, own: f64, told: f64) -> f64 {
+    fn taken(&self, reads: &Reads, own: f64, wakeups: f64) -> f64 {
         let m = self.machine;
         let cores = f64::from(m.machine.cores.max(1));
         let threads = f64::from(self.rates.threads.max(1));
@@ -248,7 +248,7 @@ impl Pass<'_> {
         let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
         // A busy core has no wake-up latency; the context switch costs about as much as the wake-up
         // call.
-        let waking = told * m.tell_ns;
+        let waking = wakeups * m.tell_ns;
         let taken = (busy + waking) * (threads / cores).min(1.0);
         taken.min(own / (cores - 1.0).max(1.0))
     }
@@ -271,10 +271,10 @@ impl Pass<'_> {
             return times.work.max(reading + wake + times.last);
         }
         // Round trip: both the I/O thread and the waiting thread sleep.
-        let way = 2.0 * wake + reads.latency_ns;
-        let all = times.head + way + reads.ns + times.last;
+        let round_trip = 2.0 * wake + reads.latency_ns;
+        let all = times.head + round_trip + reads.ns + times.last;
         // If the device is faster than the gates, it waits for their last piece.
-        let rest = times.gates + way + reads.ns / GATE_PIECES as f64 + times.last;
+        let rest = times.gates + round_trip + reads.ns / GATE_PIECES as f64 + times.last;
         let deviation = reads.ns * (SPREAD / reads.count).sqrt();
         mean_of_larger(times.work, all.max(rest), deviation)
     }

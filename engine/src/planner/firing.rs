@@ -154,7 +154,7 @@ impl Firing {
 }
 
 /// Samples that a frequency class needs to be trusted.
-const ENOUGH: u64 = 50;
+const MIN_SAMPLES: u64 = 50;
 
 /// Miss probability of a needed neuron, by activation frequency.
 #[derive(Debug, Clone)]
@@ -174,7 +174,7 @@ impl Absent {
     fn counted(misses: &Misses, share: f64) -> Self {
         // Classes with few samples use the nearest trusted class.
         let nearest = |class: usize| {
-            let known = (0..BINS).filter(|&other| misses.needed[other] >= ENOUGH);
+            let known = (0..BINS).filter(|&other| misses.needed[other] >= MIN_SAMPLES);
             known
                 .min_by_key(|other| other.abs_diff(class))
                 .unwrap_or(class)

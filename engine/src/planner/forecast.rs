@@ -11,7 +11,7 @@ use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
 
 /// Speedup that fewer threads than cores must promise.
-const WORTH: f64 = 1.2;
+const MIN_SPEEDUP: f64 = 1.2;
 
 /// Shared inputs of a division's forecasts.
 struct Outlook {
@@ -47,7 +47,7 @@ impl Planner {
                 decode.tokens_per_s
             });
             if let Some(speed) = speed
-                && best.is_none_or(|(other, _)| speed > WORTH * other)
+                && best.is_none_or(|(other, _)| speed > MIN_SPEEDUP * other)
             {
                 best = Some((speed, threads));
             }

@@ -52,11 +52,11 @@ pub struct Plan {
     pub decode: Forecast,
     /// Prefill.
     pub prefill: Forecast,
-    /// Data quality of the forecast.
+    /// Which inputs of the forecast were measured.
     pub basis: Basis,
 }
 
-/// Data quality of a forecast: measured or assumed inputs.
+/// Which inputs of a forecast were measured; the others are assumed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Basis {
     /// Whether the machine was measured.

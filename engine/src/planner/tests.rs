@@ -350,7 +350,7 @@ fn the_published_split_of_a_47b_model() {
     let embedding = u64::from(c.vocab) * DType::Q4.row_bytes(D) as u64;
     let plan = needs.plan(7 << 30).unwrap();
     let held = |what: &str| plan.ledger.held(what) as f64;
-    let near = |what: &str, found: f64, published: f64, within: f64| {
+    let close_to = |what: &str, found: f64, published: f64, within: f64| {
         assert!(
             (found / published - 1.0).abs() < within,
             "{what}: {found:.3e}"
@@ -359,10 +359,10 @@ fn the_published_split_of_a_47b_model() {
     // The published number includes the embedding, which is read from flash here.
     let other = held("fixed") + held("kv") + embedding as f64;
     assert_eq!(held("embedding"), 0.0);
-    near("other layers", other, 1.0 * GB, 0.15);
-    near("predictors", held("predictor"), 2.6 * GB, 0.1);
-    near("scales", held("scales"), 2.7 * GB, 0.05);
-    near("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
+    close_to("other layers", other, 1.0 * GB, 0.15);
+    close_to("predictors", held("predictor"), 2.6 * GB, 0.1);
+    close_to("scales", held("scales"), 2.7 * GB, 0.05);
+    close_to("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
     // All gates take 7.5 GB, so they stay on flash; the rest caches neurons.
     assert_eq!(plan.residency, Residency::Bundles);
     let cache = held("cold") + held("hot");

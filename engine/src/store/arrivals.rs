@@ -18,7 +18,8 @@ impl NeuronStore {
         self.take_arrived(arrived)
     }
 
-    /// Blocks until a completion. Called when no cluster is ready.
+    /// Blocks until a completion, or frees slots if no read is in flight. Called when no cluster is
+    /// ready.
     pub fn wait(&mut self) -> Result<(), Error> {
         self.submit_last()?;
         if self.reader.outstanding() == 0 {

@@ -15,7 +15,7 @@ const FEW_MISSING: u32 = 16;
 const TRIAL: u32 = 64;
 
 /// Passes after which a layer with low precision is retried.
-const AGAIN: u32 = 64;
+const RETRY: u32 = 64;
 
 /// One bit for each neuron of the model.
 struct Bits {
@@ -146,7 +146,7 @@ impl Guesses {
         let record = &mut self.layers[layer];
         record.passes = record.passes.wrapping_add(1);
         record.missing = 0;
-        if !record.is_good() && record.passes.is_multiple_of(AGAIN) {
+        if !record.is_good() && record.passes.is_multiple_of(RETRY) {
             record.forget();
         }
     }
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn what_does_not_pay_is_tried_again_now_and_then() {
         let mut guesses = Guesses::of(&[256; 2], 2);
-        let tried: Vec<bool> = (0..3 * AGAIN)
+        let tried: Vec<bool> = (0..3 * RETRY)
             .map(|_| pass(&mut guesses, true, 100, 40))
             .collect();
         assert_eq!(tried.iter().filter(|&&t| t).count(), 3);
         // It resumes where precision is high.
-        (0..AGAIN).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
-        assert!((0..AGAIN).all(|_| pass(&mut guesses, true, 100, 60)));
+        (0..RETRY).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
+        assert!((0..RETRY).all(|_| pass(&mut guesses, true, 100, 60)));
     }
 
     #[test]

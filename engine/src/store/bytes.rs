@@ -33,7 +33,7 @@ enum Place<'a> {
     Hot(&'a [u8]),
     /// A stream buffer, laid out as on flash, from the first bundle on.
     Stream(&'a [u8]),
-    /// By needed neuron.
+    /// Cold slots, by needed neuron.
     Cold(&'a [Held]),
     Mapped,
 }

@@ -16,8 +16,8 @@ pub(crate) struct ReadCosts {
 }
 
 impl ReadCosts {
-    /// Two-phase loading pays for a whole cluster if `neurons × (gate + fire_share × rest) <
-    /// cluster` (PowerInfer-2 §4.4).
+    /// Two-phase loading pays for a whole cluster if
+    /// `neurons × (gate + fire_share × rest) < cluster` (PowerInfer-2 §4.4).
     pub fn two_phases(&self, neurons: usize) -> bool {
         neurons as f64 * (self.gate + self.fire_share * self.rest) < self.cluster
     }

@@ -15,7 +15,7 @@ use super::tag::Tag;
 use crate::error::Error;
 
 /// Queue depth at which speculation stops: more reads would only wait in the queue.
-const ENOUGH: usize = 768;
+const MAX_DEPTH: usize = 768;
 
 impl NeuronStore {
     /// Whether speculative reads for `layer` pay.
@@ -33,7 +33,7 @@ impl NeuronStore {
     pub fn guess(&mut self, layer: usize, bank: u32, ids: &[u32]) -> Result<(), Error> {
         self.guesses.age(layer);
         for &neuron in ids {
-            if self.reader.pending() >= ENOUGH {
+            if self.reader.pending() >= MAX_DEPTH {
                 break;
             }
             let (key, cluster) = (Key { bank, neuron }, neuron / CLUSTER as u32);

@@ -100,7 +100,7 @@ impl HotClusters {
         self.cache.unpin(key(bank, cluster));
     }
 
-    /// Evicts an unpinned cluster.
+    /// Removes an unpinned cluster.
     pub fn remove(&mut self, bank: u32, cluster: u32) {
         self.cache.remove(key(bank, cluster));
     }

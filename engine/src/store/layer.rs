@@ -8,6 +8,7 @@
 //!   ├─ some neurons missing ─── one read each ─────────────────────┤
 //!   └─ two phases cheaper ───── Gate parts ─► gates ─► resolve ────┘
 //!                                              Up/Down where the gate fires
+//! ```
 
 use std::ops::Range;
 

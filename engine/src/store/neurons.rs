@@ -203,7 +203,7 @@ impl NeuronStore {
         self.cold.resize(0);
         self.hot.set_border(0, &vec![0; self.layout.banks()]);
         self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
-        let freed = alone(&mut self.resident).hold_gates(&self.layout, 0);
+        let freed = exclusive(&mut self.resident).hold_gates(&self.layout, 0);
         self.latch(freed)?;
         let content = &self.contents[usize::from(plan.gates_resident())];
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
@@ -216,7 +216,7 @@ impl NeuronStore {
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.gate_banks = self.gate_banks_of(plan);
         self.set_border(plan);
-        alone(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
+        exclusive(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
         self.fill()
     }
 
@@ -305,7 +305,7 @@ impl NeuronStore {
 
     /// Exclusive access between two layers.
     pub(super) fn resident_mut(&mut self) -> &mut Resident {
-        alone(&mut self.resident)
+        exclusive(&mut self.resident)
     }
 
     /// The bytes of the resident hot clusters.
@@ -349,7 +349,7 @@ impl NeuronStore {
 }
 
 /// Exclusive access between two layers.
-fn alone(resident: &mut Arc<Resident>) -> &mut Resident {
+fn exclusive(resident: &mut Arc<Resident>) -> &mut Resident {
     match Arc::get_mut(resident) {
         Some(resident) => resident,
         None => unreachable!("lent while a layer's neurons are named only"),
