@@ -48,7 +48,7 @@ pub struct Planner {
     pub(crate) hot_clusters: Vec<Vec<u32>>,
     /// Most sequences at once.
     pub(crate) batch: usize,
-    /// The ablation; forecasts assume none.
+    /// Enabled mechanisms. Of these, forecasts model only memory limits and speculation.
     pub(crate) ablation: Ablation,
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.

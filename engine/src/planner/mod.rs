@@ -3,7 +3,7 @@
 //!
 //! Inputs are the model's statistics, the machine's profile and the budget (PowerInfer-2 §5).
 //! [`Planner::plan`] is a pure function of [`Planner`]. Byte arithmetic is in [`crate::memory`],
-//! expected times are in [`cost`].
+//! expected times are in `cost.rs`.
 
 pub mod cores;
 mod cost;

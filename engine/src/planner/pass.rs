@@ -92,13 +92,13 @@ pub struct Forecast {
     pub tokens_per_s: f64,
     /// The bottleneck.
     pub limit: Limit,
-    /// Time of the pass.
+    /// Time of the pass in milliseconds.
     pub ms: f64,
-    /// Computation time.
+    /// Computation time in milliseconds.
     pub compute_ms: f64,
-    /// Device busy time.
+    /// Device busy time in milliseconds.
     pub io_ms: f64,
-    /// Stall time on reads.
+    /// Stall time on reads in milliseconds.
     pub wait_ms: f64,
     /// Bytes read from the device.
     pub bytes_read: f64,
