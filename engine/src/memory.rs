@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_come_first_when_they_fit() {
+    fn gates_are_resident_first_when_they_fit() {
         let n = needs();
         let smallest = n.smallest_budget();
         let plan = n.plan(smallest).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn two_phases_need_a_cold_region_beside_bundles() {
+    fn two_phases_need_a_cold_region() {
         let n = Needs {
             two_phases: true,
             gates_help: false,
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_may_fill_what_the_regions_had() {
+    fn a_window_may_use_both_regions() {
         let n = needs();
         for share in [0.5, 0.8, 1.0] {
             let plan = n.plan(n.budget_for_share(share)).unwrap();

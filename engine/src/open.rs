@@ -201,7 +201,7 @@ mod tests {
 
     /// Each invalid option has its own error with the valid range.
     #[test]
-    fn options_without_meaning_are_told_apart() {
+    fn invalid_options_have_distinct_errors() {
         let model = Model::demo().unwrap();
         let c = model.text().config();
         let refused = |change: &dyn Fn(&mut Options)| {

@@ -193,7 +193,7 @@ fn chunks_threads_and_pages_change_no_bit() {
 }
 
 #[test]
-fn attention_is_that_of_the_textbook() {
+fn attention_matches_the_reference() {
     for case in cases() {
         let Shape {
             heads,
@@ -223,7 +223,7 @@ fn attention_is_that_of_the_textbook() {
 }
 
 #[test]
-fn a_head_of_another_layer_is_left_alone() {
+fn writing_one_layer_leaves_others_unchanged() {
     let case = &cases()[0];
     let cpu = Cpu::detect();
     let mut kv = case.shape.pages(32);

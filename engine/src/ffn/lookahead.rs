@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_kept_as_far_as_they_agree() {
+    fn beta_is_the_persistent_share_of_errors() {
         assert!(beta(|_, neuron| neuron as f32) > 0.99);
         assert!(beta(noise) < 0.1);
         let half = beta(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_spoils_nothing() {
+    fn non_finite_margins_are_ignored() {
         let error = |_, neuron| match neuron {
             1 => f32::NAN,
             2 => f32::NEG_INFINITY,

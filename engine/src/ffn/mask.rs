@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_are_those_of_a_list_of_pairs(
+        fn masks_match_a_list_of_pairs(
             rows in 1..70usize, neurons in 1..=CLUSTER, seed: u64, dirt: u64
         ) {
             let wanted = |pair: usize| (pair as u64 ^ seed).wrapping_mul(0x9E37_79B9) >> 16 & 3 == 0;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_wanted() {
+    fn nan_margins_are_not_wanted() {
         let mut bits = [u64::MAX; 2];
         assert_eq!(
             set_wanted(&mut bits, &[f32::NAN, 0.0, -0.0, f32::NEG_INFINITY]),

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_recorded_is_named_again() {
+    fn recorded_sets_are_replayed() {
         let mut oracle = Oracle::Recording(Vec::new());
         oracle.keep(&[0, 63, 64, 99], 100);
         oracle.keep(&[], 100);

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_keeps_what_its_end_or_most_of_it_needed() {
+    fn prefill_retains_neurons_of_its_end_or_of_most_rows() {
         let mut recent = Recent::new(16);
         assert_eq!(recent.begin_pass([6, 1].into_iter()), 7);
         let all = Rows::All(7);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn single_tokens_keep_all_that_they_used() {
+    fn single_tokens_retain_all_their_neurons() {
         let mut recent = Recent::new(4);
         recent.begin_pass([1, 1, 1].into_iter());
         assert!(recent.keeps(Rows::All(3), |_| false));

@@ -168,7 +168,7 @@ fn a_layer_is_the_weighted_sum_of_its_units() {
 }
 
 #[test]
-fn where_the_neurons_are_changes_no_bit() {
+fn residency_changes_no_bit() {
     for dtype in [DType::F32, DType::Q4] {
         let world = world(dtype);
         let x = floats(6, ROWS * D);

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_could_lack_a_page_is_not_made() {
+    fn admission_reserves_all_pages() {
         let pool = KvPool::new(SHAPE, 4).unwrap();
         let mut one = pool.sequence(70).unwrap();
         assert!(matches!(

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_page_follow_each_other() {
+    fn the_parts_of_a_page_are_contiguous() {
         let shape = KvShape {
             dtype: DType::F16,
             layers: 3,

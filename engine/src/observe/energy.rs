@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_cannot_be_read_says_nothing() {
+    fn an_unreadable_counter_gives_no_energy() {
         let tree = Tree::new(&TWO_PACKAGES);
         tree.write("powercap/intel-rapl:1/energy_uj", "");
         assert!(tree.meter().is_none());
@@ -279,7 +279,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_battery_tells_only_while_it_is_discharged() {
+    fn a_battery_is_metered_only_while_discharging() {
         let tree = Tree::new(&BATTERY);
         let mut meter = tree.meter().unwrap();
         assert_eq!(meter.name(), "battery BAT0");

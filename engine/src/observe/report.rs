@@ -593,7 +593,7 @@ mod tests {
 
     /// The forecast applies to a warm cache; without reads there is none.
     #[test]
-    fn an_expectation_says_when_it_holds() {
+    fn a_forecast_states_its_condition() {
         let expected = |bytes| Expected {
             expected_tokens_per_s: 12.34,
             expected_prefill_tokens_per_s: 0.0,

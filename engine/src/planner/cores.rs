@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_strong_core_where_cores_differ() {
+    fn io_runs_on_a_strong_core_if_cores_differ() {
         // A phone: one prime, three big, four little cores.
         let phone = [
             (0, 300),
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn the_system_chooses_among_equals() {
+    fn equal_cores_are_left_to_the_scheduler() {
         assert_eq!(choose(&[(0, 1024), (1, 1024)], 2), None);
         assert_eq!(choose(&[(0, 4_700_000), (1, 4_900_000)], 1), None);
         assert_eq!(choose(&[], 2), None);
     }
 
     #[test]
-    fn strengths_are_read_from_the_system() {
+    fn capacities_are_read_from_sysfs() {
         let dir = tempfile::tempdir().unwrap();
         let put = |at: &str, text: &str| {
             let path = dir.path().join(at);

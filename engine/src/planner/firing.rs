@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_curve_is_taken_as_it_is() {
+    fn a_measured_curve_is_interpolated() {
         let f = Firing {
             misses: Some(curve()),
             ..skewed()
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_region_takes_its_neurons_out() {
+    fn hot_neurons_do_not_count_as_misses() {
         let f = skewed();
         assert!(misses(&f, 300, &[256, 256]) < misses(&f, 300, &[0, 0]));
         assert!(

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_of_another_machine_is_not_believed() {
+    fn a_profile_of_another_machine_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("machine.json");
         let here = Machine::here();

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clusters_come_whole_when_most_of_them_misses() {
+    fn clusters_are_read_whole_when_most_neurons_miss() {
         let (whole, rest) = split(5.0, 2.0, 20.0);
         assert!(whole < 1e-6 && (rest - 5.0).abs() < 1e-3, "{whole} {rest}");
         let (whole, rest) = split(40.0, 5.0, 20.0);

@@ -107,7 +107,7 @@ fn sparse() -> Firing {
 }
 
 #[test]
-fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
+fn more_memory_is_faster_and_less_names_its_bottleneck() {
     let p = planner(Profile::Ufs4, sparse());
     let (least, full) = (p.smallest_budget(), p.full_budget());
     let speed = |budget| p.plan(budget).unwrap().decode;
@@ -129,7 +129,7 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
 }
 
 #[test]
-fn looking_a_layer_ahead_hides_reads() {
+fn speculation_hides_reads() {
     let mut p = planner(Profile::Nvme, sparse());
     p.needs.predicts = true;
     p.needs.predictor = 256 << 20;
@@ -153,7 +153,7 @@ fn looking_a_layer_ahead_hides_reads() {
 }
 
 #[test]
-fn a_faster_device_and_a_faster_machine_give_more() {
+fn faster_devices_and_machines_raise_the_forecast() {
     let budget = 3 << 30;
     let speed = |p: &Planner| p.plan(budget).unwrap().decode.tokens_per_s;
     let [emmc, nvme] = [Profile::Emmc, Profile::Nvme].map(|d| planner(d, sparse()));
@@ -167,7 +167,7 @@ fn a_faster_device_and_a_faster_machine_give_more() {
 /// Wake-up latency delays what waits for reads, not overlapped computation; the wake-up call costs
 /// both.
 #[test]
-fn a_core_that_works_pays_for_telling_not_for_sleeping() {
+fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
     let p = planner(Profile::Nvme, sparse());
     // Few misses: otherwise the I/O thread's share of a core is capped already.
     let budget = p.full_budget() - (128 << 20);
@@ -188,7 +188,7 @@ fn a_core_that_works_pays_for_telling_not_for_sleeping() {
 }
 
 #[test]
-fn long_chunks_come_where_they_cost_little() {
+fn long_chunks_are_chosen_where_they_cost_little() {
     let p = planner(Profile::Nvme, sparse());
     let chunk = |budget| p.plan(budget).unwrap().chunk;
     assert_eq!(chunk(p.smallest_budget()), 16);
@@ -202,7 +202,7 @@ fn long_chunks_come_where_they_cost_little() {
 }
 
 #[test]
-fn a_dense_model_is_read_in_order() {
+fn a_dense_model_is_read_sequentially() {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
     p.shape.dense = true;
     p.needs.gates_help = false;
@@ -225,7 +225,7 @@ fn hot_cuts_grow_with_the_batch() {
 }
 
 #[test]
-fn a_forecast_on_guesses_says_what_to_measure() {
+fn a_forecast_on_assumptions_names_what_to_measure() {
     let p = planner(Profile::Nvme, sparse());
     let [least, full] =
         [p.smallest_budget(), p.full_budget()].map(|budget| p.plan(budget).unwrap().decode);
@@ -250,7 +250,7 @@ fn a_forecast_on_guesses_says_what_to_measure() {
 /// A cold region for half of the neurons and small bundles: merging makes fewer commands than
 /// neurons, and reads no more than a scan.
 #[test]
-fn joined_reads_cost_less_than_single_ones() {
+fn merged_reads_cost_less_than_single_ones() {
     let mut p = planner(Profile::Nvme, sparse());
     let budget = p.smallest_budget() + (2 << 30);
     let apart = p.plan(budget).unwrap().decode;

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_fills_what_decoding_rows_leave() {
+    fn prefill_fills_the_rows_that_decode_leaves() {
         assert_eq!(divided(&[Prompt(100)], 16), [16]);
         assert_eq!(divided(&[Prompt(10)], 16), [10]);
         assert_eq!(divided(&[Decode, Prompt(100), Decode], 16), [1, 14, 1]);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding_texts_may_take_all_rows() {
+    fn decode_may_take_all_rows() {
         assert_eq!(divided(&[Decode, Prompt(5), Decode], 2), [1, 0, 1]);
     }
 }

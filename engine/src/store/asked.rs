@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_again_now_and_then() {
+    fn low_precision_is_retried_now_and_then() {
         let mut guesses = Guesses::of(&[256; 2], 2);
         let tried: Vec<bool> = (0..3 * RETRY)
             .map(|_| pass(&mut guesses, true, 100, 40))
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_says_nothing_of_single_tokens() {
+    fn batches_and_single_tokens_are_judged_separately() {
         let mut guesses = Guesses::of(&[256; 2], 2);
         assert!(pass(&mut guesses, false, 100, 40));
         assert!(!pass(&mut guesses, false, 100, 40));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_banks_do_not_touch() {
+    fn bits_of_banks_are_separate() {
         let mut bits = Bits::new(&[70, 1, 128]);
         for (bank, neuron) in [(0, 69), (1, 0), (2, 0), (2, 127)] {
             bits.set(Key { bank, neuron });

@@ -139,7 +139,7 @@ mod tests {
     const SINGLE: Way = Way::Neurons { gates_first: false };
 
     #[test]
-    fn memory_comes_before_flash() {
+    fn residency_decides_before_reads() {
         let found = Found {
             needed: 3,
             absent: 3,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_comes_whole_where_single_reads_cost_more() {
+    fn a_cluster_is_read_whole_if_single_reads_cost_more() {
         let absent = |absent| Found {
             needed: 40,
             absent,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_hot_comes_whole() {
+    fn a_cluster_that_becomes_hot_is_read_whole() {
         let found = Found {
             needed: 1,
             absent: 1,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tokens_read_ahead_what_half_of_them_would_pay_for() {
+    fn many_tokens_prefetch_if_half_of_the_misses_pay() {
         let many = Rules {
             many: true,
             ..RULES

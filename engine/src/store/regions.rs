@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_divided_by_wishes_and_none_is_lost() {
+    fn units_are_divided_in_proportion_without_loss() {
         assert_eq!(prefixes(10, &[4, 4, 4], &[8; 3]), [4, 3, 3]);
         assert_eq!(prefixes(12, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
         assert_eq!(prefixes(20, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cold_region_gets_half_and_its_least() {
+    fn the_cold_region_gets_half_and_its_minimum() {
         assert_eq!(split(1000, 100, 10, 3, 0), (3, 70));
         assert_eq!(split(1000, 100, 10, 9, 0), (5, 50));
         assert_eq!(split(1000, 100, 10, 9, 80), (2, 80));

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_come_back_as_the_tag() {
+    fn tags_round_trip() {
         for (high, low) in [(0, 0), (1, u32::MAX), (HIGH, 7), (12345, 1 << 31)] {
             for tag in [
                 Tag::Neuron {

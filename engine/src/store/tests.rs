@@ -250,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn with_gates_first_exactly_what_fires_is_read(seed: u64, buffers in 1..5u32) {
+    fn two_phases_read_exactly_the_firing_neurons(seed: u64, buffers in 1..5u32) {
         let ways = Ways {
             gates_first: true,
             buffers,
