@@ -1,34 +1,79 @@
 #!/usr/bin/env bash
-# Every number of benches/README.md again: makes the models, runs each command, writes the tables.
+# Every number of benches/README.md again: makes the models, runs each command, writes the CSV files,
+# makes the page and the README's picture from them.
 #
 #   benches/reproduce.sh DIR [PART...]
 #
 # DIR gets the models (15 GB) and is best on the disk that is to be measured. Parts, in this order, all of
-# them by default: models, device, memory, disk, runs, steady, plan. `models` takes about half an hour on two
-# cores, `steady`, which makes a model of its own, 20 minutes, `plan` as long, the others half an hour together.
-# Nothing else should run. Settings from the environment: EMBERFLOW (the program), OUT (folder of the tables),
-# THREADS (2), ROUNDS (5; fewer for a quick look), PYTHON (with llama-cpp-python for the comparisons with
-# llama.cpp, which also need root and cgroup v1), SILU (the SiLU model of models/README.md, for its line of
-# "Beside the paper").
+# them by default: models, device, memory, disk, runs, steady, plan, page. On two cores `models` takes half an
+# hour, `steady`, which makes a model of its own, 20 minutes, `plan` as long, the others an hour and a half
+# together. Nothing else should run. A part that is measured alone replaces its own files; the page then has
+# what is of the same commit as its headline (part `disk`), and names the commands for the rest.
+#
+# Settings from the environment: EMBERFLOW (the program; built here else), OUT (folder of the files), THREADS
+# (2), ROUNDS (5; fewer for a quick look), PYTHON (with llama-cpp-python for the comparisons with llama.cpp,
+# which also need root and cgroup v1), SILU (the SiLU model of models/README.md, for its line of "Beside the
+# papers"). `device` needs fio for its comparison.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
-    sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 shift
-emberflow=${EMBERFLOW:-$root/target/release/emberflow}
 python=${PYTHON:-python3}
 rounds=${ROUNDS:-5}
 threads=${THREADS:-2}
 out=${OUT:-$root/benches/results/$("$python" "$here/io/summarise.py" machine)}
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
 big=$dir/bamboo-7b            # .gguf, .ember with statistics
 predicted=$big-predicted.ember
 small=$dir/llama-1b
+
+# The last commit that changed the program, so that pages and scripts can change between two parts.
+program=(engine storage predictor models tools Cargo.toml Cargo.lock ':!*.md' ':!*/tests/*')
+commit=$(git -C "$root" log -1 --format=%h -- "${program[@]}")
+git -C "$root" diff --quiet HEAD -- "${program[@]}" || commit=$commit-changed
+if [ -z "${EMBERFLOW:-}" ]; then
+    cargo build --release --manifest-path "$root/Cargo.toml"
+fi
+emberflow=${EMBERFLOW:-${CARGO_TARGET_DIR:-$root/target}/release/emberflow}
+
+# What the page says of the machine.
+{
+    fact() { printf '%s,"%s"\n' "$1" "$2"; }
+    cpuinfo() { sed -n "s/^$1[[:space:]]*: *//p" /proc/cpuinfo | head -1; }
+    echo what,value
+    fact processor "$(cpuinfo 'model name')"
+    fact details "$(lscpu 2>/dev/null | sed -n 's/^L3 cache: *\(.*\)/L3 cache \1/p' | head -1)"
+    fact cores "$(nproc)"
+    fact memory "$(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo)"
+    fact kernel "Linux $(uname -r | cut -d- -f1)"
+    fact disk "$(findmnt -no SOURCE,FSTYPE -T "$dir" | tr -s ' ' ' ')"
+    fact llama.cpp "$("$python" -c 'import llama_cpp; print("llama-cpp-python", llama_cpp.__version__)' 2>/dev/null || echo none)"
+} >"$out/machine.csv"
+[ -f "$out/measured.csv" ] || echo file,commit,date,rounds >"$out/measured.csv"
+
+# measure FILE ROUNDS COMMAND...: the command writes $csv. FILE counts as measured when it has ended well.
+measure() {
+    local file=$1 times=$2 kept
+    shift 2
+    csv=$out/$file
+    kept=$(grep -v "^$file," "$out/measured.csv")
+    printf '%s\n' "$kept" >"$out/measured.csv"
+    rm -f "$csv"
+    echo "== $file: $*" >&2
+    "$@"
+    [ -s "$csv" ] || { echo "$file was not written" >&2; exit 1; }
+    echo "$file,$commit,$(date -u +%F),$times" >>"$out/measured.csv"
+}
+
+# The same for a benchmark of the program.
+bench() { "$emberflow" bench "$@" --csv "$csv" --force; }
 
 # Texts that a model makes up, their statistics, and the container in the order they give.
 with_statistics() { # CHECKPOINT CONTAINER TEXTS TOKENS FLAGS...
@@ -68,54 +113,78 @@ models() {
     with_statistics "$dir/demo-hf" "$dir/demo.ember" 8 480 --quant q8 --sector 512
 }
 
-bench() { "$emberflow" bench "$@" --out "$out" --force; }
+reads() {
+    MILLIS=400 ROUNDS=3 EMBERFLOW=$emberflow CSV=$csv "$here/io/compare_fio.sh"
+}
 
 device() {
     "$emberflow" bench device
-    bench kernels
-    bench cache
-    bench predictor "$predicted"
-    MILLIS=400 ROUNDS=$((rounds > 3 ? 3 : rounds)) EMBERFLOW=$emberflow "$here/io/compare_fio.sh"
+    measure kernels.csv 5 bench kernels
+    measure cache.csv 5 bench cache
+    measure predictor.csv 5 bench predictor "$predicted"
+    if command -v fio >/dev/null; then
+        measure fio.csv 3 reads
+    else
+        echo "fio is missing: its comparison is left out" >&2
+    fi
     "$emberflow" bench io "$big.gguf" --save
-    (cd "$root" && cargo bench -p emberflow-benches --bench cache --bench io -- --warm-up-time 1 --measurement-time 2)
+}
+
+has_llama() {
+    "$python" -c "import llama_cpp" 2>/dev/null && return
+    echo "$python has no llama_cpp: the comparisons with llama.cpp are left out" >&2
+    return 1
+}
+
+beside_llama() {
+    "$python" "$here/peers/compare_llama_cpp.py" "$1.gguf" "$1.ember" --emberflow "$emberflow" --rounds "$rounds" \
+        --threads "$threads" --chunk 128 --csv "$csv"
 }
 
 memory() {
-    for model in llama-1b bamboo-7b; do
-        "$python" "$here/peers/compare_llama_cpp.py" "$dir/$model.gguf" "$dir/$model.ember" --emberflow "$emberflow" \
-            --rounds "$rounds" --chunk 128 --csv "$out/$model.csv"
-    done
-    for mode in "" "--sparsity dense" "--oracle"; do
-        # shellcheck disable=SC2086
-        "$emberflow" bench decode "$big.ember" --threads "$threads" $mode
-    done
-    for mode in exact dense; do
-        "$emberflow" bench decode "$big.ember" --threads "$threads" -n 12 --contexts 0,4096,16000 --sparsity "$mode"
-    done
-    "$emberflow" bench decode "$predicted" --threads "$threads" --contexts 64
-    "$emberflow" bench decode "$predicted" --threads "$threads" --contexts 64 --ffn-resident 0.5
+    local decode=(bench decode --threads "$threads")
+    if has_llama; then
+        measure in-memory-llama-1b.csv "$rounds" beside_llama "$small"
+        measure in-memory-bamboo-7b.csv "$rounds" beside_llama "$big"
+    fi
+    measure decode-dense.csv 1 "${decode[@]}" "$big.ember" --sparsity dense
+    measure decode-exact.csv 1 "${decode[@]}" "$big.ember"
+    measure decode-oracle.csv 1 "${decode[@]}" "$big.ember" --oracle
+    measure decode-predicted.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64
+    measure decode-predicted-50.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64 \
+        --ffn-resident 0.5
+    decode+=(-n 12 --contexts 0,4096,16000 "$big.ember" --sparsity)
+    measure decode-contexts-exact.csv 1 "${decode[@]}" exact
+    measure decode-contexts-dense.csv 1 "${decode[@]}" dense
+}
+
+offload() { # SHARE ROUNDS POLICIES
+    "$python" "$here/peers/offload.py" "$big.gguf" "$predicted" --emberflow "$emberflow" --threads "$threads" \
+        --read-ahead 8192 --shares "$1" --rounds "$2" --policies "$3" --csv "$csv"
 }
 
 disk() {
-    local offload=("$python" "$here/peers/offload.py" "$big.gguf" "$predicted" --emberflow "$emberflow" --read-ahead 8192)
-    "${offload[@]}" --shares 0.5 --rounds "$rounds" --csv "$out/bamboo-7b-predicted-offload-50.csv"
-    "${offload[@]}" --shares 0.25 --rounds $(((rounds + 1) / 2)) --policies full \
-        --csv "$out/bamboo-7b-predicted-offload-25.csv"
+    local fewer=$(((rounds + 1) / 2))
+    has_llama || return 0
+    measure offload-50.csv "$rounds" offload 0.5 "$rounds" full,llmflash
+    measure offload-25.csv "$fewer" offload 0.25 "$fewer" full
+    measure offload-75.csv "$fewer" offload 0.75 "$fewer" full
+    measure offload-100.csv "$fewer" offload 1 "$fewer" full
 }
 
 runs() {
-    local flags=(--threads "$threads" --rounds 1)
-    bench latency "$predicted" "${flags[@]}" -n 512 --policies full
-    bench prefill "$predicted" "${flags[@]}" --lengths 512
-    bench batch "$predicted" "${flags[@]}"
-    bench ablation "$predicted" "${flags[@]}" -n 8 --io sim:ufs4,sim:ufs31
-    "$emberflow" bench sweep "$predicted" --threads "$threads" -n 24 --rounds 3 --policies full --out "$out/full" --force
-    bench sweep "$predicted" "${flags[@]}" -n 24 --policies full,llmflash,mmap \
-        --beside "$out/bamboo-7b-predicted-offload-50.csv"
-    for model in "$dir/demo.ember" ${SILU:+"$SILU"}; do
-        "$emberflow" bench sweep "$model" --threads "$threads" -n 96 --rounds "$rounds" --shares 50 \
-            --policies full,llmflash --io sim:ufs4 --out "$out/table-6" --force
-    done
+    local flags=("$predicted" --threads "$threads" --rounds)
+    measure sweep.csv 3 bench sweep "${flags[@]}" 3 -n 24 --policies full
+    measure sweep-policies.csv 1 bench sweep "${flags[@]}" 1 -n 24 --policies full,llmflash,mmap
+    measure latency.csv 1 bench latency "${flags[@]}" 1 -n 512 --policies full
+    measure prefill.csv 3 bench prefill "${flags[@]}" 3 --lengths 512
+    measure batch.csv 1 bench batch "${flags[@]}" 1
+    measure ladder.csv 1 bench ablation "${flags[@]}" 1 -n 8 --io sim:ufs4,sim:ufs31
+    flags=(--threads "$threads" --rounds "$rounds" -n 96 --shares 50 --policies full,llmflash --io sim:ufs4)
+    measure table-6-relu.csv "$rounds" bench sweep "$dir/demo.ember" "${flags[@]}"
+    if [ -n "${SILU:-}" ]; then
+        measure table-6-silu.csv "$rounds" bench sweep "$SILU" "${flags[@]}"
+    fi
 }
 
 # A model whose neurons fire for longer, so that the cache hits as often as the paper's.
@@ -127,28 +196,39 @@ steady() {
     "$emberflow" train-predictor "$model.ember" -f "$dir/words.txt" --kind low-rank --bytes 4.1 --tokens 1200 \
         -o "$model-predicted.ember" --force
     rm "$model.gguf" "$model.ember"
-    "$emberflow" bench latency "$model-predicted.ember" --threads "$threads" --rounds 1 -n 512 --policies full \
-        --out "$out/steady" --force
+    measure latency-steady.csv 1 bench latency "$model-predicted.ember" --threads "$threads" --rounds 1 -n 512 \
+        --policies full
+}
+
+plans() {
+    local sweep=("$python" "$here/plan/sweep.py" "$emberflow") made=(--budgets 8 --csv "$csv")
+    "${sweep[@]}" "$small.ember" --io sim:nvme --tokens 100 --runs 3 "${made[@]}" --name llama-1b
+    "${sweep[@]}" "$dir/demo.ember" --io sim:nvme --tokens 400 --runs 3 "${made[@]}" --name demo
+    # With predictors, on the real disk.
+    "${sweep[@]}" "$predicted" --tokens 65 --runs 1 "${made[@]}" --name bamboo-7b-predicted
 }
 
 plan() {
-    rm -f "$out/plan.csv"
-    for model in "llama-1b 100" "demo 400"; do
-        set -- $model
-        "$python" "$here/plan/sweep.py" "$emberflow" "$dir/$1.ember" --io sim:nvme --tokens "$2" --runs 3 --budgets 8 \
-            --csv "$out/plan.csv" --name "$1"
-    done
-    # With predictors, on the real disk.
-    "$python" "$here/plan/sweep.py" "$emberflow" "$predicted" --tokens 65 --runs 1 --budgets 8 --csv "$out/plan.csv" \
-        --name bamboo-7b-predicted
+    measure plan.csv 3 plans
 }
 
-for part in "${@:-models device memory disk runs steady plan}"; do
+page() {
+    case $out in
+        "$root"/*) ;;
+        *)
+            echo "$out lies outside the repository: no page is made of it" >&2
+            return
+            ;;
+    esac
+    (cd "$root" && cargo run --release -p emberflow-benches --example report -- "$out")
+}
+
+for part in "${@:-models device memory disk runs steady plan page}"; do
     for one in $part; do
         case $one in
-            models | device | memory | disk | runs | steady | plan) "$one" ;;
+            models | device | memory | disk | runs | steady | plan | page) "$one" ;;
             *)
-                echo "$one: expected models, device, memory, disk, runs, steady or plan" >&2
+                echo "$one: expected models, device, memory, disk, runs, steady, plan or page" >&2
                 exit 2
                 ;;
         esac

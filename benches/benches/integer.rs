@@ -5,12 +5,13 @@
 //! memory is the limit (one token), multiply-adds per second (as elements) where
 //! arithmetic is (many tokens).
 
+mod common;
+
 use std::{hint::black_box, time::Duration};
 
+use common::{floats, measure};
 use criterion::measurement::WallTime;
-use criterion::{
-    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
-};
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, Isa, matmul_scratch, matmul_scratch_q, quantize_row,
 };
@@ -31,27 +32,11 @@ fn cpus() -> impl Iterator<Item = Cpu> {
         .filter_map(Cpu::with_isa)
 }
 
-fn floats(count: usize) -> Vec<f32> {
-    (0..count)
-        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
-        .collect()
-}
-
 fn rows(dtype: DType, count: usize) -> Vec<u8> {
     let mut row = vec![0; dtype.row_bytes(N)];
     let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
     quantize_row(dtype, &floats(N), quants, scales).expect("finite values");
     row.repeat(count)
-}
-
-fn measure(
-    group: &mut BenchmarkGroup<'_, WallTime>,
-    name: &str,
-    throughput: Throughput,
-    mut f: impl FnMut(),
-) {
-    group.throughput(throughput);
-    group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut f));
 }
 
 fn short<'a>(c: &'a mut Criterion, name: String) -> BenchmarkGroup<'a, WallTime> {

@@ -3,12 +3,12 @@
 //! arithmetic, so criterion prints GB/s or GFLOP/s beside each time. `read` and `fma` are the
 //! bounds of this machine.
 
+mod common;
+
 use std::hint::black_box;
 
-use criterion::measurement::WallTime;
-use criterion::{
-    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
-};
+use common::{floats, measure};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use emberflow_kernels::{Cpu, DType, Isa, Row, Workers, quantize_row};
 
 /// Width of a 7B model's residual stream.
@@ -28,28 +28,12 @@ fn cpus() -> impl Iterator<Item = Cpu> {
     isas.into_iter().filter_map(Cpu::with_isa)
 }
 
-fn floats(count: usize) -> Vec<f32> {
-    (0..count)
-        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)
-        .collect()
-}
-
 fn row_bytes(dtype: DType) -> Vec<u8> {
     let mut quants = vec![0; dtype.quants_bytes(N)];
     let mut scales = vec![0; dtype.scales_bytes(N)];
     quantize_row(dtype, &floats(N), &mut quants, &mut scales).expect("finite values");
     quants.extend(scales);
     quants
-}
-
-fn measure(
-    group: &mut BenchmarkGroup<'_, WallTime>,
-    name: &str,
-    throughput: Throughput,
-    mut f: impl FnMut(),
-) {
-    group.throughput(throughput);
-    group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut f));
 }
 
 /// A plain read of memory and of the cache, and fused multiply-adds that wait for nothing.

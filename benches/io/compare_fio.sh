@@ -5,7 +5,7 @@
 #
 # FILE should hold 4 GiB or more; without one a temporary file is written to the current folder.
 # Settings from the environment: EMBERFLOW (the program), ROUNDS (3), MILLIS per point
-# (1000), SIZE_GIB (4), MACHINE (name of the results folder), FIO_EXTRA (more options for fio).
+# (1000), SIZE_GIB (4), MACHINE (name of the results folder), CSV (the file), FIO_EXTRA (more options for fio).
 # The machine should do nothing else. Rounds are interleaved, because devices of cloud machines
 # drift; the table shows medians.
 set -euo pipefail
@@ -69,4 +69,4 @@ for round in $(seq "$rounds"); do
         done
     done
 done
-python3 "$here/summarise.py" table "$raw" "$root/benches/results/$machine/io-against-fio.csv"
+python3 "$here/summarise.py" table "$raw" "${CSV:-$root/benches/results/$machine/fio.csv}"

@@ -265,6 +265,12 @@ impl Engine {
         self.decoder.logits(0)
     }
 
+    /// Hot share of the clusters for a batch of `sequences`.
+    pub(crate) fn hot_cut(&self, sequences: usize) -> f64 {
+        let hot: u64 = (self.planner.hot(sequences).iter().copied().map(u64::from)).sum();
+        hot as f64 / self.needs().clusters.max(1) as f64
+    }
+
     /// Adapts the plan to `sequences` live sequences, at most the options' number: a larger batch
     /// makes more neurons fire in nearly every pass, and those belong in the hot region. The border
     /// between the regions then moves gradually, without reads of its own. Results do not depend on

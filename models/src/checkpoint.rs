@@ -1,13 +1,10 @@
 //! The interface for reading a checkpoint of any format.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::TensorId;
-use crate::{gguf, hf};
 
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,44 +81,4 @@ pub trait Checkpoint: Send {
     /// Fingerprint of the source: the tensor table, the configuration, the tokenizer, and for each
     /// file its length and its first and last MiB. Equal for equal checkpoints at any path.
     fn fingerprint(&self) -> u64;
-}
-
-/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside a `config.json`,
-/// or a GGUF file (detected by its magic, including PowerInfer's `PWRI`).
-///
-/// # Errors
-/// One variant per way in which files can be invalid; see [`Error`].
-pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
-    if meta.is_dir() {
-        return hf::open_folder(path);
-    }
-    if !meta.is_file() {
-        return Err(Error::NotACheckpoint {
-            path: path.to_owned(),
-            found: "neither a file nor a folder".into(),
-        });
-    }
-    let mut magic = [0u8; 4];
-    if meta.len() >= 4 {
-        File::open(path)
-            .map_err(Error::io("open", path))?
-            .read_exact_at(&mut magic, 0)
-            .map_err(Error::io("read", path))?;
-    }
-    if gguf::is_magic(magic) {
-        gguf::open_file(path)
-    } else if path.extension().is_some_and(|e| e == "safetensors") {
-        hf::open_single(path)
-    } else {
-        let found = format!(
-            "a file of {} bytes that starts with {:?}",
-            meta.len(),
-            magic.escape_ascii().to_string()
-        );
-        Err(Error::NotACheckpoint {
-            path: path.to_owned(),
-            found,
-        })
-    }
 }

@@ -5,6 +5,7 @@
 //! in the container; the engine builds its geometry from it. There are no per-family branches after
 //! this point: a family is only a set of field values.
 
+use std::fmt::Debug;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -180,15 +181,27 @@ impl ModelConfig {
     /// # Errors
     /// [`Error::BadKey`] with the name of the invalid field.
     pub fn validate(&self, path: &Path) -> Result<(), Error> {
-        let bad = |key: &str, found: &dyn std::fmt::Debug, expected: String| {
-            let (key, found) = (key.to_owned(), format!("{found:?}"));
-            Err(Error::BadKey {
-                path: path.to_owned(),
-                key,
-                found,
-                expected,
-            })
+        let Some(bad) = self.first_bad() else {
+            return Ok(());
         };
+        Err(Error::BadKey {
+            path: path.to_owned(),
+            key: bad.key.to_owned(),
+            found: bad.found,
+            expected: bad.expected,
+        })
+    }
+
+    /// The first field that cannot be, in the order in which a reader looks for them.
+    fn first_bad(&self) -> Option<BadField> {
+        (self.bad_size())
+            .or_else(|| self.bad_rope())
+            .or_else(|| self.bad_number())
+            .or_else(|| self.bad_entry())
+    }
+
+    /// A size of zero or past its bound, or heads that do not divide.
+    fn bad_size(&self) -> Option<BadField> {
         let bounded = [
             ("vocab", self.vocab, MAX_VOCAB),
             ("d_model", self.d_model, MAX_WIDTH),
@@ -202,77 +215,88 @@ impl ModelConfig {
         ];
         for (key, value, limit) in bounded {
             if value == 0 || value > limit {
-                return bad(key, &value, format!("1 to {limit}"));
+                return BadField::some(key, &value, format!("1 to {limit}"));
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return bad(
-                "kv_heads",
-                &self.kv_heads,
-                format!("a divisor of heads = {}", self.heads),
-            );
+            let expected = format!("a divisor of heads = {}", self.heads);
+            return BadField::some("kv_heads", &self.kv_heads, expected);
         }
-        if self.rope.dims == 0
-            || !self.rope.dims.is_multiple_of(2)
-            || self.rope.dims > self.head_dim
-        {
-            return bad(
-                "rope.dims",
-                &self.rope.dims,
-                format!("even, 2 to head_dim = {}", self.head_dim),
-            );
+        None
+    }
+
+    /// A rotary embedding whose angles are no numbers.
+    fn bad_rope(&self) -> Option<BadField> {
+        let rope = &self.rope;
+        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
+            let expected = format!("even, 2 to head_dim = {}", self.head_dim);
+            return BadField::some("rope.dims", &rope.dims, expected);
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta > 1.0) {
-            return bad(
-                "rope.theta",
-                &self.rope.theta,
-                "a finite number above 1".into(),
-            );
+        if !(rope.theta.is_finite() && rope.theta > 1.0) {
+            return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
-        if !self.rope.scaling.is_sound() {
+        if !rope.scaling.is_sound() {
             let expected = "positive finite factors, low_freq_factor below high_freq_factor";
-            return bad("rope.scaling", &self.rope.scaling, expected.into());
+            return BadField::some("rope.scaling", &rope.scaling, expected);
         }
+        None
+    }
+
+    /// An epsilon or a threshold of the FFN out of range.
+    fn bad_number(&self) -> Option<BadField> {
         if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 1.0) {
-            return bad("rms_eps", &self.rms_eps, "above 0 and below 1".into());
+            return BadField::some("rms_eps", &self.rms_eps, "above 0 and below 1");
         }
         if let Activation::FatRelu { threshold } = self.ffn_kind.activation
             && !(threshold.is_finite() && threshold >= 0.0)
         {
-            return bad(
+            return BadField::some(
                 "fatrelu threshold",
                 &threshold,
-                "a finite number, 0 or more".into(),
+                "a finite number, 0 or more",
             );
         }
+        None
+    }
+
+    /// Windows that are not one for each layer, tokens past the vocabulary, or a predictor's
+    /// threshold that is no number.
+    fn bad_entry(&self) -> Option<BadField> {
         if self.window.len() != self.layers as usize {
             let expected = format!("one for each of {} layers", self.layers);
-            return bad(
-                "window",
-                &format!("{} entries", self.window.len()),
-                expected,
-            );
+            let found = format!("{} entries", self.window.len());
+            return BadField::some("window", &found, expected);
         }
         if self.add_bos && self.bos.is_none() {
-            return bad("add_bos", &true, "a bos token to add".into());
+            return BadField::some("add_bos", &true, "a bos token to add");
         }
-        if let Some(&token) = self
-            .bos
-            .iter()
-            .chain(&self.eos)
-            .find(|token| **token >= self.vocab)
-        {
-            return bad(
-                "bos or eos token",
-                &token,
-                format!("below the vocabulary's {}", self.vocab),
-            );
+        let mut special = self.bos.iter().chain(&self.eos);
+        if let Some(token) = special.find(|token| **token >= self.vocab) {
+            let expected = format!("below the vocabulary's {}", self.vocab);
+            return BadField::some("bos or eos token", token, expected);
         }
         match self.predictor_threshold {
             Some(value) if !value.is_finite() => {
-                bad("predictor_threshold", &value, "a finite number".into())
+                BadField::some("predictor_threshold", &value, "a finite number")
             }
-            _ => Ok(()),
+            _ => None,
         }
+    }
+}
+
+/// A field out of range, without the file that it came from.
+struct BadField {
+    key: &'static str,
+    found: String,
+    expected: String,
+}
+
+impl BadField {
+    fn some(key: &'static str, found: &dyn Debug, expected: impl Into<String>) -> Option<Self> {
+        Some(Self {
+            key,
+            found: format!("{found:?}"),
+            expected: expected.into(),
+        })
     }
 }

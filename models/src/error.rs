@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::names::TensorId;
+use crate::tensor_id::TensorId;
 
 /// Why a checkpoint, tokenizer or chat template was rejected.
 #[derive(Debug, thiserror::Error)]

@@ -90,3 +90,11 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
         }),
     }
 }
+
+/// A text file that must be there.
+pub(crate) fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Error> {
+    read_text(path, limit)?.ok_or_else(|| Error::MissingFile {
+        path: path.to_owned(),
+        why: why.into(),
+    })
+}

@@ -17,14 +17,17 @@ mod gguf;
 pub mod gguf_vocab;
 mod hf;
 pub mod names;
+mod open;
 mod special;
 mod store;
+mod tensor_id;
 pub mod tokenizer;
 
-pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo, open};
+pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 pub use error::Error;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::write::{Folder, RowSink, write_folder};
+pub use open::open;
 
 #[cfg(test)]
 mod testing;

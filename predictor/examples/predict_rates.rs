@@ -44,7 +44,7 @@ fn main() {
     let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
         .map(|_| Box::new(SignBit::new(bytes(one), d, d as u32 / 2)) as Box<dyn Predictor>)
         .collect();
-    measure("sign", &on, (d, neurons), &layers, gates);
+    measure("sign", &on, d, neurons, &layers, gates);
     drop(layers);
     for rank in [64, 128, 256, 512, 736] {
         let spec = LowRankSpec {
@@ -65,7 +65,7 @@ fn main() {
             })
             .collect();
         let name = format!("rank {rank}");
-        measure(&name, &on, (d, neurons), &layers, gates);
+        measure(&name, &on, d, neurons, &layers, gates);
     }
     let one = neurons * two_bit_row_bytes(d);
     let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
@@ -74,13 +74,14 @@ fn main() {
             Box::new(CoarseGate::new(bytes(one), d, each)) as Box<dyn Predictor>
         })
         .collect();
-    measure("coarse", &on, (d, neurons), &layers, gates);
+    measure("coarse", &on, d, neurons, &layers, gates);
 }
 
 fn measure(
     name: &str,
     on: &Compute,
-    (d, neurons): (usize, usize),
+    d: usize,
+    neurons: usize,
     layers: &[Box<dyn Predictor>],
     gates: usize,
 ) {

@@ -24,6 +24,7 @@
 //! Rows are in packed order. A layer of kind *none* keeps the measurements of the predictor that
 //! was rejected.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -214,43 +215,7 @@ impl Directory {
             });
         }
         let (header, records) = bytes[..directory].split_at(HEADER);
-        if header[..8] != MAGIC[..] {
-            return Err(SectionError::Header {
-                what: "the magic",
-                found: format!("{:02x?}", &header[..8]),
-                expected: format!("{MAGIC:02x?}"),
-            });
-        }
-        for (what, at, expected) in [
-            ("the version", 8, u64::from(VERSION)),
-            ("the number of layers", 12, layers as u64),
-            ("d_model", 16, d as u64),
-            ("the number of neurons", 20, neurons as u64),
-        ] {
-            let found = u64::from(u32_at(header, at));
-            if found != expected {
-                return Err(SectionError::Header {
-                    what,
-                    found: found.to_string(),
-                    expected: expected.to_string(),
-                });
-            }
-        }
-        let target = f32_at(header, 48);
-        if !(0.0..=1.0).contains(&target) {
-            return Err(SectionError::Header {
-                what: "the recall aimed at",
-                found: target.to_string(),
-                expected: "0 to 1".into(),
-            });
-        }
-        if header[52..].iter().any(|&b| b != 0) {
-            return Err(SectionError::Header {
-                what: "the reserved part",
-                found: "not zero".into(),
-                expected: "zero".into(),
-            });
-        }
+        check_header(header, layers, d, neurons)?;
         let measured_on = u64_at(header, 32);
         let mut next = directory;
         let mut entries = Vec::with_capacity(layers);
@@ -277,7 +242,7 @@ impl Directory {
             neurons,
             trained_on: u64_at(header, 24),
             measured_on,
-            target,
+            target: f32_at(header, 48),
             layers: entries,
         })
     }
@@ -395,13 +360,47 @@ impl Directory {
     }
 }
 
-fn layer_entry(
-    record: &[u8],
+/// Checks the fields of the header that do not depend on the layers.
+fn check_header(
+    header: &[u8],
+    layers: usize,
     d: usize,
     neurons: usize,
-    measured_on: u64,
-    expected_offset: usize,
-) -> Result<LayerEntry, String> {
+) -> Result<(), SectionError> {
+    let refused = |what, found: String, expected: &dyn Display| {
+        Err(SectionError::Header {
+            what,
+            found,
+            expected: expected.to_string(),
+        })
+    };
+    if header[..8] != MAGIC[..] {
+        let (found, expected) = (format!("{:02x?}", &header[..8]), format!("{MAGIC:02x?}"));
+        return refused("the magic", found, &expected);
+    }
+    for (what, at, expected) in [
+        ("the version", 8, u64::from(VERSION)),
+        ("the number of layers", 12, layers as u64),
+        ("d_model", 16, d as u64),
+        ("the number of neurons", 20, neurons as u64),
+    ] {
+        let found = u64::from(u32_at(header, at));
+        if found != expected {
+            return refused(what, found.to_string(), &expected);
+        }
+    }
+    let target = f32_at(header, 48);
+    if !(0.0..=1.0).contains(&target) {
+        return refused("the recall aimed at", target.to_string(), &"0 to 1");
+    }
+    if header[52..].iter().any(|&b| b != 0) {
+        return refused("the reserved part", "not zero".into(), &"zero");
+    }
+    Ok(())
+}
+
+/// The kind that a layer's record names.
+fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     let [kind, flags, rank, fc1, fc2, value] = [0, 4, 8, 12, 16, 20].map(|at| u32_at(record, at));
     let plain = |kind| {
         if (flags, rank, fc1, fc2) == (0, 0, 0, 0) {
@@ -413,9 +412,9 @@ fn layer_entry(
             ))
         }
     };
-    let kind = match kind {
-        0 if value == 0 => plain(Kind::None)?,
-        1 if value as usize <= d => plain(Kind::Sign { limit: value })?,
+    match kind {
+        0 if value == 0 => plain(Kind::None),
+        1 if value as usize <= d => plain(Kind::Sign { limit: value }),
         2 if value == 0 => {
             let format =
                 |code| DType::from_code(code).ok_or(format!("unknown block format {code}"));
@@ -425,7 +424,7 @@ fn layer_entry(
             if rank == 0 || rank as usize > MAX_RANK {
                 return Err(format!("a rank of {rank}, expected 1 to {MAX_RANK}"));
             }
-            Kind::LowRank(LowRankSpec {
+            Ok(Kind::LowRank(LowRankSpec {
                 d,
                 neurons,
                 rank: rank as usize,
@@ -437,15 +436,26 @@ fn layer_entry(
                     Reads::Residual
                 },
                 relu: flags & 2 != 0,
-            })
+            }))
         }
         3 if f32::from_bits(value) >= 0.0 => plain(Kind::Magnitude {
             threshold: f32::from_bits(value),
-        })?,
-        4 if value == 0 => plain(Kind::Coarse)?,
-        0..=4 => return Err(format!("a threshold of {value:#x} makes no sense")),
-        other => return Err(format!("unknown kind {other}")),
-    };
+        }),
+        4 if value == 0 => plain(Kind::Coarse),
+        0..=4 => Err(format!("a threshold of {value:#x} makes no sense")),
+        other => Err(format!("unknown kind {other}")),
+    }
+}
+
+/// A layer's record, whose payload is expected at `expected_offset`.
+fn layer_entry(
+    record: &[u8],
+    d: usize,
+    neurons: usize,
+    measured_on: u64,
+    expected_offset: usize,
+) -> Result<LayerEntry, String> {
+    let kind = kind_of(record, d, neurons)?;
     let [active, predicted, hit] = [40, 48, 56].map(|at| u64_at(record, at));
     let pairs = measured_on
         .checked_mul(neurons as u64)
@@ -475,25 +485,31 @@ fn layer_entry(
     })
 }
 
-/// Encodes a section. `d`, `neurons` and the token counts apply to all layers.
+/// From how much text the predictors of a section were made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Training {
+    /// Tokens that they were made from.
+    pub trained_on: u64,
+    /// Tokens of held-out text that they were measured on.
+    pub measured_on: u64,
+    /// Recall that they were calibrated to.
+    pub target: f32,
+}
+
+/// The bytes of a section. `d`, `neurons` and the training are those of all layers.
 ///
 /// # Panics
-/// If the length of a part does not match its layer's kind.
-pub fn encode(
-    d: usize,
-    neurons: usize,
-    (trained_on, measured_on, target): (u64, u64, f32),
-    layers: &[NewLayer],
-) -> Vec<u8> {
+/// If a part has not the length that its layer's kind needs.
+pub fn encode(d: usize, neurons: usize, training: Training, layers: &[NewLayer]) -> Vec<u8> {
     let mut out = vec![0; Directory::len_for(layers.len())];
     out[..8].copy_from_slice(MAGIC);
     put(&mut out, 8, VERSION);
     put(&mut out, 12, layers.len() as u32);
     put(&mut out, 16, d as u32);
     put(&mut out, 20, neurons as u32);
-    put(&mut out, 48, target.to_bits());
-    out[24..32].copy_from_slice(&trained_on.to_le_bytes());
-    out[32..40].copy_from_slice(&measured_on.to_le_bytes());
+    put(&mut out, 48, training.target.to_bits());
+    out[24..32].copy_from_slice(&training.trained_on.to_le_bytes());
+    out[32..40].copy_from_slice(&training.measured_on.to_le_bytes());
     for (l, layer) in layers.iter().enumerate() {
         let at = HEADER + l * RECORD;
         let fields: [u32; 6] = match layer.kind {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
-use emberflow_predictor::section::{Directory, Kind, NewLayer, SectionError, encode};
+use emberflow_predictor::section::{Directory, Kind, NewLayer, SectionError, Training, encode};
 use emberflow_predictor::{LowRankSpec, Quality, Reads};
 
 const D: usize = 70;
@@ -61,7 +61,16 @@ fn layers() -> Vec<NewLayer> {
 }
 
 fn section() -> Vec<u8> {
-    encode(D, NEURONS, (1000, 100, 0.98), &layers())
+    encode(
+        D,
+        NEURONS,
+        Training {
+            trained_on: 1000,
+            measured_on: 100,
+            target: 0.98,
+        },
+        &layers(),
+    )
 }
 
 fn parse(bytes: &[u8]) -> Result<Directory, SectionError> {

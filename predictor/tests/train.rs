@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Compute, Cpu, DType};
-use emberflow_predictor::section::{Directory, Kind, encode};
+use emberflow_predictor::section::{Directory, Kind, Training, encode};
 use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_predictor::{Features, Shared};
 use fastrand::Rng;
@@ -148,7 +148,16 @@ fn a_prediction_depends_on_its_token_alone_and_is_what_was_measured() {
         let made = problem.solve(design);
         let measured = made.layer.quality;
         assert_ne!(made.layer.kind, Kind::None);
-        let section = encode(D, NEURONS, (0, tokens as u64, 0.98), &[made.layer]);
+        let section = encode(
+            D,
+            NEURONS,
+            Training {
+                trained_on: 0,
+                measured_on: tokens as u64,
+                target: 0.98,
+            },
+            &[made.layer],
+        );
         let directory =
             Directory::parse(&section, section.len() as u64, 1, D, NEURONS).expect("a section");
         directory.check(&section).expect("a section");

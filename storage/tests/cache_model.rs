@@ -133,86 +133,91 @@ impl World {
                 }
                 self.cache.begin_layer(bank);
             }
-            Op::Get(n) => {
-                let k = key(n);
-                let got = self.cache.get_pin(k);
-                assert_eq!(got.is_some(), self.model.resident(k), "get {k:?}");
-                let m = &mut self.model;
-                if let Some(id) = got {
-                    m.stats.hits += 1;
-                    m.lru.retain(|&x| x != k);
-                    m.pinned.retain(|&x| x != k);
-                    m.pinned.push(k);
-                    *m.pins.entry(k).or_default() += 1;
-                    self.ids.insert(k, id);
-                    assert!(is_marked(self.cache.bytes(id), k));
-                } else {
-                    m.stats.misses += 1;
-                }
-            }
-            Op::Reserve(n) | Op::ReserveIfFree(n) => {
-                let k = key(n);
-                let m = &mut self.model;
-                let known = m.resident(k) || m.loading.contains(&k);
-                let evict = matches!(op, Op::Reserve(_));
-                let mut room = !known;
-                while room && m.used() >= m.limit {
-                    room = evict && m.evict();
-                }
-                let got = if evict {
-                    self.cache.reserve(k)
-                } else {
-                    self.cache.reserve_if_free(k)
-                };
-                assert_eq!(got.is_some(), room, "{op:?} {k:?}");
-                if let Some(mut slot) = got {
-                    mark(&mut slot, k);
-                    m.loading.push(k);
-                    self.slots.insert(k, slot);
-                }
-            }
-            Op::Admit(n) => {
-                let k = key(n);
-                if let Some(slot) = self.slots.remove(&k) {
-                    let id = self.cache.admit(k, slot);
-                    assert!(is_marked(self.cache.bytes(id), k));
-                    self.model.loading.retain(|&x| x != k);
-                    self.model.pinned.push(k);
-                    self.model.pins.insert(k, 1);
-                    self.ids.insert(k, id);
-                }
-            }
-            Op::Abandon(n) => {
-                let k = key(n);
-                if let Some(slot) = self.slots.remove(&k) {
-                    self.cache.abandon(k, slot);
-                    self.model.loading.retain(|&x| x != k);
-                }
-            }
-            Op::Unpin(n) | Op::UnpinUnused(n) | Op::UnpinFirstVictim(n) => {
-                let k = key(n);
-                if let Some(pins) = self.model.pins.get_mut(&k) {
-                    let first = matches!(op, Op::UnpinFirstVictim(_));
-                    match op {
-                        Op::Unpin(_) => self.cache.unpin(k),
-                        Op::UnpinUnused(_) => self.cache.unpin_unused(k),
-                        _ => self.cache.unpin_first_victim(k),
-                    }
-                    *pins -= 1;
-                    if *pins == 0 {
-                        self.model.pins.remove(&k);
-                        self.model.pinned.retain(|&x| x != k);
-                        if first {
-                            self.model.lru.push_front(k);
-                        } else {
-                            self.model.lru.push_back(k);
-                        }
-                    }
-                }
-            }
+            Op::Get(n) => self.get(key(n)),
+            Op::Reserve(n) => self.reserve(key(n), true),
+            Op::ReserveIfFree(n) => self.reserve(key(n), false),
+            Op::Admit(n) => self.admit(key(n)),
+            Op::Abandon(n) => self.abandon(key(n)),
+            Op::Unpin(n) => self.unpin(key(n), false, SlotCache::unpin),
+            Op::UnpinUnused(n) => self.unpin(key(n), false, SlotCache::unpin_unused),
+            Op::UnpinFirstVictim(n) => self.unpin(key(n), true, SlotCache::unpin_first_victim),
             Op::Resize(slots) => self.resize(slots),
         }
         self.check();
+    }
+
+    fn get(&mut self, k: Key) {
+        let got = self.cache.get_pin(k);
+        assert_eq!(got.is_some(), self.model.resident(k), "get {k:?}");
+        let m = &mut self.model;
+        if let Some(id) = got {
+            m.stats.hits += 1;
+            m.lru.retain(|&x| x != k);
+            m.pinned.retain(|&x| x != k);
+            m.pinned.push(k);
+            *m.pins.entry(k).or_default() += 1;
+            self.ids.insert(k, id);
+            assert!(is_marked(self.cache.bytes(id), k));
+        } else {
+            m.stats.misses += 1;
+        }
+    }
+
+    /// Asks for a slot, and with `evict` gives up others for it.
+    fn reserve(&mut self, k: Key, evict: bool) {
+        let m = &mut self.model;
+        let known = m.resident(k) || m.loading.contains(&k);
+        let mut room = !known;
+        while room && m.used() >= m.limit {
+            room = evict && m.evict();
+        }
+        let got = if evict {
+            self.cache.reserve(k)
+        } else {
+            self.cache.reserve_if_free(k)
+        };
+        assert_eq!(got.is_some(), room, "reserve {k:?}, evicting: {evict}");
+        if let Some(mut slot) = got {
+            mark(&mut slot, k);
+            m.loading.push(k);
+            self.slots.insert(k, slot);
+        }
+    }
+
+    fn admit(&mut self, k: Key) {
+        if let Some(slot) = self.slots.remove(&k) {
+            let id = self.cache.admit(k, slot);
+            assert!(is_marked(self.cache.bytes(id), k));
+            self.model.loading.retain(|&x| x != k);
+            self.model.pinned.push(k);
+            self.model.pins.insert(k, 1);
+            self.ids.insert(k, id);
+        }
+    }
+
+    fn abandon(&mut self, k: Key) {
+        if let Some(slot) = self.slots.remove(&k) {
+            self.cache.abandon(k, slot);
+            self.model.loading.retain(|&x| x != k);
+        }
+    }
+
+    /// Gives one pin back by `unpin`; the last makes the neuron the `first` victim or the last.
+    fn unpin(&mut self, k: Key, first: bool, unpin: fn(&mut SlotCache, Key)) {
+        let Some(pins) = self.model.pins.get_mut(&k) else {
+            return;
+        };
+        unpin(&mut self.cache, k);
+        *pins -= 1;
+        if *pins == 0 {
+            self.model.pins.remove(&k);
+            self.model.pinned.retain(|&x| x != k);
+            if first {
+                self.model.lru.push_front(k);
+            } else {
+                self.model.lru.push_back(k);
+            }
+        }
     }
 
     fn resize(&mut self, slots: u32) {

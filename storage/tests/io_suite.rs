@@ -2,6 +2,7 @@
 
 mod io_common;
 
+use emberflow_storage::arena::Arena;
 use emberflow_storage::io::{
     Completion, Faults, FileSource, IoChoice, IoEngine, IoError, Profile, Read, SimOptions,
 };
@@ -126,6 +127,15 @@ fn neighbours_are_merged_and_long_reads_are_cut() {
     assert_eq!(engine.stats().commands, 2 + 6);
 }
 
+/// Reads four units of 4096 bytes and checks them.
+fn read_units(engine: &mut IoEngine, arena: &mut Arena, units: [u64; 4]) {
+    let reads = units.map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
+    for done in run(engine, reads.into()) {
+        done.result.unwrap();
+        expect_bytes(done.slot.as_slice(), done.tag * 4096);
+    }
+}
+
 #[test]
 fn reads_with_a_small_gap_between_them_become_one_command() {
     let file = patterned(FILE);
@@ -139,11 +149,7 @@ fn reads_with_a_small_gap_between_them_become_one_command() {
         let mut engine = IoEngine::open(source(&file), choice, limits).unwrap();
         let mut arena = arena(4, 4096);
         // Gaps of 1, 1 and 2 units: only the last one is too wide.
-        let reads = [0u64, 2, 4, 7].map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
-        for done in run(&mut engine, reads.into()) {
-            done.result.unwrap();
-            expect_bytes(done.slot.as_slice(), done.tag * 4096);
-        }
+        read_units(&mut engine, &mut arena, [0, 2, 4, 7]);
         let stats = engine.stats();
         assert_eq!((stats.commands, stats.gap_bytes), (2, 8192));
     }
@@ -177,11 +183,7 @@ fn a_file_without_direct_io_reads_the_same() {
         assert_eq!(source.dio_align(), None);
         let mut engine = open(source);
         let mut arena = arena(4, 4096);
-        let reads = [5u64, 1, 9, 2].map(|i| Read::new(i, i * 4096, 4096, arena.take().unwrap()));
-        for done in run(&mut engine, reads.into()) {
-            done.result.unwrap();
-            expect_bytes(done.slot.as_slice(), done.tag * 4096);
-        }
+        read_units(&mut engine, &mut arena, [5, 1, 9, 2]);
         let stats = engine.stats();
         assert_eq!(stats.buffered, stats.commands);
     });

@@ -2,6 +2,7 @@
 
 use emberflow_engine::{FfnSeen, Logits, Options, Sparsity};
 use emberflow_kernels::DType;
+use emberflow_models::Checkpoint;
 use emberflow_models::config::Activation;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -48,6 +49,40 @@ fn activated(activation: Activation, v: f64) -> f64 {
     }
 }
 
+/// Gates and hidden values of layer `l` against those computed from the weights in f64.
+fn check_layer(name: &str, source: &dyn Checkpoint, l: usize, k: &Kept) {
+    let c = source.config();
+    let (d, ffn) = (c.d_model as usize, c.ffn as usize);
+    let read = |role| {
+        let mut rows = vec![0.0; ffn * d];
+        let id = TensorId::layer(role, l as u32);
+        source.read_rows(id, 0, ffn, &mut rows).unwrap();
+        rows
+    };
+    let (gate, up) = (read(Role::Gate), read(Role::Up));
+    let mut fired = 0;
+    for (t, x) in k.x.chunks_exact(d).enumerate() {
+        let dot = |row: &[f32]| -> f64 {
+            let terms = row
+                .iter()
+                .zip(x)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b));
+            terms.sum()
+        };
+        for n in 0..ffn {
+            let row = n * d..(n + 1) * d;
+            let g = activated(c.ffn_kind.activation, dot(&gate[row.clone()]));
+            let u = dot(&up[row]);
+            let u = if c.ffn_kind.relu_on_up { u.max(0.0) } else { u };
+            let (gate, hidden) = (k.gates[t * ffn + n], k.hidden[t * ffn + n]);
+            assert!((f64::from(gate) - g).abs() < 1e-4, "{name}: {gate} {g}");
+            assert!((f64::from(hidden) - g * u).abs() < 1e-4, "{name}: {hidden}");
+            fired += u64::from(hidden != 0.0);
+        }
+    }
+    assert!(fired > 0);
+}
+
 #[test]
 fn gates_and_hidden_values_are_those_of_the_weights_whatever_the_budget() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,56 +109,25 @@ fn gates_and_hidden_values_are_those_of_the_weights_whatever_the_budget() {
 
         let source = emberflow_models::open(&case).unwrap();
         let c = source.config();
-        let (d, ffn) = (c.d_model as usize, c.ffn as usize);
         for (l, k) in kept.iter().enumerate() {
-            let read = |role| {
-                let mut rows = vec![0.0; ffn * d];
-                let id = TensorId::layer(role, l as u32);
-                source.read_rows(id, 0, ffn, &mut rows).unwrap();
-                rows
-            };
-            let (gate, up) = (read(Role::Gate), read(Role::Up));
-            assert_eq!(k.x.len(), tokens.len() * d);
-            assert_eq!(k.residual.len(), tokens.len() * d);
+            assert_eq!(k.x.len(), tokens.len() * c.d_model as usize);
+            assert_eq!(k.residual.len(), k.x.len());
             assert!(k.residual != k.x);
-            let mut fired = 0;
-            for (t, x) in k.x.chunks_exact(d).enumerate() {
-                let dot = |row: &[f32]| -> f64 {
-                    let terms = row
-                        .iter()
-                        .zip(x)
-                        .map(|(a, b)| f64::from(*a) * f64::from(*b));
-                    terms.sum()
-                };
-                for n in 0..ffn {
-                    let row = n * d..(n + 1) * d;
-                    let g = activated(c.ffn_kind.activation, dot(&gate[row.clone()]));
-                    let u = dot(&up[row]);
-                    let u = if c.ffn_kind.relu_on_up { u.max(0.0) } else { u };
-                    let (gate, hidden) = (k.gates[t * ffn + n], k.hidden[t * ffn + n]);
-                    assert!((f64::from(gate) - g).abs() < 1e-4, "{name}: {gate} {g}");
-                    assert!((f64::from(hidden) - g * u).abs() < 1e-4, "{name}: {hidden}");
-                    fired += u64::from(hidden != 0.0);
-                }
-            }
-            assert!(fired > 0);
+            check_layer(name, &*source, l, k);
         }
 
         // offloaded, token by token, other numbers of tokens in a chunk
         for chunk in [1, 3] {
-            let sparse = c.ffn_kind.activation.is_sparse();
-            let mut engine = open(
-                &container,
-                Options {
-                    sparsity: if sparse {
-                        Sparsity::Exact
-                    } else {
-                        Sparsity::Dense
-                    },
-                    threads: 1,
-                    ..options.clone()
-                },
-            );
+            let sparsity = match c.ffn_kind.activation.is_sparse() {
+                true => Sparsity::Exact,
+                false => Sparsity::Dense,
+            };
+            let options = Options {
+                sparsity,
+                threads: 1,
+                ..options.clone()
+            };
+            let mut engine = open(&container, options);
             squeeze(&mut engine, 0.4);
             assert!(
                 watch(&mut engine, &tokens, chunk) == kept,

@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
@@ -10,6 +11,7 @@ use emberflow_engine::{
     Admission, Budget, Engine, Error, Event, Finished, Options, Request, RequestId, Sampling,
     Stepped, Stepper, Stop,
 };
+use fastrand::Rng;
 
 const CONTEXT: usize = 256;
 
@@ -86,14 +88,6 @@ fn drain(stepper: &mut Stepper<'_>) {
     }
 }
 
-/// Seeded numbers below `n`.
-fn below(state: &mut u64, n: u64) -> u64 {
-    *state = state
-        .wrapping_mul(6364136223846793005)
-        .wrapping_add(1442695040888963407);
-    (*state >> 33) % n
-}
-
 #[test]
 fn texts_are_what_they_are_alone_whatever_happens_to_others() {
     let lens = [
@@ -114,11 +108,11 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
         let mut engine = engine(6, 0.5, preemption);
         let mut stepper = Stepper::new(&mut engine);
         let flag = stepper.yield_flag();
-        let mut state = seed;
+        let mut random = Rng::with_seed(seed);
         let (mut ids, mut waiting) = (Vec::new(), lens.to_vec());
         let (mut yielded, mut aside) = (0, Vec::new());
         while !waiting.is_empty() || !stepper.is_empty() {
-            if !waiting.is_empty() && below(&mut state, 3) == 0 {
+            if !waiting.is_empty() && random.u64(..3) == 0 {
                 let (n, len, tokens) = waiting.remove(0);
                 ids.push(admit(
                     &mut stepper,
@@ -127,15 +121,15 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
                     1,
                 ));
             }
-            flag.store(below(&mut state, 2) == 0, Ordering::Relaxed);
+            flag.store(random.u64(..2) == 0, Ordering::Relaxed);
             let stopped = matches!(stepper.step().unwrap(), Stepped::Yielded);
             yielded += usize::from(stopped);
-            if stopped && !ids.is_empty() && below(&mut state, 2) == 0 {
-                let id = ids[below(&mut state, ids.len() as u64) as usize];
+            if stopped && !ids.is_empty() && random.u64(..2) == 0 {
+                let id = ids[random.usize(..ids.len() as u64 as usize)];
                 stepper.preempt(id);
                 aside.push(id);
             }
-            if below(&mut state, 4) == 0 || waiting.is_empty() {
+            if random.u64(..4) == 0 || waiting.is_empty() {
                 aside.drain(..).for_each(|id| stepper.resume(id));
             }
         }
@@ -282,35 +276,51 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
     let sequence = stepper.engine().new_sequence().unwrap();
     let full = stepper.engine().new_sequence();
     assert!(matches!(full, Err(Error::KvFull { .. })), "{full:?}");
-    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
-        stepper.admit(Admission {
-            sequence,
-            prompt,
-            request: request(1, 0),
-            samples,
-        })
+    let admission = |sequence, prompt: Vec<u32>, samples| Admission {
+        sequence,
+        prompt,
+        request: request(1, 0),
+        samples,
     };
-    let long = try_admit(sequence, prompt(1, CONTEXT + 1), 1);
+    let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");
     // A refused request gives its memory back.
     let sequence = stepper.engine().new_sequence().unwrap();
-    let mut try_admit = |sequence, prompt: Vec<u32>, samples| {
-        stepper.admit(Admission {
-            sequence,
-            prompt,
-            request: request(1, 0),
-            samples,
-        })
-    };
-    assert!(try_admit(sequence, Vec::new(), 1).is_err());
+    assert!(stepper.admit(admission(sequence, Vec::new(), 1)).is_err());
     let sequence = stepper.engine().new_sequence().unwrap();
-    let many = stepper.admit(Admission {
-        sequence,
-        prompt: prompt(1, 3),
-        request: request(1, 0),
-        samples: 2,
-    });
+    let many = stepper.admit(admission(sequence, prompt(1, 3), 2));
     assert!(many.is_err());
     drain(&mut stepper);
     assert_eq!(text(stepper.take(id).unwrap()), expected);
+}
+
+/// What it takes to admit a text beside others and to take it out again: pages, the division of the
+/// budget, the border of the regions. Nothing is read or computed.
+#[test]
+fn joining_and_leaving_takes_less_than_a_millisecond() {
+    let mut engine = engine(8, 0.5, false);
+    let mut stepper = Stepper::new(&mut engine);
+    for n in 0..3 {
+        admit(&mut stepper, &prompt(n, 4), request(200, n.into()), 1);
+    }
+    for _ in 0..8 {
+        stepper.step().unwrap();
+    }
+    let before = stepper.engine().counters();
+    let (mut join, mut leave) = (Vec::new(), Vec::new());
+    for n in 10..41 {
+        let start = Instant::now();
+        let id = admit(&mut stepper, &prompt(n, 40), request(10, n.into()), 1);
+        join.push(start.elapsed());
+        let start = Instant::now();
+        assert!(stepper.cancel(id).is_some());
+        leave.push(start.elapsed());
+    }
+    let after = stepper.engine().counters();
+    assert_eq!((before.reads, before.fired), (after.reads, after.fired));
+    for times in [&mut join, &mut leave] {
+        times.sort_unstable();
+        // The median: somebody else may want the core now and then.
+        assert!(times[15] < Duration::from_millis(1), "{times:?}");
+    }
 }

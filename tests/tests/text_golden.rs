@@ -121,16 +121,10 @@ fn tokenizer_json_encodes_and_decodes_as_the_reference() {
             .zip(&expected.decoded)
             .zip(&expected.decoded_skip)
         {
-            assert_eq!(
-                &tokenizer.decode(ids, false).unwrap(),
-                all,
-                "{name}: {ids:?}"
-            );
-            assert_eq!(
-                &tokenizer.decode(ids, true).unwrap(),
-                skipped,
-                "{name}: {ids:?} without special"
-            );
+            for (text, without_special) in [(all, false), (skipped, true)] {
+                let decoded = tokenizer.decode(ids, without_special).unwrap();
+                assert_eq!(&decoded, text, "{name}: {ids:?}, {without_special}");
+            }
         }
     }
 }

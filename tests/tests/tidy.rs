@@ -1,7 +1,16 @@
-//! The house rules, checked: crate edges, unsafe rooms, file sizes, leftovers.
+//! The house rules, checked: crate edges, circles of imports, unsafe rooms, sizes of files and
+//! functions, tuples for arguments, leftovers.
 
-use std::collections::BTreeMap;
+#[path = "tidy/code.rs"]
+mod code;
+#[path = "tidy/imports.rs"]
+mod imports;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use code::{Function, blanked, functions, is_tuple};
+use imports::Crate;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -47,38 +56,23 @@ fn sources() -> Vec<(String, String)> {
 /// models → kernels; storage and kernels do not know each other).
 #[test]
 fn crate_edges_point_down() {
+    const ALL: [&str; 6] = [
+        "kernels",
+        "storage",
+        "models",
+        "predictor",
+        "engine",
+        "emberflow",
+    ];
     let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("engine/kernels", &[][..]),
         ("storage", &[]),
         ("models", &["kernels"]),
         ("predictor", &["kernels"]),
         ("engine", &["kernels", "storage", "models", "predictor"]),
-        (
-            "tools",
-            &["kernels", "storage", "models", "predictor", "engine"],
-        ),
-        (
-            "benches",
-            &[
-                "kernels",
-                "storage",
-                "models",
-                "predictor",
-                "engine",
-                "emberflow",
-            ],
-        ),
-        (
-            "tests",
-            &[
-                "kernels",
-                "storage",
-                "models",
-                "predictor",
-                "engine",
-                "emberflow",
-            ],
-        ),
+        ("tools", &ALL[..5]),
+        ("benches", &ALL),
+        ("tests", &ALL),
     ]);
     for (dir, allowed) in allowed {
         let text = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect(dir);
@@ -205,6 +199,107 @@ fn files_stay_short() {
             "{name} has {lines} lines, more than {MAX_LINES}: split it by reason"
         );
     }
+}
+
+/// All functions of the workspace, each with its file.
+fn all_functions() -> Vec<(String, Function)> {
+    let of = |(name, text): (String, String)| {
+        let found = functions(&blanked(&text));
+        found.into_iter().map(move |f| (name.clone(), f))
+    };
+    sources().into_iter().flat_map(of).collect()
+}
+
+/// Fails where an exception names nothing that needs one any more.
+fn all_needed(exceptions: &[&str], needed: &BTreeSet<String>) {
+    for exception in exceptions {
+        let file = exception.split(' ').next().unwrap_or_default();
+        let gone = root().join(file).exists() && !needed.contains(*exception);
+        assert!(!gone, "{exception} needs no exception any more");
+    }
+}
+
+/// Longest function, from its signature to its closing brace.
+const MAX_FUNCTION_LINES: usize = 70;
+
+/// Functions that are still longer.
+const LONG_FUNCTIONS: [&str; 0] = [];
+
+#[test]
+fn functions_stay_short() {
+    let long = all_functions()
+        .into_iter()
+        .filter(|(_, f)| f.lines > MAX_FUNCTION_LINES);
+    let mut needed = BTreeSet::new();
+    let mut refused = Vec::new();
+    for (file, f) in long {
+        let name = format!("{file} {}", f.name);
+        if !LONG_FUNCTIONS.contains(&name.as_str()) {
+            refused.push(format!(
+                "{file}:{}: {} has {} lines",
+                f.line, f.name, f.lines
+            ));
+        }
+        needed.insert(name);
+    }
+    let refused = refused.join("\n");
+    assert!(
+        refused.is_empty(),
+        "longer than {MAX_FUNCTION_LINES}:\n{refused}"
+    );
+    all_needed(&LONG_FUNCTIONS, &needed);
+}
+
+/// Functions that still take a tuple.
+const TUPLE_ARGUMENTS: [&str; 0] = [];
+
+#[test]
+fn no_tuple_arguments() {
+    let mut needed = BTreeSet::new();
+    let mut refused = Vec::new();
+    for (file, f) in all_functions() {
+        let tests = file.contains("/tests/") || file.contains("tests.rs");
+        if f.of_trait || tests {
+            continue;
+        }
+        for (parameter, kind) in f.parameters.iter().filter(|(_, kind)| is_tuple(kind)) {
+            let name = format!("{file} {}", f.name);
+            if !TUPLE_ARGUMENTS.contains(&name.as_str()) {
+                refused.push(format!(
+                    "{file}:{}: {}({parameter}: {kind})",
+                    f.line, f.name
+                ));
+            }
+            needed.insert(name);
+        }
+    }
+    let refused = refused.join("\n");
+    assert!(refused.is_empty(), "name what a tuple holds:\n{refused}");
+    all_needed(&TUPLE_ARGUMENTS, &needed);
+}
+
+#[test]
+fn imports_have_no_circles() {
+    let sources = sources();
+    let crates: BTreeSet<&str> = (sources.iter())
+        .filter_map(|(name, _)| Some(name.split_once("src/")?.0))
+        .collect();
+    assert!(crates.len() >= 8, "the walk lost crates: {crates:?}");
+    let mut circles = Vec::new();
+    for root in crates {
+        let src = format!("{root}src/");
+        let files = sources.iter().filter_map(|(name, text)| {
+            let file = name.strip_prefix(&src)?;
+            Some((file, text.as_str()))
+        });
+        let found = Crate::new(files).circles();
+        circles.extend(found.iter().map(|c| format!("{src}: {}", c.join(" → "))));
+    }
+    assert!(
+        circles.is_empty(),
+        "circles of imports:\n{}",
+        circles.join("\n")
+    );
 }
 
 #[test]

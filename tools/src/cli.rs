@@ -18,8 +18,8 @@ pub use self::engine::*;
 pub use self::run::*;
 pub use self::trace::*;
 pub(crate) use self::values::{
-    io_names, parse_budget, parse_read_size, parse_sector, parse_share, parse_share_percent,
-    policy_names,
+    ReadSize, io_names, parse_budget, parse_read_size, parse_sector, parse_share,
+    parse_share_percent, policy_names,
 };
 use crate::synth::{firing, shape};
 use crate::train_predictor::TrainPredictorArgs;
@@ -103,14 +103,6 @@ variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     Completions(CompletionsArgs),
     /// Print the manual page, or write the pages of all commands.
     Man(ManArgs),
-}
-
-/// Which container.
-#[derive(Debug, Clone, Args)]
-pub struct ModelArg {
-    /// A packed model (.ember); default: the bundled demo model.
-    #[arg(value_name = "MODEL")]
-    pub model: Option<PathBuf>,
 }
 
 /// `synth`

@@ -2,6 +2,7 @@
 //!
 //! Every check stands alone: one that cannot be made says so and the rest goes on.
 
+mod check;
 mod memory;
 mod processor;
 mod storage;
@@ -12,71 +13,14 @@ use std::path::Path;
 use emberflow_storage::io::probe_uring;
 use emberflow_storage::mem::Mem;
 use emberflow_storage::profile::Machine;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
+use self::check::{Check, Status};
 use self::memory::{cgroup, huge_pages, locked_memory, memory};
 use self::processor::{cores, energy, isa};
 use self::storage::{device_profile, direct_io, facts, io_uring, read_ahead};
 use crate::cli::DoctorArgs;
 use crate::{Failure, print_json, size};
-
-/// How a check came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    Ok,
-    /// Something can be better.
-    Advice,
-    /// The system did not say.
-    Unknown,
-}
-
-/// One thing that was looked at.
-#[derive(Debug, Serialize)]
-struct Check {
-    #[serde(skip)]
-    name: &'static str,
-    status: Status,
-    /// What is there, in words.
-    found: String,
-    /// What to change.
-    advice: Option<String>,
-    /// The same as `found` for programs.
-    #[serde(flatten)]
-    data: Map<String, Value>,
-}
-
-impl Check {
-    fn new(name: &'static str, status: Status, found: impl Into<String>) -> Self {
-        Self {
-            name,
-            status,
-            found: found.into(),
-            advice: None,
-            data: Map::new(),
-        }
-    }
-
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self::new(name, Status::Ok, found)
-    }
-
-    fn unknown(name: &'static str, why: impl Into<String>) -> Self {
-        Self::new(name, Status::Unknown, why)
-    }
-
-    fn advise(mut self, advice: impl Into<String>) -> Self {
-        self.status = Status::Advice;
-        self.advice = Some(advice.into());
-        self
-    }
-
-    fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
-        self.data.insert(key.into(), value.into());
-        self
-    }
-}
 
 /// Runs the command.
 pub fn command(args: &DoctorArgs) -> Result<(), Failure> {

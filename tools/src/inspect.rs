@@ -5,10 +5,11 @@ use std::io::Write as _;
 
 use emberflow_engine::meta::{ContainerMeta, Order};
 use emberflow_kernels::DType;
-use emberflow_predictor::stats::{ActivationStats, hot_share};
-use emberflow_storage::container::{Container, Placement};
+use emberflow_predictor::stats::{ActivationStats, LayerStats, hot_share};
+use emberflow_storage::container::{BundleGeometry, Container, Placement, TensorEntry};
 use serde::Serialize;
 
+use crate::activity::activity;
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::InspectArgs;
 use crate::inspect_predictors::{Predictors, predictors};
@@ -112,7 +113,7 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force)?;
     let container = open_container(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
-    let stats = statistics(&container, &meta)?;
+    let stats = activity(&container, &meta.config)?;
     if let Some(path) = &args.svg {
         let Some(stats) = &stats else {
             return Err(Failure::usage(
@@ -130,81 +131,38 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
     }
 }
 
-fn statistics(
-    container: &Container,
-    meta: &ContainerMeta,
-) -> Result<Option<ActivationStats>, Failure> {
-    let stats = container.read_stats()?;
-    if stats.is_empty() {
-        return Ok(None);
-    }
-    let c = &meta.config;
-    let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
-        .map_err(Failure::stats(container.path()))?;
-    Ok(Some(stats))
-}
-
 fn inspect(
     container: &Container,
     meta: &ContainerMeta,
     stats: Option<&ActivationStats>,
     with_tensors: bool,
 ) -> Result<Inspection, Failure> {
-    let g = container.geometry();
     let mut shown = serde_json::to_value(meta).map_err(std::io::Error::from)?;
     shown["tokenizer"] = format!("{} bytes of tokenizer.json", meta.tokenizer.len()).into();
-    let temperature = stats.map(|stats| {
-        stats
-            .layers
-            .iter()
-            .zip(stats.active_share())
-            .map(|(layer, active_share)| {
-                let mut counts: Vec<u64> = layer
-                    .experts
-                    .iter()
-                    .flat_map(|e| e.counts.iter().copied())
-                    .collect();
-                counts.sort_unstable_by(|a, b| b.cmp(a));
-                LayerTemperature {
-                    layer: layer.layer,
-                    active_share,
-                    hot_share_80: hot_share(&counts, 0.8),
-                    deciles: deciles(&counts, stats.tokens),
-                }
-            })
-            .collect()
-    });
-    let statistics = stats.and_then(|s| s.profile.as_ref().map(|p| (s, p)));
-    let statistics = statistics.map(|(s, p)| {
-        let sum = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>();
-        let experts = s.layers.iter().flat_map(|l| &l.experts);
-        let banks = experts.zip(&p.banks);
-        Statistics {
-            tokens: s.tokens,
-            steps: p.steps.to_vec(),
-            persistence: banks
-                .map(|(e, b)| sum(&b.stayed) / sum(&e.counts).max(1.0))
-                .collect(),
-        }
-    });
-    let tensors = with_tensors.then(|| {
-        container
-            .tensors()
-            .iter()
-            .map(|t| TensorReport {
-                name: t.name.clone(),
-                dtype: DType::from_code(t.dtype).map_or("unknown".into(), |d| d.name().into()),
-                shape: t.dims.clone(),
-                bytes: t.len,
-            })
-            .collect()
-    });
     Ok(Inspection {
         file: container.path().display().to_string(),
         bytes: container.file_len(),
         meta: shown,
-        bundle: Bundle {
+        bundle: Bundle::of(container.geometry()),
+        sections: container
+            .section_sizes()
+            .iter()
+            .map(|s| SectionReport {
+                name: s.section.name(),
+                payload: s.payload,
+                padding: s.len - s.payload,
+            })
+            .collect(),
+        temperature: stats.map(temperature),
+        predictors: predictors(container, &meta.config)?,
+        statistics: stats.and_then(statistics),
+        tensors: with_tensors.then(|| container.tensors().iter().map(TensorReport::of).collect()),
+    })
+}
+
+impl Bundle {
+    fn of(g: &BundleGeometry) -> Self {
+        Self {
             sector: g.sector,
             scales: if g.placement == Placement::Inline {
                 "inline"
@@ -216,20 +174,56 @@ fn inspect(
             split: g.is_split(),
             stride: g.stride,
             padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
-        },
-        sections: container
-            .section_sizes()
-            .iter()
-            .map(|s| SectionReport {
-                name: s.section.name(),
-                payload: s.payload,
-                padding: s.len - s.payload,
-            })
+        }
+    }
+}
+
+impl TensorReport {
+    fn of(t: &TensorEntry) -> Self {
+        Self {
+            name: t.name.clone(),
+            dtype: DType::from_code(t.dtype).map_or("unknown".into(), |d| d.name().into()),
+            shape: t.dims.clone(),
+            bytes: t.len,
+        }
+    }
+}
+
+/// How often each neuron of a layer fires, hottest first.
+fn sorted_counts(layer: &LayerStats) -> Vec<u64> {
+    let experts = layer.experts.iter();
+    let mut counts: Vec<u64> = experts.flat_map(|e| e.counts.iter().copied()).collect();
+    counts.sort_unstable_by(|a, b| b.cmp(a));
+    counts
+}
+
+fn temperature(stats: &ActivationStats) -> Vec<LayerTemperature> {
+    let layers = stats.layers.iter().zip(stats.active_share());
+    layers
+        .map(|(layer, active_share)| {
+            let counts = sorted_counts(layer);
+            LayerTemperature {
+                layer: layer.layer,
+                active_share,
+                hot_share_80: hot_share(&counts, 0.8),
+                deciles: deciles(&counts, stats.tokens),
+            }
+        })
+        .collect()
+}
+
+/// What a profile says beyond counts, where the statistics have one.
+fn statistics(stats: &ActivationStats) -> Option<Statistics> {
+    let profile = stats.profile.as_ref()?;
+    let sum = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>();
+    let experts = stats.layers.iter().flat_map(|l| &l.experts);
+    let banks = experts.zip(&profile.banks);
+    Some(Statistics {
+        tokens: stats.tokens,
+        steps: profile.steps.to_vec(),
+        persistence: banks
+            .map(|(e, b)| sum(&b.stayed) / sum(&e.counts).max(1.0))
             .collect(),
-        temperature,
-        predictors: predictors(container, &meta.config)?,
-        statistics,
-        tensors,
     })
 }
 
@@ -245,17 +239,26 @@ fn deciles(sorted: &[u64], tokens: u64) -> Vec<f64> {
 }
 
 fn text(i: &Inspection, meta: &ContainerMeta) -> String {
-    let c = &meta.config;
-    let b = &i.bundle;
     let mut out = String::new();
     // writing to a String cannot fail
-    let _ = writeln!(out, "{}: {}", i.file, size::show(i.bytes));
-    let _ = writeln!(
+    let _ = write_model(&mut out, i, meta)
+        .and_then(|()| write_sections(&mut out, i))
+        .and_then(|()| write_activity(&mut out, i))
+        .and_then(|()| write_tensors(&mut out, i));
+    out
+}
+
+/// The file, its model, formats, bundle and source.
+fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::fmt::Result {
+    let c = &meta.config;
+    let b = &i.bundle;
+    writeln!(out, "{}: {}", i.file, size::show(i.bytes))?;
+    writeln!(
         out,
         "model      {} ({}): {} layers, d_model {}, {} query / {} kv heads of {}, vocabulary {}",
         c.name, c.family, c.layers, c.d_model, c.heads, c.kv_heads, c.head_dim, c.vocab
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         out,
         "ffn        {} neurons per layer, {:?}{}",
         c.ffn,
@@ -265,8 +268,8 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         } else {
             ""
         }
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         out,
         "formats    ffn {}, attention {}, embedding {}; {} order",
         meta.quant.ffn,
@@ -277,8 +280,8 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
             Order::Temperature => "temperature",
             Order::Coactivation => "coactivation",
         }
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         out,
         "bundle     gate {} + up/down {} bytes, {} on flash ({}-byte sectors, {:.1} % padding{}, scales {})",
         b.gate_bytes,
@@ -288,61 +291,73 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
         100.0 * b.padding_share,
         if b.split { ", gate readable alone" } else { "" },
         b.scales
-    );
-    let _ = writeln!(
+    )?;
+    writeln!(
         out,
         "source     {} ({})",
         meta.source.name, meta.source.fingerprint
-    );
-    let _ = writeln!(
+    )
+}
+
+fn write_sections(out: &mut String, i: &Inspection) -> std::fmt::Result {
+    writeln!(
         out,
         "sections   {:<12} {:>12} {:>12}",
         "", "payload", "padding"
-    );
+    )?;
     for s in &i.sections {
         let (payload, padding) = (size::show(s.payload), size::show(s.padding));
-        let _ = writeln!(out, "           {:<12} {payload:>12} {padding:>12}", s.name);
+        writeln!(out, "           {:<12} {payload:>12} {padding:>12}", s.name)?;
     }
+    Ok(())
+}
+
+/// Temperature, predictors and persistence.
+fn write_activity(out: &mut String, i: &Inspection) -> std::fmt::Result {
     if let Some(layers) = &i.temperature {
-        let _ = writeln!(
+        writeln!(
             out,
             "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order fires"
-        );
+        )?;
         for l in layers {
             let curve: Vec<String> = l.deciles.iter().map(|d| format!("{:.2}", d)).collect();
-            let _ = writeln!(
+            writeln!(
                 out,
                 "  layer {:>2}: {:>5.1} % active, {:>4.1} % of neurons give 80 %: {}",
                 l.layer,
                 100.0 * l.active_share,
                 100.0 * l.hot_share_80,
                 curve.join(" ")
-            );
+            )?;
         }
     }
     for line in i.predictors.iter().flat_map(Predictors::lines) {
-        let _ = writeln!(out, "{line}");
+        writeln!(out, "{line}")?;
     }
     if let Some(s) = &i.statistics {
         let list: Vec<String> = s.persistence.iter().map(|p| format!("{p:.2}")).collect();
-        let _ = writeln!(
+        writeln!(
             out,
             "persistence by layer: {} ({} tokens; batches to 32 counted)",
             list.join(" "),
             s.tokens
-        );
+        )?;
     }
+    Ok(())
+}
+
+fn write_tensors(out: &mut String, i: &Inspection) -> std::fmt::Result {
     for t in i.tensors.iter().flatten() {
-        let _ = writeln!(
+        writeln!(
             out,
             "  {:<28} {:<5} {:?} {}",
             t.name,
             t.dtype,
             t.shape,
             size::show(t.bytes)
-        );
+        )?;
     }
-    out
+    Ok(())
 }
 
 /// One curve per layer: firing frequency over the temperature order.
@@ -352,12 +367,7 @@ fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
         .layers
         .iter()
         .map(|layer| {
-            let mut counts: Vec<u64> = layer
-                .experts
-                .iter()
-                .flat_map(|e| e.counts.iter().copied())
-                .collect();
-            counts.sort_unstable_by(|a, b| b.cmp(a));
+            let counts = sorted_counts(layer);
             let n = counts.len().max(2) as f64 - 1.0;
             let points = counts
                 .iter()

@@ -4,11 +4,12 @@
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use emberflow::{Failure, cli::Cli, dispatch, suggest};
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| suggest::enrich(error).exit());
+    let cli =
+        Cli::try_parse().unwrap_or_else(|error| suggest::enrich(error, &Cli::command()).exit());
     let level = match cli.verbose {
         0 => "warn",
         1 => "info",

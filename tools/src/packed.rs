@@ -101,14 +101,15 @@ impl<'a> Packed<'a> {
                 dtype.name()
             )));
         }
-        self.stream(entry, dtype, (cols, stride), f)
+        self.stream(entry, dtype, cols, stride, f)
     }
 
     fn stream(
         &self,
         entry: &TensorEntry,
         dtype: DType,
-        (cols, stride): (usize, usize),
+        cols: usize,
+        stride: usize,
         f: &mut RowFn<'_>,
     ) -> Result<(), Failure> {
         let batch = (BATCH_BYTES / stride).max(1) * stride;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::{PerplexityArgs, SparsityArg};
 use crate::model::{open_engine, open_model, open_observed};
-use crate::{Failure, budget, print_json, progress, size};
+use crate::{Failure, budget, print_json, progress, size, text};
 
 /// The result. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -96,19 +96,8 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
         text.shrink_to_fit();
     }
     let model = open_model(&args.model)?;
-    let max = model.text().config().max_context;
-    let window = args.window.unwrap_or(WINDOW.min(max));
-    if window < 2 || window > max {
-        return Err(Failure::usage(format!(
-            "--window {window}: this model takes 2 to {max}"
-        )));
-    }
-    // Tokenised before the memory is planned, so that the plan knows what it costs.
-    let mut ids = model.text().tokens(&text)?;
-    drop(text);
-    if let Some(limit) = args.limit {
-        ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
+    let window = text::window(args.window, WINDOW, model.text().config().max_context)?;
+    let ids = text::tokens(&model, text, args.limit)?;
     let result = if args.judge {
         judged(args, model, &ids, window as usize)?
     } else {

@@ -165,7 +165,12 @@ fn best_of(
     });
     let mut report = Report::of_batch(engine, &batch, texts.collect())?;
     if args.details {
-        report.details = Some(Details::new(engine, &batch.steps, &batch.latencies));
+        report.details = Some(Details::new(
+            engine,
+            batch.samples.len(),
+            &batch.steps,
+            &batch.latencies,
+        ));
     }
     if args.json {
         return print_json(&report);
@@ -233,7 +238,7 @@ fn finish(
     let mut report = Report::new(engine, generation, text)?;
     if args.details {
         let (steps, latencies) = (&generation.steps, &generation.latencies);
-        report.details = Some(Details::new(engine, steps, latencies));
+        report.details = Some(Details::new(engine, 1, steps, latencies));
     }
     if args.json {
         print_json(&report)

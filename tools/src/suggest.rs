@@ -5,11 +5,8 @@
 
 use std::path::Path;
 
-use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use strsim::damerau_levenshtein;
-
-use crate::cli::Cli;
 
 /// The nearest of `names` to `word`, where it is as near as a slip of the hand: one letter of
 /// four, or the rest left out.
@@ -60,7 +57,7 @@ pub fn near_file(path: &Path) -> String {
 
 /// Adds to an error of the argument parser what it could not suggest: a command that was meant, be
 /// it that the word was taken for a model (`profile shw`), and what to do with a model.
-pub fn enrich(mut error: clap::Error) -> clap::Error {
+pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
     let usage = [
         ErrorKind::InvalidSubcommand,
         ErrorKind::ArgumentConflict,
@@ -71,7 +68,7 @@ pub fn enrich(mut error: clap::Error) -> clap::Error {
     if !usage.contains(&error.kind()) || known.iter().any(|&k| error.get(k).is_some()) {
         return error;
     }
-    let mut command = &Cli::command();
+    let mut command = program;
     let mut words = std::env::args().skip(1).filter(|w| !w.starts_with('-'));
     let unknown = words.find(|word| match command.find_subcommand(word) {
         Some(sub) => {

@@ -6,10 +6,10 @@ use emberflow_kernels::{DType, error_bound};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Required, Role, TensorId};
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_predictor::stats::ActivationStats;
 use emberflow_storage::container::Container;
 use serde::Serialize;
 
+use crate::activity::original_ids;
 use crate::cli::VerifyArgs;
 use crate::model::open_container;
 use crate::packed::Packed;
@@ -158,43 +158,10 @@ pub fn compare(
     source: &dyn Checkpoint,
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<SourceResult, Failure> {
-    let fingerprint = format!("{:016x}", source.fingerprint());
-    let path = container.path().display();
-    if fingerprint != packed.meta.source.fingerprint {
-        return Err(Failure::Fault(format!(
-            "{path} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
-            packed.meta.source.name,
-            packed.meta.source.fingerprint,
-            source.path().display()
-        )));
-    }
-    // the name is the folder's, which may have moved
-    let name = packed.config().name.clone();
-    let config = ModelConfig {
-        name,
-        ..source.config().clone()
-    };
-    if config != *packed.config() {
-        return Err(Failure::Fault(format!(
-            "{path} has another configuration than {}",
-            source.path().display()
-        )));
-    }
-    let dense = || {
-        let ffn = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
-        source.tensors().iter().filter(move |t| !ffn(t))
-    };
-    if container.tensors().len() != dense().count() {
-        return Err(Failure::Fault(format!(
-            "{path} has {} tensors beside the ffn, {} has {}",
-            container.tensors().len(),
-            source.path().display(),
-            dense().count()
-        )));
-    }
+    same_model(container, packed, source)?;
     let orders = Orders::of(container, packed.config())?;
     let mut check = Comparison::new(source, tell);
-    for info in dense() {
+    for info in dense_tensors(source) {
         let want = Required {
             id: info.id,
             rows: info.rows,
@@ -229,21 +196,57 @@ pub fn compare(
     Ok(check.result)
 }
 
+/// The tensors of a checkpoint that are not FFN.
+fn dense_tensors(source: &dyn Checkpoint) -> impl Iterator<Item = &TensorInfo> {
+    let ffn = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
+    source.tensors().iter().filter(move |t| !ffn(t))
+}
+
+/// Refuses a `source` with another fingerprint, configuration or number of tensors.
+fn same_model(
+    container: &Container,
+    packed: &Packed<'_>,
+    source: &dyn Checkpoint,
+) -> Result<(), Failure> {
+    let fingerprint = format!("{:016x}", source.fingerprint());
+    let path = container.path().display();
+    if fingerprint != packed.meta.source.fingerprint {
+        return Err(Failure::Fault(format!(
+            "{path} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
+            packed.meta.source.name,
+            packed.meta.source.fingerprint,
+            source.path().display()
+        )));
+    }
+    // the name is the folder's, which may have moved
+    let name = packed.config().name.clone();
+    let config = ModelConfig {
+        name,
+        ..source.config().clone()
+    };
+    if config != *packed.config() {
+        return Err(Failure::Fault(format!(
+            "{path} has another configuration than {}",
+            source.path().display()
+        )));
+    }
+    let (found, expected) = (container.tensors().len(), dense_tensors(source).count());
+    if found != expected {
+        return Err(Failure::Fault(format!(
+            "{path} has {found} tensors beside the ffn, {} has {expected}",
+            source.path().display()
+        )));
+    }
+    Ok(())
+}
+
 /// Packed id → original id per bank; empty = the original order.
 struct Orders(Vec<Vec<u32>>);
 
 impl Orders {
     /// From the statistics that the packer stored beside the neurons it sorted.
     fn of(container: &Container, c: &ModelConfig) -> Result<Self, Failure> {
-        let stats = container.read_stats()?;
-        if stats.is_empty() {
-            return Ok(Self(Vec::new()));
-        }
-        let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-        let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
-            .map_err(Failure::stats(container.path()))?;
-        let experts = stats.layers.into_iter().flat_map(|l| l.experts);
-        Ok(Self(experts.map(|e| e.original).collect()))
+        Ok(Self(original_ids(container, c)?))
     }
 
     fn original(&self, bank: usize, packed: usize) -> usize {

@@ -78,7 +78,7 @@ fn the_best_text_is_printed() {
         let summary = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{summary}");
         let (winner, score) = (seed + best, sample["score"].as_f64().unwrap());
-        let named = format!("best of 3: seed {winner}, mean log-probability {score:.3} | ");
+        let named = format!("best of 3: seed {winner}, mean log-probability {score:.3}\n");
         assert!(summary.contains(&named), "{summary}");
         let text = String::from_utf8(output.stdout).unwrap();
         let continuation = sample["text"].as_str().unwrap();

@@ -142,15 +142,9 @@ fn look(svg: &str, whose: &str) {
 
 fn draw(dir: &Path, line: &str) -> String {
     let words = common::words(&line.replace("TEXT", TEXT));
-    let output = emberflow()
-        .args(words)
-        .args(["--svg", "chart.svg", "--force"])
-        .current_dir(dir)
-        .env("XDG_CACHE_HOME", dir)
-        .output()
-        .unwrap();
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {message}");
+    let mut command = emberflow();
+    command.args(words).args(["--svg", "chart.svg", "--force"]);
+    common::succeed(command.current_dir(dir).env("XDG_CACHE_HOME", dir));
     std::fs::read_to_string(dir.join("chart.svg")).unwrap()
 }
 

@@ -9,17 +9,9 @@ use serde_json::Value;
 
 /// Runs it with its own cache folder and expects JSON.
 fn in_dir(dir: &Path, args: &[&str]) -> Value {
-    let output = emberflow()
-        .args(args)
-        .current_dir(dir)
-        .env("XDG_CACHE_HOME", dir.join("cache"))
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let mut command = emberflow();
+    command.args(args).current_dir(dir);
+    let output = common::succeed(command.env("XDG_CACHE_HOME", dir.join("cache")));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 

@@ -1,5 +1,5 @@
-//! The first hour of a newcomer who has a fresh clone, the README and nothing else: every command
-//! line of the README as it stands, in order, in an empty folder; then what they should see.
+//! The first hour of a newcomer who has a fresh clone, the README, its further pages and nothing else:
+//! every command line as it stands, page after page, in an empty folder; then what they should see.
 //!
 //! Blocks marked `sh` hold nothing else. Blocks marked `bash` are for a phone and the desktop
 //! beside it: only what they do with the program can be tried here.
@@ -7,10 +7,21 @@
 mod common;
 
 use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A command line of the README, and what it printed.
+/// In the order in which they are read.
+const PAGES: [&str; 6] = [
+    "README.md",
+    "docs/running.md",
+    "docs/models.md",
+    "docs/policies.md",
+    "docs/shell.md",
+    "docs/phone.md",
+];
+
+/// A command line of a page, and what it printed.
 struct Done {
     line: String,
     words: Vec<String>,
@@ -25,40 +36,59 @@ impl Done {
     }
 }
 
-/// Runs every command line in `dir`.
-fn walk(readme: &str, dir: &Path) -> Vec<Done> {
+/// Runs one command line in `dir`: by itself, or by a shell where it has a pipe.
+fn call(line: &str, dir: &Path) -> Output {
+    let rest = line.strip_prefix("emberflow ");
+    let mut command = match rest.filter(|_| !line.contains('|')) {
+        Some(rest) => {
+            let rest = rest.split(" > ").next().unwrap_or(rest);
+            let mut command = common::emberflow();
+            command.args(common::words(rest));
+            command
+        }
+        None => {
+            let program = Path::new(env!("CARGO_BIN_EXE_emberflow"));
+            let folders = [program.parent().unwrap().display().to_string()];
+            let path = folders.into_iter().chain(std::env::var("PATH"));
+            let mut command = Command::new("sh");
+            command.args(["-c", line]).stdin(Stdio::null());
+            command.env("PATH", path.collect::<Vec<_>>().join(":"));
+            command
+        }
+    };
+    command.current_dir(dir).env("XDG_CACHE_HOME", dir);
+    command.output().unwrap()
+}
+
+/// Runs every command line of a page in `dir`.
+fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
     let mut all = Vec::new();
-    for block in readme.split("```").skip(1).step_by(2) {
+    for block in text.split("```").skip(1).step_by(2) {
         let (language, block) = block.split_once('\n').unwrap();
         if !["sh", "bash"].contains(&language) {
             continue;
         }
         for line in block.lines() {
-            let command = line.strip_prefix("./").filter(|_| language == "bash");
-            let Some(rest) = command.unwrap_or(line).strip_prefix("emberflow ") else {
+            let line = match language {
+                "bash" => line.strip_prefix("./").unwrap_or(line),
+                _ => line,
+            };
+            let piped = language == "sh" && line.contains("| emberflow ");
+            if !line.starts_with("emberflow ") && !piped {
                 assert!(
                     language == "bash" || line.starts_with("cargo "),
-                    "neither cargo nor emberflow: {line}"
+                    "{page}: neither cargo nor emberflow: {line}"
                 );
                 continue;
-            };
-            let (rest, file) = match rest.split_once(" > ") {
-                Some((rest, file)) => (rest, Some(file)),
-                None => (rest, None),
-            };
-            let words = common::words(rest);
-            let output = common::emberflow()
-                .args(&words)
-                .current_dir(dir)
-                .env("XDG_CACHE_HOME", dir)
-                .output()
-                .unwrap();
+            }
+            let output = call(line, dir);
             let message = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{line}: {message}");
-            assert!(!output.stdout.is_empty(), "{line} printed nothing");
-            if let Some(file) = file {
+            assert!(output.status.success(), "{page}: {line}: {message}");
+            assert!(!output.stdout.is_empty(), "{page}: {line} printed nothing");
+            if let Some((_, file)) = line.split_once(" > ") {
                 std::fs::write(dir.join(file), &output.stdout).unwrap();
             }
+            let words = common::words(line.strip_prefix("emberflow ").unwrap_or(line));
             let json = words.iter().any(|w| w == "--json");
             all.push(Done {
                 line: line.to_owned(),
@@ -71,12 +101,24 @@ fn walk(readme: &str, dir: &Path) -> Vec<Done> {
 }
 
 #[test]
-fn the_readme_works_and_shows_what_it_says() {
+fn the_pages_work_and_show_what_they_say() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root.join("models"), dir.path().join("models")).unwrap();
-    let all = walk(&readme, dir.path());
+    let all: Vec<Done> = (PAGES.iter())
+        .flat_map(|page| {
+            let text = std::fs::read_to_string(root.join(page)).unwrap();
+            walk(page, &text, dir.path())
+        })
+        .collect();
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let page = format!("docs/{name}");
+        assert!(
+            PAGES.contains(&&*page),
+            "nobody tries the commands of {page}"
+        );
+    }
 
     // the whole way is there
     for step in [
@@ -93,11 +135,13 @@ fn the_readme_works_and_shows_what_it_says() {
         "trace simulate ",
         "bench io ",
         "doctor",
+        "completions ",
+        "man ",
     ] {
         let step = format!("emberflow {step}");
         assert!(
             all.iter().any(|d| d.line.contains(&step)),
-            "the README lost {step:?}"
+            "the pages lost {step:?}"
         );
     }
 
@@ -125,11 +169,11 @@ fn the_checkout_stays_clean(root: &Path, dir: &Path) {
         }
         assert!(
             rules.lines().any(|rule| ignores(rule, &name)),
-            "the README's commands leave {name}, which git does not ignore"
+            "the pages' commands leave {name}, which git does not ignore"
         );
         seen += 1;
     }
-    assert!(seen >= 10, "the README's commands leave {seen} files");
+    assert!(seen >= 10, "the pages' commands leave {seen} files");
 }
 
 /// Every picture that a command was asked for is there and is an SVG with something in it.
@@ -152,7 +196,7 @@ fn pictures_are_well_formed(all: &[Done], dir: &Path) {
             serde_json::from_slice::<Value>(&text).expect(file);
         }
     }
-    assert!(seen >= 2, "the README draws {seen} pictures");
+    assert!(seen >= 2, "the pages draw {seen} pictures");
 }
 
 /// The same text under 25 %, 50 % and all of the FFN in memory: less memory, more bytes read, the same
@@ -161,7 +205,7 @@ fn memory_changes_speed_and_no_text(all: &[Done]) {
     let share = |d: &Done| d.option("--ffn-resident")?.parse::<f64>().ok();
     let mut runs: Vec<(f64, &Value)> = all
         .iter()
-        .filter(|d| d.words[0] == "run")
+        .filter(|d| d.words[0] == "run" && d.option("--policy").is_none())
         .filter_map(|d| Some((share(d)?, d.json.as_ref()?)))
         .collect();
     runs.sort_by(|a, b| a.0.total_cmp(&b.0));

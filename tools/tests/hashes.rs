@@ -102,18 +102,12 @@ fn commands() -> Vec<String> {
 
 /// The hashes of all texts that a command draws.
 fn hashes(dir: &Path, command: &str) -> String {
-    let output = common::emberflow()
-        .current_dir(dir)
+    let mut run = common::emberflow();
+    run.current_dir(dir)
         .arg("run")
-        .args(command.split_whitespace())
-        .args(["-p", PROMPT, "-n", "12", "--ignore-eos", "--json"])
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "run {command}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+        .args(command.split_whitespace());
+    run.args(["-p", PROMPT, "-n", "12", "--ignore-eos", "--json"]);
+    let output = common::succeed(&mut run);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let text = |v: &serde_json::Value| v["logits_hash"].as_str().unwrap().to_owned();
     match json["best_of"]["samples"].as_array() {
@@ -134,15 +128,11 @@ fn every_answer_is_the_recorded_one() {
                 &demo.join("activation_stats.json").to_string_lossy(),
             )
             .replace("HELDOUT", &demo.join("heldout.txt").to_string_lossy());
-        let output = common::emberflow()
-            .current_dir(dir.path())
-            .args(made.split_whitespace())
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{made}: {}",
-            String::from_utf8_lossy(&output.stderr)
+        let mut command = common::emberflow();
+        common::succeed(
+            command
+                .current_dir(dir.path())
+                .args(made.split_whitespace()),
         );
     }
     let found: String = (commands().iter())

@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::Path;
+use std::process::Output;
 
 use common::{call, commands, json};
 
@@ -20,6 +21,16 @@ const NEEDED: [(&str, &[&str]); 8] = [
 
 /// Options that name a file to write, or a folder to write files into.
 const WRITES: [&str; 6] = ["output", "svg", "csv", "trace", "save", "out"];
+
+/// Calls a command with what it needs and this place to write to; the arguments come back too.
+fn write_to(name: &str, option: &str, place: &Path) -> (Vec<String>, Output) {
+    let mut args: Vec<&str> = name.split(' ').skip(1).collect();
+    args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
+    let place = format!("--{option}={}", place.display());
+    args.push(&place);
+    let output = call(&args);
+    (args.into_iter().map(str::to_owned).collect(), output)
+}
 
 /// Every option of every command that writes a file refuses, before any work, one that is there.
 #[test]
@@ -46,12 +57,8 @@ fn nothing_is_replaced_unasked() {
             for file in &files {
                 std::fs::write(file, "precious").unwrap();
             }
-            let place = if option == "out" { &out } else { &file };
-            let place = format!("--{option}={}", place.display());
-            let mut args: Vec<&str> = name.split(' ').skip(1).collect();
-            args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
-            args.push(&place);
-            let output = call(&args);
+            let (args, output) =
+                write_to(&name, option, if option == "out" { &out } else { &file });
             let message = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
             assert!(
@@ -81,11 +88,7 @@ fn what_cannot_be_written_is_told_at_once() {
         let has = |long: &str| command.get_arguments().any(|a| a.get_long() == Some(long));
         for option in WRITES.into_iter().filter(|o| has(o)) {
             let place = if option == "out" { &place } else { &file };
-            let place = format!("--{option}={}", place.display());
-            let mut args: Vec<&str> = name.split(' ').skip(1).collect();
-            args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
-            args.push(&place);
-            let output = call(&args);
+            let (args, output) = write_to(&name, option, place);
             let message = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
             assert!(message.contains(&long), "{args:?}: {message}");

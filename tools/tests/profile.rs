@@ -3,8 +3,10 @@
 mod common;
 
 use std::path::Path;
+use std::process::Output;
 
 use common::{call, exported, json};
+use serde_json::Value;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -24,18 +26,27 @@ fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
     path.display().to_string()
 }
 
+/// Two texts that have nothing in common.
+fn two_parts(dir: &Path) -> [String; 2] {
+    [part(dir, "a", 0, 4000), part(dir, "b", 4000, 7000)]
+}
+
+/// Profiles a text with small windows.
+fn profile(text: &str, out: &str, more: &[&str]) -> Output {
+    let args = ["profile", "-f", text, "-o", out, "--window", "32", "--json"];
+    call(&[&args[..], more].concat())
+}
+
+/// Tokens of statistics as `profile show` tells them.
+fn tokens(shown: &Value) -> u64 {
+    shown["tokens"].as_u64().unwrap()
+}
+
 #[test]
-fn a_stopped_profile_goes_on_and_parts_merge() {
+fn a_stopped_profile_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let (a, b) = (
-        part(dir.path(), "a", 0, 4000),
-        part(dir.path(), "b", 4000, 7000),
-    );
-    let profile = |text: &str, out: &str, more: &[&str]| {
-        let args = ["profile", "-f", text, "-o", out, "--window", "32", "--json"];
-        call(&[&args[..], more].concat())
-    };
+    let [a, b] = two_parts(dir.path());
     let (whole, stopped) = (at("whole"), at("stopped"));
     assert!(profile(&a, &whole, &[]).status.success());
     let first = profile(&a, &stopped, &["--stop-after", "7"]);
@@ -50,28 +61,33 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
     );
     // any budget gives the same numbers
     let second = profile(&a, &stopped, &["--ffn-resident", "0.4", "--chunk", "5"]);
-    let done: serde_json::Value = serde_json::from_slice(&second.stdout).unwrap();
+    let done: Value = serde_json::from_slice(&second.stdout).unwrap();
     assert!(done["resumed_tokens"].as_u64().unwrap() > 0, "{done}");
     assert_eq!(
         std::fs::read(&whole).unwrap(),
         std::fs::read(&stopped).unwrap()
     );
     assert!(!Path::new(&at("stopped.checkpoint")).exists());
+}
 
-    let (second, sum, again) = (at("second"), at("sum"), at("again"));
+#[test]
+fn parts_merge_and_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let [a, b] = two_parts(dir.path());
+    let (first, second, sum, again) = (at("first"), at("second"), at("sum"), at("again"));
+    assert!(profile(&a, &first, &[]).status.success());
     assert!(profile(&b, &second, &[]).status.success());
     let merge =
         |files: &[&str], out: &str| call(&[&["profile", "merge"], files, &["-o", out]].concat());
-    assert!(merge(&[&whole, &second], &sum).status.success());
-    assert!(merge(&[&second, &whole], &again).status.success());
+    assert!(merge(&[&first, &second], &sum).status.success());
+    assert!(merge(&[&second, &first], &again).status.success());
     assert_eq!(std::fs::read(&sum).unwrap(), std::fs::read(&again).unwrap());
     let twice = merge(&[&sum, &second], &at("twice"));
     assert!(String::from_utf8_lossy(&twice.stderr).contains("both hold the text"));
 
-    let svg = at("stats.svg");
-    let [w, s, m] = [&whole, &second, &sum].map(|f| json(&["profile", "show", f, "--json"]));
-    let tokens = |v: &serde_json::Value| v["tokens"].as_u64().unwrap();
-    assert_eq!(tokens(&w) + tokens(&s), tokens(&m));
+    let [f, s, m] = [&first, &second, &sum].map(|f| json(&["profile", "show", f, "--json"]));
+    assert_eq!(tokens(&f) + tokens(&s), tokens(&m));
     let layer = &m["layers"][4];
     let active = |i: usize| layer["batches"][i]["active_share"].as_f64().unwrap();
     // 1, 2, 4 … tokens touch more and more neurons
@@ -79,11 +95,6 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
     assert!((1..5).all(|i| active(i) > 1.2 * active(i - 1)), "{layer}");
     let persistence = layer["persistence"].as_f64().unwrap();
     assert!((0.2..0.5).contains(&persistence), "{layer}");
-    assert!(
-        call(&["profile", "show", &sum, "--svg", &svg])
-            .status
-            .success()
-    );
     // a batch of 32 takes as many windows; what was too short for one is told
     let said = |file: &str| String::from_utf8(call(&["profile", "show", file]).stdout).unwrap();
     assert!(said(&sum).contains("  32: ") && !said(&sum).contains("no batch of"));
@@ -92,6 +103,13 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
     let said = said(&short);
     assert!(said.contains("no batch of 32 was seen"), "{said}");
     assert!(!said.contains("no batch of 2 was seen"), "{said}");
+
+    let svg = at("stats.svg");
+    assert!(
+        call(&["profile", "show", &sum, "--svg", &svg])
+            .status
+            .success()
+    );
     let svg = std::fs::read_to_string(&svg).unwrap();
     for word in [
         "skew",
@@ -102,7 +120,10 @@ fn a_stopped_profile_goes_on_and_parts_merge() {
     ] {
         assert!(svg.contains(word), "{word}");
     }
-    // counts alone are shown, too
+}
+
+#[test]
+fn counts_alone_are_shown_too() {
     let old = root().join("models/demo/activation_stats.json");
     let shown = json(&["profile", "show", &old.display().to_string(), "--json"]);
     assert_eq!(tokens(&shown), 204_800);
@@ -116,48 +137,43 @@ fn counted(path: &str) -> Vec<u64> {
     experts.flat_map(|e| e.counts).collect()
 }
 
-#[test]
-fn the_order_changes_and_the_answer_does_not() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    let (text, stats) = (part(dir.path(), "text", 0, 6000), at("stats"));
-    let checkpoint = exported(dir.path());
-    // statistics name the checkpoint they are of
-    let (plain, other) = (at("plain"), at("other"));
-    json(&[
-        "pack",
-        &checkpoint,
-        "-o",
-        &plain,
-        "--quant",
-        "f32",
-        "--json",
-    ]);
-    json(&[
-        "profile", "-f", &text, "-o", &other, "--limit", "100", "--json",
-    ]);
-    let refused = call(&["pack", &checkpoint, "-o", &at("x"), "--stats", &other]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("fingerprint"));
-    let done = json(&[
-        "profile", &plain, "-f", &text, "-o", &stats, "--window", "32", "--json",
-    ]);
-    assert!(done["tokens"].as_u64().unwrap() > 1000);
-    let held = part(dir.path(), "held", 20_000, 23_000);
-    let results = ["temperature", "coactivation"].map(|order| {
-        let model = at(order);
-        let pack = json(&[
+/// What does not depend on the order of neurons, and what does.
+struct Ordered {
+    perplexity: f64,
+    /// Cache misses and reads per token, with the best cache of half the neurons.
+    misses: f64,
+    reads: f64,
+}
+
+/// A text, its statistics and the checkpoint that both are of.
+struct Profiled<'a> {
+    dir: &'a Path,
+    checkpoint: String,
+    text: String,
+    stats: String,
+    /// Another text.
+    held: String,
+}
+
+impl Profiled<'_> {
+    fn at(&self, name: &str) -> String {
+        self.dir.join(name).display().to_string()
+    }
+
+    /// Packs the checkpoint in this order, checks it, and profiles it again.
+    fn pack(&self, order: &str) -> String {
+        let (model, stats) = (self.at(order), &self.stats);
+        let pack = [
             "pack",
-            &checkpoint,
+            &self.checkpoint,
             "-o",
             &model,
             "--quant",
             "f32",
             "--stats",
-            &stats,
-            "--order",
-            order,
-            "--json",
-        ]);
+            stats,
+        ];
+        let pack = json(&[&pack[..], &["--order", order, "--json"]].concat());
         assert_eq!(pack["order"], order);
         let inspection = json(&["inspect", &model, "--json"]);
         assert_eq!(inspection["meta"]["order"], order);
@@ -166,39 +182,75 @@ fn the_order_changes_and_the_answer_does_not() {
             "{inspection}"
         );
         assert!(
-            call(&["verify", &model, "--source", &checkpoint])
+            call(&["verify", &model, "--source", &self.checkpoint])
                 .status
                 .success()
         );
         // profiled in another order, the numbers are the same but for rounding
-        let again = at(&format!("{order}.stats"));
-        json(&[
-            "profile", &model, "-f", &text, "-o", &again, "--window", "32", "--json",
-        ]);
-        let differing: usize = counted(&stats)
+        let again = self.at(&format!("{order}.stats"));
+        assert!(profile(&self.text, &again, &[&model]).status.success());
+        let differing: usize = counted(stats)
             .iter()
             .zip(&counted(&again))
             .filter(|(a, b)| a.abs_diff(**b) > 2)
             .count();
         assert!(differing < 80, "{differing} of 7680 neurons");
-        let quality = json(&["perplexity", &model, "-f", &held, "--json"]);
-        let trace = at(&format!("{order}.trace"));
+        model
+    }
+
+    fn measure(&self, order: &str) -> Ordered {
+        let model = self.pack(order);
+        let quality = json(&["perplexity", &model, "-f", &self.held, "--json"]);
+        let trace = self.at(&format!("{order}.trace"));
         json(&[
-            "trace", "record", &model, "-f", &held, "-o", &trace, "--json",
+            "trace", "record", &model, "-f", &self.held, "-o", &trace, "--json",
         ]);
         let simulated = json(&[
             "trace", "simulate", &trace, "--cache", "50%", "--policy", "belady", "--json",
         ]);
-        let row = simulated["results"][0].clone();
-        (quality["perplexity"].as_f64().unwrap(), row)
-    });
-    let [(a, temperature), (b, coactivation)] = results;
-    assert!((a / b - 1.0).abs() < 1e-4, "{a} {b}");
+        let row = &simulated["results"][0];
+        Ordered {
+            perplexity: quality["perplexity"].as_f64().unwrap(),
+            misses: row["misses_per_token"].as_f64().unwrap(),
+            reads: row["reads_per_token"].as_f64().unwrap(),
+        }
+    }
+}
+
+#[test]
+fn the_order_changes_and_the_answer_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let profiled = Profiled {
+        dir: dir.path(),
+        checkpoint: exported(dir.path()),
+        text: part(dir.path(), "text", 0, 6000),
+        stats: at("stats"),
+        held: part(dir.path(), "held", 20_000, 23_000),
+    };
+    let Profiled {
+        checkpoint,
+        text,
+        stats,
+        ..
+    } = &profiled;
+    // statistics name the checkpoint they are of
+    let (plain, other) = (at("plain"), at("other"));
+    json(&["pack", checkpoint, "-o", &plain, "--quant", "f32", "--json"]);
+    assert!(profile(text, &other, &["--limit", "100"]).status.success());
+    let refused = call(&["pack", checkpoint, "-o", &at("x"), "--stats", &other]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("fingerprint"));
+    let done = profile(text, stats, &[&plain]);
+    let done: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert!(done["tokens"].as_u64().unwrap() > 1000);
+    let [temperature, coactivation] =
+        ["temperature", "coactivation"].map(|order| profiled.measure(order));
+    let ratio = temperature.perplexity / coactivation.perplexity;
+    assert!((ratio - 1.0).abs() < 1e-4, "{ratio}");
     // What is needed does not depend on the order, but for rounding; the merging of reads does.
-    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
-    let [a, b] = [&temperature, &coactivation].map(|row| of(row, "misses_per_token"));
-    assert!((a / b - 1.0).abs() < 0.01, "{a} {b}");
-    let [a, b] = [&temperature, &coactivation].map(|row| of(row, "reads_per_token"));
+    let ratio = temperature.misses / coactivation.misses;
+    assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+    let (a, b) = (temperature.reads, coactivation.reads);
     assert!(b < 0.99 * a, "{a} {b}");
 }
 
@@ -216,7 +268,7 @@ fn a_trace_is_replayed_and_a_damaged_one_is_refused() {
     let simulated = json(&["trace", "simulate", &trace, "--svg", &svg, "--json"]);
     let rows = simulated["results"].as_array().unwrap();
     assert_eq!(rows.len(), 18);
-    let rate = |row: &serde_json::Value| row["miss_rate"].as_f64().unwrap();
+    let rate = |row: &Value| row["miss_rate"].as_f64().unwrap();
     for size in rows.chunks(6) {
         let belady = size.iter().find(|r| r["policy"] == "belady").unwrap();
         let bypass = size

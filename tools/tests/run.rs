@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
 use common::{call, json};
 
 const PROMPT: &str = "A vector is a contiguous";
@@ -467,39 +470,56 @@ fn damage_is_a_fault_whoever_meets_it() {
     }
 }
 
+/// A run that has begun to generate.
+struct Started {
+    child: Child,
+    stdout: ChildStdout,
+}
+
+impl Started {
+    /// Waits for the first text on standard output.
+    fn new(command: &mut Command) -> Self {
+        let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        let mut text = [0; PROMPT.len() + 1];
+        stdout.read_exact(&mut text).unwrap();
+        Self { child, stdout }
+    }
+
+    /// Waits for the end with this exit code; what stands on standard error.
+    fn ends_with(mut self, code: i32) -> String {
+        let mut rest = Vec::new();
+        self.stdout.read_to_end(&mut rest).unwrap();
+        let output = self.child.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        message
+    }
+}
+
 /// `--policy mmap` reads the file through a mapping, where a missing page is a signal and no error.
 /// A run whose file was shortened died of it without a word.
 #[test]
 fn a_file_shortened_under_a_mapping_is_a_fault() {
-    use std::io::Read;
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("m.ember");
     let folder = common::exported(dir.path());
     let packed = call(&["pack", &folder, "-o", &model.display().to_string()]);
     assert!(packed.status.success());
-    let mut child = common::emberflow()
+    let mut command = common::emberflow();
+    command
         .arg("run")
         .arg(&model)
         .args(["-p", PROMPT, "-n", "900", "--ignore-eos"])
-        .args(["--policy", "mmap", "--threads", "1"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    // text says that the file is in use
-    let mut stdout = child.stdout.take().unwrap();
-    let mut text = [0; PROMPT.len() + 1];
-    stdout.read_exact(&mut text).unwrap();
+        .args(["--policy", "mmap", "--threads", "1"]);
+    let started = Started::new(&mut command);
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(&model)
         .unwrap();
     file.set_len(4096).unwrap();
-    let mut rest = Vec::new();
-    stdout.read_to_end(&mut rest).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{message}");
+    let message = started.ends_with(3);
     let told = message.contains("m.ember") && message.contains("copy");
     assert!(told, "{message}");
 }
@@ -509,8 +529,8 @@ fn chat_uses_the_template_and_ends_with_its_input() {
     use std::io::Write;
     let mut child = common::emberflow()
         .args(["run", "--chat", "--json", "-n", "8"])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     child
@@ -527,7 +547,8 @@ fn chat_uses_the_template_and_ends_with_its_input() {
 
 #[test]
 fn ctrl_c_ends_cleanly() {
-    let mut child = common::emberflow()
+    let mut command = common::emberflow();
+    command
         .args([
             "run",
             "-p",
@@ -540,25 +561,13 @@ fn ctrl_c_ends_cleanly() {
             "--threads",
             "1",
         ])
-        .env("EMBERFLOW_ISA", "scalar")
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    // the first text on standard output says that generation has begun
-    use std::io::Read;
-    let mut stdout = child.stdout.take().unwrap();
-    let mut text = [0; PROMPT.len() + 1];
-    stdout.read_exact(&mut text).unwrap();
-    let status = std::process::Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .env("EMBERFLOW_ISA", "scalar");
+    let started = Started::new(&mut command);
+    let status = Command::new("kill")
+        .args(["-INT", &started.child.id().to_string()])
         .status()
         .unwrap();
     assert!(status.success());
-    let mut rest = Vec::new();
-    stdout.read_to_end(&mut rest).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{message}");
+    let message = started.ends_with(130);
     assert!(message.contains("tok/s"), "no summary: {message}");
 }

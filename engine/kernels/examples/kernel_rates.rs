@@ -6,7 +6,7 @@
 use std::{hint::black_box, time::Instant};
 
 use emberflow_kernels::{
-    Activations, Columns, Cpu, DType, Workers, matmul_scratch, matmul_scratch_q,
+    Activations, Columns, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q,
 };
 
 const N: usize = 4096;
@@ -54,10 +54,69 @@ fn weights(len: usize) -> Vec<u8> {
         .collect()
 }
 
-fn main() {
-    let x: Vec<f32> = (0..N).map(|i| (i as f32 * 0.7).sin()).collect();
-    let xs: Vec<f32> = (0..TOKENS * N).map(|i| (i as f32 * 0.3).sin()).collect();
-    let mut y = vec![0.0f32; CACHED_ROWS];
+/// Seconds of each kernel over cached rows of one format; `None` where it has no integer kernels.
+struct Seconds {
+    dot: f64,
+    axpy: f64,
+    dequantize: f64,
+    matmul: f64,
+    int_dot: Option<f64>,
+    int_matmul: Option<f64>,
+}
+
+/// The inputs of all measurements.
+struct Inputs {
+    /// One token.
+    x: Vec<f32>,
+    /// [`TOKENS`] of them.
+    xs: Vec<f32>,
+}
+
+fn measure(cpu: Cpu, dtype: DType, bytes: &[u8], inputs: &Inputs) -> Seconds {
+    let (x, xs) = (&inputs.x, &inputs.xs);
+    let row = dtype.row_bytes(N);
+    let rows = |r: usize| Row::inline(dtype, N, &bytes[r * row..][..row]);
+    let (mut y, mut out) = (vec![0.0f32; CACHED_ROWS], vec![0.0f32; N]);
+    let mut many = vec![0.0f32; TOKENS * CACHED_ROWS];
+    let mut scratch = vec![0.0f32; matmul_scratch(N).max(matmul_scratch_q(N))];
+    let grouped = dtype.is_grouped();
+    let mut q = Activations::default();
+    cpu.quantize_activations(xs, TOKENS, &mut q);
+    Seconds {
+        dot: seconds(|| cpu.matvec(dtype, bytes, row, N, black_box(x), black_box(&mut y))),
+        axpy: seconds(|| {
+            (0..CACHED_ROWS).for_each(|r| cpu.axpy(0.5, rows(r), black_box(&mut out)))
+        }),
+        dequantize: seconds(|| {
+            (0..CACHED_ROWS).for_each(|r| cpu.dequantize(rows(r), black_box(&mut out)))
+        }),
+        matmul: seconds(|| {
+            cpu.matmul(
+                dtype,
+                bytes,
+                row,
+                N,
+                black_box(xs),
+                TOKENS,
+                &mut many,
+                CACHED_ROWS,
+                &mut scratch[..matmul_scratch(N)],
+            );
+        }),
+        int_dot: grouped
+            .then(|| seconds(|| cpu.matvec_q(dtype, bytes, row, q.token(0), black_box(&mut y)))),
+        int_matmul: grouped.then(|| {
+            seconds(|| {
+                let mut y = Columns::new(&mut many, TOKENS, CACHED_ROWS, CACHED_ROWS);
+                let scratch = &mut scratch[..matmul_scratch_q(N)];
+                cpu.matmul_q(dtype, bytes, row, q.all(), &mut y, scratch);
+            })
+        }),
+    }
+}
+
+/// Rows that fit in a private cache, per format and instruction set.
+fn print_cached(inputs: &Inputs) {
     println!("{N} columns, {CACHED_ROWS} rows in cache; matmul with {TOKENS} tokens; 1 thread\n");
     println!(
         "{:14}{:6}{:>12}{:>12}{:>12}{:>14}{:>12}{:>14}",
@@ -70,93 +129,62 @@ fn main() {
         "int dot",
         "int matmul"
     );
+    let flops = (2 * TOKENS * CACHED_ROWS * N) as f64;
     for cpu in Cpu::all() {
         for dtype in DType::ALL {
-            let row = dtype.row_bytes(N);
-            let bytes = weights(CACHED_ROWS * row);
-            let rows =
-                |r: usize| emberflow_kernels::Row::inline(dtype, N, &bytes[r * row..][..row]);
+            let bytes = weights(CACHED_ROWS * dtype.row_bytes(N));
             let gb = bytes.len() as f64 / 1e9;
-            let dot =
-                seconds(|| cpu.matvec(dtype, &bytes, row, N, black_box(&x), black_box(&mut y)));
-            let mut out = vec![0.0f32; N];
-            let axpy = seconds(|| {
-                (0..CACHED_ROWS).for_each(|r| cpu.axpy(0.5, rows(r), black_box(&mut out)))
-            });
-            let dequantize = seconds(|| {
-                (0..CACHED_ROWS).for_each(|r| cpu.dequantize(rows(r), black_box(&mut out)))
-            });
-            let mut many = vec![0.0f32; TOKENS * CACHED_ROWS];
-            let mut scratch = vec![0.0f32; matmul_scratch(N)];
-            let matmul = seconds(|| {
-                cpu.matmul(
-                    dtype,
-                    &bytes,
-                    row,
-                    N,
-                    black_box(&xs),
-                    TOKENS,
-                    &mut many,
-                    CACHED_ROWS,
-                    &mut scratch,
-                );
-            });
-            let flops = (2 * TOKENS * CACHED_ROWS * N) as f64;
+            let s = measure(cpu, dtype, &bytes, inputs);
             print!(
                 "{:14}{:6}{:12.1}{:12.1}{:12.1}{:14.1}",
                 cpu.name(),
                 dtype.name(),
-                gb / dot,
-                gb / axpy,
-                gb / dequantize,
-                flops / matmul / 1e9
+                gb / s.dot,
+                gb / s.axpy,
+                gb / s.dequantize,
+                flops / s.matmul / 1e9
             );
-            if dtype.is_grouped() {
-                let mut q = Activations::default();
-                cpu.quantize_activations(&xs, TOKENS, &mut q);
-                let token = q.token(0);
-                let dot = seconds(|| cpu.matvec_q(dtype, &bytes, row, token, black_box(&mut y)));
-                let mut scratch = vec![0.0f32; matmul_scratch_q(N)];
-                let matmul = seconds(|| {
-                    let mut y = Columns::new(&mut many, TOKENS, CACHED_ROWS, CACHED_ROWS);
-                    cpu.matmul_q(dtype, &bytes, row, q.all(), &mut y, &mut scratch);
-                });
+            if let (Some(dot), Some(matmul)) = (s.int_dot, s.int_matmul) {
                 print!("{:12.1}{:14.1}", gb / dot, flops / matmul / 1e9);
             }
             println!();
         }
     }
+}
 
+/// Rows that come from memory, beside a plain read of the same bytes.
+fn print_from_memory(x: &[f32]) {
     let cpu = Cpu::detect();
     let bytes = weights(256 << 20);
+    let gb = bytes.len() as f64 / 1e9;
     let read = seconds(|| _ = black_box(sum_words(black_box(&bytes))));
     println!(
         "\n256 MiB from memory, 1 thread: plain read {:.1} GB/s",
-        bytes.len() as f64 / read / 1e9
+        gb / read
     );
     for dtype in DType::ALL {
         let row = dtype.row_bytes(N);
         let mut y = vec![0.0f32; bytes.len() / row];
-        let dot = seconds(|| cpu.matvec(dtype, &bytes, row, N, black_box(&x), &mut y));
-        print!(
-            "{:14}{:6} dot {:.1} GB/s",
-            cpu.name(),
-            dtype.name(),
-            bytes.len() as f64 / dot / 1e9
-        );
+        let dot = seconds(|| cpu.matvec(dtype, &bytes, row, N, black_box(x), &mut y));
+        let (isa, name) = (cpu.name(), dtype.name());
+        print!("{isa:14}{name:6} dot {:.1} GB/s", gb / dot);
         if dtype.is_grouped() {
             let mut q = Activations::default();
-            cpu.quantize_activations(&x, 1, &mut q);
+            cpu.quantize_activations(x, 1, &mut q);
             let dot = seconds(|| cpu.matvec_q(dtype, &bytes, row, q.token(0), &mut y));
-            print!(", int dot {:.1} GB/s", bytes.len() as f64 / dot / 1e9);
+            print!(", int dot {:.1} GB/s", gb / dot);
         }
         println!();
     }
+}
 
+/// Functions of single elements.
+fn print_elementwise(x: &[f32]) {
+    let cpu = Cpu::detect();
     let mut math = vec![0.0f32; N];
     let mut per_element = |name: &str, f: &dyn Fn(&mut [f32])| {
         let s = seconds(|| {
-            math.copy_from_slice(&x);
+            math.copy_from_slice(x);
             f(black_box(&mut math));
         });
         println!("{name:10}{:8.2} ns per element", s * 1e9 / N as f64);
@@ -168,11 +196,25 @@ fn main() {
     per_element("gelu", &|y| cpu.gelu(y));
     per_element("gelu_tanh", &|y| cpu.gelu_tanh(y));
     per_element("rmsnorm", &|y| cpu.rmsnorm_inplace(y, &ones, 1e-5));
+}
 
+/// What handing work to threads costs.
+fn print_empty_runs() {
     println!();
     for threads in [1, 2, 4] {
         let workers = Workers::new(threads, None);
         let s = seconds(|| (0..100).for_each(|_| workers.run(&|i| _ = black_box(i)))) / 100.0;
         println!("empty run with {threads} threads: {:.2} us", s * 1e6);
     }
+}
+
+fn main() {
+    let inputs = Inputs {
+        x: (0..N).map(|i| (i as f32 * 0.7).sin()).collect(),
+        xs: (0..TOKENS * N).map(|i| (i as f32 * 0.3).sin()).collect(),
+    };
+    print_cached(&inputs);
+    print_from_memory(&inputs.x);
+    print_elementwise(&inputs.x);
+    print_empty_runs();
 }

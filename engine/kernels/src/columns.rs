@@ -4,8 +4,10 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-/// A `rows × width` block of a row-major matrix of any element type. Row `r` of the block is
-/// contiguous; rows are `stride` elements apart.
+use crate::bounds::end_of_rows;
+
+/// A `rows × width` block of a row-major matrix in f32 or any other type. Row `r` of the
+/// block is contiguous; rows lie `stride` elements apart.
 pub struct Columns<'a, T> {
     // Row `r` is `base + r * stride .. + width`: in bounds, and accessed by no one else for `'a`.
     base: *mut T,
@@ -32,12 +34,7 @@ impl<'a, T> Columns<'a, T> {
             rows < 2 || width <= stride,
             "rows of {width} overlap at stride {stride}"
         );
-        let end = match rows.checked_sub(1) {
-            Some(last) => last
-                .checked_mul(stride)
-                .and_then(|start| start.checked_add(width)),
-            None => Some(0),
-        };
+        let end = end_of_rows(rows, stride, width);
         assert!(
             end.is_some_and(|end| end <= data.len()),
             "{rows} rows of {width} at stride {stride} do not fit in {} elements",

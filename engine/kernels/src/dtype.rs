@@ -110,6 +110,17 @@ impl DType {
         }
     }
 
+    /// Panics where the parts of a row of `n` elements have not these lengths in bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn assert_lens(self, n: usize, quants: usize, scales: usize) {
+        let (q, s) = (self.quants_bytes(n), self.scales_bytes(n));
+        assert!(
+            quants == q && scales == s,
+            "a {self} row of {n} elements takes {q} + {s} bytes, got {quants} + {scales}"
+        );
+    }
+
     /// Bytes of a whole row of `n`: [`quants_bytes`](DType::quants_bytes) plus
     /// [`scales_bytes`](DType::scales_bytes), saturating.
     #[inline(always)]

@@ -82,6 +82,7 @@ compile_error!(
 
 mod activations;
 mod bandwidth;
+mod bounds;
 mod columns;
 mod compute;
 mod cpu;

@@ -1,6 +1,6 @@
 //! A checked view of the rows of a weight matrix.
 
-use crate::{dtype::DType, row::Row};
+use crate::{bounds::end_of_rows, dtype::DType, row::Row};
 
 /// Rows of one format and length, at any addresses.
 pub(crate) trait Rows: Copy {
@@ -60,12 +60,7 @@ impl<'a> Matrix<'a> {
             stride >= row,
             "stride {stride} is shorter than a {dtype} row of {row} bytes"
         );
-        let end = match rows.checked_sub(1) {
-            Some(last) => last
-                .checked_mul(stride)
-                .and_then(|start| start.checked_add(row)),
-            None => Some(0),
-        };
+        let end = end_of_rows(rows, stride, row);
         assert!(
             end.is_some_and(|end| end <= bytes.len()),
             "{rows} rows with stride {stride} do not fit in {} bytes",

@@ -3,7 +3,14 @@
 //! Mismatched lengths are programmer errors and panic with a message; check sizes from files before
 //! calling. Nothing allocates.
 
-use crate::{columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix, row::Row, simd};
+use crate::{
+    columns::Columns,
+    cpu::Cpu,
+    dtype::DType,
+    matrix::Matrix,
+    row::Row,
+    simd::{self, attend::Head},
+};
 
 impl Cpu {
     /// Sum of `row[i] * x[i]` by the lane rule (see the crate documentation).
@@ -281,7 +288,12 @@ impl Cpu {
         scores: &mut [f32],
         stride: usize,
     ) {
-        simd::attend::key_scores(self, dtype, keys, head_dim, queries, scores, stride);
+        let keys = Head {
+            dtype,
+            bytes: keys,
+            width: head_dim,
+        };
+        simd::attend::key_scores(self, keys, queries, scores, stride);
     }
 
     /// Weighted sums of values for several queries: row `q` of `out` becomes `out[j] =
@@ -302,7 +314,12 @@ impl Cpu {
         stride: usize,
         out: &mut [f32],
     ) {
-        simd::attend::mix_values(self, dtype, values, width, weights, stride, out);
+        let values = Head {
+            dtype,
+            bytes: values,
+            width,
+        };
+        simd::attend::mix_values(self, values, weights, stride, out);
     }
 
     /// [`math::silu`](crate::math::silu) of every element.

@@ -69,14 +69,7 @@ pub fn quantize_row(
     scales: &mut [u8],
 ) -> Result<(), QuantizeError> {
     let n = src.len();
-    assert!(
-        quants.len() == dtype.quants_bytes(n) && scales.len() == dtype.scales_bytes(n),
-        "a {dtype} row of {n} elements takes {} + {} bytes, got {} + {}",
-        dtype.quants_bytes(n),
-        dtype.scales_bytes(n),
-        quants.len(),
-        scales.len()
-    );
+    dtype.assert_lens(n, quants.len(), scales.len());
     if let Some(index) = src.iter().position(|value| !value.is_finite()) {
         return Err(QuantizeError::NotFinite {
             index,

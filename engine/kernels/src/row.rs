@@ -42,14 +42,7 @@ impl<'a> Row<'a> {
     /// files first.
     #[inline(always)]
     pub fn split(dtype: DType, n: usize, quants: &'a [u8], scales: &'a [u8]) -> Row<'a> {
-        assert!(
-            quants.len() == dtype.quants_bytes(n) && scales.len() == dtype.scales_bytes(n),
-            "a {dtype} row of {n} elements takes {} + {} bytes, got {} + {}",
-            dtype.quants_bytes(n),
-            dtype.scales_bytes(n),
-            quants.len(),
-            scales.len()
-        );
+        dtype.assert_lens(n, quants.len(), scales.len());
         Row {
             dtype,
             n,

@@ -33,15 +33,18 @@ pub(crate) fn argmax(x: &[f32]) -> Option<usize> {
     Some(index * CHUNK + within)
 }
 
-/// Descending by value, equal ones ascending by index.
-fn order(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
-    let by_value = b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
-    by_value.then(a.1.cmp(&b.1))
+/// Falling values, equal ones by rising index.
+#[inline]
+fn order() -> impl Fn(&(f32, u32), &(f32, u32)) -> Ordering {
+    |(a, a_index), (b, b_index)| {
+        let by_value = b.partial_cmp(a).unwrap_or(Ordering::Equal);
+        by_value.then(a_index.cmp(b_index))
+    }
 }
 
 /// Truncates to the `k` best and returns the smallest of them.
 fn keep(k: usize, best: &mut Vec<(f32, u32)>) -> f32 {
-    let (_, last, _) = best.select_nth_unstable_by(k - 1, order);
+    let (_, last, _) = best.select_nth_unstable_by(k - 1, order());
     let least = last.0;
     best.truncate(k);
     least
@@ -75,5 +78,5 @@ pub(crate) fn top_k(x: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
     if best.len() > k {
         keep(k, best);
     }
-    best.sort_unstable_by(order);
+    best.sort_unstable_by(order());
 }

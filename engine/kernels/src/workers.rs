@@ -493,7 +493,8 @@ impl Workers {
     pub fn for_each_tile<T: Send>(
         &self,
         matrix: Columns<'_, T>,
-        (rows, width): (usize, usize),
+        rows: usize,
+        width: usize,
         f: &(dyn Fn(usize, usize, Columns<'_, T>) + Sync),
     ) {
         assert!(

@@ -34,6 +34,14 @@ fn normal(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| normal()).collect()
 }
 
+/// A row's quants and scales.
+fn quantised_row(dtype: DType, weights: &[f32]) -> Vec<u8> {
+    let mut row = vec![0; dtype.row_bytes(weights.len())];
+    let (quants, scales) = row.split_at_mut(dtype.quants_bytes(weights.len()));
+    quantize_row(dtype, weights, quants, scales).unwrap();
+    row
+}
+
 fn norm(x: &[f32]) -> f64 {
     x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
@@ -45,10 +53,8 @@ fn dot_products() {
         let (mut worst, mut worst_arithmetic): (f64, f64) = (0.0, 0.0);
         for seed in 0..50 {
             let (w, x) = (normal(seed, N), normal(seed + 1000, N));
-            let mut quants = vec![0; dtype.quants_bytes(N)];
-            let mut scales = vec![0; dtype.scales_bytes(N)];
-            quantize_row(dtype, &w, &mut quants, &mut scales).unwrap();
-            let row = Row::split(dtype, N, &quants, &scales);
+            let bytes = quantised_row(dtype, &w);
+            let row = Row::inline(dtype, N, &bytes);
             let cpu = Cpu::detect();
             let mut stored = vec![0.0; N];
             cpu.dequantize(row, &mut stored);
@@ -80,10 +86,8 @@ fn dot_products_of_quantised_activations() {
         let (mut worst, mut worst_activations): (f64, f64) = (0.0, 0.0);
         for seed in 0..50 {
             let (w, x) = (normal(seed, N), normal(seed + 1000, N));
-            let mut quants = vec![0; dtype.quants_bytes(N)];
-            let mut scales = vec![0; dtype.scales_bytes(N)];
-            quantize_row(dtype, &w, &mut quants, &mut scales).unwrap();
-            let row = Row::split(dtype, N, &quants, &scales);
+            let bytes = quantised_row(dtype, &w);
+            let row = Row::inline(dtype, N, &bytes);
             let mut stored = vec![0.0; N];
             cpu.dequantize(row, &mut stored);
             let mut quantised = Activations::default();

@@ -129,7 +129,7 @@ fn quantised_keys_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "scores has 31 elements, expected 32")]
+#[should_panic(expected = "31 scores at stride 32 for 32 positions")]
 fn scores_need_room_for_every_position() {
     Cpu::detect().key_scores(DType::F16, &[0; 64], 1, &[0.0], &mut [0.0; 31], 32);
 }

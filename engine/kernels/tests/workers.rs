@@ -105,16 +105,28 @@ fn what_is_complete_is_handed_on_in_order_by_the_caller() {
     }
 }
 
+/// Rows, width and stride.
+const MATRICES: [(usize, usize, usize); 5] =
+    [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)];
+
+/// As many zeros as a matrix takes.
+fn elements(rows: usize, width: usize, stride: usize) -> Vec<usize> {
+    vec![0; rows.checked_sub(1).map_or(0, |last| last * stride + width)]
+}
+
+/// Every element was counted once at its place, and what lies between rows is left alone.
+fn assert_covered(data: &[usize], width: usize, stride: usize) {
+    for (i, value) in data.iter().enumerate() {
+        let expected = if i % stride < width { i + 1 } else { 0 };
+        assert_eq!(*value, expected, "width {width}, stride {stride}");
+    }
+}
+
 #[test]
 fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
     let workers = Workers::new(3, None);
-    for (rows, width, stride) in [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)] {
-        let len = if rows == 0 {
-            0
-        } else {
-            (rows - 1) * stride + width
-        };
-        let mut data = vec![0usize; len];
+    for (rows, width, stride) in MATRICES {
+        let mut data = elements(rows, width, stride);
         let mut states = vec![0usize; 3];
         let matrix = Columns::new(&mut data, rows, stride, width);
         workers.for_each_column_block(matrix, 3, &mut states, &|seen, first, mut block| {
@@ -126,35 +138,24 @@ fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
             }
         });
         assert_eq!(states.iter().sum::<usize>(), width);
-        for (i, value) in data.iter().enumerate() {
-            let expected = if i % stride < width { i + 1 } else { 0 };
-            assert_eq!(*value, expected, "{rows} {width} {stride}");
-        }
+        assert_covered(&data, width, stride);
     }
 }
 
 #[test]
 fn tiles_cover_the_matrix_once_and_spare_the_gap() {
     let workers = Workers::new(3, None);
-    for (rows, width, stride) in [(0, 5, 5), (1, 5, 5), (4, 10, 13), (7, 1, 1), (3, 0, 4)] {
-        let len = if rows == 0 {
-            0
-        } else {
-            (rows - 1) * stride + width
-        };
-        let mut data = vec![0usize; len];
+    for (rows, width, stride) in MATRICES {
+        let mut data = elements(rows, width, stride);
         let matrix = Columns::new(&mut data, rows, stride, width);
-        workers.for_each_tile(matrix, (2, 3), &|row, column, mut tile| {
+        workers.for_each_tile(matrix, 2, 3, &|row, column, mut tile| {
             for r in 0..tile.rows() {
                 for (c, value) in tile.row_mut(r).iter_mut().enumerate() {
                     *value += 1 + (row + r) * stride + column + c;
                 }
             }
         });
-        for (i, value) in data.iter().enumerate() {
-            let expected = if i % stride < width { i + 1 } else { 0 };
-            assert_eq!(*value, expected, "{rows} {width} {stride}");
-        }
+        assert_covered(&data, width, stride);
     }
 }
 

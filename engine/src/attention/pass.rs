@@ -137,7 +137,7 @@ impl Pass<'_> {
             .max(BATCH / self.group.min(BATCH));
         let width = self.group * self.head_dim;
         let matrix = Columns::new(out, self.tokens, row, row);
-        workers.for_each_tile(matrix, (tokens, width), &|t, column, mut tile| {
+        workers.for_each_tile(matrix, tokens, width, &|t, column, mut tile| {
             self.tokens_of_head(column / width, t, &mut tile);
         });
     }

@@ -48,8 +48,9 @@ pub struct Details {
 }
 
 impl Details {
-    /// Metrics of a generation's passes `steps`. Measures the memory bandwidth, which takes 0.3 s.
-    pub fn new(engine: &mut Engine, steps: &[Step], latencies: &[Duration]) -> Self {
+    /// Metrics of the passes `steps` of a generation of `texts` sequences. Measures the memory
+    /// bandwidth, which takes 0.3 s.
+    pub fn new(engine: &mut Engine, texts: usize, steps: &[Step], latencies: &[Duration]) -> Self {
         let mut probe = Probe::new(engine);
         let memory_gb_per_s = probe.read_bandwidth(TIME) / 1e9;
         let dense_bytes = probe.dense_bytes();
@@ -64,10 +65,7 @@ impl Details {
             memory_gb_per_s: rounded(memory_gb_per_s),
             dense_bytes,
             kv_bytes_per_position: engine.position_bytes(),
-            hot_cut: {
-                let needs = engine.needs();
-                rounded(needs.hot_clusters as f64 / needs.clusters.max(1) as f64)
-            },
+            hot_cut: rounded(engine.hot_cut(texts)),
             ms: (latencies.iter())
                 .map(|l| rounded(l.as_secs_f64() * 1e3))
                 .collect(),

@@ -10,9 +10,6 @@ use crate::error::Error;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
 
-/// Fewest tokens of a meaningful second half.
-const SETTLED: usize = 16;
-
 /// Metrics of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -425,94 +422,6 @@ impl Report {
         });
         Ok(report)
     }
-
-    /// A few lines of text, one topic each; the logits' hash comes last.
-    pub fn summary(&self) -> String {
-        let mut lines = Vec::new();
-        let mut line = |what: &str, text: String| lines.push(format!("{what:<10}{text}"));
-        if let Some(BestOf { best, samples }) = &self.best_of {
-            let SampleReport { seed, score, .. } = &samples[*best];
-            let n = samples.len();
-            let best = format!("best of {n}: seed {seed}, mean log-probability {score:.3}");
-            line("texts", best);
-        }
-        line("speed", self.speed());
-        line("expected", self.plan.summary());
-        line("flash", self.flash());
-        line("memory", self.held());
-        if let Some(EnergyReport {
-            source,
-            joules_per_token: Some(joules),
-            ..
-        }) = &self.energy
-        {
-            line("energy", format!("{joules:.3} J/token ({source})"));
-        }
-        let (isa, io) = (&self.isa, &self.io.engine);
-        line(
-            "kernels",
-            format!("{isa}; I/O {io}; logits {}", self.logits_hash),
-        );
-        lines.join("\n")
-    }
-
-    fn speed(&self) -> String {
-        let of = if self.best_of.is_some() {
-            "pass"
-        } else {
-            "token"
-        };
-        let settled = match self.settled {
-            Some(s) if s.tokens >= SETTLED => {
-                format!(", {:.1} in the last {}", s.tokens_per_s, s.tokens)
-            }
-            _ => String::new(),
-        };
-        format!(
-            "{:.1} tok/s{settled}; {:.2} ms/{of}; prompt {:.1} tok/s",
-            self.decode_tokens_per_s, self.latency_ms.mean, self.prefill_tokens_per_s
-        )
-    }
-
-    fn flash(&self) -> String {
-        let drawn = self.best_of.as_ref().map(|b| &b.samples);
-        let generated = drawn.map_or(self.generated_tokens, |samples| {
-            samples.iter().map(|s| s.tokens.len()).sum()
-        });
-        let tokens = (self.prompt_tokens + generated).max(1) as f64;
-        let reads = if self.io.reads > 0 {
-            format!(
-                "{:.1} KiB read/token at {:.2} GB/s, overlap {:.0} %, waited {:.1} %",
-                self.io.bytes_read as f64 / 1024.0 / tokens,
-                self.io.gb_per_s,
-                100.0 * self.io.overlap,
-                100.0 * self.io.wait_share,
-            )
-        } else {
-            "nothing read".to_owned()
-        };
-        // Without lookups there is no hit rate.
-        if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
-            format!(
-                "{reads}; cache hits {:.1} %",
-                100.0 * self.cache.cold_hit_rate
-            )
-        } else {
-            reads
-        }
-    }
-
-    fn held(&self) -> String {
-        let mib = |b: u64| b as f64 / f64::from(1 << 20);
-        let peak = self.memory.peak_rss_bytes;
-        format!(
-            "peak {} of {:.1} MiB; FFN {:.0} % resident, {:.1} % of neurons fired",
-            peak.map_or("unknown".into(), |b| format!("{:.1}", mib(b))),
-            mib(self.memory.budget_bytes),
-            100.0 * self.memory.ffn_resident_share,
-            100.0 * self.sparsity.active_share,
-        )
-    }
 }
 
 /// Energy, where measured; `further` tokens were generated after the first.
@@ -523,27 +432,6 @@ fn energy(energy: Option<&Energy>, further: usize) -> Option<EnergyReport> {
         joules: energy.prefill_joules + energy.decode_joules,
         joules_per_token: (further > 0).then(|| energy.decode_joules / further as f64),
     })
-}
-
-impl Expected {
-    /// The speed and its bottleneck, or the reason why it is unknown: a forecast that may be off by
-    /// 10× is worse than none.
-    fn summary(&self) -> String {
-        match self.doubt {
-            None => format!(
-                "{:.1} tok/s{}; limit: {}",
-                self.expected_tokens_per_s,
-                // Without reads there is no cache to warm.
-                if self.expected_bytes_per_token > 0.0 {
-                    " once the cache is warm"
-                } else {
-                    ""
-                },
-                self.limit
-            ),
-            Some(doubt) => format!("unknown: {doubt}"),
-        }
-    }
 }
 
 /// The second half of a generation.
@@ -585,36 +473,4 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
         .get(rank.saturating_sub(1))
         .copied()
         .unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The forecast applies to a warm cache; without reads there is none.
-    #[test]
-    fn a_forecast_states_its_condition() {
-        let expected = |bytes| Expected {
-            expected_tokens_per_s: 12.34,
-            expected_prefill_tokens_per_s: 0.0,
-            expected_cold_hit_rate: 0.0,
-            expected_bytes_per_token: bytes,
-            expected_compute_ms: 0.0,
-            expected_wait_ms: 0.0,
-            limit: Limit::RandomReads,
-            chunk: 16,
-            measured: true,
-            doubt: None,
-        };
-        assert_eq!(
-            expected(4096.0).summary(),
-            "12.3 tok/s once the cache is warm; limit: random reads"
-        );
-        assert_eq!(expected(0.0).summary(), "12.3 tok/s; limit: random reads");
-        let doubted = Expected {
-            doubt: Some("nobody measured"),
-            ..expected(1.0)
-        };
-        assert_eq!(doubted.summary(), "unknown: nobody measured");
-    }
 }

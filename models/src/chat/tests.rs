@@ -66,6 +66,12 @@ fn a_template_that_does_not_end_is_stopped() {
     assert!(render("{{ 'x' * 999999999999 }}").is_err());
 }
 
+/// An expression renders as this text.
+fn assert_value(expression: &str, expected: &str) {
+    let text = render(&format!("{{{{ {expression} }}}}"));
+    assert_eq!(text.as_deref(), Ok(expected), "{expression}");
+}
+
 #[test]
 fn python_methods_that_templates_use() {
     for (expression, expected) in [
@@ -80,11 +86,7 @@ fn python_methods_that_templates_use() {
         ("{'k': 1}.get('x', 2)", "2"),
         ("'aXb'.lower().title()", "Axb"),
     ] {
-        assert_eq!(
-            render(&format!("{{{{ {expression} }}}}")).as_deref(),
-            Ok(expected),
-            "{expression}"
-        );
+        assert_value(expression, expected);
     }
     assert!(render("{{ 'abc'.rsplit('') }}").is_err());
 }
@@ -106,11 +108,7 @@ fn tojson_writes_what_json_dumps_writes() {
             "[\n  1,\n  {\n    \"a\": []\n  }\n]",
         ),
     ] {
-        assert_eq!(
-            render(&format!("{{{{ {expression} }}}}")).as_deref(),
-            Ok(expected),
-            "{expression}"
-        );
+        assert_value(expression, expected);
     }
     assert!(render("{{ nothing | tojson }}").is_err());
 }

@@ -398,17 +398,34 @@ fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64) {
     header.extend(offset.to_le_bytes());
 }
 
+/// Every key of the header, in file order.
 fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
-    use GgufValue::{Bool, F32, F32s, I32s, Text, Texts, U32};
-    let c = file.config;
-    let inexpressible = match c {
+    let mut keys = model_keys(path, arch, file)?;
+    keys.extend(vocab_keys(file));
+    keys.extend(file.extra.iter().cloned());
+    Ok(keys)
+}
+
+/// What of the model GGUF has no key for, in words.
+fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
+    match c {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
         c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
         c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
         c if c.experts != 1 => Some("a mixture of experts"),
         _ => None,
-    };
-    if let Some(what) = inexpressible {
+    }
+}
+
+/// The keys that describe the decoder.
+fn model_keys(
+    path: &Path,
+    arch: &Arch,
+    file: &GgufFile<'_>,
+) -> Result<Vec<(String, GgufValue)>, Error> {
+    use GgufValue::{Bool, F32, Text, U32};
+    let c = file.config;
+    if let Some(what) = inexpressible(c, arch) {
         return Err(Error::export(path, format!("{what} has no gguf form yet")));
     }
     let arch = arch.name;
@@ -446,7 +463,14 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
     own("rope.freq_base", F32(c.rope.theta));
     keys.push((HIDDEN_ACT.into(), Text(act.into())));
     keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
+    Ok(keys)
+}
+
+/// The tokenizer's keys.
+fn vocab_keys(file: &GgufFile<'_>) -> Vec<(String, GgufValue)> {
+    use GgufValue::{Bool, F32s, I32s, Text, Texts, U32};
     let v = file.vocab;
+    let mut keys = Vec::new();
     let mut token = |key: &str, value| keys.push((format!("tokenizer.ggml.{key}"), value));
     token("model", Text(v.model.clone()));
     if let Some(pre) = &v.pre {
@@ -471,7 +495,7 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
             token(key, U32(id));
         }
     }
-    let further = c.eos.iter().filter(|&&id| Some(id) != v.eos);
+    let further = (file.config.eos.iter()).filter(|&&id| Some(id) != v.eos);
     for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
         token(key, U32(id));
     }
@@ -484,6 +508,5 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
             token(key, Bool(flag));
         }
     }
-    keys.extend(file.extra.iter().cloned());
-    Ok(keys)
+    keys
 }

@@ -12,17 +12,14 @@ pub mod write;
 
 use std::path::{Path, PathBuf};
 
+use self::safetensors::DTYPES;
+use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::file::{DataFile, read_text};
+use crate::file::{DataFile, need_text};
 use crate::names::{NameTable, Role};
 use crate::store::{About, Found, Layout, Store};
-
-/// Maximum length of `config.json` and similar files.
-const MAX_CONFIG: u64 = 16 << 20;
-/// Supported element types.
-const DTYPES: &str = "F32, F16, BF16";
 
 const NAMES: NameTable = NameTable {
     layer_prefix: "model.layers.",
@@ -192,12 +189,4 @@ fn model_name(folder: &Path) -> String {
         || "model".into(),
         |name| name.to_string_lossy().into_owned(),
     )
-}
-
-/// Reads a required text file.
-fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Error> {
-    read_text(path, limit)?.ok_or_else(|| Error::MissingFile {
-        path: path.to_owned(),
-        why: why.into(),
-    })
 }

@@ -17,7 +17,10 @@ use crate::error::Error;
 use crate::file::{DataFile, read_text};
 use crate::store::shape_text;
 
-/// Maximum header length, the format's own limit.
+/// The element types that are read.
+pub(super) const DTYPES: &str = "F32, F16, BF16";
+
+/// Longest header, the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
 /// Maximum length of a shard index.
 const MAX_INDEX: u64 = 64 << 20;
@@ -169,7 +172,7 @@ fn check_entry(file: &DataFile, name: &str, entry: &Entry, end_before: u64) -> R
             path: file.path.clone(),
             tensor: name.to_owned(),
             found: entry.dtype.clone(),
-            supported: super::DTYPES.into(),
+            supported: DTYPES.into(),
         });
     };
     let bytes = entry

@@ -6,14 +6,16 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::json::{self, Keys};
-use super::{MAX_CONFIG, need_text};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::file::read_text;
+use crate::file::{need_text, read_text};
 use crate::special::SpecialTokens;
 
-/// Maximum length of `tokenizer.json`.
+/// Longest `config.json` and its like.
+pub(super) const MAX_CONFIG: u64 = 16 << 20;
+
+/// Longest `tokenizer.json`.
 const MAX_TOKENIZER: u64 = 256 << 20;
 
 /// Content of the files, besides the configuration.

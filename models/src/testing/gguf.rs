@@ -113,62 +113,70 @@ impl Gguf {
         ] {
             file.set(&format!("{arch}.{key}"), value);
         }
+        file.set_vocab();
+        file.add("token_embd.weight", &[VOCAB, D], Order::AsIs);
+        file.add("output_norm.weight", &[D], Order::AsIs);
+        file.add("output.weight", &[VOCAB, D], Order::AsIs);
+        (0..LAYERS).for_each(|layer| file.add_layer(arch, layer));
+        file
+    }
+
+    /// Eleven tokens of a sentence-piece vocabulary.
+    fn set_vocab(&mut self) {
         let tokens = [
             "<unk>", "<s>", "</s>", "a", "b", "c", "d", "e", "f", "g", "h",
         ];
         let kinds = [2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1].map(Kv::I32);
-        file.set("tokenizer.ggml.model", text("llama"));
-        file.set(
+        self.set("tokenizer.ggml.model", text("llama"));
+        self.set(
             "tokenizer.ggml.tokens",
             Kv::List(8, tokens.map(text).to_vec()),
         );
-        file.set(
+        self.set(
             "tokenizer.ggml.scores",
             Kv::List(6, vec![Kv::F32(0.0); tokens.len()]),
         );
-        file.set("tokenizer.ggml.token_type", Kv::List(5, kinds.to_vec()));
-        file.set("tokenizer.ggml.bos_token_id", Kv::U32(1));
-        file.set("tokenizer.ggml.eos_token_id", Kv::U32(2));
+        self.set("tokenizer.ggml.token_type", Kv::List(5, kinds.to_vec()));
+        self.set("tokenizer.ggml.bos_token_id", Kv::U32(1));
+        self.set("tokenizer.ggml.eos_token_id", Kv::U32(2));
+    }
 
-        file.add("token_embd.weight", &[VOCAB, D], Order::AsIs);
-        file.add("output_norm.weight", &[D], Order::AsIs);
-        file.add("output.weight", &[VOCAB, D], Order::AsIs);
+    /// The standard weights of one layer.
+    fn add_layer(&mut self, arch: &str, layer: usize) {
+        let powerinfer = arch == "bamboo";
         let rope = if matches!(arch, "llama" | "bamboo") {
             Order::Interleaved
         } else {
             Order::AsIs
         };
         let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
-        for layer in 0..LAYERS {
-            let mut add = |name: &str, shape: &[usize], order| {
-                file.add(&format!("blk.{layer}.{name}"), shape, order)
-            };
-            add("attn_norm.weight", &[D], Order::AsIs);
-            add("ffn_norm.weight", &[D], Order::AsIs);
-            add("attn_q.weight", &[q, D], rope);
-            add("attn_k.weight", &[kv, D], rope);
-            add("attn_v.weight", &[kv, D], Order::AsIs);
-            add("attn_output.weight", &[D, q], Order::AsIs);
-            add("ffn_gate.weight", &[FFN, D], Order::AsIs);
-            add("ffn_up.weight", &[FFN, D], Order::AsIs);
-            if powerinfer {
-                add("ffn_down_t.weight", &[FFN, D], Order::AsIs);
-                add("fc1.weight", &[4 + layer, D], Order::AsIs);
-                add("fc2.weight", &[FFN, 4 + layer], Order::AsIs);
-            } else {
-                add("ffn_down.weight", &[FFN, D], Order::Transposed);
-            }
-            if arch == "qwen2" {
-                add("attn_q.bias", &[q], Order::AsIs);
-                add("attn_k.bias", &[kv], Order::AsIs);
-                add("attn_v.bias", &[kv], Order::AsIs);
-            }
-            if arch == "qwen3" {
-                add("attn_q_norm.weight", &[HEAD_DIM], Order::AsIs);
-                add("attn_k_norm.weight", &[HEAD_DIM], Order::AsIs);
-            }
+        let mut add = |name: &str, shape: &[usize], order| {
+            self.add(&format!("blk.{layer}.{name}"), shape, order)
+        };
+        add("attn_norm.weight", &[D], Order::AsIs);
+        add("ffn_norm.weight", &[D], Order::AsIs);
+        add("attn_q.weight", &[q, D], rope);
+        add("attn_k.weight", &[kv, D], rope);
+        add("attn_v.weight", &[kv, D], Order::AsIs);
+        add("attn_output.weight", &[D, q], Order::AsIs);
+        add("ffn_gate.weight", &[FFN, D], Order::AsIs);
+        add("ffn_up.weight", &[FFN, D], Order::AsIs);
+        if powerinfer {
+            add("ffn_down_t.weight", &[FFN, D], Order::AsIs);
+            add("fc1.weight", &[4 + layer, D], Order::AsIs);
+            add("fc2.weight", &[FFN, 4 + layer], Order::AsIs);
+        } else {
+            add("ffn_down.weight", &[FFN, D], Order::Transposed);
         }
-        file
+        if arch == "qwen2" {
+            add("attn_q.bias", &[q], Order::AsIs);
+            add("attn_k.bias", &[kv], Order::AsIs);
+            add("attn_v.bias", &[kv], Order::AsIs);
+        }
+        if arch == "qwen3" {
+            add("attn_q_norm.weight", &[HEAD_DIM], Order::AsIs);
+            add("attn_k_norm.weight", &[HEAD_DIM], Order::AsIs);
+        }
     }
 
     /// Sets a key, in place if it exists.

@@ -28,6 +28,12 @@ pub(crate) fn weight(name: &str, index: usize) -> f32 {
     (mixed % 61) as f32 / 16.0 - 2.0
 }
 
+/// All weights of the tensor `name` are the standard ones.
+pub(crate) fn assert_weights(name: &str, found: &[f32]) {
+    let expected = (0..found.len()).map(|index| weight(name, index));
+    assert!(expected.eq(found.iter().copied()), "{name}");
+}
+
 /// All rows of a tensor.
 pub(crate) fn read_all(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<f32> {
     let info = checkpoint

@@ -143,194 +143,236 @@ fn ids_without_a_token_give_no_text() {
     assert_eq!(tokenizer.stream().push(9999), None);
 }
 
-/// Invalid files: each must be rejected with an error that names the fault.
-#[test]
-fn lies_are_refused() {
-    let lies: &[(&str, &str, Value, &str)] = &[
-        (
+/// A value that a file must not have, where it stands, and what its refusal names.
+struct Lie {
+    name: &'static str,
+    at: &'static str,
+    value: Value,
+    expected: &'static str,
+}
+
+impl Lie {
+    fn new(name: &'static str, at: &'static str, value: Value, expected: &'static str) -> Self {
+        Self {
+            name,
+            at,
+            value,
+            expected,
+        }
+    }
+}
+
+/// The vocabulary, its merges, the version.
+fn lies_about_the_model() -> Vec<Lie> {
+    vec![
+        Lie::new(
             "model another kind",
             "/model/type",
             json!("Unigram"),
             "Unigram",
         ),
-        ("chance", "/model/dropout", json!(0.1), "model.dropout"),
-        (
+        Lie::new("chance", "/model/dropout", json!(0.1), "model.dropout"),
+        Lie::new(
             "prefix of continued words",
             "/model/continuing_subword_prefix",
             json!("##"),
             "subword_prefix",
         ),
-        (
+        Lie::new(
             "suffix of words",
             "/model/end_of_word_suffix",
             json!("</w>"),
             "word_suffix",
         ),
-        ("empty vocabulary", "/model/vocab", json!({}), "model.vocab"),
-        (
+        Lie::new("empty vocabulary", "/model/vocab", json!({}), "model.vocab"),
+        Lie::new(
             "huge id",
             "/model/vocab/ab",
             json!(4_000_000_000u32),
             "4000000000",
         ),
-        (
+        Lie::new(
             "negative id",
             "/model/vocab/ab",
             json!(-1),
             "tokenizer.json",
         ),
-        ("one id twice", "/model/vocab/ab", json!(1), "id 1 for"),
-        (
+        Lie::new("one id twice", "/model/vocab/ab", json!(1), "id 1 for"),
+        Lie::new(
             "merge of nothing",
             "/model/merges",
             json!([["a", "nothing"]]),
             "no token \"nothing\"",
         ),
-        (
+        Lie::new(
             "merge into nothing",
             "/model/merges",
             json!([["a", "a"]]),
             "no token \"aa\"",
         ),
-        (
+        Lie::new(
             "merge of three",
             "/model/merges",
             json!([["a", "a", "b"]]),
             "two tokens",
         ),
-        ("merge of one", "/model/merges", json!(["ab"]), "two tokens"),
-        (
+        Lie::new("merge of one", "/model/merges", json!(["ab"]), "two tokens"),
+        Lie::new("version", "/version", json!("2.0"), "2.0"),
+    ]
+}
+
+/// Tokens beside the vocabulary.
+fn lies_about_added_tokens() -> Vec<Lie> {
+    vec![
+        Lie::new(
             "added token elsewhere",
             "/added_tokens/0/id",
             json!(300),
             "<|end|>",
         ),
-        (
+        Lie::new(
             "empty added token",
             "/added_tokens/0/content",
             json!(""),
             "added token",
         ),
-        (
+        Lie::new(
             "overlapping added tokens",
             "/added_tokens",
             json!([{"id": 257, "content": "\n", "single_word": false, "lstrip": false, "rstrip": false, "normalized": true, "special": false},
                 {"id": 258, "content": "xx", "single_word": false, "lstrip": false, "rstrip": true, "normalized": true, "special": false}]),
             "rstrip",
         ),
-        (
+        Lie::new(
             "huge added id",
             "/added_tokens/0/id",
             json!(u32::MAX),
             "added token",
         ),
-        (
-            "unknown normalizer",
-            "/normalizer",
-            json!({"type": "Precompiled", "precompiled_charsmap": ""}),
-            "normalizer",
-        ),
-        (
-            "empty pattern",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
-            "Replace",
-        ),
-        (
+    ]
+}
+
+/// What becomes of a text before it is split.
+fn lies_about_normalizers() -> Vec<Lie> {
+    let step = |name, kind, value| Lie::new(name, "/normalizer", value, kind);
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let nothing = json!({"type": "Precompiled", "precompiled_charsmap": ""});
+    let (empty, letter) = (json!({"String": ""}), json!({"String": "a"}));
+    vec![
+        step("unknown normalizer", "normalizer", nothing),
+        step("empty pattern", "Replace", replace(empty, "x")),
+        step(
             "empty prefix",
-            "/normalizer",
-            json!({"type": "Prepend", "prepend": ""}),
             "Prepend",
+            json!({"type": "Prepend", "prepend": ""}),
         ),
-        (
+        step(
             "regex normalizer",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"Regex": "a*"}, "content": "x"}),
             "Replace",
+            replace(json!({"Regex": "a*"}), "x"),
         ),
-        (
-            "replace by nothing",
-            "/normalizer",
-            json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""}),
-            "Replace",
-        ),
-        (
+        step("replace by nothing", "Replace", replace(letter, "")),
+    ]
+}
+
+/// The splitter and what is put around a text.
+fn lies_about_the_way_in() -> Vec<Lie> {
+    vec![
+        Lie::new(
             "bad regex",
             "/pre_tokenizer",
             json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}),
             "tokenizer.json",
         ),
-        (
+        Lie::new(
             "unknown splitter",
             "/pre_tokenizer",
             json!({"type": "FixedLength", "length": 0}),
             "FixedLength",
         ),
-        (
+        Lie::new(
             "sequence without steps",
             "/pre_tokenizer",
             json!({"type": "Sequence"}),
             "pretokenizers",
         ),
-        (
+        Lie::new(
             "undefined token",
             "/post_processor/special_tokens",
             json!({}),
             "TemplateProcessing",
         ),
-        (
+        Lie::new(
             "unknown id",
             "/post_processor/special_tokens/<|end|>/ids",
             json!([999]),
             "TemplateProcessing",
         ),
-        (
+        Lie::new(
             "second text",
             "/post_processor/single/1/Sequence/id",
             json!("B"),
             "TemplateProcessing",
         ),
-        (
+        Lie::new(
             "no text",
             "/post_processor/single",
             json!([]),
             "TemplateProcessing",
         ),
-        ("no decoder", "/decoder", Value::Null, "decoder"),
-        (
+    ]
+}
+
+/// The decoder.
+fn lies_about_the_way_out() -> Vec<Lie> {
+    vec![
+        Lie::new("no decoder", "/decoder", Value::Null, "decoder"),
+        Lie::new(
             "unknown decoder",
             "/decoder",
             json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
             "WordPiece",
         ),
-        (
+        Lie::new(
             "strip before fuse",
             "/decoder",
             json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}),
             "Strip",
         ),
-        (
+        Lie::new(
             "two decoders",
             "/decoder",
             json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteLevel"}]}),
             "decoder",
         ),
-        (
+        Lie::new(
             "strip at the end",
             "/decoder",
             json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}]}),
             "Strip",
         ),
-        ("version", "/version", json!("2.0"), "2.0"),
+    ]
+}
+
+/// One lie after another: each must be refused, and say what it is about.
+#[test]
+fn lies_are_refused() {
+    let lies = [
+        lies_about_the_model(),
+        lies_about_added_tokens(),
+        lies_about_normalizers(),
+        lies_about_the_way_in(),
+        lies_about_the_way_out(),
     ];
-    for (name, at, value, expected) in lies {
+    for lie in lies.into_iter().flatten() {
+        let (name, at) = (lie.name, lie.at);
         let mut file = byte_level();
         *file
             .pointer_mut(at)
-            .unwrap_or_else(|| panic!("{name}: no {at}")) = value.clone();
+            .unwrap_or_else(|| panic!("{name}: no {at}")) = lie.value;
         match Tokenizer::from_json(&file.to_string()) {
             Ok(_) => panic!("{name}: accepted"),
-            Err(error) => assert!(error.to_string().contains(expected), "{name}: {error}"),
+            Err(error) => assert!(error.to_string().contains(lie.expected), "{name}: {error}"),
         }
     }
     for text in [

@@ -93,7 +93,18 @@ pub(super) fn decode(bytes: &[u8]) -> Result<ActivationStats, StatsError> {
     Ok(stats)
 }
 
-fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
+/// How many layers, FFNs of a layer and neurons of an FFN the file describes.
+#[derive(Clone, Copy)]
+struct Sizes {
+    layers: usize,
+    experts: usize,
+    neurons: usize,
+    /// FFNs of all layers.
+    banks: usize,
+}
+
+/// Checks length and checksum; the body comes after.
+fn read_header(bytes: &[u8]) -> Result<In<'_>, String> {
     let mut header = In { bytes, at: 8 };
     let (len, sum) = (header.fixed()?, header.fixed()?);
     if len != bytes.len() as u64 {
@@ -102,7 +113,76 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     if xxh3_64(&bytes[HEADER..]) != sum {
         return Err("the checksum does not match".into());
     }
-    let mut body = header;
+    Ok(header)
+}
+
+/// A bank has more bytes than these, so the numbers bound each other.
+fn read_sizes(body: &mut In<'_>) -> Result<Sizes, String> {
+    let layers = body.count(1)?;
+    let experts = body.count(1)?;
+    let neurons = body.count(1)?;
+    let banks = layers.checked_mul(experts).ok_or("too many banks")?;
+    let entries = banks.checked_mul(neurons.max(1));
+    if entries.is_none_or(|n| n > body.left()) {
+        return Err(format!(
+            "{layers} layers of {experts} × {neurons} neurons in {} bytes",
+            body.bytes.len()
+        ));
+    }
+    Ok(Sizes {
+        layers,
+        experts,
+        neurons,
+        banks,
+    })
+}
+
+/// One FFN: which neurons it has and how often each fires.
+fn read_expert(body: &mut In<'_>, expert: usize, neurons: usize) -> Result<ExpertStats, String> {
+    let original = match body.number()? {
+        0 => Vec::new(),
+        1 => (body.numbers(neurons)?.into_iter())
+            .map(|n| u32::try_from(n).map_err(|_| format!("original id {n}")))
+            .collect::<Result<_, _>>()?,
+        n => return Err(format!("mark {n} before original ids, expected 0 or 1")),
+    };
+    Ok(ExpertStats {
+        expert: expert as u32,
+        counts: body.numbers(neurons)?,
+        original,
+    })
+}
+
+/// What a bank's profile holds beside counts; `later` stands at the end of the file.
+fn read_bank(body: &mut In<'_>, neurons: usize) -> Result<BankProfile, String> {
+    Ok(BankProfile {
+        unions: (1..BATCHES.len())
+            .map(|_| body.numbers(neurons))
+            .collect::<Result<_, _>>()?,
+        stayed: body.numbers(neurons)?,
+        contributed: body.numbers(neurons)?,
+        later: Default::default(),
+        gates: body.magnitudes()?,
+        hidden: body.magnitudes()?,
+    })
+}
+
+fn read_sample(body: &mut In<'_>, sizes: Sizes) -> Result<Sample, String> {
+    let capacity = usize::try_from(body.number()?).map_err(|_| "a sample of 2^64 tokens")?;
+    let width = sizes.banks * words(sizes.neurons);
+    let sampled = body.count(8 * (1 + width))?;
+    let mut tokens = Vec::with_capacity(sampled);
+    for _ in 0..sampled {
+        tokens.push(Sampled {
+            priority: body.fixed()?,
+            bits: (0..width).map(|_| body.fixed()).collect::<Result<_, _>>()?,
+        });
+    }
+    Ok(Sample { capacity, tokens })
+}
+
+fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
+    let mut body = read_header(bytes)?;
     let name = body.count(1)?;
     let model = std::str::from_utf8(body.take(name)?).map_err(|e| e.to_string())?;
     let model = model.to_owned();
@@ -115,63 +195,23 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     for step in &mut steps {
         *step = body.number()?;
     }
-    // A bank takes more bytes than these, so the numbers bound each other.
-    let layers = body.count(1)?;
-    let experts = body.count(1)?;
-    let neurons = body.count(1)?;
-    let banks = layers.checked_mul(experts).ok_or("too many banks")?;
-    let entries = banks.checked_mul(neurons.max(1));
-    if entries.is_none_or(|n| n > body.left()) {
-        return Err(format!(
-            "{layers} layers of {experts} × {neurons} neurons in {} bytes",
-            bytes.len()
-        ));
-    }
-    let mut all = Vec::with_capacity(layers);
-    let mut profiles = Vec::with_capacity(banks);
-    for layer in 0..layers {
-        let mut list = Vec::with_capacity(experts);
-        for expert in 0..experts {
-            let original = match body.number()? {
-                0 => Vec::new(),
-                1 => (body.numbers(neurons)?.into_iter())
-                    .map(|n| u32::try_from(n).map_err(|_| format!("original id {n}")))
-                    .collect::<Result<_, _>>()?,
-                n => return Err(format!("mark {n} before original ids, expected 0 or 1")),
-            };
-            list.push(ExpertStats {
-                expert: expert as u32,
-                counts: body.numbers(neurons)?,
-                original,
-            });
-            profiles.push(BankProfile {
-                unions: (1..BATCHES.len())
-                    .map(|_| body.numbers(neurons))
-                    .collect::<Result<_, _>>()?,
-                stayed: body.numbers(neurons)?,
-                contributed: body.numbers(neurons)?,
-                later: Default::default(),
-                gates: body.magnitudes()?,
-                hidden: body.magnitudes()?,
-            });
+    let sizes = read_sizes(&mut body)?;
+    let mut layers = Vec::with_capacity(sizes.layers);
+    let mut banks = Vec::with_capacity(sizes.banks);
+    for layer in 0..sizes.layers {
+        let mut experts = Vec::with_capacity(sizes.experts);
+        for expert in 0..sizes.experts {
+            experts.push(read_expert(&mut body, expert, sizes.neurons)?);
+            banks.push(read_bank(&mut body, sizes.neurons)?);
         }
-        all.push(LayerStats {
+        layers.push(LayerStats {
             layer: layer as u32,
-            experts: list,
+            experts,
         });
     }
-    let capacity = usize::try_from(body.number()?).map_err(|_| "a sample of 2^64 tokens")?;
-    let width = banks * words(neurons);
-    let sampled = body.count(8 * (1 + width))?;
-    let mut tokens_kept = Vec::with_capacity(sampled);
-    for _ in 0..sampled {
-        tokens_kept.push(Sampled {
-            priority: body.fixed()?,
-            bits: (0..width).map(|_| body.fixed()).collect::<Result<_, _>>()?,
-        });
-    }
+    let sample = read_sample(&mut body, sizes)?;
     if body.left() > 0 {
-        for later in profiles.iter_mut().flat_map(|b| &mut b.later) {
+        for later in banks.iter_mut().flat_map(|b| &mut b.later) {
             *later = Later {
                 fired: body.number()?,
                 again: body.number()?,
@@ -190,18 +230,15 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     Ok(ActivationStats {
         format: FORMAT_V2.into(),
         tokens,
-        layers: all,
+        layers,
         profile: Some(Box::new(Profile {
             model,
             texts,
             window,
             pairs,
             steps,
-            banks: profiles,
-            sample: Sample {
-                capacity,
-                tokens: tokens_kept,
-            },
+            banks,
+            sample,
             misses,
         })),
     })

@@ -45,7 +45,7 @@ fn best_scale(group: &[f32]) -> f16 {
 mod tests {
     use emberflow_kernels::{Compute, Row};
 
-    use super::super::rounding::round;
+    use super::super::rounding::{Rows, round};
     use super::*;
 
     #[test]
@@ -55,7 +55,7 @@ mod tests {
         (0..d).for_each(|i| identity[i * d + i] = 1.0);
         let gate: Vec<f32> = (0..2 * d).map(|i| [-1.5, -0.5, 0.5, 1.5][i % 4]).collect();
         let on = Compute::new(1, None);
-        let rows = round(&on, (d, &gate), &identity, &LEVELS);
+        let rows = round(&on, Rows { d, values: &gate }, &identity, &LEVELS);
         let mut wide = vec![0; 2 * emberflow_kernels::DType::Q4.row_bytes(d)];
         on.cpu.widen_two_bit(&rows, d, &mut wide);
         for (row, gate) in wide.chunks_exact(wide.len() / 2).zip(gate.chunks_exact(d)) {

@@ -12,7 +12,7 @@ use emberflow_kernels::{Compute, DType, GROUP, Row, quantize_row, store_q4_row};
 use half::f16;
 
 use super::gemm::{Gemm, transpose};
-use super::rounding::{Levels, inverse_factor, round};
+use super::rounding::{Levels, Rows, inverse_factor, round};
 
 /// Maximum rounds of subspace iteration: the spectrum decays slowly, and mixing near the cut-off
 /// matters little.
@@ -37,10 +37,12 @@ const SCALES: std::ops::RangeInclusive<u32> = 13..=21;
 /// not finite.
 pub(crate) fn make(
     on: &Compute,
-    (d, gate): (usize, &[f32]),
+    gate: Rows<'_>,
     covariance: &[f32],
-    (rank, dtype): (usize, DType),
+    rank: usize,
+    dtype: DType,
 ) -> Option<[Vec<u8>; 2]> {
+    let Rows { d, values: gate } = gate;
     let covariance = &shrunk(d, covariance);
     let mut gemm = Gemm::new(on);
     let first = first_factor(&mut gemm, d, gate, covariance, rank);
@@ -66,7 +68,17 @@ pub(crate) fn make(
     gemm.product(rank, &against, &inverse, &mut second);
     let finite = second.iter().all(|x| x.is_finite());
     let fc2 = match dtype {
-        DType::Q4 => finite.then(|| round(on, (rank, &second), &hidden, &LEVELS))?,
+        DType::Q4 => finite.then(|| {
+            round(
+                on,
+                Rows {
+                    d: rank,
+                    values: &second,
+                },
+                &hidden,
+                &LEVELS,
+            )
+        })?,
         _ => store(dtype, rank, &second)?,
     };
     Some([fc1, fc2])

@@ -6,6 +6,7 @@
 //! its rows in two bits (`coarse.rs`); both are rounded against the inputs' covariance
 //! (`rounding.rs`). Thresholds come from held-out text (`calibrate.rs`).
 
+mod assemble;
 mod calibrate;
 mod coarse;
 mod gemm;
@@ -13,7 +14,7 @@ mod low_rank;
 mod rounding;
 mod score;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use emberflow_kernels::{Compute, DType, sign_bytes, two_bit_row_bytes};
 use half::f16;
@@ -23,9 +24,10 @@ use crate::predict::{Predictor, Reads};
 use crate::quality::Quality;
 use crate::section::{Kind, NewLayer};
 use crate::thresholds::Thresholds;
+use assemble::assemble;
 use calibrate::{Curve, cut_for};
 use gemm::{Gemm, transpose};
-use score::{assemble, lock};
+use rounding::Rows;
 
 /// Tokens to fit a neuron's two-parameter curve to.
 const CURVE_TOKENS: usize = 16384;
@@ -150,6 +152,7 @@ impl<'a> Trainer<'a> {
     pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
         let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;
+        let rows = Rows { d, values: gate };
         let mut parts = match design {
             Design::Sign => {
                 let row = sign_bytes(d);
@@ -160,15 +163,10 @@ impl<'a> Trainer<'a> {
                 vec![signs]
             }
             Design::LowRank { rank, dtype } => {
-                low_rank::make(self.on, (d, gate), covariance, (rank, dtype))?.into()
+                low_rank::make(self.on, rows, covariance, rank, dtype)?.into()
             }
             Design::Coarse => {
-                vec![rounding::round(
-                    self.on,
-                    (d, gate),
-                    covariance,
-                    &coarse::LEVELS,
-                )]
+                vec![rounding::round(self.on, rows, covariance, &coarse::LEVELS)]
             }
         };
         let mut kind = match design {
@@ -314,4 +312,8 @@ impl<'a> Trainer<'a> {
         );
         quality.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

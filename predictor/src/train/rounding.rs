@@ -25,22 +25,26 @@ pub(crate) struct Levels {
     pub store: fn(&[u8], &[u16], &mut [u8]),
 }
 
-/// Rounds rows of `d` elements, for inputs with the covariance `c [d × d]`, and stores them.
-pub(crate) fn round(
-    on: &Compute,
-    (d, rows): (usize, &[f32]),
-    covariance: &[f32],
-    levels: &Levels,
-) -> Vec<u8> {
+/// Rows of `d` elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub d: usize,
+    /// `[rows × d]`.
+    pub values: &'a [f32],
+}
+
+/// Stored rows, for inputs with this covariance, `[d × d]`.
+pub(crate) fn round(on: &Compute, rows: Rows<'_>, covariance: &[f32], levels: &Levels) -> Vec<u8> {
+    let Rows { d, values } = rows;
     let u = inverse_factor(d, covariance, DAMPING);
     let bytes = (levels.bytes)(d);
-    let mut out = vec![0; rows.len() / d * bytes];
+    let mut out = vec![0; values.len() / d * bytes];
     on.workers
         .for_each_chunk_mut(&mut out, ROWS * bytes, &|_, chunk, out| {
             let first = chunk * ROWS;
             let (mut row, mut quants) = (vec![0.0; d], vec![0; d]);
             for (r, out) in out.chunks_exact_mut(bytes).enumerate() {
-                row.copy_from_slice(&rows[(first + r) * d..(first + r + 1) * d]);
+                row.copy_from_slice(&values[(first + r) * d..(first + r + 1) * d]);
                 let scales = round_row(on.cpu, &mut row, &u, levels, &mut quants);
                 (levels.store)(&quants, &scales, out);
             }

@@ -1,18 +1,11 @@
 //! Computes gates and predictor scores over a text, block by block.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use emberflow_kernels::{Activations, DType, matmul_scratch};
 
 use super::{GateLayer, Trainer};
-use crate::bytes::SharedBytes;
-use crate::coarse::CoarseGate;
-use crate::low_rank::LowRank;
 use crate::predict::{Features, Predictor, RANGE, Shared, predict_all};
-use crate::section::Kind;
-use crate::sign::SignBit;
-use crate::thresholds::Thresholds;
 
 /// Receives the first neuron of a block and its gates, `[neurons × tokens]`.
 type GatesFn<'f> = dyn Fn(usize, &[f32]) + Sync + 'f;
@@ -107,24 +100,4 @@ impl Trainer<'_> {
         }
         best
     }
-}
-
-/// A predictor of `kind` over its stored parts, with given thresholds.
-pub(super) fn assemble(
-    kind: &Kind,
-    d: usize,
-    parts: &[Vec<u8>],
-    thresholds: Thresholds,
-) -> Option<Box<dyn Predictor>> {
-    let part = |i: usize| Some(SharedBytes::from(parts.get(i)?.clone()));
-    Some(match *kind {
-        Kind::None | Kind::Magnitude { .. } => return None,
-        Kind::Sign { limit } => Box::new(SignBit::new(part(0)?, d, limit)),
-        Kind::LowRank(spec) => Box::new(LowRank::new(spec, part(0)?, part(1)?, thresholds)),
-        Kind::Coarse => Box::new(CoarseGate::new(part(0)?, d, thresholds)),
-    })
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

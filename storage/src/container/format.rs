@@ -52,8 +52,8 @@
 //! Offsets count from the first byte of the container, which may itself lie inside another file.
 
 use super::geometry::{BundleGeometry, Placement};
-use super::layout::{BankPlace, BankSpec, Extent, TensorSpec};
 use super::limits::{MAX_DIMS, MAX_NAME};
+use super::parts::{BankPlace, BankSpec, Extent, TensorSpec};
 
 /// First eight bytes of every container.
 pub const MAGIC: [u8; 8] = *b"EMBRFLOW";

@@ -18,7 +18,7 @@
 //! ones. A resident one has 6144: 8192 in two parts of one page each, or 6144 with 512-byte
 //! sectors.
 
-use super::layout::LayoutError;
+use super::layout_error::LayoutError;
 use super::limits::{MAX_SCALES_PER_NEURON, MAX_STRIDE, SECTORS};
 
 /// Where the scales of quantised rows are stored.

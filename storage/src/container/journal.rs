@@ -10,7 +10,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::writer::Unit;
+use super::unit::Unit;
 use crate::error::{Error, Result};
 
 /// A journal has a few bytes per unit; a larger file is not a journal.

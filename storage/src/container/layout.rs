@@ -4,6 +4,9 @@
 //! counts and rejects a file whose stored offsets differ. So a valid file is contiguous and in
 //! bounds, with gaps only for alignment. All arithmetic on sizes is here.
 
+pub use super::layout_error::LayoutError;
+pub use super::parts::{BankPlace, BankSpec, Extent, TensorSpec};
+
 use super::format::{BANK_RECORD, CHECKSUM_RECORD, SUPERBLOCK_LEN, Section, TENSOR_RECORD};
 use super::geometry::BundleGeometry;
 use super::limits::{
@@ -36,147 +39,7 @@ pub struct Spec {
     pub source: String,
 }
 
-/// One dense tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Unique name: 1 to 64 bytes of visible ASCII.
-    pub name: String,
-    /// Block format; opaque here.
-    pub dtype: u32,
-    /// Shape, 1 to 4 dimensions, none of them zero.
-    pub dims: Vec<u64>,
-    /// Bytes, at least 1.
-    pub len: u64,
-}
-
-/// The neurons of one FFN or of one expert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BankSpec {
-    /// Layer.
-    pub layer: u32,
-    /// Expert inside the layer; 0 for a dense FFN.
-    pub expert: u32,
-    /// Neurons, at least 1.
-    pub neurons: u32,
-    /// Flags of the caller; opaque here.
-    pub flags: u32,
-}
-
-/// Why sizes or counts are invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutError {
-    /// A sum or product does not fit its type.
-    #[error("the size of {what} overflows")]
-    Overflow {
-        /// What was computed.
-        what: &'static str,
-    },
-    /// A count or size exceeds the format's bounds.
-    #[error("{what} is {found}, more than the format's limit of {limit}")]
-    Limit {
-        /// What was counted.
-        what: &'static str,
-        /// The count or size found.
-        found: u64,
-        /// The largest one accepted.
-        limit: u64,
-    },
-    /// The bundle geometry is inconsistent.
-    #[error("bundle geometry: {field} is {found}, expected {expected}")]
-    Geometry {
-        /// Field of [`BundleGeometry`].
-        field: &'static str,
-        /// Value found.
-        found: u64,
-        /// Valid values.
-        expected: String,
-    },
-    /// A tensor name is invalid.
-    #[error("tensor {index} has the name {name:?}, expected 1 to 64 visible ascii characters")]
-    TensorName {
-        /// Index in the directory.
-        index: usize,
-        /// The name found.
-        name: String,
-    },
-    /// Two tensors share a name.
-    #[error("tensors {first} and {second} are both named {name:?}")]
-    DuplicateTensor {
-        /// Index of the earlier one.
-        first: usize,
-        /// Index of the later one.
-        second: usize,
-        /// Their name.
-        name: String,
-    },
-    /// A shape is empty, has a zero, too many dimensions or too many elements.
-    #[error("tensor {name:?} has the shape {dims:?}, expected 1 to 4 dimensions without zeros")]
-    TensorShape {
-        /// Name of the tensor.
-        name: String,
-        /// The shape found.
-        dims: Vec<u64>,
-    },
-    /// A tensor without bytes.
-    #[error("tensor {name:?} has no bytes")]
-    TensorEmpty {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// Banks are not strictly ascending by (layer, expert).
-    #[error(
-        "bank {index} is layer {layer} expert {expert}, which does not come after the bank \
-         before it; banks are sorted by layer and expert, each once"
-    )]
-    BankOrder {
-        /// Index in the directory.
-        index: usize,
-        /// Its layer.
-        layer: u32,
-        /// Its expert.
-        expert: u32,
-    },
-    /// A bank without neurons.
-    #[error("bank {index} (layer {layer} expert {expert}) has no neurons")]
-    BankEmpty {
-        /// Index in the directory.
-        index: usize,
-        /// Its layer.
-        layer: u32,
-        /// Its expert.
-        expert: u32,
-    },
-}
-
-/// A range of the container in bytes, relative to its first byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Extent {
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes.
-    pub len: u64,
-}
-
-impl Extent {
-    /// First byte after the range. Extents of a [`Layout`] cannot overflow.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.offset.saturating_add(self.len)
-    }
-}
-
-/// Location of one bank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BankPlace {
-    /// Its bundles.
-    pub data: Extent,
-    /// Its scales in the SCALES section; empty when scales are inline.
-    pub scales: Extent,
-    /// Index of its first neuron in the checksum table.
-    pub first_checksum: u64,
-}
-
-/// The sizes that determine a layout.
+/// The sizes a layout follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts<'a> {
     /// Bundle geometry.
@@ -234,40 +97,16 @@ impl Layout {
         let neurons = check_banks(counts.banks)?;
         let (tensor_count, bank_count) = (counts.tensors.len() as u64, counts.banks.len() as u64);
 
-        // Tensors and banks are placed relative to their section first.
-        let mut dense = Cursor {
-            at: 0,
-            what: "dense tensors",
-        };
-        let mut tensors = Vec::with_capacity(counts.tensors.len());
-        for tensor in counts.tensors {
-            dense.align(TENSOR_ALIGN)?;
-            tensors.push(dense.take(tensor.len)?);
-        }
-        let mut bundles = Cursor {
-            at: 0,
-            what: "bundles",
-        };
-        let mut scales = Cursor {
-            at: 0,
-            what: "scales",
-        };
-        let (mut banks, mut first_checksum) = (Vec::with_capacity(counts.banks.len()), 0u64);
-        for bank in counts.banks {
-            bundles.align(SECTION_ALIGN)?;
-            // Both factors are bounded by check_banks and geometry.check.
-            let n = u64::from(bank.neurons);
-            banks.push(BankPlace {
-                data: bundles.take(n * u64::from(counts.geometry.stride))?,
-                scales: scales.take(n * u64::from(counts.geometry.scales_per_neuron))?,
-                first_checksum,
-            });
-            first_checksum += n;
-        }
+        // Tensor and bank places are first relative to their section.
+        let mut dense = Cursor::new("dense tensors");
+        let mut tensors = place_tensors(counts.tensors, &mut dense)?;
+        let mut bundles = Cursor::new("bundles");
+        let mut scales = Cursor::new("scales");
+        let mut banks = place_banks(&counts, &mut bundles, &mut scales)?;
 
         let mut file = Cursor {
             at: SUPERBLOCK_LEN as u64,
-            what: "file",
+            ..Cursor::new("file")
         };
         let mut sections = [Extent::default(); Section::COUNT];
         for (section, place) in Section::ALL.into_iter().zip(&mut sections) {
@@ -309,12 +148,48 @@ impl Layout {
     }
 }
 
+/// Places dense tensors one behind the other.
+fn place_tensors(tensors: &[TensorSpec], dense: &mut Cursor) -> Result<Vec<Extent>, LayoutError> {
+    let mut places = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        dense.align(TENSOR_ALIGN)?;
+        places.push(dense.take(tensor.len)?);
+    }
+    Ok(places)
+}
+
+/// Places the bundles and the scales of banks, each kind one behind the other, and counts their
+/// checksums.
+fn place_banks(
+    counts: &Counts<'_>,
+    bundles: &mut Cursor,
+    scales: &mut Cursor,
+) -> Result<Vec<BankPlace>, LayoutError> {
+    let (mut places, mut first_checksum) = (Vec::with_capacity(counts.banks.len()), 0u64);
+    for bank in counts.banks {
+        bundles.align(SECTION_ALIGN)?;
+        // Both factors are bounded by check_banks and geometry.check.
+        let n = u64::from(bank.neurons);
+        places.push(BankPlace {
+            data: bundles.take(n * u64::from(counts.geometry.stride))?,
+            scales: scales.take(n * u64::from(counts.geometry.scales_per_neuron))?,
+            first_checksum,
+        });
+        first_checksum += n;
+    }
+    Ok(places)
+}
+
 struct Cursor {
     at: u64,
     what: &'static str,
 }
 
 impl Cursor {
+    fn new(what: &'static str) -> Self {
+        Self { at: 0, what }
+    }
+
     fn align(&mut self, to: u64) -> Result<(), LayoutError> {
         self.at = self
             .at

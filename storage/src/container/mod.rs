@@ -14,25 +14,31 @@ pub mod geometry;
 mod golden;
 mod journal;
 pub mod layout;
+mod layout_error;
 pub mod limits;
 mod mapped;
+mod parts;
 mod prove;
 mod reader;
 mod rows;
 mod sink;
 mod source;
+mod unit;
 mod verify;
 mod writer;
 
 pub use format::{BankEntry, Section, TensorEntry};
 pub use geometry::{BundleGeometry, Placement, Prefer};
-pub use layout::{BankSpec, Layout, LayoutError, Spec, TensorSpec};
+pub use layout::{Layout, Spec};
+pub use layout_error::LayoutError;
 pub use mapped::MappedBundles;
+pub use parts::{BankSpec, TensorSpec};
 pub use reader::{Container, SectionSize};
 pub use rows::TensorRows;
 pub use sink::{BankSink, ByteSink};
+pub use unit::Unit;
 pub use verify::{Problem, VerifyReport};
-pub use writer::{Options, Unit, Writer};
+pub use writer::{Options, Writer};
 
 /// The checksum of a part of a bundle.
 #[must_use]

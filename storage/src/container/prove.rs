@@ -6,7 +6,7 @@ use super::format::{
     BANK_RECORD, BankEntry, SUPERBLOCK_LEN, Section, Superblock, SuperblockFault, TENSOR_RECORD,
     TensorEntry, xxh3,
 };
-use super::layout::{BankSpec, Counts, Extent, Layout, LayoutError, TensorSpec};
+use super::layout::{BankPlace, BankSpec, Counts, Extent, Layout, LayoutError, TensorSpec};
 use super::limits::{MAX_BANKS, MAX_TENSORS};
 use super::source::Source;
 use crate::error::{Error, Result};
@@ -164,7 +164,6 @@ pub(super) fn prove_layout(
     tensors: &[TensorEntry],
     banks: &[BankEntry],
 ) -> Result<Layout> {
-    let path = || path.to_path_buf();
     let stored = |s: Section| superblock.sections[s as usize].extent;
     let meta_len = stored(Section::Meta).len;
     let counts = Counts {
@@ -179,16 +178,25 @@ pub(super) fn prove_layout(
         banks: &banks.iter().map(BankEntry::spec).collect::<Vec<BankSpec>>(),
     };
     let layout = Layout::compute(counts).map_err(|source| Error::Layout {
-        path: path(),
+        path: path.to_path_buf(),
         source,
     })?;
+    prove_sections(path, superblock, &layout)?;
+    prove_tensors(path, tensors, &layout)?;
+    for (bank, place) in banks.iter().zip(&layout.banks) {
+        prove_bank(path, bank, place)?;
+    }
+    Ok(layout)
+}
 
+/// Every section, and the end of the file, lie where the layout puts them.
+fn prove_sections(path: &Path, superblock: &Superblock, layout: &Layout) -> Result<()> {
     for (section, entry) in Section::ALL.into_iter().zip(&superblock.sections) {
         let (e, f) = (layout.section(section), entry.extent);
         if e != f {
             let (expected, found) = ((e.offset, e.len), (f.offset, f.len));
             return Err(Error::SectionPlace {
-                path: path(),
+                path: path.to_path_buf(),
                 section,
                 expected,
                 found,
@@ -198,48 +206,54 @@ pub(super) fn prove_layout(
     let (expected, found) = (layout.file_len, superblock.file_len);
     if expected != found {
         return Err(Error::FileLength {
-            path: path(),
+            path: path.to_path_buf(),
             expected,
             found,
         });
     }
+    Ok(())
+}
+
+/// Every dense tensor lies where the layout puts it.
+fn prove_tensors(path: &Path, tensors: &[TensorEntry], layout: &Layout) -> Result<()> {
     for (tensor, place) in tensors.iter().zip(&layout.tensors) {
         let (expected, found) = (place.offset, tensor.offset);
         if expected != found {
-            let name = tensor.name.clone();
             return Err(Error::TensorPlace {
-                path: path(),
-                name,
+                path: path.to_path_buf(),
+                name: tensor.name.clone(),
                 expected,
                 found,
             });
         }
     }
-    for (bank, place) in banks.iter().zip(&layout.banks) {
-        let unhashed = if place.scales.len == 0 {
-            0
-        } else {
-            bank.scales_xxh3
-        };
-        for (field, expected, found) in [
-            ("offset", place.data.offset, bank.offset),
-            ("length", place.data.len, bank.len),
-            ("first checksum", place.first_checksum, bank.first_checksum),
-            ("scales offset", place.scales.offset, bank.scales_offset),
-            ("scales checksum", unhashed, bank.scales_xxh3),
-        ] {
-            if expected != found {
-                let (layer, expert) = (bank.layer, bank.expert);
-                return Err(Error::BankPlace {
-                    path: path(),
-                    layer,
-                    expert,
-                    field,
-                    expected,
-                    found,
-                });
-            }
+    Ok(())
+}
+
+/// A bank's bundles, checksums and scales lie where the layout puts them.
+fn prove_bank(path: &Path, bank: &BankEntry, place: &BankPlace) -> Result<()> {
+    let unhashed = if place.scales.len == 0 {
+        0
+    } else {
+        bank.scales_xxh3
+    };
+    for (field, expected, found) in [
+        ("offset", place.data.offset, bank.offset),
+        ("length", place.data.len, bank.len),
+        ("first checksum", place.first_checksum, bank.first_checksum),
+        ("scales offset", place.scales.offset, bank.scales_offset),
+        ("scales checksum", unhashed, bank.scales_xxh3),
+    ] {
+        if expected != found {
+            return Err(Error::BankPlace {
+                path: path.to_path_buf(),
+                layer: bank.layer,
+                expert: bank.expert,
+                field,
+                expected,
+                found,
+            });
         }
     }
-    Ok(layout)
+    Ok(())
 }

@@ -52,8 +52,8 @@ impl Container {
             row_len: unit as usize,
             checksums,
         };
-        let whole = (entry.xxh3, hash.digest());
-        rows.compare(self, entry.name.clone(), entry.offset, whole)?;
+        let name = entry.name.clone();
+        rows.compare(self, name, entry.offset, entry.xxh3, hash.digest())?;
         Ok(rows)
     }
 
@@ -78,9 +78,8 @@ impl Container {
                 found: bytes.len() as u64,
             });
         };
-        let sums = (expected.into(), checksum(bytes).into());
-        let name = format!("{} (row {row})", rows.name);
-        rows.compare(self, name, rows.offset_of(row), sums)
+        let (name, offset) = (format!("{} (row {row})", rows.name), rows.offset_of(row));
+        rows.compare(self, name, offset, expected.into(), checksum(bytes).into())
     }
 }
 
@@ -108,7 +107,8 @@ impl TensorRows {
         container: &Container,
         name: String,
         offset: u64,
-        (expected, found): (u64, u64),
+        expected: u64,
+        found: u64,
     ) -> Result<()> {
         if expected == found {
             return Ok(());

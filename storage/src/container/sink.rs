@@ -2,14 +2,74 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::format::CHECKSUM_RECORD;
 use super::journal::Sums;
 use super::layout::Extent;
 use super::limits::WRITE_BUFFER;
-use super::writer::{Unit, Writer};
+use super::unit::Unit;
+use super::writer::{Writer, set_checksums};
 use crate::error::{Error, Result};
 
-/// Takes the bytes of one tensor or of the predictor. Dropping it unfinished records nothing.
+impl Writer {
+    /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.
+    ///
+    /// # Errors
+    /// When there is no such tensor.
+    pub fn begin_tensor(&mut self, index: usize) -> Result<ByteSink<'_>> {
+        self.begin(Unit::Tensor(index))
+    }
+
+    /// Starts the predictor section.
+    ///
+    /// # Errors
+    /// Never for now.
+    pub fn begin_predictor(&mut self) -> Result<ByteSink<'_>> {
+        self.begin(Unit::Predictor)
+    }
+
+    fn begin(&mut self, unit: Unit) -> Result<ByteSink<'_>> {
+        let (place, _) = self.places(unit)?;
+        if let Some(done) = self.slot(unit) {
+            *done = None;
+        }
+        Ok(ByteSink::new(self, unit, place))
+    }
+
+    /// Starts bank `index`; the sink takes its neurons in packed order.
+    ///
+    /// # Errors
+    /// When there is no such bank.
+    pub fn begin_bank(&mut self, index: usize) -> Result<BankSink<'_>> {
+        let unit = Unit::Bank(index);
+        let (data, scales) = self.places(unit)?;
+        let row = self.bank_row(unit);
+        if let Some(done) = self.slot(unit) {
+            *done = None;
+        }
+        Ok(BankSink::new(self, index, row, data, scales))
+    }
+
+    /// Writes dense tensor `index` at once.
+    ///
+    /// # Errors
+    /// As [`ByteSink::append`] and [`ByteSink::finish`].
+    pub fn write_tensor(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
+        let mut sink = self.begin_tensor(index)?;
+        sink.append(bytes)?;
+        sink.finish()
+    }
+
+    /// Writes the predictor section at once.
+    ///
+    /// # Errors
+    /// As [`ByteSink::append`] and [`ByteSink::finish`].
+    pub fn write_predictor(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut sink = self.begin_predictor()?;
+        sink.append(bytes)?;
+        sink.finish()
+    }
+}
+
+/// Takes the bytes of one tensor or of the predictor. Dropped unfinished, nothing is recorded.
 pub struct ByteSink<'a> {
     writer: &'a mut Writer,
     unit: Unit,
@@ -230,15 +290,5 @@ impl Stream {
         self.at += self.buf.len() as u64;
         self.buf.clear();
         Ok(())
-    }
-}
-
-/// Stores the two crc32 of a bundle in row `row` of the checksum table.
-pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
-    let (gate, rest) = bundle.split_at(gate_span);
-    let at = row * CHECKSUM_RECORD;
-    if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
-        record[..4].copy_from_slice(&super::checksum(gate).to_le_bytes());
-        record[4..].copy_from_slice(&super::checksum(rest).to_le_bytes());
     }
 }

@@ -18,38 +18,16 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::format::{
-    BANK_RECORD, BankEntry, Section, SectionEntry, Superblock, TENSOR_RECORD, TensorEntry, VERSION,
-    xxh3,
+    BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, SectionEntry, Superblock, TENSOR_RECORD,
+    TensorEntry, VERSION, xxh3,
 };
 use super::journal::{Journal, Sums};
 use super::layout::{Extent, Layout, Spec};
-use super::sink::{BankSink, ByteSink, set_checksums};
 use super::source::Source;
+use super::unit::Unit;
 use crate::error::{Error, Result};
 
-/// A part of the file that is written, checksummed and journalled as a whole. Variants are in file
-/// order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unit {
-    /// The predictor section.
-    Predictor,
-    /// Dense tensor by index in [`Spec::tensors`].
-    Tensor(usize),
-    /// Bank by index in [`Spec::banks`].
-    Bank(usize),
-}
-
-impl std::fmt::Display for Unit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Predictor => f.write_str("the predictor"),
-            Self::Tensor(i) => write!(f, "tensor {i}"),
-            Self::Bank(i) => write!(f, "bank {i}"),
-        }
-    }
-}
-
-/// Options of the writer.
+/// How to write.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Bytes of complete units between two flushes with a journal entry. A larger value packs many
@@ -200,8 +178,8 @@ impl Writer {
         }))
     }
 
-    /// Extents of a unit's data and scales.
-    fn places(&self, unit: Unit) -> Result<(Extent, Extent)> {
+    /// Places of a unit's data and scales.
+    pub(super) fn places(&self, unit: Unit) -> Result<(Extent, Extent)> {
         let missing = |what, index: usize, count: usize| Error::Index {
             path: self.target.clone(),
             what,
@@ -222,7 +200,7 @@ impl Writer {
     }
 
     /// Row of a bank's first neuron in the checksum table.
-    fn bank_row(&self, unit: Unit) -> usize {
+    pub(super) fn bank_row(&self, unit: Unit) -> usize {
         match unit {
             Unit::Bank(i) => self
                 .layout
@@ -233,7 +211,7 @@ impl Writer {
         }
     }
 
-    fn slot(&mut self, unit: Unit) -> Option<&mut Option<Sums>> {
+    pub(super) fn slot(&mut self, unit: Unit) -> Option<&mut Option<Sums>> {
         match unit {
             Unit::Predictor => Some(&mut self.predictor),
             Unit::Tensor(i) => self.tensors.get_mut(i),
@@ -279,64 +257,6 @@ impl Writer {
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.
-    ///
-    /// # Errors
-    /// If there is no such tensor.
-    pub fn begin_tensor(&mut self, index: usize) -> Result<ByteSink<'_>> {
-        self.begin(Unit::Tensor(index))
-    }
-
-    /// Starts the predictor section.
-    ///
-    /// # Errors
-    /// None at present.
-    pub fn begin_predictor(&mut self) -> Result<ByteSink<'_>> {
-        self.begin(Unit::Predictor)
-    }
-
-    fn begin(&mut self, unit: Unit) -> Result<ByteSink<'_>> {
-        let (place, _) = self.places(unit)?;
-        if let Some(done) = self.slot(unit) {
-            *done = None;
-        }
-        Ok(ByteSink::new(self, unit, place))
-    }
-
-    /// Starts bank `index`; the sink takes its neurons in packed order.
-    ///
-    /// # Errors
-    /// If there is no such bank.
-    pub fn begin_bank(&mut self, index: usize) -> Result<BankSink<'_>> {
-        let unit = Unit::Bank(index);
-        let (data, scales) = self.places(unit)?;
-        let row = self.bank_row(unit);
-        if let Some(done) = self.slot(unit) {
-            *done = None;
-        }
-        Ok(BankSink::new(self, index, row, data, scales))
-    }
-
-    /// Writes dense tensor `index` in one call.
-    ///
-    /// # Errors
-    /// As [`ByteSink::append`] and [`ByteSink::finish`].
-    pub fn write_tensor(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
-        let mut sink = self.begin_tensor(index)?;
-        sink.append(bytes)?;
-        sink.finish()
-    }
-
-    /// Writes the predictor section in one call.
-    ///
-    /// # Errors
-    /// As [`ByteSink::append`] and [`ByteSink::finish`].
-    pub fn write_predictor(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut sink = self.begin_predictor()?;
-        sink.append(bytes)?;
-        sink.finish()
     }
 
     pub(super) fn complete(&mut self, unit: Unit, sums: Sums, bytes: u64) -> Result<()> {
@@ -456,7 +376,17 @@ impl Writer {
     }
 }
 
-/// Identifies what is packed: a pack resumes only for the same fingerprint.
+/// Identifies what is being packed: a pack is resumed only for the same.
+/// Sets row `row` of the checksum table to the two crc32 of a bundle.
+pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
+    let (gate, rest) = bundle.split_at(gate_span);
+    let at = row * CHECKSUM_RECORD;
+    if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
+        record[..4].copy_from_slice(&super::checksum(gate).to_le_bytes());
+        record[4..].copy_from_slice(&super::checksum(rest).to_le_bytes());
+    }
+}
+
 fn fingerprint(spec: &Spec) -> u128 {
     let Spec {
         geometry,

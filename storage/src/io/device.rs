@@ -17,6 +17,20 @@ pub(crate) struct Reaped {
     pub(crate) result: i32,
 }
 
+impl Reaped {
+    /// Carries a command out on this thread.
+    ///
+    /// # Safety
+    /// The pieces and the memory they name must be valid and used by nobody else.
+    pub(crate) unsafe fn by(command: &Command) -> Self {
+        Self {
+            id: command.id,
+            // SAFETY: passed on from the caller.
+            result: unsafe { command.run() },
+        }
+    }
+}
+
 /// Interrupts [`Device::reap`] from another thread.
 pub(crate) type Waker = Arc<dyn Fn() + Send + Sync>;
 

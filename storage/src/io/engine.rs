@@ -16,7 +16,6 @@ mod start;
 
 use std::sync::Arc;
 
-use self::finish::complete;
 use super::device::{Device, Reaped, Waker};
 use super::error::IoError;
 use super::slip::Slip;
@@ -218,7 +217,7 @@ impl IoEngine {
         let in_slot = read.slot.range(read.slot_offset, read.len).is_some();
         match (at, end) {
             (Some(_), Some(_)) if in_slot && read.len == 0 => {
-                self.ready.push(complete(read, Ok(())));
+                self.ready.push(Completion::of(read, Ok(())));
             }
             (Some(at), Some(end)) if in_slot && end <= i64::MAX as u64 => {
                 self.queue.push(Queued {
@@ -236,7 +235,7 @@ impl IoEngine {
                     slot_offset: read.slot_offset,
                     slot_len: read.slot.len(),
                 };
-                self.ready.push(complete(read, Err(error)));
+                self.ready.push(Completion::of(read, Err(error)));
             }
         }
     }
@@ -274,7 +273,7 @@ impl IoEngine {
     /// Fails every read not yet submitted, with an error from `reason`.
     pub(crate) fn purge(&mut self, mut reason: impl FnMut() -> IoError) {
         while let Some(q) = self.queue.pop() {
-            self.ready.push(complete(q.read, Err(reason())));
+            self.ready.push(Completion::of(q.read, Err(reason())));
         }
         while let Some(cut) = self.cutting.pop() {
             self.stop_cutting(cut.active, reason());
@@ -288,7 +287,8 @@ impl IoEngine {
             .queue
             .partition_point(|q| q.read.priority == Priority::Prefetch);
         for q in self.queue.drain(..n) {
-            self.ready.push(complete(q.read, Err(IoError::Cancelled)));
+            self.ready
+                .push(Completion::of(q.read, Err(IoError::Cancelled)));
         }
         if let Some(at) = (self.cutting.iter()).position(|c| c.priority == Priority::Prefetch) {
             let cut = self.cutting.remove(at);

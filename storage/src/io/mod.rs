@@ -120,7 +120,18 @@ pub struct Completion {
     pub result: Result<(), IoError>,
 }
 
-/// Which device executes reads.
+impl Completion {
+    /// Gives a read's slot back.
+    fn of(read: Read, result: Result<(), IoError>) -> Self {
+        Self {
+            tag: read.tag,
+            slot: read.slot,
+            result,
+        }
+    }
+}
+
+/// Which device carries reads out.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum IoChoice {
     /// The best that a probe finds working: `uring`, else `pread`.

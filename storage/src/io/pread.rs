@@ -43,11 +43,7 @@ impl Device for Inline {
         // One at a time, so new requests are seen between reads.
         if let Some(command) = self.queue.pop_front() {
             // SAFETY: the contract of `start` holds until this outcome is reported.
-            let result = unsafe { command.run() };
-            out.push(Reaped {
-                id: command.id,
-                result,
-            });
+            out.push(unsafe { Reaped::by(&command) });
         }
         Ok(())
     }
@@ -117,14 +113,10 @@ impl Shared {
                 self.news.notify_one();
             }
             // SAFETY: the contract of `Device::start` holds until the outcome is reported.
-            let result = unsafe { command.run() };
+            let done = unsafe { Reaped::by(&command) };
             state = self.lock();
-            state.done.push(Reaped {
-                id: command.id,
-                result,
-            });
-            // Signal once for all reads done since the I/O thread began to wait, after taking the
-            // next job.
+            state.done.push(done);
+            // Told after the next job was taken, and once for all that is done until it looks.
             tell |= std::mem::take(&mut state.waiting);
         }
         if tell {

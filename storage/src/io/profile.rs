@@ -103,7 +103,7 @@ const MIB: u64 = 1 << 20;
 const UFS_RANGE: &Curve = &[(128 * MIB, 1.0), (512 * MIB, 0.79), (8192 * MIB, 0.5)];
 const UFS_CORES: [f64; 3] = [1.0, 1007.95 / 1076.10, 761.87 / 1076.10];
 
-static UFS4: Model = Model {
+const UFS: Model = Model {
     latency_ns: 60_000,
     random: &[(4 * KIB, 1076.0), (512 * KIB, 3500.0)],
     sequential: &[(4 * KIB, 450.0), (512 * KIB, 4000.0)],
@@ -112,13 +112,13 @@ static UFS4: Model = Model {
     contended: 0.6,
 };
 
+static UFS4: Model = UFS;
+
 static UFS31: Model = Model {
     latency_ns: 90_000,
     random: &[(4 * KIB, 538.0), (512 * KIB, 1750.0)],
     sequential: &[(4 * KIB, 225.0), (512 * KIB, 2000.0)],
-    range: UFS_RANGE,
-    cores: UFS_CORES,
-    contended: 0.6,
+    ..UFS
 };
 
 static NVME: Model = Model {

@@ -108,11 +108,7 @@ impl Device for Scripted {
             if let Some(command) = self.held.pop_front() {
                 self.note(|seen| seen.reported += 1);
                 // SAFETY: the contract of `start` holds until this outcome is reported.
-                let result = unsafe { command.run() };
-                out.push(Reaped {
-                    id: command.id,
-                    result,
-                });
+                out.push(unsafe { Reaped::by(&command) });
             }
         }
         Ok(())

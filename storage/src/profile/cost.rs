@@ -276,18 +276,32 @@ fn along(curve: &[(f64, f64)], len: u64) -> f64 {
     match (above, curve) {
         _ if len == 0 => 0.0,
         (Some(0), [first, ..]) => first.1,
-        (Some(i), _) => between(curve[i - 1], curve[i], x),
+        (Some(i), _) => between(curve[i - 1].into(), curve[i].into(), x),
         (None, [.., last]) => last.1 * x / last.0,
         (None, []) => 0.0,
     }
 }
 
-pub(super) fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
-    if a.0 == b.0 {
-        return b.1;
+/// A point of a curve.
+#[derive(Clone, Copy)]
+pub(super) struct Knot {
+    pub x: f64,
+    pub y: f64,
+}
+
+impl From<(f64, f64)> for Knot {
+    fn from((x, y): (f64, f64)) -> Self {
+        Self { x, y }
     }
-    let share = (x / a.0).ln() / (b.0 / a.0).ln();
-    (a.1.ln() + (b.1 / a.1).ln() * share).exp()
+}
+
+/// The value at `x` between two points, on a straight line where both axes are logarithmic.
+pub(super) fn between(a: Knot, b: Knot, x: f64) -> f64 {
+    if a.x == b.x {
+        return b.y;
+    }
+    let share = (x / a.x).ln() / (b.x / a.x).ln();
+    (a.y.ln() + (b.y / a.y).ln() * share).exp()
 }
 
 /// The profile most like the device of a file. Phones name UFS like other disks.

@@ -58,7 +58,7 @@ impl DeviceProfile {
                 let x = f64::from(depth).clamp(first.0, last.0);
                 let above = curve.iter().position(|&(d, _)| d >= x)?;
                 let below = curve[above.saturating_sub(1)];
-                Some((size, between(below, curve[above], x)))
+                Some((size, between(below.into(), curve[above].into(), x)))
             };
             sizes.into_iter().filter_map(at).collect()
         };

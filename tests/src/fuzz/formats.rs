@@ -10,7 +10,7 @@ use emberflow::trace::{self, Reader};
 use emberflow_engine::Model;
 use emberflow_kernels::DType;
 use emberflow_models::chat::Message;
-use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
+use emberflow_predictor::section::{Directory, Kind, NewLayer, Training, encode};
 use emberflow_predictor::stats::{
     ActivationStats, BankProfile, ExpertStats, FORMAT, FORMAT_V2, LayerStats, Misses, Profile,
     Sample, Sampled,
@@ -381,7 +381,16 @@ fn section() -> Vec<u8> {
         quality,
         parts,
     });
-    encode(D, NEURONS, (1000, 100, 0.98), &layers)
+    encode(
+        D,
+        NEURONS,
+        Training {
+            trained_on: 1000,
+            measured_on: 100,
+            target: 0.98,
+        },
+        &layers,
+    )
 }
 
 fn use_section(bytes: &[u8]) -> bool {
@@ -402,11 +411,11 @@ fn use_section(bytes: &[u8]) -> bool {
             directory.layer(layer, bytes).expect("a checked layer")
         })
         .collect();
-    let made = (
-        directory.trained_on,
-        directory.measured_on,
-        directory.target,
-    );
+    let made = Training {
+        trained_on: directory.trained_on,
+        measured_on: directory.measured_on,
+        target: directory.target,
+    };
     assert!(
         encode(D, NEURONS, made, &entries) == bytes,
         "bytes that mean nothing"

@@ -22,7 +22,7 @@ pub fn mutate(bytes: &mut Vec<u8>, target: &Target, random: &mut Rng) {
             let donor = random.choice(&target.seeds);
             let donor = donor.and_then(|d| serde_json::from_slice(d.get(json(d)?)?).ok());
             let donor = donor.unwrap_or_default();
-            change_json(bytes, range, (places, &donor), random);
+            change_json(bytes, range, places, &donor, random);
         }
         _ => (0..places).for_each(|_| damage(bytes, &target.seeds, random)),
     }
@@ -112,7 +112,8 @@ fn insert(bytes: &mut Vec<u8>, at: usize, part: &[u8]) {
 fn change_json(
     bytes: &mut Vec<u8>,
     range: Range<usize>,
-    (places, donor): (usize, &Value),
+    places: usize,
+    donor: &Value,
     random: &mut Rng,
 ) {
     let text = bytes.get(range.clone()).unwrap_or_default();

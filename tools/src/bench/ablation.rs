@@ -6,7 +6,7 @@ use std::fs::File;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Run};
+use super::child::{Child, Decoding, Run};
 use super::facts::{Facts, file_of};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::LADDER;
@@ -68,21 +68,11 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let mut before = || devices.iter_mut().try_for_each(Device::measure);
     let series = in_turns(&names, rounds, &mut before, &mut |i, _| {
         let (io, policy) = points[i];
-        let share = args.share.to_string();
-        let tokens = tokens.to_string();
-        let arguments = [
-            "-p",
-            Child::prompt(bench),
-            "-n",
-            &tokens,
-            "--io",
-            io,
-            "--policy",
-            policy,
-            "--ffn-resident",
-            &share,
-        ];
-        child.run(&arguments.map(str::to_owned), None)
+        let run = Decoding {
+            share: args.share,
+            ..Decoding::of(bench, tokens, io)
+        };
+        child.run(&run.with(&["--policy", policy]), None)
     })?;
     let memory = memory_of(&series);
     let rows: Vec<Row> = (args.io.iter().zip(&devices))
@@ -94,19 +84,6 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         "{model}: decoding step by step, {} of the FFN in memory",
         percent(args.share)
     );
-    let mut notes = vec![
-        "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
-         rates are theirs, and only the factors compare"
-            .to_owned(),
-        NOTE.into(),
-    ];
-    if simulated {
-        notes.push(
-            "sim: reads come from the page cache of this machine at the pace of a model of the device; \
-             they are no measurements of a phone"
-                .into(),
-        );
-    }
     let how = format!(
         "decoding step by step, {} of the FFN in memory, {tokens} tokens, {rounds} rounds in turns",
         percent(args.share)
@@ -121,9 +98,27 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         facts,
         how,
         body: Rows { rows: &rows },
-        notes,
+        notes: notes(simulated),
     }
     .finish(&bench.output)
+}
+
+/// What a reader should know, of measurements of which some are `simulated`.
+fn notes(simulated: bool) -> Vec<String> {
+    let mut notes = vec![
+        "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
+         rates are theirs, and only the factors compare"
+            .to_owned(),
+        NOTE.into(),
+    ];
+    if simulated {
+        notes.push(
+            "sim: reads come from the page cache of this machine at the pace of a model of the device; \
+             they are no measurements of a phone"
+                .into(),
+        );
+    }
+    notes
 }
 
 /// Reads the file once, so that a simulated device is not as slow as the real one below it.
@@ -172,23 +167,11 @@ fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row>
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "device",
-        "step",
-        "policy",
-        "tokens/s",
-        "factor",
-        "of the first",
-        "waiting",
-        "hits",
-        "MB/token",
-        "bound, ms",
-        "limit",
-        "of bound",
-        "paper: tokens/s",
-        "paper: factor",
-        "paper: of the first",
-    ]);
+    let mut table = Table::new(
+        "device | step | policy | tokens/s | factor | of the first | waiting | hits | \
+         MB/token | bound, ms | limit | of bound | paper: tokens/s | paper: factor | \
+         paper: of the first",
+    );
     for r in rows {
         let speed = r.tokens_per_s.show(2);
         let [bound, limit, of_bound] = r.bound.cells(r.of_bound);
@@ -214,23 +197,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "io",
-        "policy",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "factor",
-        "of_first",
-        "wait_share",
-        "hit_rate",
-        "read_len",
-        "read_mb_per_token",
-        "paper_tokens_per_s",
-        "paper_factor",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "io | policy | tokens_per_s | tokens_per_s_min | tokens_per_s_max | factor | \
+         of_first | wait_share | hit_rate | read_len | read_mb_per_token | \
+         paper_tokens_per_s | paper_factor | bound_ms | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         table.rows.push(vec![

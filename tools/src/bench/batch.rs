@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Run, mean};
-use super::facts::Facts;
+use super::child::{Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, mib, percent};
-use super::rounds::{Agreement, Series, in_turns};
+use super::points::{Point, Setup, each};
+use super::rounds::{Agreement, Series};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
 use crate::chart::{Curve, Labels, curves};
@@ -42,35 +42,15 @@ struct Row {
 pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "batch", Some(&bench.model))?;
-    let points: Vec<(f64, u16)> = (args.shares.iter())
-        .flat_map(|&share| args.sizes.iter().map(move |&size| (share, size)))
-        .collect();
-    let names: Vec<String> = points
-        .iter()
-        .map(|(share, size)| format!("{size} at {}", percent(*share)))
-        .collect();
+    let points = each(&args.shares, &args.sizes);
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
-    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let (share, size) = points[i];
-        let (share, size, tokens) = (share.to_string(), size.to_string(), tokens.to_string());
-        let arguments = [
-            "-p",
-            Child::prompt(bench),
-            "-n",
-            &tokens,
-            "--io",
-            &args.io,
-            "--best-of",
-            &size,
-            "--ffn-resident",
-            &share,
-        ];
-        child.run(&arguments.map(str::to_owned), None)
-    })?;
-    let rows = rows(&points, &series, &device);
+    let mut setup = Setup::new(bench, &args.io)?;
+    let decoding = Decoding::of(bench, tokens, &args.io);
+    let named = |size: u16| size.to_string();
+    let more = |size: u16| ["--best-of".into(), size.to_string()];
+    let series = setup.decode(&decoding, rounds, &points, named, more)?;
+    let facts = setup.facts;
+    let rows = rows(&points, &series, &setup.device);
     let model = model_of(&series)?;
     let title = format!("{model}: texts at once, --io {}", args.io);
     let mut notes = vec![
@@ -104,11 +84,16 @@ pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-fn rows(points: &[(f64, u16)], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<Row> {
     let memory = memory_of(all);
     let speed = |s: &Series| s.range(|r| r.decode_tokens_per_s);
-    let one = |(&(share, texts), series): (&(f64, u16), &Series)| {
-        let single = points.iter().position(|&p| p == (share, 1));
+    let one = |(point, series): (&Point<u16>, &Series)| {
+        let Point {
+            share,
+            variant: texts,
+        } = *point;
+        let alone = Point { share, variant: 1 };
+        let single = points.iter().position(|&p| p == alone);
         let single = single.map_or(0.0, |i| speed(&all[i]).median);
         let tokens_per_s = speed(series);
         let first = series.first();
@@ -164,21 +149,10 @@ fn agreement(all: &[Series]) -> Agreement {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "texts",
-        "tokens/s",
-        "gain",
-        "ms/pass",
-        "neurons needed",
-        "hot cut",
-        "hot region, MiB",
-        "hits",
-        "waiting",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | texts | tokens/s | gain | ms/pass | neurons needed | hot cut | \
+         hot region, MiB | hits | waiting | bound, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![percent(r.share), r.texts.to_string()];
         table.add(point, r.note.as_ref(), || {
@@ -200,22 +174,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "texts",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "gain",
-        "ms_per_pass",
-        "needed_share",
-        "hot_cut",
-        "hot_bytes",
-        "hit_rate",
-        "wait_share",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "share | texts | tokens_per_s | tokens_per_s_min | tokens_per_s_max | gain | \
+         ms_per_pass | needed_share | hot_cut | hot_bytes | hit_rate | wait_share | \
+         bound_ms | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         let mut cells = vec![r.share.to_string(), r.texts.to_string()];

@@ -97,14 +97,7 @@ pub fn command(args: &BenchCacheArgs) -> Result<(), Failure> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "neurons held",
-        "tables",
-        "step",
-        "ns/neuron",
-        "bound, ns",
-        "of bound",
-    ]);
+    let mut table = Table::new("neurons held | tables | step | ns/neuron | bound, ns | of bound");
     for r in rows {
         table.rows.push(vec![
             r.slots.to_string(),
@@ -119,16 +112,8 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "slots",
-        "table_bytes",
-        "step",
-        "ns",
-        "ns_min",
-        "ns_max",
-        "access_ns",
-        "of_bound",
-    ]);
+    let mut table =
+        Table::new("slots | table_bytes | step | ns | ns_min | ns_max | access_ns | of_bound");
     for r in rows {
         let mut cells = vec![
             r.slots.to_string(),

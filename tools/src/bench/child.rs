@@ -101,6 +101,41 @@ pub enum Outcome {
     Refused(String),
 }
 
+/// What a run decodes, and how.
+#[derive(Clone, Copy)]
+pub struct Decoding<'a> {
+    /// The text that is continued.
+    pub prompt: &'a str,
+    /// Tokens to make.
+    pub tokens: u32,
+    /// How to read from flash.
+    pub io: &'a str,
+    /// Share of the FFN in memory.
+    pub share: f64,
+}
+
+impl<'a> Decoding<'a> {
+    /// Of the usual prompt, with everything in memory.
+    pub fn of(args: &'a BenchArgs, tokens: u32, io: &'a str) -> Self {
+        Self {
+            prompt: Child::prompt(args),
+            tokens,
+            io,
+            share: 1.0,
+        }
+    }
+
+    /// As arguments of `run`, and `more` of them.
+    pub fn with(&self, more: &[&str]) -> Vec<String> {
+        let (tokens, share) = (self.tokens.to_string(), self.share.to_string());
+        let own = ["-p", self.prompt, "-n", &tokens, "--io", self.io];
+        let all = own.iter().chain(more);
+        let mut all: Vec<String> = all.map(|&argument| argument.to_owned()).collect();
+        all.extend(["--ffn-resident".to_owned(), share]);
+        all
+    }
+}
+
 /// How runs of a benchmark are started.
 pub struct Child {
     program: PathBuf,

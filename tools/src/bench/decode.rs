@@ -102,34 +102,8 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
              activation and a larger --memory",
         ));
     }
-    let mut bandwidth = Probe::new(&mut engine).read_bandwidth(SHORT);
     let mut meter = Meter::find(&engine.options().sysfs);
-    let passes = args.contexts.len() * tokens * if args.oracle { 2 } else { 1 };
-    let bar = progress::steps("decoding", passes as u64);
-    let mut contexts: Vec<Rates> = Vec::new();
-    for &context in &args.contexts {
-        if args.oracle {
-            // The same tokens once before, to learn what they need.
-            Probe::new(&mut engine).record_active();
-            measure(&mut engine, None, context, tokens, &|| bar.inc(1))?;
-            Probe::new(&mut engine).replay_active();
-        }
-        let mut rates = measure(&mut engine, meter.as_mut(), context, tokens, &|| bar.inc(1))?;
-        // The best that was seen in the run: a slow moment is no bound.
-        bandwidth = bandwidth.max(Probe::new(&mut engine).read_bandwidth(SHORT));
-        if let Some(first) = contexts.first() {
-            let added = rates.bytes_per_token.saturating_sub(first.bytes_per_token);
-            let explained = first.ms.median + added as f64 / bandwidth.max(1.0) * 1e3;
-            rates.of_explained = rates.ms.median / explained;
-        }
-        contexts.push(rates);
-    }
-    bar.finish_and_clear();
-    for rates in &mut contexts {
-        rates.bound_ms = rates.bytes_per_token as f64 / bandwidth.max(1.0) * 1e3;
-        rates.roofline = share(rates.gb_per_s * 1e9, bandwidth);
-        rates.ffn_roofline = share(rates.ffn_gb_per_s * 1e9, bandwidth);
-    }
+    let measured = measure_all(&mut engine, meter.as_mut(), args, tokens)?;
     let report = Report {
         isa: engine.cpu().name(),
         threads: engine.threads(),
@@ -139,9 +113,9 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
             engine.sparsity().name()
         },
         ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
-        memory_gb_per_s: bandwidth / 1e9,
+        memory_gb_per_s: measured.bandwidth / 1e9,
         energy_source: meter.map(|meter| meter.name().to_owned()),
-        contexts,
+        contexts: measured.contexts,
     };
     let model = engine.config().name.clone();
     Results {
@@ -162,6 +136,54 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         body: report,
     }
     .finish(&args.output)
+}
+
+/// All contexts, and the best bandwidth that was seen.
+struct Measured {
+    contexts: Vec<Rates>,
+    /// Bytes per second.
+    bandwidth: f64,
+}
+
+fn measure_all(
+    engine: &mut Engine,
+    mut meter: Option<&mut Meter>,
+    args: &BenchDecodeArgs,
+    tokens: usize,
+) -> Result<Measured, Failure> {
+    let mut bandwidth = Probe::new(engine).read_bandwidth(SHORT);
+    let passes = args.contexts.len() * tokens * if args.oracle { 2 } else { 1 };
+    let bar = progress::steps("decoding", passes as u64);
+    let mut contexts: Vec<Rates> = Vec::new();
+    for &context in &args.contexts {
+        if args.oracle {
+            // The same tokens once before, to learn what they need.
+            Probe::new(engine).record_active();
+            measure(engine, None, context, tokens, &|| bar.inc(1))?;
+            Probe::new(engine).replay_active();
+        }
+        let mut rates = measure(engine, meter.as_deref_mut(), context, tokens, &|| {
+            bar.inc(1)
+        })?;
+        // The best that was seen in the run: a slow moment is no bound.
+        bandwidth = bandwidth.max(Probe::new(engine).read_bandwidth(SHORT));
+        if let Some(first) = contexts.first() {
+            let added = rates.bytes_per_token.saturating_sub(first.bytes_per_token);
+            let explained = first.ms.median + added as f64 / bandwidth.max(1.0) * 1e3;
+            rates.of_explained = rates.ms.median / explained;
+        }
+        contexts.push(rates);
+    }
+    bar.finish_and_clear();
+    for rates in &mut contexts {
+        rates.bound_ms = rates.bytes_per_token as f64 / bandwidth.max(1.0) * 1e3;
+        rates.roofline = share(rates.gb_per_s * 1e9, bandwidth);
+        rates.ffn_roofline = share(rates.ffn_gb_per_s * 1e9, bandwidth);
+    }
+    Ok(Measured {
+        contexts,
+        bandwidth,
+    })
 }
 
 fn measure(
@@ -262,24 +284,11 @@ fn notes(report: &Report) -> Vec<String> {
 }
 
 fn table(contexts: &[Rates]) -> Table {
-    let mut table = Table::new(&[
-        "context",
-        "tokens/s",
-        "ms/token (25 % to 75 %)",
-        "attention",
-        "FFN",
-        "naming",
-        "waiting",
-        "head",
-        "active",
-        "MB/token",
-        "GB/s",
-        "bound, ms",
-        "of memory",
-        "FFN GB/s",
-        "of memory",
-        "of explained",
-    ]);
+    let mut table = Table::new(
+        "context | tokens/s | ms/token (25 % to 75 %) | attention | FFN | naming | \
+         waiting | head | active | MB/token | GB/s | bound, ms | of memory | FFN GB/s | \
+         of memory | of explained",
+    );
     for r in contexts {
         let whole = |share: f64| format!("{:.0} %", 100.0 * share);
         let ms = &r.ms;
@@ -305,30 +314,12 @@ fn table(contexts: &[Rates]) -> Table {
 }
 
 fn csv(report: &Report) -> Table {
-    let mut table = Table::new(&[
-        "context",
-        "sparsity",
-        "ffn_resident_share",
-        "tokens_per_s",
-        "ms_median",
-        "ms_25",
-        "ms_75",
-        "attention_ms",
-        "ffn_ms",
-        "predict_ms",
-        "wait_ms",
-        "head_ms",
-        "active_share",
-        "bytes_per_token",
-        "memory_gb_per_s",
-        "bound_ms",
-        "gb_per_s",
-        "roofline",
-        "ffn_gb_per_s",
-        "ffn_roofline",
-        "of_explained",
-        "joules_per_token",
-    ]);
+    let mut table = Table::new(
+        "context | sparsity | ffn_resident_share | tokens_per_s | ms_median | ms_25 | \
+         ms_75 | attention_ms | ffn_ms | predict_ms | wait_ms | head_ms | active_share | \
+         bytes_per_token | memory_gb_per_s | bound_ms | gb_per_s | roofline | \
+         ffn_gb_per_s | ffn_roofline | of_explained | joules_per_token",
+    );
     for r in &report.contexts {
         let numbers = |values: &[f64]| -> Vec<String> {
             values.iter().map(|value| format!("{value:.4}")).collect()

@@ -353,23 +353,11 @@ fn table(rows: &[Row<'_>]) -> Table {
 }
 
 fn csv(rows: &[Row<'_>]) -> Table {
-    let mut table = Table::new(&[
-        "engine",
-        "pattern",
-        "size",
-        "depth",
-        "range",
-        "mb_per_s",
-        "mb_per_s_min",
-        "mb_per_s_max",
-        "bound_mb_per_s",
-        "of_bound",
-        "iops",
-        "cpu_us_per_read",
-        "io_cpu_us_per_read",
-        "p50_us",
-        "p99_us",
-    ]);
+    let mut table = Table::new(
+        "engine | pattern | size | depth | range | mb_per_s | mb_per_s_min | \
+         mb_per_s_max | bound_mb_per_s | of_bound | iops | cpu_us_per_read | \
+         io_cpu_us_per_read | p50_us | p99_us",
+    );
     for r in rows {
         let p = r.point;
         let pattern = match p.pattern {

@@ -140,9 +140,7 @@ fn is_last(rows: &[Row], row: &Row) -> bool {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "threads", "format", "kernel", "of", "rate", "bound", "of bound",
-    ]);
+    let mut table = Table::new("threads | format | kernel | of | rate | bound | of bound");
     for r in rows.iter().filter(|row| is_last(rows, row)) {
         let of = match r.bound {
             Some(_) => size::show(r.size),
@@ -163,10 +161,10 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "threads", "format", "kernel", "size", "unit", "rate", "rate_min", "rate_max", "bound",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "threads | format | kernel | size | unit | rate | rate_min | rate_max | bound | \
+         of_bound",
+    );
     for r in rows {
         let bounds = [r.bound, r.of_bound.map(|share| share.median)];
         let mut cells = vec![r.threads.to_string(), r.format.into(), r.kernel.into()];

@@ -5,11 +5,11 @@ use emberflow_engine::Ablation;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
-use super::child::{Child, Run, mean};
-use super::facts::Facts;
+use super::child::{Decoding, Run, mean};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::{LATENCY, WAITING};
-use super::rounds::{Agreement, Series, in_turns};
+use super::points::{self, Point, Setup};
+use super::rounds::{Agreement, Series};
 use super::sweep::{bounds, memory_of, model_of};
 use crate::Failure;
 use crate::chart::{Labels, histogram};
@@ -62,37 +62,17 @@ struct Class {
 pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
     may_write(&bench.output, "latency", Some(&bench.model))?;
-    let points: Vec<(f64, Ablation)> = (args.shares.iter())
-        .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
-        .collect();
-    let names: Vec<String> = points
-        .iter()
-        .map(|(share, policy)| format!("{} at {}", policy.name(), percent(*share)))
-        .collect();
+    let points = points::each(&args.shares, &args.policies);
     let (tokens, rounds) = (bench.tokens_or(512), bench.rounds_or(1));
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
-    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let (share, policy) = points[i];
-        let (share, tokens) = (share.to_string(), tokens.to_string());
-        let arguments = [
-            "-p",
-            Child::prompt(bench),
-            "-n",
-            &tokens,
-            "--io",
-            &args.io,
-            "--policy",
-            policy.name(),
-            "--ffn-resident",
-            &share,
-        ];
-        child.run(&arguments.map(str::to_owned), None)
-    })?;
+    let mut setup = Setup::new(bench, &args.io)?;
+    let decoding = Decoding::of(bench, tokens, &args.io);
+    let named = |policy: Ablation| policy.name().to_owned();
+    let more = |policy: Ablation| ["--policy".into(), policy.name().into()];
+    let series = setup.decode(&decoding, rounds, &points, named, more)?;
+    let (facts, device) = (setup.facts, setup.device);
     let memory = memory_of(&series);
     let rows: Vec<Row> = (points.iter().zip(&series))
-        .map(|(&(share, policy), series)| row(share, policy, series, &device, memory))
+        .map(|(point, series)| row(*point, series, &device, memory))
         .collect();
     let model = model_of(&series)?;
     let lists: Vec<(String, Vec<f64>)> = (series.iter())
@@ -106,21 +86,6 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
         y: "% of the tokens",
     };
     let svg = histogram(&labels, &lists);
-    let [mean, p50, p90, p99] = LATENCY;
-    let notes = vec![
-        NOTE.to_owned(),
-        format!(
-            "paper: PowerInfer-2, Table 5, by its authors on their phone, Bamboo-7B, half of the FFN: mean \
-             {mean} ms, P50 {p50}, P90 {p90}, P99 {p99} (P99 of mean {:.2})",
-            p99 / mean
-        ),
-        format!(
-            "paper: Table 4, the same: waiting {}, LLM in a flash {}",
-            percent(WAITING[0]),
-            percent(WAITING[1])
-        ),
-        by_hit_rate(&rows),
-    ];
     let how = format!(
         "times of single tokens, {tokens} tokens, {rounds} rounds in turns, --io {}",
         args.io
@@ -135,9 +100,28 @@ pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
         facts,
         how,
         body: Rows { rows: &rows },
-        notes,
+        notes: notes(&rows),
     }
     .finish(&bench.output)
+}
+
+/// What the paper measured, and the tokens by their hits.
+fn notes(rows: &[Row]) -> Vec<String> {
+    let [mean, p50, p90, p99] = LATENCY;
+    vec![
+        NOTE.to_owned(),
+        format!(
+            "paper: PowerInfer-2, Table 5, by its authors on their phone, Bamboo-7B, half of the FFN: mean \
+             {mean} ms, P50 {p50}, P90 {p90}, P99 {p99} (P99 of mean {:.2})",
+            p99 / mean
+        ),
+        format!(
+            "paper: Table 4, the same: waiting {}, LLM in a flash {}",
+            percent(WAITING[0]),
+            percent(WAITING[1])
+        ),
+        by_hit_rate(rows),
+    ]
 }
 
 /// Something of every token of every run.
@@ -146,7 +130,7 @@ fn each(series: &Series, of: impl Fn(&Run) -> &Vec<f64>) -> Vec<f64> {
     all.collect()
 }
 
-fn row(share: f64, policy: Ablation, series: &Series, device: &Device, memory: f64) -> Row {
+fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) -> Row {
     let (bound, of_bound) = bounds(series, device, memory);
     let ms = each(series, |r| &r.details.ms);
     let waits = each(series, |r| &r.details.wait_ms);
@@ -157,8 +141,8 @@ fn row(share: f64, policy: Ablation, series: &Series, device: &Device, memory: f
     hits.sort_by(f64::total_cmp);
     let (mean_ms, p99_ms) = (mean(&ms), percentile(&sorted, 0.99));
     Row {
-        share,
-        policy: policy.name(),
+        share: point.share,
+        policy: point.variant.name(),
         tokens: ms.len(),
         mean_ms,
         p50_ms: percentile(&sorted, 0.5),
@@ -200,14 +184,8 @@ fn classes(ms: &[f64], waits: &[f64], rates: &[f64]) -> Vec<Class> {
 
 /// The classes as a table of their own.
 fn by_hit_rate(rows: &[Row]) -> String {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "hit rate of the token",
-        "tokens",
-        "ms/token",
-        "waiting",
-    ]);
+    let mut table =
+        Table::new("FFN in memory | policy | hit rate of the token | tokens | ms/token | waiting");
     for row in rows {
         for class in &row.by_hit_rate {
             table.rows.push(vec![
@@ -224,22 +202,10 @@ fn by_hit_rate(rows: &[Row]) -> String {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "mean, ms",
-        "P50",
-        "P90",
-        "P99",
-        "max",
-        "P99 of mean",
-        "waiting",
-        "hits",
-        "hits of the worst 1 %",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | policy | mean, ms | P50 | P90 | P99 | max | P99 of mean | \
+         waiting | hits | hits of the worst 1 % | bound, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![percent(r.share), r.policy.into()];
         table.add(point, r.note.as_ref(), || {
@@ -255,21 +221,10 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "policy",
-        "tokens",
-        "mean_ms",
-        "p50_ms",
-        "p90_ms",
-        "p99_ms",
-        "max_ms",
-        "wait_share",
-        "hit_rate",
-        "worst_hit_rate",
-        "bound_ms",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "share | policy | tokens | mean_ms | p50_ms | p90_ms | p99_ms | max_ms | \
+         wait_share | hit_rate | worst_hit_rate | bound_ms | of_bound",
+    );
     for r in rows {
         let mut cells = vec![r.share.to_string(), r.policy.into(), r.tokens.to_string()];
         let ms = [r.mean_ms, r.p50_ms, r.p90_ms, r.p99_ms, r.max_ms];

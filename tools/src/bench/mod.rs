@@ -20,6 +20,7 @@ pub mod kernels;
 pub mod latency;
 mod output;
 mod paper;
+mod points;
 pub mod predictor;
 pub mod prefill;
 mod rounds;

@@ -92,10 +92,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table.
-    pub fn new(columns: &[&str]) -> Self {
+    /// An empty table with these columns, separated as Markdown does: `name | tokens/s`.
+    pub fn new(columns: &str) -> Self {
         Self {
-            columns: columns.iter().map(|&c| c.to_owned()).collect(),
+            columns: columns.split(" | ").map(str::to_owned).collect(),
             rows: Vec::new(),
         }
     }
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_table_lines_up_and_quotes() {
-        let mut table = Table::new(&["name", "n"]);
+        let mut table = Table::new("name | n");
         table.rows.push(vec!["a, \"b\"".into(), "1".into()]);
         assert_eq!(table.csv(), "name,n\n\"a, \"\"b\"\"\",1\n");
         let text = table.markdown();

@@ -252,18 +252,10 @@ impl Row {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "layer",
-        "kind",
-        "bytes",
-        "us/token",
-        "GB/s",
-        "bound, us",
-        "of bound",
-        "recall",
-        "precision",
-        "names",
-    ]);
+    let mut table = Table::new(
+        "layer | kind | bytes | us/token | GB/s | bound, us | of bound | recall | \
+         precision | names",
+    );
     for r in rows {
         let mut cells = vec![r.name(), r.kind.into(), r.bytes.to_string(), r.us.show(1)];
         cells.extend([format!("{:.1}", r.gb_per_s), format!("{:.1}", r.bound_us)]);
@@ -275,20 +267,10 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "layer",
-        "kind",
-        "bytes",
-        "us",
-        "us_min",
-        "us_max",
-        "gb_per_s",
-        "bound_us",
-        "of_bound",
-        "recall",
-        "precision",
-        "predicted_share",
-    ]);
+    let mut table = Table::new(
+        "layer | kind | bytes | us | us_min | us_max | gb_per_s | bound_us | of_bound | \
+         recall | precision | predicted_share",
+    );
     for r in rows {
         let mut cells = vec![r.name(), r.kind.into(), r.bytes.to_string()];
         let times = [r.us.median, r.us.min, r.us.max, r.gb_per_s, r.bound_us];

@@ -3,10 +3,9 @@
 
 use serde::Serialize;
 
-use super::bound::Device;
-use super::child::{Child, Run};
-use super::facts::Facts;
+use super::child::{Decoding, Run};
 use super::output::{Results, Rows, Table, may_write, percent};
+use super::points::{Point, Setup, names};
 use super::rounds::{Agreement, Series, in_turns};
 use super::sweep::model_of;
 use crate::Failure;
@@ -41,82 +40,106 @@ struct Row {
     note: Option<String>,
 }
 
-/// A prompt by its place in the list, a chunk, a share.
-type Point = (usize, u16, f64);
+/// A prompt computed in chunks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Chunked {
+    /// The prompt by its place in the list.
+    prompt: usize,
+    /// Tokens computed at once; 0: the planner chooses.
+    chunk: u16,
+}
 
-/// Runs the command.
-pub fn command(args: &BenchPrefillArgs) -> Result<(), Failure> {
-    let bench = &args.bench;
-    may_write(&bench.output, "prefill", Some(&bench.model))?;
-    let model = open_model(&bench.model)?;
-    let most = model.text().config().max_context.saturating_sub(1);
-    let lengths: Vec<u32> = match args.lengths.as_slice() {
-        [] if bench.quick => vec![48],
-        [] => [128, 512].into_iter().filter(|&n| n <= most).collect(),
-        lengths => lengths.to_vec(),
-    };
-    let mut prompts = Vec::new();
-    for &length in &lengths {
-        if length == 0 || length > most {
-            return Err(Failure::usage(format!(
-                "--lengths {length}: expected 1 to {most}, which is what this model has room for"
-            )));
+/// Prompts and how many tokens were asked of each.
+struct Prompts {
+    lengths: Vec<u32>,
+    texts: Vec<String>,
+}
+
+impl Prompts {
+    /// Of the lengths that were asked for, or of those that are usual and fit the model.
+    fn new(args: &BenchPrefillArgs) -> Result<Self, Failure> {
+        let model = open_model(&args.bench.model)?;
+        let most = model.text().config().max_context.saturating_sub(1);
+        let lengths: Vec<u32> = match args.lengths.as_slice() {
+            [] if args.bench.quick => vec![48],
+            [] => [128, 512].into_iter().filter(|&n| n <= most).collect(),
+            lengths => lengths.to_vec(),
+        };
+        let mut texts = Vec::new();
+        for &length in &lengths {
+            if length == 0 || length > most {
+                return Err(Failure::usage(format!(
+                    "--lengths {length}: expected 1 to {most}, which is what this model has room for"
+                )));
+            }
+            texts.push(prompt(length as usize, |text| {
+                Ok(model.text().encode(text)?.len())
+            })?);
         }
-        prompts.push(prompt(length as usize, |text| {
-            Ok(model.text().encode(text)?.len())
-        })?);
+        Ok(Self { lengths, texts })
     }
-    drop(model);
+
+    fn name(&self, run: Chunked) -> String {
+        let chunk = match run.chunk {
+            0 => String::new(),
+            n => format!(", chunk {n}"),
+        };
+        format!("{} tokens{chunk}", self.lengths[run.prompt])
+    }
+}
+
+/// Every prompt and chunk with the share that was asked for and with everything in memory.
+fn points(args: &BenchPrefillArgs, prompts: usize) -> Vec<Point<Chunked>> {
     let shares = [args.share, 1.0];
     let shares = if args.share == 1.0 {
         &shares[1..]
     } else {
         &shares
     };
-    let mut points: Vec<Point> = Vec::new();
-    for i in 0..prompts.len() {
+    let mut points = Vec::new();
+    for prompt in 0..prompts {
         for &chunk in &args.chunks {
-            points.extend(shares.iter().map(|&share| (i, chunk, share)));
+            let variant = Chunked { prompt, chunk };
+            points.extend(shares.iter().map(|&share| Point { share, variant }));
         }
     }
-    let names: Vec<String> = (points.iter())
-        .map(|&(i, chunk, share)| {
-            let chunk = match chunk {
-                0 => String::new(),
-                n => format!(", chunk {n}"),
-            };
-            format!("{} tokens{chunk} at {}", lengths[i], percent(share))
-        })
-        .collect();
+    points
+}
+
+/// Runs the command.
+pub fn command(args: &BenchPrefillArgs) -> Result<(), Failure> {
+    let bench = &args.bench;
+    may_write(&bench.output, "prefill", Some(&bench.model))?;
+    let prompts = Prompts::new(args)?;
+    let points = points(args, prompts.texts.len());
+    let names = names(&points, |run| prompts.name(run));
     let rounds = bench.rounds_or(3);
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
+    let Setup {
+        facts,
+        mut device,
+        child,
+    } = Setup::new(bench, &args.io)?;
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, _| {
-        let (prompt, chunk, share) = points[i];
-        let share = share.to_string();
-        let mut arguments: Vec<String> = [
-            "-p",
-            &prompts[prompt],
-            "-n",
-            "1",
-            "--io",
-            &args.io,
-            "--ffn-resident",
-            &share,
-        ]
-        .map(str::to_owned)
-        .to_vec();
-        if chunk > 0 {
-            arguments.extend(["--chunk".to_owned(), chunk.to_string()]);
-        }
-        child.run(&arguments, None)
+        let Point { share, variant } = points[i];
+        let run = Decoding {
+            prompt: &prompts.texts[variant.prompt],
+            tokens: 1,
+            io: &args.io,
+            share,
+        };
+        let chunk = variant.chunk.to_string();
+        let more: &[&str] = match variant.chunk {
+            0 => &[],
+            _ => &["--chunk", &chunk],
+        };
+        child.run(&run.with(more), None)
     })?;
     let sequential = device.sequential_mb_per_s();
     let rows = rows(&points, &series, sequential);
-    let agreement = (0..prompts.len())
+    let agreement = (0..prompts.texts.len())
         .map(|prompt| {
-            let of = points.iter().zip(&series).filter(|(p, _)| p.0 == prompt);
+            let all = points.iter().zip(&series);
+            let of = all.filter(|(p, _)| p.variant.prompt == prompt);
             Agreement::of(of.map(|(_, s)| s))
         })
         .reduce(Agreement::and);
@@ -179,13 +202,17 @@ fn prompt(
     Ok(words[..low].join(" "))
 }
 
-fn rows(points: &[Point], all: &[Series], sequential: f64) -> Vec<Row> {
+fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<Row> {
     let ms = |s: &Series| {
         let of = |r: &Run| 1e3 * r.prompt_tokens as f64 / r.prefill_tokens_per_s.max(1e-9);
         s.range(of).median
     };
-    let one = |(&(prompt, chunk, share), series): (&Point, &Series)| {
-        let resident = points.iter().position(|&p| p == (prompt, chunk, 1.0));
+    let one = |(point, series): (&Point<Chunked>, &Series)| {
+        let in_memory = Point {
+            share: 1.0,
+            ..*point
+        };
+        let resident = points.iter().position(|&p| p == in_memory);
         let compute_ms = resident.map_or(0.0, |i| ms(&all[i]));
         let (first, ms) = (series.first(), ms(series));
         let bytes_read = first.map_or(0, |r| r.io.bytes_read);
@@ -199,8 +226,8 @@ fn rows(points: &[Point], all: &[Series], sequential: f64) -> Vec<Row> {
         Row {
             prompt_tokens: first.map_or(0, |r| r.prompt_tokens),
             chunk: first.map_or(0, |r| r.plan.chunk),
-            asked_chunk: chunk,
-            share,
+            asked_chunk: point.variant.chunk,
+            share: point.share,
             tokens_per_s: series.range(|r| r.prefill_tokens_per_s),
             of_resident: of(compute_ms, ms),
             bytes_read,
@@ -220,18 +247,10 @@ fn rows(points: &[Point], all: &[Series], sequential: f64) -> Vec<Row> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "prompt",
-        "chunk",
-        "FFN in memory",
-        "tokens/s",
-        "of resident",
-        "ms",
-        "computing, ms",
-        "sequential reads, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "prompt | chunk | FFN in memory | tokens/s | of resident | ms | computing, ms | \
+         sequential reads, ms | limit | of bound",
+    );
     for r in rows {
         let point = vec![
             r.prompt_tokens.to_string(),
@@ -249,21 +268,11 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "prompt_tokens",
-        "chunk",
-        "share",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "of_resident",
-        "bytes_read",
-        "ms",
-        "compute_ms",
-        "disk_ms",
-        "limit",
-        "of_bound",
-    ]);
+    let mut table = Table::new(
+        "prompt_tokens | chunk | share | tokens_per_s | tokens_per_s_min | \
+         tokens_per_s_max | of_resident | bytes_read | ms | compute_ms | disk_ms | \
+         limit | of_bound",
+    );
     for r in rows {
         let t = r.tokens_per_s;
         let mut cells = vec![

@@ -8,13 +8,14 @@ use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
 use super::cap::{self, Cap};
-use super::child::{Child, Run};
-use super::facts::{Facts, file_of};
+use super::child::{Decoding, Run};
+use super::facts::file_of;
 use super::output::{Results, Rows, Table, may_write, mib, percent};
+use super::points::{self, Point, Setup};
 use super::rounds::{Agreement, Series, in_turns};
 use crate::Failure;
 use crate::chart::{Curve, Labels, curves};
-use crate::cli::BenchSweepArgs;
+use crate::cli::{BenchSweepArgs, ModelArg};
 use crate::stats::Range;
 
 /// Shares to measure when none are asked for.
@@ -46,9 +47,6 @@ struct Row {
     note: Option<String>,
 }
 
-/// A share, a policy.
-type Point = (f64, Ablation);
-
 /// Runs the command.
 pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     let bench = &args.bench;
@@ -59,60 +57,36 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         [] => &SHARES,
         shares => shares,
     };
-    let points: Vec<Point> = (shares.iter())
-        .flat_map(|&share| args.policies.iter().map(move |&policy| (share, policy)))
-        .collect();
-    let names: Vec<String> = points
-        .iter()
-        .map(|(share, policy)| format!("{} at {}", policy.name(), percent(*share)))
-        .collect();
+    let points = points::each(shares, &args.policies);
+    let names = points::names(&points, |policy| policy.name().into());
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
-    let facts = Facts::of(&bench.model)?;
-    let mut device = Device::open(&bench.model, &args.io, bench.quick)?;
-    let child = Child::new(bench)?;
+    let Setup {
+        facts,
+        mut device,
+        child,
+    } = Setup::new(bench, &args.io)?;
     let mut notes = Vec::new();
     let mut cap_said = None;
-    let series = {
-        let arguments = |(share, policy): Point, tokens: u32| {
-            let fixed = ["-p", Child::prompt(bench), "--io", &args.io, "--policy"];
-            let mut list: Vec<String> = fixed.iter().map(|&s| s.to_owned()).collect();
-            let more = [policy.name(), "-n", &tokens.to_string(), "--ffn-resident"];
-            list.extend(more.iter().map(|&s| s.to_owned()));
-            list.push(share.to_string());
-            list
+    let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
+        let Point { share, variant } = points[i];
+        let mut run = Decoding {
+            share,
+            ..Decoding::of(bench, tokens, &args.io)
         };
-        in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
-            let (share, policy) = points[i];
-            if policy != Ablation::Mmap {
-                return child.run(&arguments((share, policy), tokens), None);
-            }
-            let tokens = args.mmap_tokens.unwrap_or(tokens.min(8));
-            let arguments = arguments((share, policy), tokens);
-            let cap = match budget_at(share, &points, done) {
-                Some(bytes) if bench.model.model.is_some() => {
-                    cap::forget(&file_of(&bench.model)?);
-                    Cap::new(bytes)
-                }
-                // The file in which the bundled model lies is this program itself.
-                _ if bench.model.model.is_none() => Err("it is a part of this program".into()),
-                _ => Err("no other policy tells the budget".into()),
-            };
-            cap_said.get_or_insert(cap.as_ref().err().cloned());
-            child.run(&arguments, cap.as_ref().ok())
-        })?
-    };
+        let policy = ["--policy", variant.name()];
+        if variant != Ablation::Mmap {
+            return child.run(&run.with(&policy), None);
+        }
+        run.tokens = args.mmap_tokens.unwrap_or(tokens.min(8));
+        let cap = cap_for(&bench.model, budget_at(share, &points, done))?;
+        cap_said.get_or_insert(cap.as_ref().err().cloned());
+        child.run(&run.with(&policy), cap.as_ref().ok())
+    })?;
     let rows = rows(&points, &series, &device);
     let agreement = Agreement::of(series.iter());
     notes.extend(remarks(&rows));
     if let Some(said) = cap_said {
-        notes.push(match said {
-            None => {
-                "mmap: in a memory control group of the budget, starting with a cold file".into()
-            }
-            Some(why) => format!(
-                "mmap: without a limit on its memory ({why}), so the page cache may hold everything"
-            ),
-        });
+        notes.push(cap_note(said));
     }
     notes.push(NOTE.into());
     let model = model_of(&series)?;
@@ -135,6 +109,29 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
+/// A cap of `budget` bytes on a mapped run, whose file starts cold; or why there is none.
+fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>, Failure> {
+    Ok(match budget {
+        Some(bytes) if model.model.is_some() => {
+            cap::forget(&file_of(model)?);
+            Cap::new(bytes)
+        }
+        // The file in which the bundled model lies is this program itself.
+        _ if model.model.is_none() => Err("it is a part of this program".into()),
+        _ => Err("no other policy tells the budget".into()),
+    })
+}
+
+/// What a reader should know of mapped runs, whose cap failed for the reason `why`.
+fn cap_note(why: Option<String>) -> String {
+    match why {
+        None => "mmap: in a memory control group of the budget, starting with a cold file".into(),
+        Some(why) => format!(
+            "mmap: without a limit on its memory ({why}), so the page cache may hold everything"
+        ),
+    }
+}
+
 /// Name of the model of runs, or why there is none.
 pub fn model_of(series: &[Series]) -> Result<String, Failure> {
     let run = series.iter().find_map(Series::first);
@@ -148,9 +145,10 @@ pub fn model_of(series: &[Series]) -> Result<String, Failure> {
 }
 
 /// The budget of another policy at the same share.
-fn budget_at(share: f64, points: &[Point], done: &[Series]) -> Option<u64> {
-    let here = points.iter().zip(done).filter(|(p, _)| p.0 == share);
-    let mut runs = here.filter_map(|(p, s)| (p.1 != Ablation::Mmap).then(|| s.first()).flatten());
+fn budget_at(share: f64, points: &[Point<Ablation>], done: &[Series]) -> Option<u64> {
+    let here = points.iter().zip(done).filter(|(p, _)| p.share == share);
+    let here = here.filter(|(p, _)| p.variant != Ablation::Mmap);
+    let mut runs = here.filter_map(|(_, s)| s.first());
     runs.next().map(|run| run.memory.budget_bytes)
 }
 
@@ -176,14 +174,22 @@ pub fn bounds(series: &Series, device: &Device, memory: f64) -> (Bound, Range) {
     )
 }
 
-fn rows(points: &[Point], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row> {
     let memory = memory_of(all);
-    let one = |(&(share, policy), series): (&Point, &Series)| {
+    let one = |(point, series): (&Point<Ablation>, &Series)| {
+        let Point {
+            share,
+            variant: policy,
+        } = *point;
         let (bound, of_bound) = bounds(series, device, memory);
         let first = series.first();
         let resident = first.map_or(0.0, |r| r.memory.ffn_resident_share);
         // The other policies keep less of the same budget.
-        let full = (points.iter().zip(all)).find(|(p, _)| *p == &(share, Ablation::Full));
+        let full = Point {
+            share,
+            variant: Ablation::Full,
+        };
+        let full = (points.iter().zip(all)).find(|(p, _)| **p == full);
         let held = full.and_then(|(_, s)| Some(s.first()?.memory.ffn_resident_share));
         let held = held.filter(|&held| held > share + TOLERANCE);
         let peak = series.runs.iter().filter_map(|r| r.memory.peak_rss_bytes);
@@ -261,17 +267,10 @@ fn remarks(rows: &[Row]) -> Vec<String> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "FFN in memory",
-        "policy",
-        "tokens/s",
-        "waiting",
-        "hits",
-        "peak of budget, MiB",
-        "bound, ms",
-        "limit",
-        "of bound",
-    ]);
+    let mut table = Table::new(
+        "FFN in memory | policy | tokens/s | waiting | hits | peak of budget, MiB | \
+         bound, ms | limit | of bound",
+    );
     for row in rows {
         let point = vec![percent(row.share), row.policy.to_owned()];
         let refused = row.note.as_ref().filter(|_| row.tokens_per_s.median == 0.0);
@@ -293,27 +292,12 @@ fn table(rows: &[Row]) -> Table {
 }
 
 fn csv(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        "share",
-        "policy",
-        "ffn_resident_share",
-        "tokens_per_s",
-        "tokens_per_s_min",
-        "tokens_per_s_max",
-        "ms_per_token",
-        "wait_share",
-        "hit_rate",
-        "budget_bytes",
-        "peak_rss_bytes",
-        "computed_bytes",
-        "memory_gb_per_s",
-        "read_bytes",
-        "read_len",
-        "disk_mb_per_s",
-        "bound_ms",
-        "of_bound",
-        "note",
-    ]);
+    let mut table = Table::new(
+        "share | policy | ffn_resident_share | tokens_per_s | tokens_per_s_min | \
+         tokens_per_s_max | ms_per_token | wait_share | hit_rate | budget_bytes | \
+         peak_rss_bytes | computed_bytes | memory_gb_per_s | read_bytes | read_len | \
+         disk_mb_per_s | bound_ms | of_bound | note",
+    );
     for r in rows {
         let (b, t) = (&r.bound, r.tokens_per_s);
         table.rows.push(vec![
@@ -462,13 +446,13 @@ mod tests {
     #[test]
     fn a_share_below_the_smallest_budget_is_refused() {
         use crate::bench::rounds::tests::{run, series};
-        use crate::cli::ModelArg;
         let device = Device::open(&ModelArg { model: None }, "sim:ufs4", true).unwrap();
         let points = [
             (0.1, Ablation::Full),
             (0.1, Ablation::LlmFlash),
             (1.0, Ablation::Full),
-        ];
+        ]
+        .map(|(share, variant)| Point { share, variant });
         // All of them hold everything.
         let all: Vec<Series> = ["a", "b", "c"].map(|n| series(n, vec![run(&["h"])])).into();
         let rows = rows(&points, &all, &device);

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::ops::Range;
 
-use emberflow_engine::{Logits, Sampler, Sampling, trace as kinds};
+use emberflow_engine::{Engine, Logits, Sampler, Sampling, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
@@ -128,19 +128,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
     shots.sort_by_key(Shot::ns);
     let all_ms = shots.iter().map(|shot| ms(shot.ns())).collect();
     let shot = shots.swap_remove(shots.len() / 2);
-    let report = Report {
-        model: engine.config().name.clone(),
-        threads: engine.threads(),
-        io: engine.io_name(),
-        ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
-        position: shot.position,
-        token_ms: ms(shot.ns()),
-        all_ms,
-        lanes: shares(&shot),
-        kinds: times(&shot.lanes),
-        bytes_read: device(&shot.lanes).map(|span| span.values[1]).sum(),
-        reads: device(&shot.lanes).count() as u64,
-    };
+    let report = Report::of(&engine, &shot, all_ms);
     if let Some(path) = &args.svg {
         atomic::write(path, draw(&report, &shot, args.layers).as_bytes())?;
     }
@@ -148,6 +136,25 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         return print_json(&report);
     }
     Ok(write!(std::io::stdout().lock(), "{}", table(&report))?)
+}
+
+impl Report {
+    /// Of the token in the middle, and the times of all.
+    fn of(engine: &Engine, shot: &Shot, all_ms: Vec<f64>) -> Self {
+        Self {
+            model: engine.config().name.clone(),
+            threads: engine.threads(),
+            io: engine.io_name(),
+            ffn_resident_share: engine.memory().ffn_resident_share(engine.needs()),
+            position: shot.position,
+            token_ms: ms(shot.ns()),
+            all_ms,
+            lanes: shares(shot),
+            kinds: times(&shot.lanes),
+            bytes_read: device(&shot.lanes).map(|span| span.values[1]).sum(),
+            reads: device(&shot.lanes).count() as u64,
+        }
+    }
 }
 
 fn ms(ns: u64) -> f64 {

@@ -38,7 +38,7 @@ pub fn bars(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]
         for (j, (value, (name, colour))) in values.iter().zip(named).enumerate() {
             let from = i as f64 + 0.1 + width * j as f64;
             let title = format!("{group}, {name}: {value:.2}");
-            frame.block((from, from + width * 0.92), (0.0, *value), colour, &title);
+            frame.block(from..from + width * 0.92, 0.0..*value, colour, &title);
         }
     }
     page(frame.end())
@@ -53,7 +53,7 @@ pub fn piles(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)
         for (value, (name, colour)) in values.iter().zip(names.iter().zip(&colours)) {
             let title = format!("{group}, {name}: {value:.2}");
             if *value > 0.0 {
-                frame.block((from, from + 0.6), (below, below + value), colour, &title);
+                frame.block(from..from + 0.6, below..below + value, colour, &title);
                 below += value;
             }
         }
@@ -95,7 +95,7 @@ pub fn histogram(labels: &Labels<'_>, lists: &[(String, Vec<f64>)]) -> String {
         for (i, &share) in shares.iter().enumerate().filter(|(_, s)| **s > 0.0) {
             let from = part * i as f64;
             let title = format!("{name}: {share:.1} % from {from:.2} to {:.2}", from + part);
-            frame.block((from, from + part), (0.0, share), &colour, &title);
+            frame.block(from..from + part, 0.0..share, &colour, &title);
         }
     }
     page(frame.end())

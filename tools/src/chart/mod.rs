@@ -9,6 +9,7 @@ mod curves;
 mod timeline;
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 pub use bars::{bars, histogram, piles};
 pub use curves::{Axes, Curve, Panel, curves, panels};
@@ -67,14 +68,41 @@ enum Anchor {
     End,
 }
 
-/// Writes a text; `fill` is its colour.
-fn write_text(
-    out: &mut String,
-    (x, y): (f64, f64),
-    anchor: Anchor,
-    (height, fill): (f64, &str),
-    text: &str,
-) {
+/// A point of the picture, from its left and upper edges.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    x: f64,
+    y: f64,
+}
+
+impl Place {
+    fn new(x: f64, y: f64) -> Self {
+        Self { x, y }
+    }
+}
+
+/// How a text looks.
+#[derive(Debug, Clone, Copy)]
+struct Ink<'a> {
+    height: f64,
+    fill: &'a str,
+}
+
+impl Ink<'_> {
+    fn black(height: f64) -> Self {
+        let fill = "black";
+        Self { height, fill }
+    }
+
+    fn grey(height: f64) -> Self {
+        let fill = "#555";
+        Self { height, fill }
+    }
+}
+
+/// Writes a text.
+fn write_text(out: &mut String, place: Place, anchor: Anchor, ink: Ink<'_>, text: &str) {
+    let (Place { x, y }, Ink { height, fill }) = (place, ink);
     let anchor = match anchor {
         Anchor::Start => "",
         Anchor::Middle => " text-anchor=\"middle\"",
@@ -225,9 +253,9 @@ impl Frame {
     }
 
     /// A bar from one height to another; `title` is shown when it is pointed at.
-    fn block(&mut self, x: (f64, f64), y: (f64, f64), colour: &str, title: &str) {
-        let (left, right) = (self.at_x(x.0), self.at_x(x.1));
-        let (bottom, top) = (self.at_y(y.0), self.at_y(y.1));
+    fn block(&mut self, x: Range<f64>, y: Range<f64>, colour: &str, title: &str) {
+        let (left, right) = (self.at_x(x.start), self.at_x(x.end));
+        let (bottom, top) = (self.at_y(y.start), self.at_y(y.end));
         let _ = writeln!(
             self.marks,
             "<rect x=\"{left:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\" fill=\"{colour}\" \
@@ -244,18 +272,18 @@ impl Frame {
         let mut y = GAP + LARGE;
         write_text(
             &mut out,
-            (self.left, y),
+            Place::new(self.left, y),
             Anchor::Start,
-            (LARGE, "black"),
+            Ink::black(LARGE),
             &self.title,
         );
         if !self.facts.is_empty() {
             y += SMALL * LINE;
             write_text(
                 &mut out,
-                (self.left, y),
+                Place::new(self.left, y),
                 Anchor::Start,
-                (SMALL, "#555"),
+                Ink::grey(SMALL),
                 &self.facts,
             );
         }
@@ -263,12 +291,12 @@ impl Frame {
         out += &self.marks;
         let below = bottom + self.x.rows() as f64 * TEXT * LINE + GAP;
         let name = below + TEXT;
-        let middle = (self.left + PLOT_W / 2.0, name);
+        let middle = Place::new(self.left + PLOT_W / 2.0, name);
         write_text(
             &mut out,
             middle,
             Anchor::Middle,
-            (TEXT, "black"),
+            Ink::black(TEXT),
             &self.names.0,
         );
         let _ = writeln!(
@@ -284,15 +312,19 @@ impl Frame {
             .ticks
             .last()
             .map_or(0.0, |t| width_of(&t.1, TEXT) / 2.0);
-        let legend = draw_legend(&mut out, (right + 2.0 * GAP, self.top), &self.legend);
+        let legend = draw_legend(
+            &mut out,
+            Place::new(right + 2.0 * GAP, self.top),
+            &self.legend,
+        );
         let titles = width_of(&self.title, LARGE).max(width_of(&self.facts, SMALL));
-        let name_ends = middle.0 + width_of(&self.names.0, TEXT) / 2.0;
+        let name_ends = middle.x + width_of(&self.names.0, TEXT) / 2.0;
         Drawn {
-            width: [right + last, legend.0, self.left + titles, name_ends]
+            width: [right + last, legend.x, self.left + titles, name_ends]
                 .into_iter()
                 .fold(0.0, f64::max)
                 + 2.0 * GAP,
-            height: legend.1.max(name) + GAP,
+            height: legend.y.max(name) + GAP,
             body: out,
         }
     }
@@ -306,8 +338,8 @@ impl Frame {
                 "<path d=\"M{:.1} {at:.1}H{right:.1}\" stroke=\"#ddd\"/>",
                 self.left
             );
-            let place = (self.left - GAP / 2.0, at + TEXT / 3.0);
-            write_text(out, place, Anchor::End, (TEXT, "black"), text);
+            let place = Place::new(self.left - GAP / 2.0, at + TEXT / 3.0);
+            write_text(out, place, Anchor::End, Ink::black(TEXT), text);
         }
         let rows = self.x.rows();
         for (i, (value, text)) in self.x.ticks.iter().enumerate() {
@@ -320,17 +352,18 @@ impl Frame {
                 );
             }
             let row = (i % rows) as f64;
-            let place = (at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
-            write_text(out, place, Anchor::Middle, (TEXT, "black"), text);
+            let place = Place::new(at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
+            write_text(out, place, Anchor::Middle, Ink::black(TEXT), text);
         }
     }
 }
 
 /// Draws names below each other, in as many columns as the height of a plot asks for; where it ends.
-fn draw_legend(out: &mut String, (x, y): (f64, f64), names: &[(String, String)]) -> (f64, f64) {
+fn draw_legend(out: &mut String, at: Place, names: &[(String, String)]) -> Place {
     if names.is_empty() {
-        return (x, y);
+        return at;
     }
+    let Place { x, y } = at;
     let each = (PLOT_H / (TEXT * LINE)) as usize;
     out.push_str("<g class=\"legend\">\n");
     let (mut left, mut lowest) = (x, y);
@@ -338,14 +371,18 @@ fn draw_legend(out: &mut String, (x, y): (f64, f64), names: &[(String, String)])
         let mut widest: f64 = 0.0;
         for (i, (name, colour)) in column.iter().enumerate() {
             let at = y + TEXT + i as f64 * TEXT * LINE;
-            write_text(out, (left, at), Anchor::Start, (TEXT, colour), name);
+            let ink = Ink {
+                height: TEXT,
+                fill: colour,
+            };
+            write_text(out, Place::new(left, at), Anchor::Start, ink, name);
             widest = widest.max(width_of(name, TEXT));
             lowest = lowest.max(at + GAP);
         }
         left += widest + 2.0 * GAP;
     }
     out.push_str("</g>\n");
-    (left, lowest)
+    Place::new(left, lowest)
 }
 
 /// One picture of one chart.
@@ -369,9 +406,9 @@ fn pages(title: &str, charts: Vec<Drawn>) -> String {
     if !title.is_empty() {
         write_text(
             &mut out,
-            (2.0 * GAP, GAP + 16.0),
+            Place::new(2.0 * GAP, GAP + 16.0),
             Anchor::Start,
-            (16.0, "black"),
+            Ink::black(16.0),
             title,
         );
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Anchor, GAP, LINE, SMALL, TEXT, canvas, escape, width_of, write_text};
+use super::{Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, width_of, write_text};
 
 /// A lane of a timeline.
 pub struct Row {
@@ -45,14 +45,19 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let right = left + TIME + width_of(&tick(TICKS), TEXT) / 2.0;
 
     let mut body = String::new();
-    let ends = legend(&mut body, (left, bottom + 3.0 * TEXT), right, kinds);
+    let ends = legend(
+        &mut body,
+        Place::new(left, bottom + 3.0 * TEXT),
+        right,
+        kinds,
+    );
     let width = right.max(width_of(title, HEADLINE) + GAP) + GAP;
     let mut out = canvas(width, ends + GAP);
     write_text(
         &mut out,
-        (GAP, GAP + HEADLINE),
+        Place::new(GAP, GAP + HEADLINE),
         Anchor::Start,
-        (HEADLINE, "black"),
+        Ink::black(HEADLINE),
         title,
     );
     for i in 0..=TICKS {
@@ -62,26 +67,27 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
         );
-        let place = (x, bottom + TEXT + GAP / 2.0);
-        write_text(&mut out, place, Anchor::Middle, (TEXT, "black"), &tick(i));
+        let place = Place::new(x, bottom + TEXT + GAP / 2.0);
+        write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &tick(i));
     }
     for (i, row) in rows.iter().enumerate() {
-        let y = top + LANE * i as f64;
-        write_text(
-            &mut out,
-            (GAP, y + 18.0),
-            Anchor::Start,
-            (TEXT, "black"),
-            &row.name,
-        );
-        write_text(
-            &mut out,
-            (GAP, y + 33.0),
-            Anchor::Start,
-            (SMALL, "#555"),
-            &row.note,
-        );
-        for bar in &row.bars {
+        row.draw(&mut out, top + LANE * i as f64, to_x, kinds);
+    }
+    out += &body;
+    out.push_str("</svg>\n");
+    out
+}
+
+impl Row {
+    /// Draws the lane that begins `y` below the upper edge.
+    fn draw(&self, out: &mut String, y: f64, to_x: impl Fn(f64) -> f64, kinds: &[(&str, &str)]) {
+        for (below, ink, text) in [
+            (18.0, Ink::black(TEXT), &self.name),
+            (33.0, Ink::grey(SMALL), &self.note),
+        ] {
+            write_text(out, Place::new(GAP, y + below), Anchor::Start, ink, text);
+        }
+        for bar in &self.bars {
             let (x, width) = (to_x(bar.from), to_x(bar.to) - to_x(bar.from));
             let (_, fill) = kinds.get(bar.kind).copied().unwrap_or(("", "#ccc"));
             let _ = writeln!(
@@ -96,13 +102,11 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
             );
         }
     }
-    out += &body;
-    out.push_str("</svg>\n");
-    out
 }
 
 /// Names beside their colours, in as many rows as it takes; where it ends.
-fn legend(out: &mut String, (left, top): (f64, f64), right: f64, kinds: &[(&str, &str)]) -> f64 {
+fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> f64 {
+    let Place { x: left, y: top } = from;
     out.push_str("<g class=\"legend\">\n");
     let (mut x, mut y) = (left, top);
     for (name, fill) in kinds {
@@ -115,8 +119,8 @@ fn legend(out: &mut String, (left, top): (f64, f64), right: f64, kinds: &[(&str,
             "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{TEXT}\" height=\"{TEXT}\" fill=\"{fill}\"/>",
             y - TEXT + 2.0
         );
-        let place = (x + TEXT + GAP / 2.0, y);
-        write_text(out, place, Anchor::Start, (TEXT, "black"), name);
+        let place = Place::new(x + TEXT + GAP / 2.0, y);
+        write_text(out, place, Anchor::Start, Ink::black(TEXT), name);
         x += width;
     }
     out.push_str("</g>\n");

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use emberflow_engine::Ablation;
 
 use super::{
-    EngineArgs, ModelArg, SparsityArg, io_names, parse_read_size, parse_share_percent, policy_names,
+    EngineArgs, ModelArg, ReadSize, SparsityArg, io_names, parse_read_size, parse_share_percent,
+    policy_names,
 };
 use crate::size;
 
@@ -424,15 +425,6 @@ pub struct BenchIoArgs {
     /// anyway.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub save: Option<Option<PathBuf>>,
-}
-
-/// A kind of read.
-#[derive(Debug, Clone, Copy)]
-pub enum ReadSize {
-    /// This many bytes, anywhere.
-    Random(u32),
-    /// 1 MiB after 1 MiB.
-    Sequential,
 }
 
 /// `bench device`

@@ -7,6 +7,14 @@ use emberflow_engine::{Ablation, Budget, Sparsity};
 
 use super::{io_names, parse_budget, parse_share, policy_names};
 
+/// Which container.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArg {
+    /// A packed model (.ember); default: the bundled demo model.
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+}
+
 /// How to run it.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {

@@ -3,9 +3,17 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use emberflow_engine::{Ablation, Budget};
 
-use super::ReadSize;
 use crate::size;
 use crate::suggest::did_you_mean;
+
+/// A kind of read.
+#[derive(Debug, Clone, Copy)]
+pub enum ReadSize {
+    /// This many bytes, anywhere.
+    Random(u32),
+    /// 1 MiB after 1 MiB.
+    Sequential,
+}
 
 /// The ways to read, by name; a test holds them to the storage crate's.
 const IO: [(&str, &str); 7] = [

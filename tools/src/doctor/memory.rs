@@ -2,7 +2,7 @@
 
 use emberflow_storage::mem::Mem;
 
-use super::Check;
+use super::check::Check;
 use crate::size;
 
 /// Value in bytes of a line of /proc/meminfo.

@@ -6,7 +6,7 @@ use emberflow_engine::energy::Meter;
 use emberflow_kernels::Cpu;
 use emberflow_storage::profile::Machine;
 
-use super::Check;
+use super::check::Check;
 
 /// Members of a list like `0-3,8`.
 fn members(list: &str) -> Option<u64> {

@@ -7,7 +7,7 @@ use emberflow_storage::io::UringFacts;
 use emberflow_storage::profile::{DeviceProfile, FileFacts, Machine, ProfileError, Target};
 use serde_json::Value;
 
-use super::Check;
+use super::check::Check;
 
 /// Facts of the file, or of a folder by a file made there for a moment.
 pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {

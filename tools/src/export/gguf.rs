@@ -52,42 +52,57 @@ pub fn export(
             }
             // stored transposed
             Role::Down => {
-                let (rows, cols) = (tensor.rows, tensor.cols);
-                let mut matrix = vec![0.0; rows * cols];
-                let bank = bank_of(container, &tensor)?;
-                packed.neurons(bank, &mut |n, neuron| {
-                    for (r, value) in neuron.down.iter().enumerate() {
-                        matrix[r * cols + n] = *value;
-                    }
-                    Ok(())
-                })?;
-                matrix.chunks_exact(cols).try_for_each(&mut row)?;
+                let matrix = down_matrix(&packed, container, &tensor)?;
+                matrix.chunks_exact(tensor.cols).try_for_each(&mut row)?;
             }
-            role => {
-                let want = Required {
-                    id: tensor.id,
-                    rows: tensor.rows,
-                    cols: tensor.cols,
-                };
-                // Q and K in another order of rows, which is known when all are read
-                if !matches!(role, Role::Q | Role::K) {
-                    packed.rows(want, &mut |_, _, values| row(values))?;
-                    continue;
-                }
-                let mut matrix = vec![0.0; tensor.rows * tensor.cols];
-                packed.rows(want, &mut |r, _, values| {
-                    matrix[r * tensor.cols..][..tensor.cols].copy_from_slice(values);
-                    Ok(())
-                })?;
+            // in another order of rows, which is known when all are read
+            Role::Q | Role::K => {
+                let matrix = whole(&packed, &tensor)?;
                 for stored in 0..tensor.rows {
                     let from = tensor.presented_row(stored) * tensor.cols;
                     row(&matrix[from..from + tensor.cols])?;
                 }
             }
+            _ => packed.rows(required(&tensor), &mut |_, _, values| row(values))?,
         }
     }
     writer.finish()?;
     Ok(total)
+}
+
+fn required(tensor: &GgufTensor) -> Required {
+    Required {
+        id: tensor.id,
+        rows: tensor.rows,
+        cols: tensor.cols,
+    }
+}
+
+/// All rows of a tensor that is not FFN.
+fn whole(packed: &Packed<'_>, tensor: &GgufTensor) -> Result<Vec<f32>, Failure> {
+    let mut matrix = vec![0.0; tensor.rows * tensor.cols];
+    packed.rows(required(tensor), &mut |r, _, values| {
+        matrix[r * tensor.cols..][..tensor.cols].copy_from_slice(values);
+        Ok(())
+    })?;
+    Ok(matrix)
+}
+
+/// The Down matrix, whose columns are the neurons' vectors.
+fn down_matrix(
+    packed: &Packed<'_>,
+    container: &Container,
+    tensor: &GgufTensor,
+) -> Result<Vec<f32>, Failure> {
+    let (rows, cols) = (tensor.rows, tensor.cols);
+    let mut matrix = vec![0.0; rows * cols];
+    packed.neurons(bank_of(container, tensor)?, &mut |n, neuron| {
+        for (r, value) in neuron.down.iter().enumerate() {
+            matrix[r * cols + n] = *value;
+        }
+        Ok(())
+    })?;
+    Ok(matrix)
 }
 
 /// Where the neurons of an FFN matrix lie.

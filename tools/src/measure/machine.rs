@@ -55,17 +55,14 @@ impl Default for Effort {
 /// No memory.
 pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure> {
     let machine = Machine::here();
-    let free = mem::mem_available().unwrap_or(u64::MAX) / 4;
-    let most = effort.memory.min(free).max(SETS[0]);
-    let mut sets: Vec<u64> = SETS.into_iter().filter(|&s| s < most).collect();
-    sets.push(most);
+    let sets = sets(effort.memory);
     // As weights lie: on huge pages.
     let options = ArenaOptions {
         huge_pages: true,
         ..ArenaOptions::default()
     };
-    let mut arena =
-        Arena::new(1, most as usize, 1, options).map_err(emberflow_storage::Error::from)?;
+    let mut arena = Arena::new(1, sets[sets.len() - 1] as usize, 1, options)
+        .map_err(emberflow_storage::Error::from)?;
     let Some(mut memory) = arena.take() else {
         return Err(Failure::usage("no memory to measure"));
     };
@@ -74,25 +71,10 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
         .map(|n| Compute::new(n as usize, None))
         .collect();
     let cpu = Cpu::detect();
-    let mut threads: Vec<ThreadRates> = Vec::new();
     memory.as_mut_slice().fill(1);
-    for on in &pools {
-        let section = section(&on.workers, effort.time);
-        let read = |set: u64| {
-            let bytes = &memory.as_slice()[..set as usize];
-            (set, read_bandwidth(on, &[bytes], effort.time) / 1e9)
-        };
-        threads.push(ThreadRates {
-            threads: on.threads() as u32,
-            section_ns: section,
-            layer_ns: 0.0,
-            read: Speed {
-                row_ns: 0.0,
-                gb_per_s: sets.iter().map(|&s| read(s)).collect(),
-            },
-            kernels: Vec::new(),
-        });
-    }
+    let mut threads: Vec<ThreadRates> = (pools.iter())
+        .map(|on| thread_rates(on, memory.as_slice(), &sets, effort.time))
+        .collect();
     for dtype in FORMATS {
         let mut lab = Lab {
             cpu,
@@ -100,24 +82,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
             memory: memory.as_mut_slice(),
             time: effort.time,
         };
-        let mut both = [Vec::new(), Vec::new()];
-        for (n, found) in [(SHORT, 0), (LONG, 1)] {
-            lab.fill(n);
-            for on in &pools {
-                let sets = if n == SHORT { &sets[..1] } else { &sets };
-                both[found].push(lab.speeds(&on.workers, n, sets));
-            }
-        }
-        let [short, long] = both;
-        for (((rates, on), short), long) in threads.iter_mut().zip(&pools).zip(short).zip(long) {
-            rates.kernels.push(KernelRates {
-                dtype: dtype.name().to_owned(),
-                dot: fit(dtype, short.dot[0], &long.dot, &sets),
-                neuron: fit(dtype, short.neuron[0], &long.neuron, &sets),
-                gemm: lab.gemm(&on.workers),
-            });
-            tick();
-        }
+        lab.kernels(&pools, &sets, &mut threads, &mut tick);
     }
     let cold = cache::measure(cache::USUAL, effort.time)?;
     let (wake_ns, tell_ns) = wake(effort.time);
@@ -135,6 +100,35 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
         element_ns: element(cpu, effort.time),
         threads,
     })
+}
+
+/// Memory that is walked through, smallest first: [`SETS`] as far as `most` and a quarter of what
+/// is free go.
+fn sets(most: u64) -> Vec<u64> {
+    let free = mem::mem_available().unwrap_or(u64::MAX) / 4;
+    let most = most.min(free).max(SETS[0]);
+    let mut sets: Vec<u64> = SETS.into_iter().filter(|&s| s < most).collect();
+    sets.push(most);
+    sets
+}
+
+/// What a number of threads does without kernels.
+fn thread_rates(on: &Compute, memory: &[u8], sets: &[u64], time: Duration) -> ThreadRates {
+    let section = section(&on.workers, time);
+    let read = |set: u64| {
+        let bytes = &memory[..set as usize];
+        (set, read_bandwidth(on, &[bytes], time) / 1e9)
+    };
+    ThreadRates {
+        threads: on.threads() as u32,
+        section_ns: section,
+        layer_ns: 0.0,
+        read: Speed {
+            row_ns: 0.0,
+            gb_per_s: sets.iter().map(|&s| read(s)).collect(),
+        },
+        kernels: Vec::new(),
+    }
 }
 
 /// Nanoseconds of a parallel section of next to nothing, as decoding meets it: some microseconds
@@ -186,6 +180,34 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
+    /// The kernels of the format with every number of threads, for rows of both lengths.
+    fn kernels(
+        &mut self,
+        pools: &[Compute],
+        sets: &[u64],
+        threads: &mut [ThreadRates],
+        tick: &mut impl FnMut(),
+    ) {
+        let mut both = [Vec::new(), Vec::new()];
+        for (n, found) in [(SHORT, 0), (LONG, 1)] {
+            self.fill(n);
+            for on in pools {
+                let sets = if n == SHORT { &sets[..1] } else { sets };
+                both[found].push(self.speeds(&on.workers, n, sets));
+            }
+        }
+        let [short, long] = both;
+        for (((rates, on), short), long) in threads.iter_mut().zip(pools).zip(short).zip(long) {
+            rates.kernels.push(KernelRates {
+                dtype: self.dtype.name().to_owned(),
+                dot: fit(self.dtype, short.dot[0], &long.dot, sets),
+                neuron: fit(self.dtype, short.neuron[0], &long.neuron, sets),
+                gemm: self.gemm(&on.workers),
+            });
+            tick();
+        }
+    }
+
     /// Fills the memory with rows of `n` ordinary numbers.
     fn fill(&mut self, n: usize) {
         let mut row = vec![0; self.dtype.row_bytes(n)];

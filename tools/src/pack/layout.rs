@@ -6,6 +6,7 @@ use emberflow_engine::bundle::NeuronFormat;
 use emberflow_engine::meta::{
     ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
 };
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
@@ -15,7 +16,7 @@ use emberflow_storage::container::{BankSpec, BundleGeometry, Placement, Spec, Te
 use emberflow_storage::io::FileSource;
 use serde::Serialize;
 
-use super::PackOptions;
+use super::options::PackOptions;
 use crate::Failure;
 
 /// Sector when the file system does not say what direct I/O needs.
@@ -39,24 +40,8 @@ impl PackLayout {
         options: &PackOptions,
     ) -> Result<Self, Failure> {
         let c = source.config();
-        let d = c.d_model as usize;
-        let stats = options
-            .stats
-            .as_ref()
-            .map(|(path, bytes)| {
-                ActivationStats::parse(bytes, c.layers as usize, c.experts as usize, c.ffn as usize)
-                    .map_err(Failure::stats(path))
-            })
-            .transpose()?;
-        let print = format!("{:016x}", source.fingerprint());
-        let profiled = stats.as_ref().and_then(|s| s.profile.as_deref());
-        if let Some(profile) = profiled.filter(|p| !p.model.ends_with(&print)) {
-            return Err(Failure::usage(format!(
-                "--stats is of {:?}, this checkpoint's fingerprint is {print}: the neurons may be in \
-                 another order; pack this checkpoint without statistics and profile that",
-                profile.model
-            )));
-        }
+        let fingerprint = format!("{:016x}", source.fingerprint());
+        let stats = stats_for(c, options, &fingerprint)?;
         let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
         let order: Vec<Vec<u32>> = match &stats {
             Some(stats) => bank_ids
@@ -66,17 +51,8 @@ impl PackLayout {
                 .collect(),
             None => Vec::new(),
         };
-        let sector = options.sector.unwrap_or_else(|| sector_for(output));
-        let (q, s) = (
-            options.ffn.quants_bytes(d) as u32,
-            options.ffn.scales_bytes(d) as u32,
-        );
-        let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales).map_err(
-            |source| emberflow_storage::Error::Layout {
-                path: output.to_path_buf(),
-                source,
-            },
-        )?;
+        let d = c.d_model as usize;
+        let geometry = geometry_for(d, output, options)?;
         let format = NeuronFormat {
             dtype: options.ffn,
             d,
@@ -88,28 +64,7 @@ impl PackLayout {
             .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
             .cloned()
             .collect();
-        let specs = tensors
-            .iter()
-            .map(|t| {
-                let dtype = options.dtype(t.id.role);
-                TensorSpec {
-                    name: t.id.to_string(),
-                    dtype: dtype.code(),
-                    dims: vec![t.rows as u64, t.cols as u64],
-                    len: (t.rows * dtype.row_bytes(t.cols)) as u64,
-                }
-            })
-            .collect();
-        let fingerprint = format!("{:016x}", source.fingerprint());
-        let sampled = |s: &ActivationStats| {
-            let profile = s.profile.as_deref();
-            profile.is_some_and(|p| !p.sample.tokens().is_empty())
-        };
-        let kind = match &stats {
-            None => Order::Original,
-            Some(s) if options.coactivation && sampled(s) => Order::Coactivation,
-            Some(_) => Order::Temperature,
-        };
+        let kind = kind_of(stats.as_ref(), options);
         let meta = meta_of(source, options, stats.as_ref(), kind, &fingerprint);
         let packed_stats = stats.map(|s| s.without_sample().permuted(&order));
         Ok(Self {
@@ -123,7 +78,7 @@ impl PackLayout {
                     .map_err(Failure::stats(output))?
                     .unwrap_or_default(),
                 predictor_len: 0,
-                tensors: specs,
+                tensors: tensors.iter().map(|t| spec_of(t, options)).collect(),
                 banks: bank_ids
                     .map(|(layer, expert)| BankSpec {
                         layer,
@@ -154,6 +109,69 @@ impl PackLayout {
     /// Original id of a packed neuron.
     pub fn original(&self, bank: usize, packed: usize) -> usize {
         self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+    }
+}
+
+/// The statistics that `--stats` names, which must be of a model of these sizes, and where they say
+/// of which, of the checkpoint with this fingerprint.
+fn stats_for(
+    c: &ModelConfig,
+    options: &PackOptions,
+    fingerprint: &str,
+) -> Result<Option<ActivationStats>, Failure> {
+    let Some((path, bytes)) = &options.stats else {
+        return Ok(None);
+    };
+    let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
+    let stats =
+        ActivationStats::parse(bytes, layers, experts, neurons).map_err(Failure::stats(path))?;
+    let profile = stats.profile.as_deref();
+    if let Some(profile) = profile.filter(|p| !p.model.ends_with(fingerprint)) {
+        return Err(Failure::usage(format!(
+            "--stats is of {:?}, this checkpoint's fingerprint is {fingerprint}: the neurons may be in \
+             another order; pack this checkpoint without statistics and profile that",
+            profile.model
+        )));
+    }
+    Ok(Some(stats))
+}
+
+/// How bundles of neurons of `d` elements are cut.
+fn geometry_for(d: usize, output: &Path, options: &PackOptions) -> Result<BundleGeometry, Failure> {
+    let sector = options.sector.unwrap_or_else(|| sector_for(output));
+    let (q, s) = (
+        options.ffn.quants_bytes(d) as u32,
+        options.ffn.scales_bytes(d) as u32,
+    );
+    let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales);
+    let refused = |source| emberflow_storage::Error::Layout {
+        path: output.to_path_buf(),
+        source,
+    };
+    Ok(geometry.map_err(refused)?)
+}
+
+/// A tensor beside the FFN as it will be stored.
+fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
+    let dtype = options.dtype(t.id.role);
+    TensorSpec {
+        name: t.id.to_string(),
+        dtype: dtype.code(),
+        dims: vec![t.rows as u64, t.cols as u64],
+        len: (t.rows * dtype.row_bytes(t.cols)) as u64,
+    }
+}
+
+/// What [`order_of`] sorts by.
+fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
+    let sampled = |s: &ActivationStats| {
+        let profile = s.profile.as_deref();
+        profile.is_some_and(|p| !p.sample.tokens().is_empty())
+    };
+    match stats {
+        None => Order::Original,
+        Some(s) if options.coactivation && sampled(s) => Order::Coactivation,
+        Some(_) => Order::Temperature,
     }
 }
 

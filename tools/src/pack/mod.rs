@@ -8,9 +8,10 @@
 //! anywhere. A killed pack can go on where it stopped.
 
 mod layout;
+mod options;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::bundle::NeuronFormat;
@@ -21,8 +22,10 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
 use serde::Serialize;
 
+pub use self::options::PackOptions;
+
 use self::layout::{PackLayout, check_tokenizer};
-use crate::cli::{OrderArg, PackArgs, QuantArg, ScalesArg};
+use crate::cli::{OrderArg, PackArgs, ScalesArg};
 use crate::{Failure, atomic, print_json, progress, size};
 
 /// Rows that are read and quantised together.
@@ -30,65 +33,6 @@ const BATCH: usize = 64;
 
 /// Bytes after which finished parts are flushed to disk and count as done.
 const CHECKPOINT_BYTES: u64 = 8 << 20;
-
-/// How to pack.
-#[derive(Debug, Clone)]
-pub struct PackOptions {
-    /// Format of the neuron bundles.
-    pub ffn: DType,
-    /// Format of the attention matrices.
-    pub attention: DType,
-    /// Format of embedding and head.
-    pub embedding: DType,
-    /// Sorts neurons by temperature, if given: a file of statistics and what is in it.
-    pub stats: Option<(PathBuf, Vec<u8>)>,
-    /// Places neurons that fire together next to each other, where the statistics know
-    /// which do.
-    pub coactivation: bool,
-    /// Bundle alignment; `None` = what direct I/O needs where the output lies.
-    pub sector: Option<u32>,
-    /// Where scales go.
-    pub scales: Prefer,
-    /// Replace an existing output.
-    pub force: bool,
-}
-
-impl PackOptions {
-    /// Defaults for a quantisation: embedding and head in q8 where it is q4.
-    pub fn new(quant: DType) -> Self {
-        Self {
-            ffn: quant,
-            attention: quant,
-            embedding: if quant == DType::Q4 { DType::Q8 } else { quant },
-            stats: None,
-            coactivation: true,
-            sector: None,
-            scales: Prefer::Auto,
-            force: false,
-        }
-    }
-
-    fn dtype(&self, role: Role) -> DType {
-        match role {
-            Role::Embed | Role::Head => self.embedding,
-            Role::Q | Role::K | Role::V | Role::O => self.attention,
-            Role::Gate | Role::Up | Role::Down => self.ffn,
-            Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
-            _ => DType::F32,
-        }
-    }
-}
-
-impl From<QuantArg> for DType {
-    fn from(arg: QuantArg) -> Self {
-        match arg {
-            QuantArg::Q4 => Self::Q4,
-            QuantArg::Q8 => Self::Q8,
-            QuantArg::F16 => Self::F16,
-            QuantArg::F32 => Self::F32,
-        }
-    }
-}
 
 /// What came out. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]

@@ -10,15 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use emberflow_engine::meta::ContainerMeta;
 use emberflow_engine::{Engine, FfnSeen, Logits, Model};
 use emberflow_predictor::record::{Recorder, Subject, spread};
-use emberflow_predictor::stats::{ActivationStats, BATCHES};
+use emberflow_predictor::stats::BATCHES;
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::activity::original_ids;
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, budget, interrupt, print_json, progress};
+use crate::{Failure, atomic, budget, interrupt, print_json, progress, text};
 
 /// Tokens of a window when none is given.
 const WINDOW: u32 = 256;
@@ -62,6 +64,55 @@ fn checkpoint_of(output: &Path) -> PathBuf {
     name.into()
 }
 
+/// A text and how it is cut.
+struct Cut {
+    ids: Vec<u32>,
+    window: u32,
+    /// Stands before each window.
+    bos: Option<u32>,
+}
+
+impl Cut {
+    fn new(args: &ProfileRunArgs, model: &Model, text: String) -> Result<Self, Failure> {
+        let bos = model.text().start_token();
+        let room = model.text().config().max_context - u32::from(bos.is_some());
+        let window = text::window(args.window, WINDOW, room)?;
+        let ids = text::tokens(model, text, args.limit)?;
+        if ids.is_empty() {
+            return Err(Failure::usage("the text has no tokens"));
+        }
+        Ok(Self { ids, window, bos })
+    }
+
+    /// Positions that a window takes.
+    fn positions(&self) -> usize {
+        self.window as usize + usize::from(self.bos.is_some())
+    }
+
+    /// What makes this run another one than those on other texts, models or windows.
+    fn subject(&self, meta: &ContainerMeta) -> Subject {
+        let c = &meta.config;
+        let (layers, neurons) = (c.layers as usize, c.ffn as usize);
+        Subject {
+            model: format!("{} {}", c.name, meta.source.fingerprint),
+            text: hash(&self.ids, self.window),
+            layers,
+            neurons,
+            window: self.window as usize,
+            sample: Recorder::sample_for(layers, neurons, SAMPLE_BYTES),
+        }
+    }
+}
+
+/// A new recorder, or that of a run that was stopped.
+fn recorder(checkpoint: &Path, subject: &Subject) -> Result<Recorder, Failure> {
+    match std::fs::read(checkpoint) {
+        Ok(bytes) => Recorder::resume(&bytes, subject.clone()).map_err(Failure::stats(checkpoint)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Recorder::new(subject.clone())),
+        Err(e) => Err(Failure::file(checkpoint)(e)),
+    }
+}
+
 fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let (Some(file), Some(output)) = (&args.file, &args.output) else {
@@ -71,53 +122,60 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     atomic::may_write(output, args.force)?;
     let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
-    let meta = model.text().meta();
-    let (c, bos) = (meta.config.clone(), model.text().start_token());
-    let room = c.max_context - u32::from(bos.is_some());
-    let window = args.window.unwrap_or(WINDOW.min(room));
-    if window < 2 || window > room {
-        return Err(Failure::usage(format!(
-            "--window {window}: this model takes 2 to {room}"
-        )));
-    }
-    let name = format!("{} {}", c.name, meta.source.fingerprint);
-    let original = original_ids(&model)?;
-    let mut ids = model.text().tokens(&text)?;
-    drop(text);
-    if let Some(limit) = args.limit {
-        ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
-    if ids.is_empty() {
-        return Err(Failure::usage("the text has no tokens"));
-    }
-    let (layers, neurons) = (c.layers as usize, c.ffn as usize);
-    let subject = Subject {
-        model: name,
-        text: hash(&ids, window),
-        layers,
-        neurons,
-        window: window as usize,
-        sample: Recorder::sample_for(layers, neurons, SAMPLE_BYTES),
-    };
+    let cut = Cut::new(args, &model, text)?;
+    let original = original_ids(model.container(), model.text().config())?;
+    let subject = cut.subject(model.text().meta());
     let checkpoint = checkpoint_of(output);
-    let mut recorder = match std::fs::read(&checkpoint) {
-        Ok(bytes) => {
-            Recorder::resume(&bytes, subject.clone()).map_err(Failure::stats(&checkpoint))?
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Recorder::new(subject.clone()),
-        Err(e) => return Err(Failure::file(&checkpoint)(e)),
-    };
+    let mut recorder = recorder(&checkpoint, &subject)?;
     let resumed_tokens = recorder.tokens();
     let reserve = Recorder::bytes_for(&subject);
-    let positions = window as usize + usize::from(bos.is_some());
-    let mut engine = open_observed(model, &args.engine, positions, reserve)?;
+    let mut engine = open_observed(model, &args.engine, cut.positions(), reserve)?;
+    record(
+        &mut engine,
+        &mut recorder,
+        &cut,
+        &checkpoint,
+        args.stop_after,
+    )?;
+    let named = || Failure::stats(output);
+    let mut stats = recorder.stats().restored(&original).map_err(named())?;
+    if let Some(profile) = &mut stats.profile {
+        profile.misses = misses::count(recorder.trace())?;
+    }
+    atomic::write(output, &stats.to_bytes().map_err(named())?)?;
+    // the result is safe; a checkpoint that stays is refused or used up by the next run
+    let _ = std::fs::remove_file(&checkpoint);
+    let profile = stats.profile.as_ref();
+    let done = Done {
+        output: output.display().to_string(),
+        tokens: stats.tokens,
+        resumed_tokens,
+        steps: profile.map_or(Vec::new(), |p| p.steps.to_vec()),
+        active_share: stats.active_share(),
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    if args.json {
+        return print_json(&done);
+    }
+    Ok(done.print(cut.window)?)
+}
+
+/// Runs the windows that were not seen before, `stop_after` of them at the most, and keeps a
+/// checkpoint.
+fn record(
+    engine: &mut Engine,
+    recorder: &mut Recorder,
+    cut: &Cut,
+    checkpoint: &Path,
+    stop_after: Option<u64>,
+) -> Result<(), Failure> {
     // after the present window
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
 
-    let windows: Vec<&[u32]> = ids.chunks(window as usize).collect();
-    let bar = progress::steps("profiling", ids.len() as u64);
-    bar.set_position(resumed_tokens);
+    let windows: Vec<&[u32]> = cut.ids.chunks(cut.window as usize).collect();
+    let bar = progress::steps("profiling", cut.ids.len() as u64);
+    bar.set_position(recorder.tokens());
     let mut saved = Instant::now();
     let mut passed = 0;
     for step in spread(windows.len() as u64) {
@@ -132,13 +190,13 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         let Some(body) = windows.get(window as usize) else {
             continue;
         };
-        watch(&mut engine, &mut recorder, bos, body)?;
+        watch(engine, recorder, cut.bos, body)?;
         recorder.end_window(window);
         bar.inc(body.len() as u64);
-        let stopped = stop.load(Ordering::Relaxed) || args.stop_after == Some(passed);
+        let stopped = stop.load(Ordering::Relaxed) || stop_after == Some(passed);
         if stopped || saved.elapsed() > CHECKPOINT {
-            let bytes = recorder.to_bytes().map_err(Failure::stats(&checkpoint))?;
-            atomic::write(&checkpoint, &bytes)?;
+            let bytes = recorder.to_bytes().map_err(Failure::stats(checkpoint))?;
+            atomic::write(checkpoint, &bytes)?;
             saved = Instant::now();
         }
         if stopped {
@@ -146,60 +204,30 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
             eprintln!(
                 "stopped after {} of {} tokens; the same command goes on from here",
                 recorder.tokens(),
-                ids.len()
+                cut.ids.len()
             );
             return Err(Failure::Interrupted);
         }
     }
     bar.finish_and_clear();
-    let named = || Failure::stats(output);
-    let mut stats = recorder.stats().restored(&original).map_err(named())?;
-    if let Some(profile) = &mut stats.profile {
-        profile.misses = misses::count(recorder.trace())?;
-    }
-    atomic::write(output, &stats.to_bytes().map_err(named())?)?;
-    // the result is safe; a checkpoint that stays is refused or used up by the next run
-    let _ = std::fs::remove_file(&checkpoint);
-    let done = Done {
-        output: output.display().to_string(),
-        tokens: stats.tokens,
-        resumed_tokens,
-        steps: stats
-            .profile
-            .as_ref()
-            .map_or(Vec::new(), |p| p.steps.to_vec()),
-        active_share: stats.active_share(),
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    if args.json {
-        return print_json(&done);
-    }
-    let mut largest = (BATCHES.iter().zip(&done.steps)).filter(|&(_, &steps)| steps > 0);
-    let mean = done.active_share.iter().sum::<f64>() / layers.max(1) as f64;
-    writeln!(
-        std::io::stdout().lock(),
-        "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons fire per token, {:.1} s",
-        done.output,
-        done.tokens,
-        largest.next_back().map_or(1, |(&size, _)| size),
-        100.0 * mean,
-        done.seconds
-    )?;
     Ok(())
 }
 
-/// Original ids of the neurons by bank, where the container has them in another order.
-fn original_ids(model: &Model) -> Result<Vec<Vec<u32>>, Failure> {
-    let c = model.text().config();
-    let sizes = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats = model.container().read_stats()?;
-    if stats.is_empty() {
-        return Ok(Vec::new());
+impl Done {
+    fn print(&self, window: u32) -> std::io::Result<()> {
+        let mut largest = (BATCHES.iter().zip(&self.steps)).filter(|&(_, &steps)| steps > 0);
+        let layers = self.active_share.len();
+        let mean = self.active_share.iter().sum::<f64>() / layers.max(1) as f64;
+        writeln!(
+            std::io::stdout().lock(),
+            "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons fire per token, {:.1} s",
+            self.output,
+            self.tokens,
+            largest.next_back().map_or(1, |(&size, _)| size),
+            100.0 * mean,
+            self.seconds
+        )
     }
-    let stats = ActivationStats::parse(&stats, sizes[0], sizes[1], sizes[2])
-        .map_err(Failure::stats(model.container().path()))?;
-    let experts = stats.layers.into_iter().flat_map(|l| l.experts);
-    Ok(experts.map(|e| e.original).collect())
 }
 
 /// Runs one window through the model.

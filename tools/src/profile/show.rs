@@ -178,29 +178,53 @@ fn text(s: &Shown) -> String {
         out,
         "layer  active  80 % from  again after 1, 8, 32, 128  contributing  |hidden| at 10 50 90 %"
     );
-    let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{:.1} %", 100.0 * v));
-    for l in &s.layers {
-        let q = |i: usize| {
-            l.hidden_quantiles
-                .get(i)
-                .map_or("-".into(), |q| format!("{q:.2e}"))
-        };
+    s.layers.iter().for_each(|l| layer_line(&mut out, l));
+    batch_lines(&mut out, s);
+    if !s.misses.is_empty() {
+        let percent = |m: &Miss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
+        let misses: Vec<String> = s.misses.iter().map(percent).collect();
         let _ = writeln!(
             out,
-            "{:>5} {:>7} {:>10} {:>8} {:>6} {:>6} {:>6} {:>12}  {} {} {}",
-            l.layer,
-            percent(Some(l.active_share)),
-            percent(Some(l.hot_share_80)),
-            percent(l.persistence),
-            percent(l.persistence_later.first().copied()),
-            percent(l.persistence_later.get(1).copied()),
-            percent(l.persistence_later.get(2).copied()),
-            percent(l.contributing),
-            q(0),
-            q(2),
-            q(4)
+            "needed neurons that a cache of a share of all misses: {}",
+            misses.join("  ")
         );
     }
+    let published: Vec<String> = (s.published_hot_share_80.iter())
+        .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))
+        .collect();
+    let _ = writeln!(
+        out,
+        "80 % of activations, published: {}",
+        published.join(", ")
+    );
+    out
+}
+
+fn layer_line(out: &mut String, l: &LayerSummary) {
+    let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{:.1} %", 100.0 * v));
+    let q = |i: usize| {
+        l.hidden_quantiles
+            .get(i)
+            .map_or("-".into(), |q| format!("{q:.2e}"))
+    };
+    let _ = writeln!(
+        out,
+        "{:>5} {:>7} {:>10} {:>8} {:>6} {:>6} {:>6} {:>12}  {} {} {}",
+        l.layer,
+        percent(Some(l.active_share)),
+        percent(Some(l.hot_share_80)),
+        percent(l.persistence),
+        percent(l.persistence_later.first().copied()),
+        percent(l.persistence_later.get(1).copied()),
+        percent(l.persistence_later.get(2).copied()),
+        percent(l.contributing),
+        q(0),
+        q(2),
+        q(4)
+    );
+}
+
+fn batch_lines(out: &mut String, s: &Shown) {
     if s.layers.iter().any(|l| !l.batches.is_empty()) {
         let _ = writeln!(
             out,
@@ -226,24 +250,6 @@ fn text(s: &Shown) -> String {
             );
         }
     }
-    if !s.misses.is_empty() {
-        let percent = |m: &Miss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
-        let misses: Vec<String> = s.misses.iter().map(percent).collect();
-        let _ = writeln!(
-            out,
-            "needed neurons that a cache of a share of all misses: {}",
-            misses.join("  ")
-        );
-    }
-    let published: Vec<String> = (s.published_hot_share_80.iter())
-        .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))
-        .collect();
-    let _ = writeln!(
-        out,
-        "80 % of activations, published: {}",
-        published.join(", ")
-    );
-    out
 }
 
 /// Skew, activity by batch size, persistence.

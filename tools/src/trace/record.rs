@@ -2,14 +2,16 @@
 
 use std::io::Write as _;
 
-use emberflow_engine::{FfnSeen, Logits};
+use emberflow_engine::{FfnSeen, Logits, Model};
+use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::ActivationStats;
 use serde::Serialize;
 
 use super::format::{Header, Writer};
+use crate::activity::activity;
 use crate::cli::TraceRecordArgs;
 use crate::model::{open_model, open_observed};
-use crate::{Failure, atomic, budget, print_json, progress};
+use crate::{Failure, atomic, budget, print_json, progress, text};
 
 /// Tokens of a sequence when none is given.
 const WINDOW: u32 = 1024;
@@ -34,20 +36,10 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
     let model = open_model(&args.model)?;
     let c = model.text().config().clone();
-    let window = args.window.unwrap_or(WINDOW.min(c.max_context));
-    if window < 2 || window > c.max_context {
-        return Err(Failure::usage(format!(
-            "--window {window}: this model takes 2 to {}",
-            c.max_context
-        )));
-    }
-    let mut ids = model.text().tokens(&text)?;
-    drop(text);
-    if let Some(limit) = args.limit {
-        ids.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
+    let window = text::window(args.window, WINDOW, c.max_context)?;
+    let ids = text::tokens(&model, text, args.limit)?;
     let (layers, neurons) = (c.layers as usize, c.ffn as usize);
-    let header = header(&model, layers, neurons)?;
+    let header = header(&model, &c)?;
     let bos = model.text().start_token();
     let chunk = usize::from(args.engine.chunk.unwrap_or(16));
     let reserve = 4 * (chunk * layers * neurons) as u64;
@@ -57,27 +49,18 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));
     let mut writer = Writer::new(std::io::BufWriter::new(file.get()), &header).map_err(failed)?;
     let bar = progress::steps("recording", ids.len() as u64);
+    let mut sets = Sets::new(layers, chunk);
     let (mut tokens, mut needed) = (0u64, 0u64);
     let mut sequence = engine.new_sequence()?;
-    // by token of the chunk, then by layer
-    let mut sets: Vec<Vec<Vec<u32>>> = vec![vec![Vec::new(); layers]; chunk];
     for body in ids.chunks(window as usize - usize::from(bos.is_some())) {
         let all: Vec<u32> = bos.into_iter().chain(body.iter().copied()).collect();
         sequence.clear();
         let mut begins = true;
         for piece in all.chunks(chunk) {
-            let mut see = |seen: &FfnSeen<'_>| {
-                sets.iter_mut().for_each(|s| s[seen.layer].clear());
-                for (n, gates) in seen.gates.chunks_exact(seen.tokens).enumerate() {
-                    for (set, &gate) in sets.iter_mut().zip(gates) {
-                        if gate != 0.0 {
-                            set[seen.layer].push(n as u32);
-                        }
-                    }
-                }
-            };
-            engine.forward_observed(&mut sequence, piece, Logits::None, &mut see)?;
-            for set in &sets[..piece.len()] {
+            engine.forward_observed(&mut sequence, piece, Logits::None, &mut |seen| {
+                sets.keep(seen);
+            })?;
+            for set in &sets.by_token[..piece.len()] {
                 writer.token(begins, set).map_err(failed)?;
                 begins = false;
                 tokens += 1;
@@ -110,27 +93,43 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn header(
-    model: &emberflow_engine::Model,
-    layers: usize,
-    neurons: usize,
-) -> Result<Header, Failure> {
+/// The neurons that the tokens of a chunk need.
+struct Sets {
+    /// By token, then by layer.
+    by_token: Vec<Vec<Vec<u32>>>,
+}
+
+impl Sets {
+    fn new(layers: usize, chunk: usize) -> Self {
+        Self {
+            by_token: vec![vec![Vec::new(); layers]; chunk],
+        }
+    }
+
+    /// Those of one layer, whose gates are not zero.
+    fn keep(&mut self, seen: &FfnSeen<'_>) {
+        self.by_token.iter_mut().for_each(|s| s[seen.layer].clear());
+        for (n, gates) in seen.gates.chunks_exact(seen.tokens).enumerate() {
+            for (set, &gate) in self.by_token.iter_mut().zip(gates) {
+                if gate != 0.0 {
+                    set[seen.layer].push(n as u32);
+                }
+            }
+        }
+    }
+}
+
+fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
     let container = model.container();
-    let stats = container.read_stats()?;
-    let stats = match stats.is_empty() {
-        true => None,
-        false => Some(
-            ActivationStats::parse(&stats, layers, 1, neurons)
-                .map_err(Failure::stats(container.path()))?,
-        ),
-    };
+    let stats = activity(container, c)?;
+    let (layers, neurons) = (c.layers as usize, c.ffn as usize);
     let g = container.geometry();
     let counts = |s: &ActivationStats| {
         let layers = s.layers.iter().flat_map(|l| &l.experts);
         layers.map(|e| e.counts.clone()).collect()
     };
     Ok(Header {
-        model: model.text().config().name.clone(),
+        model: c.name.clone(),
         layers,
         neurons,
         stride: g.stride,

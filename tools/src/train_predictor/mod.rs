@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Compute, Cpu, DType};
 use emberflow_models::config::{Activation, ModelConfig};
-use emberflow_predictor::section::{Directory, Kind, NewLayer, encode};
+use emberflow_predictor::section::{Kind, NewLayer, Training, encode};
 use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_storage::container::Container;
 use xxhash_rust::xxh3::xxh3_64;
@@ -48,13 +48,17 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
     let (layers, reports) = train(args, &job, &container, &windows)?;
     let [trained_on, _, measured_on] = windows.tokens();
-    let numbers = (trained_on as u64, measured_on as u64, args.recall as f32);
-    let section = encode(c.d_model as usize, c.ffn as usize, numbers, &layers);
+    let training = Training {
+        trained_on: trained_on as u64,
+        measured_on: measured_on as u64,
+        target: args.recall as f32,
+    };
+    let section = encode(c.d_model as usize, c.ffn as usize, training, &layers);
     rewrite::with_predictors(&container, &args.output, &section)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
     let qualities: Vec<_> = layers.iter().map(|l| l.quality).collect();
-    let tokens = (numbers.0, numbers.1);
-    Trained::new(args, &container, section.len(), tokens, &qualities, reports).print(args.json)
+    let bytes = section.len();
+    Trained::new(args, &container, bytes, training, &qualities, reports).print(args.json)
 }
 
 fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
@@ -260,12 +264,4 @@ fn make(
         b.0.cmp(&a.0).then(b.1.total_cmp(&a.1))
     });
     Ok(made)
-}
-
-/// A layer that was saved as a section of its own.
-fn take_apart(bytes: &[u8], c: &ModelConfig) -> Option<NewLayer> {
-    let (d, neurons) = (c.d_model as usize, c.ffn as usize);
-    let directory = Directory::parse(bytes, bytes.len() as u64, 1, d, neurons).ok()?;
-    directory.check(bytes).ok()?;
-    directory.layer(0, bytes)
 }

@@ -5,13 +5,12 @@ use std::path::Path;
 
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::Quality;
-use emberflow_predictor::section::{Kind, NewLayer, encode};
+use emberflow_predictor::section::{Directory, Kind, NewLayer, Training, encode};
 use emberflow_predictor::train::Made;
 use emberflow_storage::container::Container;
 use serde::{Deserialize, Serialize};
 
 use super::TrainPredictorArgs;
-use super::take_apart;
 use crate::{Failure, print_json, size};
 
 /// One predictor of one layer. Keys are a contract.
@@ -158,7 +157,12 @@ pub fn save(
         parts: layer.parts.clone(),
     };
     let (d, neurons) = (c.d_model as usize, c.ffn as usize);
-    bytes.extend(encode(d, neurons, (0, measured_on as u64, 0.0), &[one]));
+    let training = Training {
+        trained_on: 0,
+        measured_on: measured_on as u64,
+        target: 0.0,
+    };
+    bytes.extend(encode(d, neurons, training, &[one]));
     let partial = path.with_extension("partial");
     std::fs::write(&partial, bytes).map_err(Failure::file(&partial))?;
     std::fs::rename(&partial, path).map_err(Failure::file(path))
@@ -178,7 +182,7 @@ impl Trained {
         args: &TrainPredictorArgs,
         container: &Container,
         bytes: usize,
-        (trained_on, measured_on): (u64, u64),
+        training: Training,
         qualities: &[Quality],
         layers: Vec<LayerReport>,
     ) -> Self {
@@ -196,8 +200,8 @@ impl Trained {
             output: args.output.display().to_string(),
             bytes: bytes as u64,
             share: bytes as f64 / (container.file_len() - container.predictor_len()).max(1) as f64,
-            trained_on,
-            measured_on,
+            trained_on: training.trained_on,
+            measured_on: training.measured_on,
             target: args.recall,
             recall: all.recall(),
             precision: all.precision(),
@@ -283,4 +287,12 @@ impl Trained {
         )?;
         Ok(())
     }
+}
+
+/// A layer that was saved as a section of its own.
+fn take_apart(bytes: &[u8], c: &ModelConfig) -> Option<NewLayer> {
+    let (d, neurons) = (c.d_model as usize, c.ffn as usize);
+    let directory = Directory::parse(bytes, bytes.len() as u64, 1, d, neurons).ok()?;
+    directory.check(bytes).ok()?;
+    directory.layer(0, bytes)
 }

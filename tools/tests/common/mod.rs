@@ -11,19 +11,23 @@ pub fn emberflow() -> Command {
 }
 
 /// Runs it and returns what it did.
+#[allow(dead_code, reason = "not every test file expects failures")]
 pub fn call(args: &[&str]) -> Output {
     emberflow().args(args).output().unwrap()
+}
+
+/// Runs a command that has to succeed.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {message}");
+    output
 }
 
 /// Runs it, expects success, and parses its JSON.
 #[allow(dead_code, reason = "not every test file reads JSON")]
 pub fn json(args: &[&str]) -> serde_json::Value {
-    let output = call(args);
-    assert!(
-        output.status.success(),
-        "{args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = succeed(emberflow().args(args));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -31,12 +35,7 @@ pub fn json(args: &[&str]) -> serde_json::Value {
 #[allow(dead_code, reason = "not every test file needs a checkpoint")]
 pub fn exported(dir: &Path) -> String {
     let folder = dir.join("demo-hf").display().to_string();
-    let output = call(&["export", "-o", &folder]);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeed(emberflow().args(["export", "-o", &folder]));
     folder
 }
 

@@ -12,11 +12,12 @@
 //! accumulator: no sum across lanes is needed.
 
 use super::{
-    axpy::{BF16, F16, F32, LINE, Stored, prefetch},
     lanes::Lanes,
+    stored::{BF16, F16, F32, LINE, Stored, prefetch},
+    strided::Strided,
 };
 use crate::{
-    cpu::{Cpu, Isa, with_features},
+    cpu::{Cpu, Isa},
     dtype::{DType, GROUP},
 };
 
@@ -31,57 +32,33 @@ const AHEAD: usize = 8 << 10;
 /// queries over a block of keys, or of `$mixes` queries over `$groups` groups of values.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $queries:literal, $mixes:literal, $groups:literal) => {
-        use crate::DType;
+        use super::Head;
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd) fn scores(
-            dtype: DType,
-            keys: &[u8],
-            head_dim: usize,
-            queries: &[f32],
-            scores: &mut [f32],
-            stride: usize,
-        ) {
+        pub(in crate::simd) fn scores(keys: Head<'_>, queries: &[f32], scores: &mut [f32], stride: usize) {
             // SAFETY: the features are enabled here; the dispatcher checked the lengths.
-            unsafe {
-                super::scores::<$lanes, $queries>(dtype, keys, head_dim, queries, scores, stride)
-            }
+            unsafe { super::scores::<$lanes, $queries>(keys, queries, scores, stride) }
         }
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd) fn mix(
-            dtype: DType,
-            values: &[u8],
-            width: usize,
-            weights: &[f32],
-            stride: usize,
-            out: &mut [f32],
-        ) {
+        pub(in crate::simd) fn mix(values: Head<'_>, weights: &[f32], stride: usize, out: &mut [f32]) {
             // SAFETY: as above.
-            unsafe {
-                super::mix::<$lanes, $mixes, $groups>(dtype, values, width, weights, stride, out)
-            }
+            unsafe { super::mix::<$lanes, $mixes, $groups>(values, weights, stride, out) }
         }
     };
 }
 
-pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1, 1, 1);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2 {
-    // 8 accumulators, 4 registers of keys or values and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 1);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512 {
-    // 16 accumulators and 2 keys, or 16 accumulators and 4 values, of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 2);
-}
-#[cfg(target_arch = "aarch64")]
-pub(super) mod neon {
-    // 16 accumulators, 8 registers of keys or values and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 1);
+// avx2: 8 sums, 4 registers of keys or values and 1 factor of the 16 registers; avx512: 16 sums
+// and 2 keys, or 16 sums and 4 values, of the 32; neon: 16 sums, 8 of keys or values and 1 factor.
+super::per_instruction_set!(entry_points, portable: 1, 1, 1; avx2: 2, 2, 1; avx512: 8, 4, 2; neon: 2, 2, 1);
+
+/// The stored keys or values of one head.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub dtype: DType,
+    pub bytes: &'a [u8],
+    /// Elements of a vector.
+    pub width: usize,
 }
 
 /// Bytes of 32 stored elements.
@@ -95,13 +72,16 @@ fn group_bytes(dtype: DType) -> usize {
 
 pub(crate) fn key_scores(
     cpu: Cpu,
-    dtype: DType,
-    keys: &[u8],
-    head_dim: usize,
+    head: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
+    let Head {
+        dtype,
+        bytes: keys,
+        width: head_dim,
+    } = head;
     let block = head_dim.saturating_mul(group_bytes(dtype));
     if queries.is_empty() || keys.is_empty() {
         return;
@@ -120,18 +100,21 @@ pub(crate) fn key_scores(
         "{} scores at stride {stride} for {positions} positions of {count} queries",
         scores.len()
     );
-    dispatch!(cpu, scores(dtype, keys, head_dim, queries, scores, stride))
+    dispatch!(cpu, scores(head, queries, scores, stride))
 }
 
 pub(crate) fn mix_values(
     cpu: Cpu,
-    dtype: DType,
-    values: &[u8],
-    width: usize,
+    head: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
+    let Head {
+        dtype,
+        bytes: values,
+        width,
+    } = head;
     let row = (width / GROUP).saturating_mul(group_bytes(dtype));
     if out.is_empty() || values.is_empty() {
         return;
@@ -154,30 +137,28 @@ pub(crate) fn mix_values(
         "{} weights at stride {stride} for {positions} positions",
         weights.len()
     );
-    dispatch!(cpu, mix(dtype, values, width, weights, stride, out))
+    dispatch!(cpu, mix(head, weights, stride, out))
 }
 
 /// Row `q` of `scores` becomes the products of query `q` with every position of `keys`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. `keys` is whole blocks of `head_dim` elements;
-/// `queries` is `q × head_dim`; `q` rows of `scores` begin every `stride` elements, which
+/// The CPU has the instruction set of `L`. `keys` is whole blocks of its width in elements;
+/// `queries` is `q × width`; `q` rows of `scores` begin every `stride` elements, which
 /// is no less than the positions of `keys`, and the last of them has as many.
 #[inline(always)]
 unsafe fn scores<L: Lanes, const Q: usize>(
-    dtype: DType,
-    keys: &[u8],
-    head_dim: usize,
+    keys: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        match dtype {
-            DType::F32 => scores_as::<L, F32, Q>(keys, head_dim, queries, scores, stride),
-            DType::F16 => scores_as::<L, F16, Q>(keys, head_dim, queries, scores, stride),
-            DType::BF16 => scores_as::<L, BF16, Q>(keys, head_dim, queries, scores, stride),
+        match keys.dtype {
+            DType::F32 => scores_as::<L, F32, Q>(keys, queries, scores, stride),
+            DType::F16 => scores_as::<L, F16, Q>(keys, queries, scores, stride),
+            DType::BF16 => scores_as::<L, BF16, Q>(keys, queries, scores, stride),
             DType::Q8 | DType::Q4 => {}
         }
     }
@@ -189,22 +170,27 @@ unsafe fn scores<L: Lanes, const Q: usize>(
 /// As for [`scores`].
 #[inline(always)]
 unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
-    keys: &[u8],
-    head_dim: usize,
+    keys: Head<'_>,
     queries: &[f32],
     scores: &mut [f32],
     stride: usize,
 ) {
+    let head_dim = keys.width;
     let count = queries.len() / head_dim;
-    for (block, keys) in keys.chunks_exact(head_dim * S::BYTES).enumerate() {
+    for (block, keys) in keys.bytes.chunks_exact(head_dim * S::BYTES).enumerate() {
         let mut q = 0;
         while q < count {
             // SAFETY: a tile takes no more queries than are left, each with `head_dim`
             // elements and with 32 scores at this block; the caller guarantees the rest.
             unsafe {
-                let queries = queries.as_ptr().add(q * head_dim);
-                let scores = scores.as_mut_ptr().add(q * stride + block * GROUP);
-                let (from, to) = ((queries, head_dim), (scores, stride));
+                let from = Strided {
+                    base: queries.as_ptr().add(q * head_dim),
+                    stride: head_dim,
+                };
+                let to = Strided {
+                    base: scores.as_mut_ptr().add(q * stride + block * GROUP),
+                    stride,
+                };
                 q += match count - q {
                     left if left >= Q => score_tile::<L, S, Q>(keys, from, to, Q),
                     left @ 5.. if Q == 8 => score_tile::<L, S, Q>(keys, from, to, left),
@@ -222,17 +208,17 @@ unsafe fn scores_as<L: Lanes, S: Stored, const Q: usize>(
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `1 <= count <= Q`. `keys` holds `head_dim`
-/// groups of 32 elements; `queries` is valid for reads of `count` vectors of `head_dim`
-/// elements; `scores` is valid for writes of 32 elements every `stride`, `count` times, and
+/// groups of 32 elements, `head_dim` being the stride of `queries`, which is valid for reads of
+/// `count` vectors of as many elements; `scores` is valid for writes of 32 elements every stride, `count` times, and
 /// nothing else refers to them.
 #[inline(always)]
 unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
     keys: &[u8],
-    (queries, head_dim): (*const f32, usize),
-    (scores, stride): (*mut f32, usize),
+    queries: Strided<*const f32>,
+    scores: Strided<*mut f32>,
     count: usize,
 ) -> usize {
-    let keys = keys.as_ptr();
+    let (keys, head_dim) = (keys.as_ptr(), queries.stride);
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
         let mut sums = [L::zero(); Q];
@@ -240,12 +226,12 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
             fetch_group::<S>(keys.wrapping_add(d * S::BYTES + AHEAD));
             let keys = S::load::<L>(keys.add(d * S::BYTES));
             for (q, sum) in sums.iter_mut().enumerate() {
-                let query = queries.add(q.min(count - 1) * head_dim);
+                let query = queries.base.add(q.min(count - 1) * head_dim);
                 *sum = L::splat(*query.add(d)).mul_add(keys, *sum);
             }
         }
         for (q, sum) in sums.into_iter().enumerate() {
-            sum.store_f32(scores.add(q.min(count - 1) * stride).cast());
+            sum.store_f32(scores.base.add(q.min(count - 1) * scores.stride).cast());
         }
     }
     count
@@ -262,23 +248,21 @@ fn fetch_group<S: Stored>(from: *const u8) {
 /// `out`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. `width` is a multiple of 32, `values` is
+/// The CPU has the instruction set of `L`. The width of `values` is a multiple of 32, they are
 /// `positions × width`, `out` is `q × width`, and `weights` has all the elements named.
 #[inline(always)]
 unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
-    dtype: DType,
-    values: &[u8],
-    width: usize,
+    values: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        match dtype {
-            DType::F32 => mix_as::<L, F32, Q, G>(values, width, weights, stride, out),
-            DType::F16 => mix_as::<L, F16, Q, G>(values, width, weights, stride, out),
-            DType::BF16 => mix_as::<L, BF16, Q, G>(values, width, weights, stride, out),
+        match values.dtype {
+            DType::F32 => mix_as::<L, F32, Q, G>(values, weights, stride, out),
+            DType::F16 => mix_as::<L, F16, Q, G>(values, weights, stride, out),
+            DType::BF16 => mix_as::<L, BF16, Q, G>(values, weights, stride, out),
             DType::Q8 | DType::Q4 => {}
         }
     }
@@ -290,39 +274,36 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
 /// As for [`mix`].
 #[inline(always)]
 unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    values: &[u8],
-    width: usize,
+    values: Head<'_>,
     weights: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
+    let width = values.width;
     let (groups, count) = (width / GROUP, out.len() / width);
     let row = groups * S::BYTES;
-    for (span, values) in values.chunks(SPAN * row).enumerate() {
+    for (span, values) in values.bytes.chunks(SPAN * row).enumerate() {
         let here = values.len() / row;
         let mut g = 0;
         while g < groups {
             // SAFETY: no more groups than are left; the caller guarantees the rest.
             unsafe {
-                let values = values.as_ptr().add(g * S::BYTES);
-                let from = &weights[span * SPAN..];
-                let out = out.as_mut_ptr().add(g * GROUP);
+                let values = Strided {
+                    base: values.as_ptr().add(g * S::BYTES),
+                    stride: row,
+                };
+                let weights = Strided {
+                    base: weights[span * SPAN..].as_ptr(),
+                    stride,
+                };
+                let out = Strided {
+                    base: out.as_mut_ptr().add(g * GROUP),
+                    stride: width,
+                };
                 g += if groups - g >= G {
-                    mix_groups::<L, S, Q, G>(
-                        (values, row),
-                        (from, stride),
-                        here,
-                        (out, width),
-                        count,
-                    )
+                    mix_groups::<L, S, Q, G>(values, weights, here, out, count)
                 } else {
-                    mix_groups::<L, S, Q, 1>(
-                        (values, row),
-                        (from, stride),
-                        here,
-                        (out, width),
-                        count,
-                    )
+                    mix_groups::<L, S, Q, 1>(values, weights, here, out, count)
                 };
             }
         }
@@ -332,17 +313,16 @@ unsafe fn mix_as<L: Lanes, S: Stored, const Q: usize, const G: usize>(
 /// Adds values to `G` groups of all `count` sums. Returns `G`.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. Each stride is in the unit of what comes before
-/// it: `values` is valid for reads of `G` groups every so many bytes, `positions` times;
-/// `out` is valid for reads and writes of `G` groups every `width` elements, `count` times,
-/// and nothing else refers to them. `weights` has `(count - 1) * stride + positions`
-/// elements.
+/// The CPU has the instruction set of `L`. `values` is valid for reads of `G` groups every
+/// stride, `positions` times; `out` is valid for reads and writes of `G` groups every stride,
+/// `count` times, and nothing else refers to them. `weights` is valid for reads of `positions`
+/// elements every stride, `count` times.
 #[inline(always)]
 unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    values: (*const u8, usize),
-    (weights, stride): (&[f32], usize),
+    values: Strided<*const u8>,
+    weights: Strided<*const f32>,
     positions: usize,
-    (out, width): (*mut f32, usize),
+    out: Strided<*mut f32>,
     count: usize,
 ) -> usize {
     let mut q = 0;
@@ -350,8 +330,14 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         // SAFETY: a tile takes no more queries than are left; the caller guarantees the
         // rest.
         unsafe {
-            let weights = (weights.as_ptr().add(q * stride), stride);
-            let out = (out.add(q * width), width);
+            let weights = Strided {
+                base: weights.base.add(q * weights.stride),
+                ..weights
+            };
+            let out = Strided {
+                base: out.base.add(q * out.stride),
+                ..out
+            };
             q += match count - q {
                 left if left >= Q => mix_tile::<L, S, Q, G>(values, weights, positions, out, Q),
                 left @ 3.. if Q == 4 => {
@@ -365,23 +351,27 @@ unsafe fn mix_groups<L: Lanes, S: Stored, const Q: usize, const G: usize>(
     G
 }
 
-/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. Strides are in the
-/// units of their pointers; unused rows of the tile repeat the last query.
+/// Adds `positions` values to `G` groups of `count <= Q` sums. Returns `count`. What is left of
+/// the tile repeats the last query.
 ///
 /// # Safety
-/// As for [`mix_groups`], with `weights` valid for reads of as many elements, and
-/// `1 <= count <= Q`.
+/// As for [`mix_groups`], and `1 <= count <= Q`.
 #[inline(always)]
 unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
-    (values, row): (*const u8, usize),
-    (weights, stride): (*const f32, usize),
+    values: Strided<*const u8>,
+    weights: Strided<*const f32>,
     positions: usize,
-    (out, width): (*mut f32, usize),
+    out: Strided<*mut f32>,
     count: usize,
 ) -> usize {
+    let (row, width) = (values.stride, out.stride);
     // SAFETY: the caller guarantees the instruction set and all elements.
     unsafe {
-        let out = |q: usize, g: usize| out.add(q.min(count - 1) * width + g * GROUP).cast::<u8>();
+        let out = |q: usize, g: usize| {
+            out.base
+                .add(q.min(count - 1) * width + g * GROUP)
+                .cast::<u8>()
+        };
         let mut sums = [[L::zero(); G]; Q];
         for (q, sums) in sums.iter_mut().enumerate() {
             for (g, sum) in sums.iter_mut().enumerate() {
@@ -391,11 +381,11 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
         for p in 0..positions {
             let mut value = [L::zero(); G];
             for (g, value) in value.iter_mut().enumerate() {
-                fetch_group::<S>(values.wrapping_add(p * row + g * S::BYTES + AHEAD));
-                *value = S::load::<L>(values.add(p * row + g * S::BYTES));
+                fetch_group::<S>(values.base.wrapping_add(p * row + g * S::BYTES + AHEAD));
+                *value = S::load::<L>(values.base.add(p * row + g * S::BYTES));
             }
             for (q, sums) in sums.iter_mut().enumerate() {
-                let weight = L::splat(*weights.add(q.min(count - 1) * stride + p));
+                let weight = L::splat(*weights.base.add(q.min(count - 1) * weights.stride + p));
                 for (sum, value) in sums.iter_mut().zip(value) {
                     *sum = weight.mul_add(value, *sum);
                 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Lanes, Register};
+use super::lanes::{Lanes, Register, by_registers, register};
 use crate::cpu::with_features;
 
 // 3 × 4 accumulators, 3 weights and 1 input fill the 16 registers.
@@ -15,30 +15,7 @@ pub(crate) struct Avx2([__m256; 4]);
 impl Lanes for Avx2 {
     type Register = __m256;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees AVX2.
-        unsafe { Avx2([_mm256_setzero_ps(); 4]) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees AVX2.
-        unsafe { Avx2([_mm256_set1_ps(value); 4]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f32(from: *const u8) -> Self {
-        // SAFETY: the caller guarantees AVX2 and 128 readable bytes.
-        unsafe {
-            Avx2([
-                _mm256_loadu_ps(from.cast()),
-                _mm256_loadu_ps(from.add(32).cast()),
-                _mm256_loadu_ps(from.add(64).cast()),
-                _mm256_loadu_ps(from.add(96).cast()),
-            ])
-        }
-    }
+    by_registers!(Avx2, 0 1 2 3);
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
@@ -113,17 +90,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_f32(self, to: *mut u8) {
-        // SAFETY: the caller guarantees AVX2 and 128 writable bytes.
-        unsafe {
-            _mm256_storeu_ps(to.cast(), self.0[0]);
-            _mm256_storeu_ps(to.add(32).cast(), self.0[1]);
-            _mm256_storeu_ps(to.add(64).cast(), self.0[2]);
-            _mm256_storeu_ps(to.add(96).cast(), self.0[3]);
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store_f16(self, to: *mut u8) {
         // SAFETY: the caller guarantees F16C and 64 writable bytes.
         unsafe {
@@ -132,19 +98,6 @@ impl Lanes for Avx2 {
             _mm_storeu_si128(to.add(16).cast(), _mm256_cvtps_ph::<NEAREST>(self.0[1]));
             _mm_storeu_si128(to.add(32).cast(), _mm256_cvtps_ph::<NEAREST>(self.0[2]));
             _mm_storeu_si128(to.add(48).cast(), _mm256_cvtps_ph::<NEAREST>(self.0[3]));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the caller guarantees FMA.
-        unsafe {
-            Avx2([
-                _mm256_fmadd_ps(self.0[0], b.0[0], c.0[0]),
-                _mm256_fmadd_ps(self.0[1], b.0[1], c.0[1]),
-                _mm256_fmadd_ps(self.0[2], b.0[2], c.0[2]),
-                _mm256_fmadd_ps(self.0[3], b.0[3], c.0[3]),
-            ])
         }
     }
 
@@ -162,39 +115,14 @@ impl Lanes for Avx2 {
     }
 }
 
-impl Register for __m256 {
-    const WIDTH: usize = 8;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees AVX2.
-        unsafe { _mm256_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees AVX2 and FMA.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller guarantees AVX2 and FMA and 8 readable values.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller guarantees AVX2 and FMA and 8 writable values.
-        unsafe { _mm256_storeu_ps(to, self) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the caller guarantees AVX2 and FMA.
-        unsafe { _mm256_fmadd_ps(self, b, c) }
-    }
-}
+register!(
+    __m256,
+    8,
+    _mm256_set1_ps,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    |a, b, c| _mm256_fmadd_ps(a, b, c)
+);
 
 /// Lanes `j + 4`, `j + 2`, `j + 1` of the tree; shared with AVX-512.
 ///

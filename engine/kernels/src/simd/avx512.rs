@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{load_16, reduce_8},
-    lanes::{Lanes, Register},
+    lanes::{Lanes, Register, by_registers, register},
 };
 use crate::cpu::with_features;
 
@@ -17,28 +17,7 @@ pub(crate) struct Avx512([__m512; 2]);
 impl Lanes for Avx512 {
     type Register = __m512;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { Avx512([_mm512_setzero_ps(); 2]) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { Avx512([_mm512_set1_ps(value); 2]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f32(from: *const u8) -> Self {
-        // SAFETY: the caller guarantees AVX-512 and 128 readable bytes.
-        unsafe {
-            Avx512([
-                _mm512_loadu_ps(from.cast()),
-                _mm512_loadu_ps(from.add(64).cast()),
-            ])
-        }
-    }
+    by_registers!(Avx512, 0 1);
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
@@ -98,32 +77,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_f32(self, to: *mut u8) {
-        // SAFETY: the caller guarantees AVX-512 and 128 writable bytes.
-        unsafe {
-            _mm512_storeu_ps(to.cast(), self.0[0]);
-            _mm512_storeu_ps(to.add(64).cast(), self.0[1]);
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store_f16(self, to: *mut u8) {
         // SAFETY: the caller guarantees AVX-512 and 64 writable bytes.
         unsafe {
             const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
             _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(self.0[0]));
             _mm256_storeu_si256(to.add(32).cast(), _mm512_cvtps_ph::<NEAREST>(self.0[1]));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe {
-            Avx512([
-                _mm512_fmadd_ps(self.0[0], b.0[0], c.0[0]),
-                _mm512_fmadd_ps(self.0[1], b.0[1], c.0[1]),
-            ])
         }
     }
 
@@ -142,39 +101,14 @@ impl Lanes for Avx512 {
     }
 }
 
-impl Register for __m512 {
-    const WIDTH: usize = 16;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { _mm512_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { _mm512_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller guarantees AVX-512 and 16 readable values.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller guarantees AVX-512 and 16 writable values.
-        unsafe { _mm512_storeu_ps(to, self) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { _mm512_fmadd_ps(self, b, c) }
-    }
-}
+register!(
+    __m512,
+    16,
+    _mm512_set1_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    |a, b, c| _mm512_fmadd_ps(a, b, c)
+);
 
 /// 32 bytes.
 ///

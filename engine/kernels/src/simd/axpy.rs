@@ -4,9 +4,11 @@
 //! once for many rows instead of once per row. Every element adds its products in the order of the
 //! rows, so splitting the rows into several calls changes no bit.
 
-use super::lanes::Lanes;
+use super::{
+    lanes::Lanes,
+    stored::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
+};
 use crate::{
-    cpu::with_features,
     dtype::{DType, GROUP},
     row::Row,
 };
@@ -14,12 +16,9 @@ use crate::{
 /// Maximum rows added to a block of columns before the next block.
 const ROWS: usize = 16;
 
-/// Groups whose scales are converted to f32 at once.
-pub(super) const GROUPS: usize = 16;
-
-/// The entry points of one instruction set. Its registers hold the accumulators of `$groups` groups
-/// beside weights being decoded, of `$token_groups` beside decoded ones, or two registers of
-/// accumulators for each of `$tile` tokens.
+/// The entry points of one instruction set. In its registers fit the sums of `$groups`
+/// groups beside weights that are being decoded, of `$token_groups` beside decoded ones, or
+/// two registers of sums for each of `$tile` tokens.
 macro_rules! entry_points {
     ([$($feature:tt)*] $lanes:ty, $groups:literal, $token_groups:literal, $tile:literal) => {
         use crate::{Row, simd::axpy_tokens};
@@ -54,65 +53,9 @@ macro_rules! entry_points {
     };
 }
 
-pub(super) mod portable {
-    entry_points!([] crate::simd::portable::Portable, 1, 1, 2);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2 {
-    // 8 accumulators, 4 weights and 1 factor of the 16 registers.
-    super::with_features!(avx2, entry_points, crate::simd::avx2::Avx2, 2, 2, 6);
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512 {
-    // 16 accumulators, 2 weights and 1 factor of the 32 registers.
-    super::with_features!(avx512, entry_points, crate::simd::avx512::Avx512, 8, 4, 12);
-}
-#[cfg(target_arch = "aarch64")]
-pub(super) mod neon {
-    // 16 accumulators, 8 weights and 1 factor of the 32 registers.
-    super::with_features!(neon, entry_points, crate::simd::neon::Neon, 2, 2, 12);
-}
-
-/// Converts 32 stored elements to lanes, without their scale.
-pub(super) trait Stored {
-    /// Stored bytes of a group, without its scale.
-    const BYTES: usize;
-    /// Whether groups have a scale.
-    const SCALED: bool;
-    /// Rows added to a block together: their blocks and the next ones fit in the L1 cache, and are
-    /// enough bytes to saturate memory.
-    const ROWS: usize = match 256 / Self::BYTES {
-        0..4 => 4,
-        rows => rows,
-    };
-    /// The 32 elements of a group.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
-    /// it need not be aligned.
-    unsafe fn load<L: Lanes>(from: *const u8) -> L;
-}
-
-macro_rules! stored {
-    ($name:ident, $dtype:expr, |$from:ident| $load:expr) => {
-        pub(super) struct $name;
-        impl Stored for $name {
-            const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.is_grouped();
-            #[inline(always)]
-            unsafe fn load<L: Lanes>($from: *const u8) -> L {
-                // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
-                unsafe { $load }
-            }
-        }
-    };
-}
-stored!(F32, DType::F32, |from| L::load_f32(from));
-stored!(F16, DType::F16, |from| L::load_f16(from));
-stored!(BF16, DType::BF16, |from| L::load_bf16(from));
-// The compiler removes a multiplication by one.
-stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
-stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
+// avx2: 8 sums, 4 weights and 1 factor of the 16 registers; avx512: 16 sums, 2 weights and 1
+// factor of the 32; neon: 16 sums, 8 weights and 1 factor.
+super::per_instruction_set!(entry_points, portable: 1, 1, 2; avx2: 2, 2, 6; avx512: 8, 4, 12; neon: 2, 2, 12);
 
 /// `y[j] = fma(factors[i] * scale, q, y[j])` for every row `i` in order, where row `i` holds `scale
 /// · q` at `j`. With `NEW`, starts from zero and
@@ -282,71 +225,4 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
             sum.store_f32(y.add(4 * GROUP * g));
         }
     }
-}
-
-/// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
-///
-/// # Safety
-/// The CPU has the instruction set of `L`.
-#[inline(always)]
-pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
-    let rest = row.skip_groups(row.len() / GROUP);
-    let mut quants = [0u8; 4 * GROUP];
-    quants[..rest.quants().len()].copy_from_slice(rest.quants());
-    let mut weights = [0.0f32; GROUP];
-    // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
-    // caller guarantees the instruction set.
-    let a = unsafe {
-        S::load::<L>(quants.as_ptr()).store_f32(weights.as_mut_ptr().cast());
-        if S::SCALED {
-            a * scales::<L>(rest, 0, 1)[0]
-        } else {
-            a
-        }
-    };
-    for (y, w) in y.iter_mut().zip(weights) {
-        *y = a.mul_add(w, *y);
-    }
-}
-
-/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
-///
-/// # Safety
-/// The CPU has the instruction set of `L`.
-#[inline(always)]
-pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
-    let bytes = &row.scales()[2 * first..2 * (first + count)];
-    // SAFETY: 32 bytes are readable in both cases; the caller guarantees the instruction
-    // set.
-    unsafe {
-        if count == GROUPS {
-            return L::load_scales(bytes.as_ptr());
-        }
-        let mut padded = [0u8; 2 * GROUPS];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        L::load_scales(padded.as_ptr())
-    }
-}
-
-/// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
-
-/// Prefetches a cache line into the L2 cache. The L1 cache has too few line fill buffers, so
-/// prefetching into it is slower. Any address is allowed.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that neither faults nor changes anything; SSE is baseline.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at,
-            options(readonly, nostack, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = at;
 }

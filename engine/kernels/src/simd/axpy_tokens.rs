@@ -8,8 +8,9 @@
 use std::cell::RefCell;
 
 use super::{
-    axpy::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
     lanes::{Lanes, Register},
+    stored::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
+    strided::Strided,
 };
 use crate::{
     dtype::{DType, GROUP},
@@ -191,8 +192,14 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
                 if full {
                     let width = DECODED.min(count - k);
                     decode::<L, S>(part.rows, first + k, width, &mut scratch.weights);
-                    for g in 0..width {
-                        tiles::<L, S, T>(part, (first, k + g), (g, width), ys, scratch);
+                    for slot in 0..width {
+                        let at = Decoded {
+                            group: first + k + slot,
+                            scale: k + slot,
+                            slot,
+                            width,
+                        };
+                        tiles::<L, S, T>(part, at, ys, scratch);
                     }
                     k += width;
                 } else if k + G <= count {
@@ -303,17 +310,15 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
     }
 }
 
-/// Adds all rows to all tokens in group `first + k`, which is decoded as number `g` of
-/// `width` groups.
+/// Adds all rows to all tokens in one group.
 ///
 /// # Safety
-/// The CPU has the instruction set of `L`. `part` and `ys` are as for [`some_rows`], group
-/// `first + k` of every token is full, and `g < width <= DECODED`.
+/// The CPU has the instruction set of `L`. `part` and `ys` are as for [`some_rows`], the group
+/// of every token is full, and it is decoded: `slot < width <= DECODED`.
 #[inline(always)]
 unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
     part: Part<'_>,
-    (first, k): (usize, usize),
-    (g, width): (usize, usize),
+    at: Decoded,
     ys: &mut [f32],
     scratch: &mut Scratch,
 ) {
@@ -321,7 +326,7 @@ unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
     let (factors, stride) = if S::SCALED {
         let scaled = scratch.scaled.chunks_exact_mut(TOKENS);
         for ((scaled, factors), scales) in scaled.zip(part.factors()).zip(&scratch.scales) {
-            let scale = scales[k];
+            let scale = scales[at.scale];
             for (scaled, a) in scaled.iter_mut().zip(factors) {
                 *scaled = a * scale;
             }
@@ -330,18 +335,18 @@ unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
     } else {
         (part.factors.as_ptr(), part.stride)
     };
-    let weights = Vectors {
-        base: scratch.weights[g * GROUP..].as_ptr(),
-        stride: width * GROUP,
+    let weights = Strided {
+        base: scratch.weights[at.slot * GROUP..].as_ptr(),
+        stride: at.width * GROUP,
     };
-    let y = ys[(first + k) * GROUP..].as_mut_ptr();
+    let y = ys[at.group * GROUP..].as_mut_ptr();
     let rows = part.rows.len();
     // SAFETY: `rows` rows are decoded and have factors for all tokens, and every token has
     // this group; the caller guarantees the instruction set.
     unsafe {
         let mut t = 0;
         while t < part.tokens {
-            let factors = Vectors {
+            let factors = Strided {
                 base: factors.add(t),
                 stride,
             };
@@ -355,11 +360,16 @@ unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
     }
 }
 
-/// Vectors that start `stride` elements apart.
+/// One of the groups that are decoded together.
 #[derive(Clone, Copy)]
-struct Vectors {
-    base: *const f32,
-    stride: usize,
+struct Decoded {
+    /// Its number in the rows.
+    group: usize,
+    /// Its number among the groups whose scales are known.
+    scale: usize,
+    /// Its number among those decoded, of which there are `width`.
+    slot: usize,
+    width: usize,
 }
 
 /// Adds `rows` rows to one group of `T` tokens, two registers at a time. Returns `T`.
@@ -371,8 +381,8 @@ struct Vectors {
 /// refers to them.
 #[inline(always)]
 unsafe fn tile<R: Register, const T: usize>(
-    weights: Vectors,
-    factors: Vectors,
+    weights: Strided<*const f32>,
+    factors: Strided<*const f32>,
     rows: usize,
     y: *mut f32,
     n: usize,

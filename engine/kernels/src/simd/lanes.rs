@@ -120,3 +120,99 @@ pub(crate) trait Register: Copy {
     /// The CPU has the instruction set of `Self`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
 }
+
+/// The methods of [`Lanes`] that are the same for every kind of register: of `$lanes`, an array of
+/// registers, whose places are listed.
+macro_rules! by_registers {
+    ($lanes:ident, $($k:literal)*) => {
+        /// # Safety
+        /// As for the method of [`Lanes`].
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: passed on from the caller.
+            $lanes([$({ let _: [(); $k]; unsafe { <Self::Register as Register>::zero() } }),*])
+        }
+
+        /// # Safety
+        /// As for the method of [`Lanes`].
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: passed on from the caller.
+            let register = unsafe { <Self::Register as Register>::splat(value) };
+            $lanes([$({ let _: [(); $k]; register }),*])
+        }
+
+        /// # Safety
+        /// As for the method of [`Lanes`].
+        #[inline(always)]
+        unsafe fn load_f32(from: *const u8) -> Self {
+            const WIDTH: usize = <<$lanes as Lanes>::Register as Register>::WIDTH;
+            let from = from.cast::<f32>();
+            // SAFETY: the registers are 128 bytes, which the caller guarantees to be readable.
+            $lanes([$(unsafe { Register::load(from.wrapping_add($k * WIDTH)) }),*])
+        }
+
+        /// # Safety
+        /// As for the method of [`Lanes`].
+        #[inline(always)]
+        unsafe fn store_f32(self, to: *mut u8) {
+            const WIDTH: usize = <<$lanes as Lanes>::Register as Register>::WIDTH;
+            let to = to.cast::<f32>();
+            // SAFETY: the registers are 128 bytes, which the caller guarantees to be writable.
+            $(unsafe { Register::store(self.0[$k], to.wrapping_add($k * WIDTH)) };)*
+        }
+
+        /// # Safety
+        /// As for the method of [`Lanes`].
+        #[inline(always)]
+        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+            // SAFETY: passed on from the caller.
+            $lanes([$(unsafe { Register::mul_add(self.0[$k], b.0[$k], c.0[$k]) }),*])
+        }
+    };
+}
+pub(super) use by_registers;
+
+/// Implements [`Register`] by the intrinsics of an instruction set.
+macro_rules! register {
+    (
+        $register:ty, $width:literal, $splat:ident, $load:ident, $store:ident,
+        |$a:ident, $b:ident, $c:ident| $mul_add:expr
+    ) => {
+        impl Register for $register {
+            const WIDTH: usize = $width;
+
+            #[inline(always)]
+            unsafe fn zero() -> Self {
+                // SAFETY: the caller guarantees the instruction set.
+                unsafe { $splat(0.0) }
+            }
+
+            #[inline(always)]
+            unsafe fn splat(value: f32) -> Self {
+                // SAFETY: the caller guarantees the instruction set.
+                unsafe { $splat(value) }
+            }
+
+            #[inline(always)]
+            unsafe fn load(from: *const f32) -> Self {
+                // SAFETY: the caller guarantees the instruction set and the values.
+                unsafe { $load(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, to: *mut f32) {
+                // SAFETY: the caller guarantees the instruction set and room for the values.
+                unsafe { $store(to, self) }
+            }
+
+            #[inline(always)]
+            unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+                let ($a, $b, $c) = (self, b, c);
+                // SAFETY: the caller guarantees the instruction set.
+                unsafe { $mul_add }
+            }
+        }
+    };
+}
+pub(super) use register;

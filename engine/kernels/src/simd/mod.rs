@@ -140,9 +140,11 @@ mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod stored;
+mod strided;
 mod walk;
 
-pub(crate) use axpy::{LINE, prefetch};
+pub(crate) use stored::{LINE, prefetch};
 
 use crate::{
     columns::Columns,
@@ -154,7 +156,35 @@ use crate::{
     two_bit::two_bit_row_bytes,
 };
 
-/// Calls the kernel of the token's instruction set, from the modules here or from `$family`.
+/// The entry points that `$entries` writes, for every instruction set in a module of its name, with
+/// numbers that depend on its registers.
+macro_rules! per_instruction_set {
+    (
+        $entries:ident,
+        portable: $($portable:literal),*; avx2: $($avx2:literal),*;
+        avx512: $($avx512:literal),*; neon: $($neon:literal),*
+    ) => {
+        pub(super) mod portable {
+            $entries!([] crate::simd::portable::Portable, $($portable),*);
+        }
+        #[cfg(target_arch = "x86_64")]
+        pub(super) mod avx2 {
+            crate::cpu::with_features!(avx2, $entries, crate::simd::avx2::Avx2, $($avx2),*);
+        }
+        #[cfg(target_arch = "x86_64")]
+        pub(super) mod avx512 {
+            crate::cpu::with_features!(avx512, $entries, crate::simd::avx512::Avx512, $($avx512),*);
+        }
+        #[cfg(target_arch = "aarch64")]
+        pub(super) mod neon {
+            crate::cpu::with_features!(neon, $entries, crate::simd::neon::Neon, $($neon),*);
+        }
+    };
+}
+use per_instruction_set;
+
+/// Calls the kernel of the token's instruction set, which is in the modules here or in
+/// those of `$family`.
 macro_rules! dispatch {
     ($cpu:expr, $kernel:ident $args:tt) => { dispatch!($cpu, $kernel $args, self) };
     ($cpu:expr, $kernel:ident ( $($arg:expr),* ), $family:ident) => {

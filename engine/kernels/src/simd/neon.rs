@@ -2,7 +2,7 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::lanes::{Lanes, Register};
+use super::lanes::{Lanes, Register, by_registers, register};
 use crate::cpu::with_features;
 
 // 16 accumulators, 4 weights and 1 input of the 32 registers.
@@ -15,29 +15,7 @@ pub(crate) struct Neon([float32x4_t; 8]);
 impl Lanes for Neon {
     type Register = float32x4_t;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees NEON.
-        unsafe { Neon([vdupq_n_f32(0.0); 8]) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees NEON.
-        unsafe { Neon([vdupq_n_f32(value); 8]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f32(from: *const u8) -> Self {
-        // SAFETY: the caller guarantees NEON and 128 readable bytes.
-        unsafe {
-            let mut registers = [vdupq_n_f32(0.0); 8];
-            for (k, register) in registers.iter_mut().enumerate() {
-                *register = vreinterpretq_f32_u8(vld1q_u8(from.add(16 * k)));
-            }
-            Neon(registers)
-        }
-    }
+    by_registers!(Neon, 0 1 2 3 4 5 6 7);
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
@@ -101,29 +79,11 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn store_f32(self, to: *mut u8) {
-        for (k, register) in self.0.into_iter().enumerate() {
-            // SAFETY: the caller guarantees NEON and 128 writable bytes.
-            unsafe { vst1q_u8(to.add(16 * k), vreinterpretq_u8_f32(register)) }
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store_f16(self, to: *mut u8) {
         for (k, register) in self.0.into_iter().enumerate() {
             // SAFETY: the caller guarantees NEON and 64 writable bytes.
             unsafe { vst1_u8(to.add(8 * k), vreinterpret_u8_u16(narrow_f16(register))) }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        let mut sum = c;
-        for ((sum, a), b) in sum.0.iter_mut().zip(self.0).zip(b.0) {
-            // SAFETY: the caller guarantees NEON.
-            *sum = unsafe { vfmaq_f32(*sum, a, b) };
-        }
-        sum
     }
 
     #[inline(always)]
@@ -145,39 +105,14 @@ impl Lanes for Neon {
     }
 }
 
-impl Register for float32x4_t {
-    const WIDTH: usize = 4;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the caller guarantees NEON.
-        unsafe { vdupq_n_f32(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller guarantees NEON.
-        unsafe { vdupq_n_f32(0.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller guarantees NEON and 4 readable values.
-        unsafe { vld1q_f32(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller guarantees NEON and 4 writable values.
-        unsafe { vst1q_f32(to, self) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the caller guarantees NEON.
-        unsafe { vfmaq_f32(c, self, b) }
-    }
-}
+register!(
+    float32x4_t,
+    4,
+    vdupq_n_f32,
+    vld1q_f32,
+    vst1q_f32,
+    |a, b, c| vfmaq_f32(c, a, b)
+);
 
 /// Four values of 16 bits.
 ///

@@ -6,8 +6,8 @@
 //! would lack the instruction set.
 
 use super::{
-    axpy::{GROUPS, scales},
     lanes::Lanes,
+    stored::{GROUPS, scales},
 };
 use crate::{
     LANES,

@@ -422,30 +422,14 @@ fn other_texts_that_lie() {
         folder.refused()
     };
     let generation = "generation_config.json";
-    assert_refused!(
-        refused(generation, json!({"temperature": -1.0})),
-        BadKey,
-        generation,
-        "temperature"
-    );
-    assert_refused!(
-        refused(generation, json!({"top_p": 1.5})),
-        BadKey,
-        generation,
-        "top_p"
-    );
-    assert_refused!(
-        refused(generation, json!({"min_p": -0.5})),
-        BadKey,
-        generation,
-        "min_p"
-    );
-    assert_refused!(
-        refused(generation, json!({"repetition_penalty": 0})),
-        BadKey,
-        generation,
-        "repetition_penalty"
-    );
+    for (text, key) in [
+        (json!({"temperature": -1.0}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"min_p": -0.5}), "min_p"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty"),
+    ] {
+        assert_refused!(refused(generation, text), BadKey, generation, key);
+    }
     assert_refused!(
         refused(generation, json!({"eos_token_id": 99})),
         BadKey,
@@ -453,18 +437,12 @@ fn other_texts_that_lie() {
         "99"
     );
     let tokenizer = "tokenizer_config.json";
-    assert_refused!(
-        refused(tokenizer, json!({"chat_template": []})),
-        BadKey,
-        tokenizer,
-        "chat_template"
-    );
-    assert_refused!(
-        refused(tokenizer, json!({"bos_token": 5})),
-        BadKey,
-        tokenizer,
-        "bos_token"
-    );
+    for (text, key) in [
+        (json!({"chat_template": []}), "chat_template"),
+        (json!({"bos_token": 5}), "bos_token"),
+    ] {
+        assert_refused!(refused(tokenizer, text), BadKey, tokenizer, key);
+    }
     assert_refused!(
         refused("tokenizer.json", json!({"added_tokens": 5})),
         Json,

@@ -209,6 +209,16 @@ fn shapes_that_contradict_the_configuration() {
     assert_refused!(folder.refused(), WrongShape, "model.safetensors", "fc2");
 }
 
+/// Why a folder is refused whose index has the output head in this file.
+fn head_in(shard: &str) -> Error {
+    let folder = Folder::new("llama");
+    let opened = open_sharded(&folder, |mut index| {
+        index["weight_map"]["lm_head.weight"] = shard.into();
+        index
+    });
+    opened.err().unwrap()
+}
+
 #[test]
 fn a_shard_outside_the_folder() {
     for shard in [
@@ -220,34 +230,24 @@ fn a_shard_outside_the_folder() {
         "./a.safetensors",
         "a.safetensors/",
     ] {
-        let folder = Folder::new("llama");
-        let error = open_sharded(&folder, |mut index| {
-            index["weight_map"]["lm_head.weight"] = shard.into();
-            index
-        });
-        assert_refused!(error.err().unwrap(), ShardOutside, "index.json", shard);
+        assert_refused!(head_in(shard), ShardOutside, "index.json", shard);
     }
 }
 
 #[test]
 fn a_shard_that_is_missing() {
-    let folder = Folder::new("llama");
-    let error = open_sharded(&folder, |mut index| {
-        index["weight_map"]["lm_head.weight"] = "c.safetensors".into();
-        index
-    });
-    assert_refused!(error.err().unwrap(), MissingFile, "c.safetensors", "shards");
+    assert_refused!(
+        head_in("c.safetensors"),
+        MissingFile,
+        "c.safetensors",
+        "shards"
+    );
 }
 
 #[test]
 fn a_tensor_that_is_not_where_the_index_says() {
-    let folder = Folder::new("llama");
-    let error = open_sharded(&folder, |mut index| {
-        index["weight_map"]["lm_head.weight"] = "b.safetensors".into();
-        index
-    });
     assert_refused!(
-        error.err().unwrap(),
+        head_in("b.safetensors"),
         NotInShard,
         "b.safetensors",
         "lm_head.weight"

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::super::Completion;
 use super::super::device::Reaped;
 use super::super::error::IoError;
-use super::super::{Completion, Read};
 use super::{IoEngine, Queued};
 
 impl IoEngine {
@@ -108,7 +108,7 @@ impl IoEngine {
                     Ok(())
                 }
             };
-            out.push(complete(active.read, result));
+            out.push(Completion::of(active.read, result));
         }
     }
 
@@ -120,14 +120,5 @@ impl IoEngine {
         let mut out = std::mem::take(&mut self.ready);
         self.settle(index, &mut out);
         self.ready = out;
-    }
-}
-
-/// Returns a read's slot.
-pub(super) fn complete(read: Read, result: Result<(), IoError>) -> Completion {
-    Completion {
-        tag: read.tag,
-        slot: read.slot,
-        result,
     }
 }

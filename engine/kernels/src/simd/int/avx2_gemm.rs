@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{Avx2, load},
-    gemm::{Panel, Tile, Tokens},
+    gemm::{Panel, Step, Tile, Tokens},
 };
 use crate::{
     Chunk, Row,
@@ -29,6 +29,17 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
 
+    chains_of_floats!(
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_mul_ps,
+        _mm256_add_ps,
+        _mm256_fmadd_ps,
+        _mm256_cvtepi32_ps
+    );
+
     #[inline(always)]
     unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: the caller guarantees AVX2 and the memory of the panel.
@@ -43,12 +54,8 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        group: *const u8,
-        apart: usize,
-        x: Tokens,
-        m: usize,
-    ) -> [[__m256i; T]; P] {
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(at: Step) -> [[__m256i; T]; P] {
+        let Step { group, apart, x, m } = at;
         // SAFETY: the caller guarantees the ISA, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm256_setzero_si256(); T]; P];
@@ -57,33 +64,6 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
             }
             sums
         }
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the caller guarantees AVX2.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn add(chain: __m256, sums: __m256i, scales: *const f32, scale: f32) -> __m256 {
-        // SAFETY: the caller guarantees the ISA and 8 scales.
-        unsafe {
-            let scales = _mm256_mul_ps(_mm256_loadu_ps(scales), _mm256_set1_ps(scale));
-            _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scales, chain)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn plus(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the caller guarantees AVX2.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(values: __m256, to: *mut f32) {
-        // SAFETY: the caller guarantees AVX2 and room for 8 values.
-        unsafe { _mm256_storeu_ps(to, values) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     avx512::{Avx512, load},
-    gemm::{Panel, Tile, Tokens},
+    gemm::{Panel, Step, Tile},
 };
 use crate::{
     Chunk, Row,
@@ -29,6 +29,17 @@ impl Tile for Avx512 {
     // bottleneck.
     const PAIR_TOKENS: usize = 6;
 
+    chains_of_floats!(
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_mul_ps,
+        _mm512_add_ps,
+        _mm512_fmadd_ps,
+        _mm512_cvtepi32_ps
+    );
+
     #[inline(always)]
     unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: the caller guarantees AVX-512 and the memory of the panel.
@@ -43,12 +54,8 @@ impl Tile for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        group: *const u8,
-        apart: usize,
-        x: Tokens,
-        m: usize,
-    ) -> [[__m512i; T]; P] {
+    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(at: Step) -> [[__m512i; T]; P] {
+        let Step { group, apart, x, m } = at;
         let correction = if Q4 {
             std::mem::offset_of!(Chunk, by_8)
         } else {
@@ -79,33 +86,6 @@ impl Tile for Avx512 {
             }
             sums
         }
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { _mm512_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn add(chain: __m512, sums: __m512i, scales: *const f32, scale: f32) -> __m512 {
-        // SAFETY: the caller guarantees AVX-512 and 16 scales.
-        unsafe {
-            let scales = _mm512_mul_ps(_mm512_loadu_ps(scales), _mm512_set1_ps(scale));
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, chain)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn plus(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the caller guarantees AVX-512.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(values: __m512, to: *mut f32) {
-        // SAFETY: the caller guarantees AVX-512 and room for 16 values.
-        unsafe { _mm512_storeu_ps(to, values) }
     }
 }
 

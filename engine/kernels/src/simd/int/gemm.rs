@@ -101,7 +101,19 @@ impl Tokens {
     }
 }
 
-/// Vector operations for a matrix product; see [`super::dot::Unit`].
+/// A packed group and the tokens that meet it.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    /// The group of the first panel.
+    pub group: *const u8,
+    /// Bytes from there to that of the next panel.
+    pub apart: usize,
+    pub x: Tokens,
+    /// Place of the group in its chunk.
+    pub m: usize,
+}
+
+/// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
 pub(super) trait Tile {
     /// One i32 for each row of a panel.
     type Sums: Copy;
@@ -124,17 +136,13 @@ pub(super) trait Tile {
     /// `Q4`, else in q8; `panel` is one of `ROWS` rows with as many groups as each of them.
     unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel);
 
-    /// For each of `P` panels, `apart` bytes from one to the next, and each of `T` tokens,
-    /// the exact sums of one packed group; `m` is the place of the group in its chunk.
+    /// For each of `P` panels and each of `T` tokens, the exact sums of one packed group.
     ///
     /// # Safety
     /// The CPU has the instruction set of `Self`. [`pack`](Tile::pack) has written each of the
-    /// packed groups with the same `Q4`; `x` has `T` tokens, which are valid for reads; `m < 16`.
+    /// packed groups with the same `Q4`; there are `T` tokens, which are valid for reads; `m < 16`.
     unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        group: *const u8,
-        apart: usize,
-        x: Tokens,
-        m: usize,
+        at: Step,
     ) -> [[Self::Sums; T]; P];
 
     /// All zero.
@@ -374,7 +382,7 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
                     stride,
                 };
                 for _ in 0..panel.chain_len(m) {
-                    let sums = K::sums::<Q4, P, T>(group, apart, x, m);
+                    let sums = K::sums::<Q4, P, T>(Step { group, apart, x, m });
                     for p in 0..P {
                         let scales = group.add(p * apart + K::ROWS * GROUP).cast();
                         for t in 0..T {

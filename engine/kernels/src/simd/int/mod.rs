@@ -42,6 +42,55 @@ macro_rules! entry_points {
     };
 }
 
+/// The methods of [`gemm::Tile`] on chains that are one register of floats, by its intrinsics.
+#[cfg(target_arch = "x86_64")]
+macro_rules! chains_of_floats {
+    (
+        $zero:ident, $load:ident, $store:ident, $splat:ident,
+        $mul:ident, $add:ident, $mul_add:ident, $from_i32:ident
+    ) => {
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn zero() -> Self::Floats {
+            // SAFETY: the caller guarantees the ISA.
+            unsafe { $zero() }
+        }
+
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn add(
+            chain: Self::Floats,
+            sums: Self::Sums,
+            scales: *const f32,
+            scale: f32,
+        ) -> Self::Floats {
+            // SAFETY: the caller guarantees the ISA and a register of scales.
+            unsafe {
+                let scales = $mul($load(scales), $splat(scale));
+                $mul_add($from_i32(sums), scales, chain)
+            }
+        }
+
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn plus(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+            // SAFETY: the caller guarantees the ISA.
+            unsafe { $add(a, b) }
+        }
+
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn store(values: Self::Floats, to: *mut f32) {
+            // SAFETY: the caller guarantees the ISA and room for a register.
+            unsafe { $store(to, values) }
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

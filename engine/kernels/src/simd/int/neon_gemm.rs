@@ -5,7 +5,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
-    gemm::{self, Panel, Tile, Tokens},
+    gemm::{self, Panel, Step, Tile, Tokens},
     neon::{BASE, DOTPROD, Neon, halves, products, sums_of_groups},
 };
 use crate::{Row, dtype::GROUP};
@@ -36,11 +36,9 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
 
     #[inline(always)]
     unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        group: *const u8,
-        apart: usize,
-        x: Tokens,
-        m: usize,
+        at: Step,
     ) -> [[[int32x4_t; 2]; T]; P] {
+        let Step { group, apart, x, m } = at;
         // SAFETY: the caller guarantees the ISA, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[[vdupq_n_s32(0); 2]; T]; P];

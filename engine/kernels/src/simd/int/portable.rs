@@ -2,7 +2,7 @@
 
 use super::{
     dot::{Unit, padded},
-    gemm::{self, Panel, Tile, Tokens},
+    gemm::{self, Panel, Step, Tile},
     quantize::Quantize,
 };
 use crate::{
@@ -123,11 +123,9 @@ impl Tile for Portable {
 
     #[inline(always)]
     unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        group: *const u8,
-        apart: usize,
-        x: Tokens,
-        m: usize,
+        at: Step,
     ) -> [[[i32; ROWS]; T]; P] {
+        let Step { group, apart, x, m } = at;
         std::array::from_fn(|p| {
             // SAFETY: the caller guarantees `P` packed groups.
             let weights = unsafe { &*group.add(p * apart).cast::<[[i8; GROUP]; ROWS]>() };

@@ -1,0 +1,119 @@
+//! Stored formats as the sums and products over columns read them: groups of 32 elements, their
+//! scales, and the cache lines ahead.
+
+use super::lanes::Lanes;
+use crate::{
+    dtype::{DType, GROUP},
+    row::Row,
+};
+
+/// Groups whose scales are converted to f32 at once.
+pub(super) const GROUPS: usize = 16;
+
+/// How 32 stored elements become lanes, without their scale.
+pub(super) trait Stored {
+    /// Stored bytes of a group, without its scale.
+    const BYTES: usize;
+    /// Whether groups have a scale.
+    const SCALED: bool;
+    /// Rows that pass over a block together: their blocks and the next ones stay in the
+    /// first-level cache, and are enough bytes to keep the memory busy.
+    const ROWS: usize = match 256 / Self::BYTES {
+        0..4 => 4,
+        rows => rows,
+    };
+    /// The 32 elements of a group.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
+    /// it need not be aligned.
+    unsafe fn load<L: Lanes>(from: *const u8) -> L;
+}
+
+macro_rules! stored {
+    ($name:ident, $dtype:expr, |$from:ident| $load:expr) => {
+        pub(super) struct $name;
+        impl Stored for $name {
+            const BYTES: usize = $dtype.quants_bytes(GROUP);
+            const SCALED: bool = $dtype.is_grouped();
+            #[inline(always)]
+            unsafe fn load<L: Lanes>($from: *const u8) -> L {
+                // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
+                unsafe { $load }
+            }
+        }
+    };
+}
+stored!(F32, DType::F32, |from| L::load_f32(from));
+stored!(F16, DType::F16, |from| L::load_f16(from));
+stored!(BF16, DType::BF16, |from| L::load_bf16(from));
+// The compiler removes a multiplication by one.
+stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
+stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
+
+/// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
+#[inline(always)]
+pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
+    let rest = row.skip_groups(row.len() / GROUP);
+    let mut quants = [0u8; 4 * GROUP];
+    quants[..rest.quants().len()].copy_from_slice(rest.quants());
+    let mut weights = [0.0f32; GROUP];
+    // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
+    // caller guarantees the instruction set.
+    let a = unsafe {
+        S::load::<L>(quants.as_ptr()).store_f32(weights.as_mut_ptr().cast());
+        if S::SCALED {
+            a * scales::<L>(rest, 0, 1)[0]
+        } else {
+            a
+        }
+    };
+    for (y, w) in y.iter_mut().zip(weights) {
+        *y = a.mul_add(w, *y);
+    }
+}
+
+/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
+#[inline(always)]
+pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
+    let bytes = &row.scales()[2 * first..2 * (first + count)];
+    // SAFETY: 32 bytes are readable in both cases; the caller guarantees the instruction
+    // set.
+    unsafe {
+        if count == GROUPS {
+            return L::load_scales(bytes.as_ptr());
+        }
+        let mut padded = [0u8; 2 * GROUPS];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        L::load_scales(padded.as_ptr())
+    }
+}
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Brings a cache line into the second-level cache: the first has room for few lines that
+/// are on their way, so that reading into it is slower. Any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that neither faults nor changes anything; SSE is baseline.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at,
+            options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}

@@ -1,0 +1,229 @@
+//! What a tensor does in the decoder, and its canonical name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What a tensor does in the decoder. Shapes are `[rows × cols]`; a vector is
+/// one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Token embedding, `[vocab × d_model]`.
+    Embed,
+    /// Output head, `[vocab × d_model]`; absent where it is tied to the embedding.
+    Head,
+    /// Weight of the last RMSNorm, `[1 × d_model]`.
+    FinalNorm,
+    /// Weight of the RMSNorm before attention, `[1 × d_model]`.
+    AttnNorm,
+    /// Query projection, `[heads·head_dim × d_model]`, rotate-half row order.
+    Q,
+    /// Key projection, `[kv_heads·head_dim × d_model]`, rotate-half row order.
+    K,
+    /// Value projection, `[kv_heads·head_dim × d_model]`.
+    V,
+    /// Output projection, `[d_model × heads·head_dim]`.
+    O,
+    /// Bias of the query projection, `[1 × heads·head_dim]`.
+    QBias,
+    /// Bias of the key projection, `[1 × kv_heads·head_dim]`.
+    KBias,
+    /// Bias of the value projection, `[1 × kv_heads·head_dim]`.
+    VBias,
+    /// Bias of the output projection, `[1 × d_model]`.
+    OBias,
+    /// RMSNorm weight shared by all query heads, `[1 × head_dim]`.
+    QNorm,
+    /// RMSNorm weight shared by all key heads, `[1 × head_dim]`.
+    KNorm,
+    /// Weight of the RMSNorm before the FFN, `[1 × d_model]`.
+    FfnNorm,
+    /// Gate projection, `[ffn × d_model]`: row i belongs to neuron i.
+    Gate,
+    /// Up projection, `[ffn × d_model]`: row i belongs to neuron i.
+    Up,
+    /// Down projection, always presented transposed, `[ffn × d_model]`: row i
+    /// is the column that neuron i adds to the residual stream.
+    Down,
+    /// First matrix of an imported predictor, `[rank × d_model]`. It reads the
+    /// residual stream before the FFN norm (PowerInfer's convention).
+    PredictorFc1,
+    /// Second matrix of an imported predictor, `[ffn × rank]`.
+    PredictorFc2,
+}
+
+/// How a role is spelled, and where it lives.
+enum Place {
+    Global,
+    Layer,
+    Expert,
+}
+
+/// Every role with its spelling; the only place that knows them.
+const ROLES: [(Role, Place, &str); 20] = [
+    (Role::Embed, Place::Global, "embed"),
+    (Role::Head, Place::Global, "head"),
+    (Role::FinalNorm, Place::Global, "final_norm"),
+    (Role::AttnNorm, Place::Layer, "attn.norm"),
+    (Role::Q, Place::Layer, "attn.q"),
+    (Role::K, Place::Layer, "attn.k"),
+    (Role::V, Place::Layer, "attn.v"),
+    (Role::O, Place::Layer, "attn.o"),
+    (Role::QBias, Place::Layer, "attn.q_bias"),
+    (Role::KBias, Place::Layer, "attn.k_bias"),
+    (Role::VBias, Place::Layer, "attn.v_bias"),
+    (Role::OBias, Place::Layer, "attn.o_bias"),
+    (Role::QNorm, Place::Layer, "attn.q_norm"),
+    (Role::KNorm, Place::Layer, "attn.k_norm"),
+    (Role::FfnNorm, Place::Layer, "ffn.norm"),
+    (Role::Gate, Place::Expert, "gate"),
+    (Role::Up, Place::Expert, "up"),
+    (Role::Down, Place::Expert, "down"),
+    (Role::PredictorFc1, Place::Expert, "predictor.fc1"),
+    (Role::PredictorFc2, Place::Expert, "predictor.fc2"),
+];
+
+/// One tensor of the decoder. Its text form is its name in the container:
+/// `embed`, `layers.3.attn.q`, `layers.3.ffn.0.gate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId {
+    /// What it does.
+    pub role: Role,
+    /// Layer, from 0; 0 for the tensors outside the layers.
+    pub layer: u32,
+    /// Expert, from 0; 0 for a dense FFN and outside the FFN.
+    pub expert: u32,
+}
+
+impl TensorId {
+    /// A tensor outside the layers.
+    pub fn global(role: Role) -> Self {
+        Self {
+            role,
+            layer: 0,
+            expert: 0,
+        }
+    }
+
+    /// A tensor of a layer (of its expert 0 where the role belongs to the FFN).
+    pub fn layer(role: Role, layer: u32) -> Self {
+        Self {
+            role,
+            layer,
+            expert: 0,
+        }
+    }
+}
+
+impl fmt::Display for TensorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            role,
+            layer,
+            expert,
+        } = *self;
+        for (candidate, place, name) in &ROLES {
+            if *candidate == role {
+                return match place {
+                    Place::Global => f.write_str(name),
+                    Place::Layer => write!(f, "layers.{layer}.{name}"),
+                    Place::Expert => write!(f, "layers.{layer}.ffn.{expert}.{name}"),
+                };
+            }
+        }
+        Err(fmt::Error)
+    }
+}
+
+/// A text that is not the name of any tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a tensor name")]
+pub struct UnknownName(pub String);
+
+impl FromStr for TensorId {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        parse_id(text).ok_or_else(|| UnknownName(text.to_owned()))
+    }
+}
+
+fn parse_id(text: &str) -> Option<TensorId> {
+    let find = |spelling: &str, wanted: fn(&Place) -> bool| {
+        ROLES
+            .iter()
+            .find(|(_, place, name)| wanted(place) && *name == spelling)
+            .map(|r| r.0)
+    };
+    let Some(rest) = text.strip_prefix("layers.") else {
+        return find(text, |p| matches!(p, Place::Global)).map(TensorId::global);
+    };
+    let (layer, rest) = split_index(rest)?;
+    if let Some(role) = find(rest, |p| matches!(p, Place::Layer)) {
+        return Some(TensorId::layer(role, layer));
+    }
+    let (expert, rest) = split_index(rest.strip_prefix("ffn.")?)?;
+    let role = find(rest, |p| matches!(p, Place::Expert))?;
+    Some(TensorId {
+        role,
+        layer,
+        expert,
+    })
+}
+
+/// Splits `12.rest` into 12 and `rest`. Only the canonical spelling of a number
+/// is taken, so that two texts never name one tensor.
+pub(crate) fn split_index(text: &str) -> Option<(u32, &str)> {
+    let (number, rest) = text.split_once('.')?;
+    let value: u32 = number.parse().ok()?;
+    (value.to_string() == number).then_some((value, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_role_is_spelled_once_and_reads_back() {
+        for (index, (role, ..)) in ROLES.iter().enumerate() {
+            assert_eq!(ROLES.iter().position(|r| r.0 == *role), Some(index));
+            let id = match ROLES[index].1 {
+                Place::Global => TensorId::global(*role),
+                Place::Layer => TensorId::layer(*role, 17),
+                Place::Expert => TensorId {
+                    role: *role,
+                    layer: 17,
+                    expert: 5,
+                },
+            };
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+    }
+
+    #[test]
+    fn names_are_the_documented_ones() {
+        assert_eq!(TensorId::global(Role::FinalNorm).to_string(), "final_norm");
+        assert_eq!(TensorId::layer(Role::Q, 3).to_string(), "layers.3.attn.q");
+        let gate = TensorId {
+            role: Role::Gate,
+            layer: 3,
+            expert: 2,
+        };
+        assert_eq!(gate.to_string(), "layers.3.ffn.2.gate");
+    }
+
+    #[test]
+    fn other_spellings_are_refused() {
+        for text in [
+            "",
+            "layers.",
+            "layers.03.attn.q",
+            "layers.+3.attn.q",
+            "layers.3.gate",
+            "attn.q",
+            "layers.3.embed",
+            "layers.4294967296.attn.q",
+        ] {
+            assert!(text.parse::<TensorId>().is_err(), "{text}");
+        }
+    }
+}

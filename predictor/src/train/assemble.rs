@@ -1,0 +1,25 @@
+//! From weights that were just made to a predictor.
+
+use crate::bytes::SharedBytes;
+use crate::coarse::CoarseGate;
+use crate::low_rank::LowRank;
+use crate::predict::Predictor;
+use crate::section::Kind;
+use crate::sign::SignBit;
+use crate::thresholds::Thresholds;
+
+/// A predictor of `kind` over its stored parts, with other thresholds.
+pub(super) fn assemble(
+    kind: &Kind,
+    d: usize,
+    parts: &[Vec<u8>],
+    thresholds: Thresholds,
+) -> Option<Box<dyn Predictor>> {
+    let part = |i: usize| Some(SharedBytes::from(parts.get(i)?.clone()));
+    Some(match *kind {
+        Kind::None | Kind::Magnitude { .. } => return None,
+        Kind::Sign { limit } => Box::new(SignBit::new(part(0)?, d, limit)),
+        Kind::LowRank(spec) => Box::new(LowRank::new(spec, part(0)?, part(1)?, thresholds)),
+        Kind::Coarse => Box::new(CoarseGate::new(part(0)?, d, thresholds)),
+    })
+}

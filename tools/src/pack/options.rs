@@ -1,0 +1,68 @@
+//! How to pack.
+
+use std::path::PathBuf;
+
+use emberflow_kernels::DType;
+use emberflow_models::names::Role;
+use emberflow_storage::container::Prefer;
+
+use crate::cli::QuantArg;
+
+/// How to pack.
+#[derive(Debug, Clone)]
+pub struct PackOptions {
+    /// Format of the neuron bundles.
+    pub ffn: DType,
+    /// Format of the attention matrices.
+    pub attention: DType,
+    /// Format of embedding and head.
+    pub embedding: DType,
+    /// Sorts neurons by temperature, if given: a file of statistics and what is in it.
+    pub stats: Option<(PathBuf, Vec<u8>)>,
+    /// Places neurons that fire together next to each other, where the statistics know
+    /// which do.
+    pub coactivation: bool,
+    /// Bundle alignment; `None` = what direct I/O needs where the output lies.
+    pub sector: Option<u32>,
+    /// Where scales go.
+    pub scales: Prefer,
+    /// Replace an existing output.
+    pub force: bool,
+}
+
+impl PackOptions {
+    /// Defaults for a quantisation: embedding and head in q8 where it is q4.
+    pub fn new(quant: DType) -> Self {
+        Self {
+            ffn: quant,
+            attention: quant,
+            embedding: if quant == DType::Q4 { DType::Q8 } else { quant },
+            stats: None,
+            coactivation: true,
+            sector: None,
+            scales: Prefer::Auto,
+            force: false,
+        }
+    }
+
+    pub(super) fn dtype(&self, role: Role) -> DType {
+        match role {
+            Role::Embed | Role::Head => self.embedding,
+            Role::Q | Role::K | Role::V | Role::O => self.attention,
+            Role::Gate | Role::Up | Role::Down => self.ffn,
+            Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
+            _ => DType::F32,
+        }
+    }
+}
+
+impl From<QuantArg> for DType {
+    fn from(arg: QuantArg) -> Self {
+        match arg {
+            QuantArg::Q4 => Self::Q4,
+            QuantArg::Q8 => Self::Q8,
+            QuantArg::F16 => Self::F16,
+            QuantArg::F32 => Self::F32,
+        }
+    }
+}
