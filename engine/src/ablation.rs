@@ -1,59 +1,57 @@
-//! Which mechanisms are at work: everything, or less, to measure what each one gives.
+//! Ablations: the full system, or fewer mechanisms, to measure the share of each.
 //!
-//! The baselines are this program with mechanisms switched off, so that nothing else differs: same
-//! kernels, same reads, same file (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No choice
-//! changes a result. On the command line it is `--policy`.
+//! The baselines are this program with mechanisms disabled; kernels, I/O and file are the same
+//! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a result. The command
+//! line calls it `--policy`.
 
-/// A set of mechanisms.
+/// The set of enabled mechanisms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ablation {
     /// Everything.
     #[default]
     Full,
-    /// Without the neuron-cluster pipeline: computing overlaps with reading matrix by
-    /// matrix. Resident clusters are computed while the others are read, then
-    /// everything waits for the last one.
+    /// No neuron-cluster pipeline: computation overlaps with I/O matrix by matrix. Resident
+    /// clusters are computed while the others are read; then a barrier waits for the last read.
     NoPipeline,
-    /// Without a cache: every needed neuron is read for every token.
+    /// No cache: every needed neuron is read for every token.
     NoCache,
-    /// Without bundles: Up and Down of a neuron are read separately, as from matrices
-    /// that lie apart.
+    /// No bundles: Up and Down of a neuron are read separately, as from separate matrices.
     NoBundle,
-    /// Nothing: no bundles, no cache, one thing after the other.
+    /// No bundles, no cache, no overlap.
     Baseline,
     /// The baseline with bundles.
     BundleOnly,
-    /// LLM in a flash as PowerInfer-2 §7.1 describes its re-implementation: bundles,
-    /// the neurons of the last tokens kept, reads waited for before anything is computed.
+    /// LLM in a flash, as PowerInfer-2 §7.1 describes its re-implementation: bundles, a sliding
+    /// window of the last tokens' neurons, and no overlap of reads with computation.
     LlmFlash,
-    /// The FFN's part of the file mapped into memory; the system's page cache does it all. A neuron is
-    /// checked when it is first used; what the system drops and reads again is not.
+    /// The FFN section is memory-mapped and left to the page cache. A neuron is verified on its
+    /// first use, but not after the kernel drops and rereads it.
     Mmap,
 }
 
-/// What stays in memory between tokens.
+/// What stays resident between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// As much as fits, the least recently used first out.
+    /// As much as fits, by the eviction policy.
     All,
-    /// What the last tokens used.
+    /// The neurons of the last tokens.
     Window,
     /// Nothing.
     Nothing,
 }
 
-/// What may be computed while reads are under way.
+/// What computation overlaps with reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Overlap {
-    /// Every cluster whose bytes are there.
+    /// Every cluster whose bytes have arrived.
     Clusters,
-    /// What was there before.
+    /// Only what was resident before.
     Matrix,
     /// Nothing.
     Nothing,
 }
 
-/// Tokens of the sliding window of LLM in a flash (its §3.1 uses 4 to 5).
+/// Tokens of LLM in a flash's sliding window (its §3.1 uses 4 to 5).
 pub(crate) const WINDOW: usize = 5;
 
 impl Ablation {
@@ -99,12 +97,12 @@ impl Ablation {
         }
     }
 
-    /// Whether neurons are read for the next layer by a guess.
+    /// Whether speculative reads for the next layer are enabled.
     pub(crate) fn looks_ahead(self) -> bool {
         self == Self::Full
     }
 
-    /// Whether the vectors of a neuron come in one read.
+    /// Whether one read covers all vectors of a neuron.
     pub(crate) fn bundles(self) -> bool {
         !matches!(self, Self::NoBundle | Self::Baseline)
     }

@@ -1,4 +1,4 @@
-//! Grouped-query attention of one layer over the pages of keys and values.
+//! Grouped-query attention of one layer over paged keys and values.
 
 mod pass;
 #[cfg(test)]
@@ -16,20 +16,20 @@ use crate::weights::LayerWeights;
 use pass::Pass;
 pub(crate) use pass::thread_floats;
 
-/// A layer's attention.
+/// One layer's attention.
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionLayer<'a> {
     pub config: &'a ModelConfig,
     pub weights: &'a LayerWeights,
-    /// Number of the layer.
+    /// Index of the layer.
     pub number: usize,
-    /// Angles of the rows' positions.
+    /// Rotary angles of the rows' positions.
     pub rope: &'a RopeTable,
 }
 
 impl AttentionLayer<'_> {
-    /// `scratch.out[row] = O · attention(normed[row])` for the `rows` rows of the spans, each over its
-    /// own sequence; their keys and values are appended there.
+    /// `scratch.out[row] = O · attention(normed[row])` for the `rows` rows of the spans, each over
+    /// its own sequence. Appends their keys and values.
     pub fn run(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
         let (c, layer) = (self.config, self.weights);
         // q, k, v: [rows × heads·head_dim]
@@ -57,7 +57,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Norms and rotates queries and keys, scales the queries, and stores keys and values.
+    /// Normalizes (QK norm) and rotates queries and keys, scales the queries, and stores keys and
+    /// values.
     fn rotate_and_store(&self, on: &Compute, spans: &mut [Span<'_>], s: &mut Scratch) {
         let (c, layer, cpu) = (self.config, self.weights, on.cpu);
         let hd = c.head_dim as usize;
@@ -75,7 +76,7 @@ impl AttentionLayer<'_> {
                         cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
                     }
                     cpu.rope_rotate_half(head, cos, sin);
-                    // Here once, and not in every score.
+                    // Once here instead of once per score.
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
                 let mut page = kv.writer(position);
@@ -94,7 +95,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Mixes the values that each row sees.
+    /// Attention of each row over its visible positions.
     fn attend(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
         let c = self.config;
         let (hd, heads, kv_heads) = (c.head_dim as usize, c.heads as usize, c.kv_heads as usize);

@@ -1,4 +1,4 @@
-//! What the bytes of a neuron bundle mean: which part is Gate, Up and Down.
+//! Layout of a neuron bundle: Gate, Up and Down.
 //!
 //! ```text
 //! scales inline     [ gate quants | gate scales ]  pad  [ up quants | up scales | down quants | down scales ]  pad
@@ -6,9 +6,8 @@
 //!                   and, in the SCALES section:         [ gate scales | up scales | down scales ] per neuron
 //! ```
 //!
-//! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can
-//! read it alone. Offsets and padding belong to `storage`; this file is the one
-//! place that gives them a meaning, for the packer and the engine alike.
+//! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can read it alone.
+//! Offsets and padding belong to `storage`; this file defines their meaning for packer and engine.
 
 use emberflow_kernels::{DType, Row};
 use emberflow_storage::container::{Container, Placement};
@@ -23,12 +22,12 @@ pub struct NeuronFormat {
     pub dtype: DType,
     /// Elements per vector (`d_model`).
     pub d: usize,
-    /// Scales lie in the bundle rather than in the resident SCALES section.
+    /// Scales are in the bundle, not in the resident SCALES section.
     pub inline_scales: bool,
 }
 
 impl NeuronFormat {
-    /// The format that `meta` names, checked against the container's byte geometry.
+    /// The format named by `meta`, verified against the container's geometry.
     pub fn of(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
         let g = container.geometry();
         let g_dtype = container.bundle_dtype();
@@ -101,7 +100,7 @@ impl NeuronFormat {
         }
     }
 
-    /// Up and Down from the Up and Down part.
+    /// Splits the rest part into Up and Down.
     #[inline(always)]
     pub fn split_rest(self, rest_part: &[u8]) -> (&[u8], &[u8]) {
         rest_part[..self.rest_len()].split_at(self.vector())
@@ -117,20 +116,19 @@ impl NeuronFormat {
         }
     }
 
-    /// Gate row from the Gate part; `scales` = the neuron's resident scales
-    /// (empty when inline).
+    /// Gate row from the Gate part; `scales` are the neuron's resident scales (empty if inline).
     #[inline(always)]
     pub fn gate<'a>(self, gate_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(&gate_part[..self.gate_len()], scales, 0)
     }
 
-    /// Up row from its half of the Up and Down part.
+    /// Up row from its half of the rest part.
     #[inline(always)]
     pub fn up<'a>(self, up: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(up, scales, 1)
     }
 
-    /// Down column from its half of the Up and Down part.
+    /// Down column from its half of the rest part.
     #[inline(always)]
     pub fn down<'a>(self, down: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(down, scales, 2)

@@ -1,50 +1,50 @@
-//! What an engine has done: plain sums, compared before and after.
+//! Counters of an engine: totals, compared before and after.
 
-/// Sums since the engine was opened, or between two moments.
+/// Totals since the engine was opened, or a difference of two.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// (neuron, token) pairs whose gate fired.
     pub fired: u64,
-    /// (neuron, token) pairs whose gate was looked at: all of them without predictors.
+    /// (neuron, token) pairs whose gate was computed: all of them without predictors.
     pub looked_at: u64,
     /// All (neuron, token) pairs.
     pub possible: u64,
-    /// Needed neurons whose cluster was in the hot region.
+    /// Needed neurons in the hot region.
     pub hot_hits: u64,
-    /// Needed neurons that were in the cold region.
+    /// Needed neurons in the cold region.
     pub hits: u64,
-    /// Needed neurons that had to be read.
+    /// Needed neurons that missed.
     pub misses: u64,
-    /// Neurons that were read before their layer began.
+    /// Neurons read speculatively, before their layer began.
     pub guessed: u64,
-    /// Of these, those that it then needed; they count as misses.
+    /// Those of them that were needed; they count as misses.
     pub guessed_needed: u64,
-    /// Neurons that left the cold region for others.
+    /// Neurons evicted for others.
     pub evictions: u64,
-    /// Reads that were asked for.
+    /// Reads requested.
     pub reads: u64,
-    /// Reads that the device was given, neighbours merged.
+    /// Read commands after merging.
     pub commands: u64,
-    /// Bytes that came from the device, those between merged reads included.
+    /// Bytes read from the device, including gaps between merged reads.
     pub bytes_read: u64,
-    /// Time the computation waited for reads.
+    /// Time stalled on reads.
     pub wait_ns: u64,
-    /// Time the device had something to do.
+    /// Time the device was busy.
     pub busy_ns: u64,
-    /// Bytes of FFN weights that were computed with, predictors' included, each once per pass.
+    /// Bytes of FFN weights used, predictors included, each once per pass.
     pub ffn_bytes: u64,
-    /// Time in the FFNs, waiting included.
+    /// Time in the FFNs, stalls included.
     pub ffn_ns: u64,
-    /// Of this, time in which predictors named neurons, of this layer and ahead of the next.
+    /// The part of it spent predicting, for this layer and the next.
     pub predict_ns: u64,
-    /// Time in attention, its projections included.
+    /// Time in attention, projections included.
     pub attention_ns: u64,
-    /// Time in the head: last norm and logits.
+    /// Time in the head: final norm and logits.
     pub head_ns: u64,
 }
 
 impl Counters {
-    /// What was done since `before`.
+    /// The difference to `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             fired: self.fired.saturating_sub(before.fired),
@@ -69,7 +69,7 @@ impl Counters {
         }
     }
 
-    /// Share of (neuron, token) pairs whose gate was looked at.
+    /// Share of (neuron, token) pairs whose gate was computed.
     pub fn looked_at_share(self) -> f64 {
         self.looked_at as f64 / self.possible.max(1) as f64
     }
@@ -80,7 +80,7 @@ impl Counters {
     }
 }
 
-/// A time as counters hold it.
+/// A duration in nanoseconds, saturating.
 pub(crate) fn nanoseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

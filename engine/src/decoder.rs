@@ -1,7 +1,7 @@
-//! The forward pass, top to bottom: embedding, layers, head.
+//! The forward pass: embedding, layers, head.
 //!
-//! A [`Pass`] can stop between two layers and go on later without computing anything again: all that
-//! it has beside the keys and values of its sequences is the residual stream.
+//! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
+//! the keys and values is the residual stream.
 
 use std::time::{Duration, Instant};
 
@@ -19,33 +19,33 @@ use crate::sequence::Span;
 use crate::trace;
 use crate::weights::Weights;
 
-/// Sees every FFN after it was computed and before its sum is added.
+/// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
-/// The rows of a pass and how far they are.
+/// The rows of a pass and its progress.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
     /// Residual stream, `[rows × d_model]`.
     pub x: Vec<f32>,
     pub rows: usize,
-    /// Layers that are done; `None` before the embedding.
+    /// Number of completed layers; `None` before the embedding.
     pub layers: Option<usize>,
 }
 
-/// What a pass does beside computing.
+/// Callbacks of a pass.
 #[derive(Default)]
 pub(crate) struct Hooks<'a, 'b> {
     pub observer: Option<&'a mut FfnObserver<'b>>,
-    /// Asked between two layers: whether to stop there.
+    /// Polled between layers: whether to yield.
     pub yields: Option<&'a dyn Fn() -> bool>,
 }
 
-/// The model and its working memory: everything a forward pass touches except the sequences.
+/// The model and its buffers: all state of a forward pass except the sequences.
 pub(crate) struct Decoder {
     pub on: Compute,
     pub config: ModelConfig,
     pub weights: Weights,
-    /// Where it is not the head, too.
+    /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
     pub ffn: Ffn,
     pub rope: RopeTable,
@@ -53,7 +53,7 @@ pub(crate) struct Decoder {
     pub times: Times,
 }
 
-/// Where the time of all passes went.
+/// Time of all passes by part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub attention: Duration,
@@ -62,7 +62,7 @@ pub(crate) struct Times {
 }
 
 impl Pass {
-    /// Of up to `rows` rows of `d` elements.
+    /// For up to `rows` rows of `d` elements.
     pub fn new(rows: usize, d: usize) -> Self {
         Self {
             x: vec![0.0; rows * d],
@@ -71,27 +71,27 @@ impl Pass {
         }
     }
 
-    /// Begins anew.
+    /// Starts a new pass.
     pub fn begin(&mut self, rows: usize) {
         (self.rows, self.layers) = (rows, None);
     }
 }
 
 impl Decoder {
-    /// The `row`-th of the logits computed together last, `[vocab]`.
+    /// Row `row` of the last computed logits, `[vocab]`.
     pub fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.config.vocab as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
     }
 
-    /// Most rows whose logits are there at once.
+    /// Most rows of logits per call.
     pub fn most_logits(&self) -> usize {
         self.scratch.logits.len() / self.config.vocab as usize
     }
 
-    /// Runs a pass over `spans`, whose tokens are valid and within their sequences' room, up to the
-    /// last layer, and advances the sequences. False when it stopped between two layers instead: the
-    /// same call goes on. A row's results depend on the tokens of its own sequence alone.
+    /// Runs a pass over `spans`, whose tokens are valid and fit their sequences, through all layers
+    /// and advances the sequences. False if it yields; the same call resumes it. A row's result
+    /// depends only on its own sequence.
     pub fn run(
         &mut self,
         pass: &mut Pass,
@@ -137,7 +137,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// The rows of the embedding, to the residual stream.
+    /// Looks up the embedding rows into the residual stream.
     fn embed(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
         let d = self.config.d_model as usize;
         let store = &mut self.ffn.store;
@@ -156,7 +156,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// One layer: attention and FFN are each added to the residual stream.
+    /// One layer: adds attention, then the FFN, to the residual stream.
     fn layer(
         &mut self,
         number: usize,
@@ -221,8 +221,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Logits of `rows` of a pass that is done, at most [`Decoder::most_logits`]: the head's weights
-    /// are read once for them. [`Decoder::logits`] has them in this order.
+    /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one
+    /// read of the head's weights. [`Decoder::logits`] returns them in this order.
     pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
         let start = Instant::now();
         let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
@@ -241,7 +241,7 @@ impl Decoder {
     }
 }
 
-/// Adds the time since `last` to `sum` and starts the next lap.
+/// Adds the time since `last` to `sum` and restarts.
 fn lap(sum: &mut Duration, last: &mut Instant) {
     let now = Instant::now();
     *sum += now - *last;

@@ -1,7 +1,7 @@
-//! The token embedding: a token needs one row of it, so its rows stay on flash and are read when
-//! they are needed. It is in memory only where a budget holds everything else, too: the same bytes
-//! hold thousands of neurons, each of which is worth as many reads. (An embedding that is also the
-//! head is needed as a whole, and stays.)
+//! The token embedding. A token needs a single row, so rows stay on flash and are read on demand.
+//! The embedding is resident only where everything else is: the same memory holds thousands of
+//! neurons, each of which saves as many reads as a row. (A tied embedding is needed whole as the
+//! head and stays resident.)
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
@@ -13,32 +13,32 @@ use crate::error::Error;
 use crate::store::{Layout, NeuronStore, region};
 use crate::weights::{Loader, name_of};
 
-/// Rows under way at once: a whole pass of sequences, or of a prompt some hundreds of microseconds.
+/// Rows in flight at once: a whole decode batch, or a few hundred microseconds of prefill.
 const ROWS: u32 = 32;
 
-/// Bytes of an embedding.
+/// Sizes of an embedding in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct EmbeddingBytes {
-    /// Of what [`Embedding::open`] keeps: checksums, and room for rows that arrive.
+    /// Held by [`Embedding::open`]: checksums and row buffers.
     pub kept: u64,
-    /// Of all rows.
+    /// All rows.
     pub all: u64,
 }
 
-/// A table of rows of which each token needs one.
+/// A table of which each token needs one row.
 pub(crate) struct Embedding {
     entry: TensorEntry,
     dtype: DType,
     d: usize,
     rows: TensorRows,
-    /// Where rows arrive.
+    /// Buffers for rows in flight.
     arrivals: Arena,
-    /// All rows, where the budget has room for them.
+    /// All rows, where resident.
     held: Option<Slot>,
 }
 
 impl Embedding {
-    /// Checks the table row by row. `None` where it is the head, too.
+    /// Validates the table. `None` where tied to the head.
     pub fn open(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
         if c.tied_head {
             return Ok(None);
@@ -60,7 +60,7 @@ impl Embedding {
         }))
     }
 
-    /// What the embedding takes; nothing where it is the head, too.
+    /// Sizes of the embedding; 0 where tied to the head.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
         let table = layout.container.tensor(&name_of(Role::Embed, 0));
         let Some(table) = table.filter(|_| !c.tied_head) else {
@@ -74,7 +74,7 @@ impl Embedding {
         }
     }
 
-    /// Holds all rows in memory, or gives them back.
+    /// Makes all rows resident, or frees them.
     pub fn hold(&mut self, container: &Container, hold: bool) -> Result<(), Error> {
         if !hold {
             self.held = None;
@@ -86,7 +86,7 @@ impl Embedding {
         Ok(())
     }
 
-    /// The rows of `tokens`, decoded, to `out [tokens × d_model]`.
+    /// Dequantizes the rows of `tokens` into `out [tokens × d_model]`.
     pub fn rows(
         &mut self,
         cpu: Cpu,

@@ -1,4 +1,4 @@
-//! Opening a container under a budget, running passes, and changing the budget.
+//! Opening a model under a budget, running passes, changing the budget.
 
 use std::sync::Arc;
 
@@ -28,44 +28,44 @@ use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
-/// Which rows' logits the caller wants. A pass has one row for every token, span after span.
+/// Rows whose logits the caller wants. A pass has one row per token, span by span.
 pub enum Logits<'a> {
-    /// No row's.
+    /// None.
     None,
-    /// The last row's; left in [`Engine::logits`].
+    /// The last row, read with [`Engine::logits`].
     Last,
-    /// Every row's, passed to the function as `(row, logits)`.
+    /// Every row, passed to the function as `(row, logits)`.
     Each(&'a mut dyn FnMut(usize, &[f32])),
 }
 
-/// A model that is open and ready to run.
+/// An open model.
 pub struct Engine {
     pub(crate) decoder: Decoder,
     pool: Arc<KvPool>,
-    /// The pass of [`Engine::forward`], and of a stepper.
+    /// The pass of [`Engine::forward`] and of a stepper.
     pub(crate) pass: Pass,
     text: Text,
     options: Options,
     planner: Planner,
     division: Division,
     choice: Choice,
-    /// Recall of the predictors in use on the text they were measured on.
+    /// Recall of the predictors in use, on the text they were evaluated on.
     recall: Option<f64>,
 }
 
 impl Engine {
-    /// Opens `model`: divides the budget, loads what is resident, fills the cold region with the
+    /// Opens `model`: divides the budget, loads resident weights and warms the cold region with the
     /// hottest neurons.
     ///
     /// # Errors
-    /// A container that does not fit its own metadata, a failed read or checksum, or a budget below
-    /// the smallest that works (the error names it).
+    /// An inconsistent container, a failed read or checksum, or a budget below the smallest
+    /// feasible one (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
         Self::open_watched(model, options, |_| ())
     }
 
-    /// As [`Engine::open`]. Before memory is taken, `planned` is told how many bytes will be read into
-    /// it at most: the resident set grows by as many until the engine is open.
+    /// As [`Engine::open`]. Before allocation, calls `planned` with an upper bound on the bytes to
+    /// load, by which the resident set grows until the engine is open.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -116,13 +116,13 @@ impl Engine {
         &self.decoder.config
     }
 
-    /// Metadata, tokenizer, chat template.
+    /// Metadata, tokenizer and chat template.
     pub fn text(&self) -> &Text {
         &self.text
     }
 
-    /// An empty sequence with room for the options' context. The plan has memory for as many as the
-    /// options say.
+    /// An empty sequence with the options' context. The plan has memory for as many as the options
+    /// say.
     ///
     /// # Errors
     /// [`Error::KvFull`] while that many are alive.
@@ -130,17 +130,17 @@ impl Engine {
         self.sequence(self.options.context)
     }
 
-    /// An empty sequence with room for `positions` tokens, at most the options' context. Shorter ones
-    /// leave room for more of them.
+    /// An empty sequence for `positions` tokens, at most the options' context. Shorter sequences
+    /// allow more of them.
     ///
     /// # Errors
-    /// [`Error::KvFull`] where the sequences alive leave no room for it.
+    /// [`Error::KvFull`] if live sequences leave no room.
     pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
         let positions = positions.min(self.options.context);
         Ok(Sequence::new(self.pool.sequence(positions)?))
     }
 
-    /// Longest chunk that [`Engine::forward`] accepts.
+    /// Longest chunk for [`Engine::forward`].
     pub fn chunk(&self) -> usize {
         self.options.chunk
     }
@@ -150,11 +150,11 @@ impl Engine {
         self.options.chunk.max(self.options.batch)
     }
 
-    /// Runs up to [`Engine::chunk`] tokens at the end of `sequence`.
+    /// Appends up to [`Engine::chunk`] tokens to `sequence`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, no room left, or a failed read; after an error the sequence is
-    /// as before.
+    /// A token outside the vocabulary, no room, or a failed read. The sequence is unchanged after
+    /// an error.
     pub fn forward(
         &mut self,
         sequence: &mut Sequence,
@@ -164,9 +164,8 @@ impl Engine {
         self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
-    /// As [`Engine::forward`]; `observer` sees every FFN: what it reads and, with
-    /// [`Options::observe`], its gates and hidden values. What is seen depends on weights and tokens
-    /// only, as the logits do.
+    /// As [`Engine::forward`]; `observer` sees every FFN's input and, with [`Options::observe`],
+    /// its gates and hidden values. Like the logits, these depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -184,10 +183,10 @@ impl Engine {
         self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
     }
 
-    /// As [`Engine::forward`] for several sequences in one pass, each with its own tokens; all tokens
-    /// together are at most [`Engine::chunk`] or as many as there may be sequences. A neuron is read
-    /// and computed once for all of them. What comes out for a sequence is what it would give alone,
-    /// bit for bit.
+    /// As [`Engine::forward`] for several sequences in one pass. The total number of tokens is at
+    /// most the larger of [`Engine::chunk`] and the options' number of sequences. A neuron is read
+    /// and computed once for all of them. Each sequence's result equals, bit for bit, that of
+    /// running it alone.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -225,7 +224,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The rows of a pass over `spans`, if it is one.
+    /// Validates `spans`; returns their number of rows.
     fn check_spans(&self, spans: &[Span<'_>]) -> Result<usize, Error> {
         let (mut rows, most) = (0, self.most_rows());
         for span in spans {
@@ -240,7 +239,7 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Refuses tokens outside the vocabulary.
+    /// Rejects tokens outside the vocabulary.
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
         let vocab = self.config().vocab;
         match tokens.iter().find(|&&t| t >= vocab) {
@@ -249,7 +248,7 @@ impl Engine {
         }
     }
 
-    /// Refuses more tokens than a sequence has room for.
+    /// Rejects more tokens than a sequence has room for.
     pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
         if tokens <= sequence.room() {
             return Ok(());
@@ -266,19 +265,19 @@ impl Engine {
         self.decoder.logits(0)
     }
 
-    /// Share of the clusters that are hot for so many sequences at once.
+    /// Hot share of the clusters for a batch of `sequences`.
     pub(crate) fn hot_cut(&self, sequences: usize) -> f64 {
         let hot: u64 = (self.planner.hot(sequences).iter().copied().map(u64::from)).sum();
         hot as f64 / self.needs().clusters.max(1) as f64
     }
 
-    /// Plans for `sequences` at once, at most as many as the options say: the more there are, the more
-    /// neurons fire for one of them in nearly every pass, and belong in the hot region. Nothing is
-    /// read for it, and the border between the regions moves a little with each pass. No result
-    /// depends on it.
+    /// Adapts the plan to `sequences` live sequences, at most the options' number: a larger batch
+    /// makes more neurons fire in nearly every pass, and those belong in the hot region. The border
+    /// between the regions then moves gradually, without reads of its own. Results do not depend on
+    /// it.
     ///
     /// # Errors
-    /// Those of the plan, which has been made before with the same budget.
+    /// Those of the plan, which was made before with the same budget.
     pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
         let batch = sequences.clamp(1, self.options.batch);
         if batch == self.division.batch {
@@ -291,8 +290,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes the budget between two passes. A smaller one gives memory back to the system before
-    /// this returns, a larger one is filled as neurons are needed. No result depends on it.
+    /// Changes the budget between two passes. A smaller budget frees memory before this returns; a
+    /// larger one fills on demand. Results do not depend on it.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
@@ -302,7 +301,7 @@ impl Engine {
             .divide_again(&self.division, bytes, self.division.batch)?;
         let hold = division.memory.embedding;
         let Decoder { embedding, ffn, .. } = &mut self.decoder;
-        // What is given back goes before what comes.
+        // Free first, then allocate.
         if let Some(embedding) = embedding.as_mut().filter(|_| !hold) {
             embedding.hold(&ffn.store.layout().container, false)?;
         }
@@ -314,28 +313,27 @@ impl Engine {
         Ok(())
     }
 
-    /// The record of what every thread and the device did, where the options ask for one.
+    /// The trace of all threads and the device, if the options enable it.
     pub fn trace(&self) -> Option<&Arc<Trace>> {
         self.decoder.ffn.store.tracer().trace()
     }
 
-    /// Most sequences at once.
+    /// Most concurrent sequences.
     pub fn most_sequences(&self) -> usize {
         self.options.batch
     }
 
-    /// What the caller chose, and what was chosen for him.
+    /// The options, with automatic choices resolved.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// How the budget is divided.
+    /// Division of the budget.
     pub fn memory(&self) -> &MemoryPlan {
         &self.division.memory
     }
 
-    /// The plan in use: the memory, the ways to read, and how fast that should be, which takes some
-    /// milliseconds to find out.
+    /// The plan in use, with a forecast that takes some milliseconds.
     ///
     /// # Errors
     /// As [`Planner::forecast`].
@@ -343,12 +341,12 @@ impl Engine {
         self.planner.forecast(&self.division, self.options.threads)
     }
 
-    /// What plans are made from.
+    /// The planner.
     pub(crate) fn planner(&self) -> &Planner {
         &self.planner
     }
 
-    /// What the plan was made from.
+    /// Byte sizes behind the plan.
     pub fn needs(&self) -> &Needs {
         &self.division.needs
     }
@@ -358,13 +356,12 @@ impl Engine {
         self.choice.sparsity
     }
 
-    /// Why that mode.
+    /// Reason for that mode.
     pub fn sparsity_reason(&self) -> &str {
         &self.choice.reason
     }
 
-    /// Recall of the predictors in use, on the text that they were measured on when they were made;
-    /// `None` without predictors, or where nobody has measured it.
+    /// Recall of the predictors in use, on the text they were evaluated on; `None` if unknown.
     pub fn predictor_recall(&self) -> Option<f64> {
         self.recall
     }
@@ -379,7 +376,7 @@ impl Engine {
         self.decoder.on.cpu
     }
 
-    /// What was done since the engine was opened, the start-up fill included.
+    /// Totals since the engine was opened, warm-up included.
     pub fn counters(&self) -> Counters {
         let times = self.decoder.times;
         Counters {
@@ -390,12 +387,12 @@ impl Engine {
         }
     }
 
-    /// Bytes of keys and values of one position.
+    /// Bytes of keys and values per position.
     pub fn position_bytes(&self) -> u64 {
         self.pool.shape().position_bytes()
     }
 
-    /// Which mechanisms are at work.
+    /// Enabled mechanisms.
     pub fn ablation(&self) -> Ablation {
         self.options.ablation
     }
@@ -406,7 +403,7 @@ impl Engine {
     }
 }
 
-/// Loads what is resident, and makes all working memory.
+/// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let room = (parts.opened()).room(division.chunk, parts.options.threads);
     let Parts {

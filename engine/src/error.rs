@@ -1,4 +1,4 @@
-//! What can go wrong in the engine, and what to do about it.
+//! Errors of the engine, with remedies.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use emberflow_models::config::Activation;
 
 use crate::sampler::BadSampling;
 
-/// Errors of opening a model and of generating.
+/// Errors of opening a model and of generation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The container or its device.
@@ -15,12 +15,12 @@ pub enum Error {
     /// The model's configuration, tokenizer or chat template.
     #[error(transparent)]
     Model(#[from] emberflow_models::Error),
-    /// The metadata section does not make sense.
+    /// The metadata section is invalid.
     #[error("{}: metadata: {reason}", path.display())]
     Metadata {
         /// The container.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// Cause and remedy.
         reason: String,
     },
     /// A tensor of the container is missing or has the wrong shape.
@@ -30,7 +30,7 @@ pub enum Error {
         path: PathBuf,
         /// Container name of the tensor.
         name: String,
-        /// What was found and what was expected.
+        /// Found and expected.
         reason: String,
     },
     /// Bundles do not fit the configuration.
@@ -38,32 +38,32 @@ pub enum Error {
     Bundles {
         /// The container.
         path: PathBuf,
-        /// What was found and what was expected.
+        /// Found and expected.
         reason: String,
     },
-    /// The container's predictors do not make sense.
+    /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
     Predictor {
         /// The container.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// Cause and remedy.
         reason: String,
     },
-    /// The budget cannot hold what must be resident.
+    /// The budget is below the smallest feasible one.
     #[error(
         "a budget of {} is too small for this model; the smallest that works is {} (--memory {}), \
          and {} keeps everything in memory",
         mib(*budget), mib(*smallest), suggestion(*smallest), mib(*full)
     )]
     BudgetTooSmall {
-        /// Bytes asked for.
+        /// Requested bytes.
         budget: u64,
-        /// Bytes that would do.
+        /// Smallest feasible budget in bytes.
         smallest: u64,
         /// Bytes that hold the whole model.
         full: u64,
     },
-    /// An earlier error; what is in memory may be incomplete.
+    /// An earlier error; residency may be inconsistent.
     #[error("this engine stopped at an earlier error and must be opened again: {first}")]
     Failed {
         /// The first error.
@@ -83,27 +83,27 @@ pub enum Error {
          most {limit}); shorten the prompt{}", if capacity < limit { " or raise --context" } else { "" }
     )]
     ContextFull {
-        /// Positions the KV cache holds.
+        /// Capacity of the KV cache in positions.
         capacity: usize,
-        /// Positions asked for.
+        /// Required positions.
         needed: usize,
         /// Longest context of the model.
         limit: usize,
     },
-    /// No keys and values for another sequence.
+    /// The KV pool cannot hold another sequence.
     #[error(
         "a sequence of {positions} positions does not fit beside the others: there is room for {free} \
          of {total} (end one of them, or plan for more sequences at once)"
     )]
     KvFull {
-        /// Positions asked for.
+        /// Requested positions.
         positions: usize,
-        /// Positions that are free.
+        /// Free positions.
         free: usize,
         /// Positions of all sequences together.
         total: usize,
     },
-    /// The logits are not numbers.
+    /// A logit is not finite.
     #[error(
         "the model computed a logit that is not finite at position {position}: its weights are \
          damaged at the source, or too large for their format"
@@ -112,7 +112,7 @@ pub enum Error {
         /// Position in the sequence.
         position: usize,
     },
-    /// More compute threads than there may be.
+    /// Too many compute threads.
     #[error("{found} threads, expected at most {most}")]
     Threads {
         /// Threads asked for.
@@ -120,7 +120,7 @@ pub enum Error {
         /// Most threads.
         most: usize,
     },
-    /// A context that the model has no positions for.
+    /// A context outside the model's range.
     #[error("a context of {found} tokens, expected 1 to {most} (what the model was made for)")]
     Context {
         /// Positions asked for.
@@ -128,7 +128,7 @@ pub enum Error {
         /// Longest context of the model.
         most: u32,
     },
-    /// A longer chunk than the FFN takes.
+    /// A chunk that is too long.
     #[error("a chunk of {found} tokens, expected 1 to {most}")]
     Chunk {
         /// Tokens asked for.
@@ -136,7 +136,7 @@ pub enum Error {
         /// Most tokens.
         most: usize,
     },
-    /// No sequences, or more than there may be at once.
+    /// No sequences, or too many.
     #[error("{found} sequences at once, expected 1 to {most}")]
     Sequences {
         /// Sequences asked for.
@@ -144,19 +144,19 @@ pub enum Error {
         /// Most sequences.
         most: usize,
     },
-    /// A format that keys and values are not stored in.
+    /// Unsupported format of keys and values.
     #[error("key/value format {found}, expected f16 or f32")]
     KvFormat {
         /// Name of the format asked for.
         found: &'static str,
     },
-    /// `exact` for a model whose neurons all count.
+    /// `exact` for a model without exact zeros.
     #[error(
         "--sparsity exact needs an activation with exact zeros; this model uses {activation:?}: \
          use --sparsity dense"
     )]
     NotSparse {
-        /// The model's.
+        /// The model's activation.
         activation: Activation,
     },
     /// `predicted` for a container without predictors.
@@ -165,22 +165,22 @@ pub enum Error {
          with emberflow train-predictor, or use --sparsity auto"
     )]
     NoPredictors,
-    /// A profile of the machine that says nothing.
+    /// A machine profile without measurements.
     #[error(
         "the profile of this machine has {thread_counts} thread counts; measure again with \
          `emberflow bench device`"
     )]
     NoRates {
-        /// Thread counts that were measured.
+        /// Measured thread counts.
         thread_counts: usize,
     },
-    /// The system does not say what the process holds.
+    /// The process cannot read its own memory use.
     #[error(
         "cannot read this process's own memory from /proc/self/status: a memory budget cannot be \
          kept without it (is /proc mounted, and are there file descriptors left?)"
     )]
     NoMemoryFacts,
-    /// No continuations, or more than were planned for.
+    /// No continuations, or more than planned.
     #[error("{found} continuations at once, expected 1 to {most}, for which memory was planned")]
     Continuations {
         /// Continuations asked for.
@@ -188,7 +188,7 @@ pub enum Error {
         /// Most sequences by the options.
         most: usize,
     },
-    /// A pass in which a sequence has no tokens, or all together have too many.
+    /// A pass with an empty sequence, or with too many tokens.
     #[error(
         "a pass with {lens:?} tokens of its sequences, expected at least one of each and 1 to \
          {most} in all"
@@ -202,7 +202,7 @@ pub enum Error {
     /// Nothing to continue.
     #[error("the prompt is empty; give at least one token of text")]
     EmptyPrompt,
-    /// A setting of the sampler that has no meaning.
+    /// An invalid sampling parameter.
     #[error(transparent)]
     Sampling(#[from] BadSampling),
 }
@@ -211,12 +211,11 @@ pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// What the program itself takes differs from start to start: by up to half a MiB in 30 starts with
-/// the bundled model.
+/// Variation of the process size between starts: up to half a MiB in 30 starts with the bundled
+/// model.
 const START_TO_START: u64 = 1 << 20;
 
-/// A budget that still does at the next start, where `bytes` do at this one: rounded up to whole MiB,
-/// as it can be typed.
+/// A budget that also suffices at the next start if `bytes` do now, in whole MiB.
 pub(crate) fn at_next_start(bytes: u64) -> u64 {
     let mib = bytes.saturating_add(START_TO_START).div_ceil(1 << 20);
     mib.saturating_mul(1 << 20)

@@ -1,10 +1,9 @@
-//! What a weight matrix is multiplied with.
+//! Inputs of matrix products.
 
 use emberflow_kernels::{Activations, ActivationsRef, Cpu};
 use emberflow_predictor::Features;
 
-/// Activations of some tokens, as floats and as the 8-bit integers that q4 and q8
-/// rows are multiplied with.
+/// Activations of some tokens, as floats and as the 8-bit integers for q4 and q8 rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a> {
     /// `[tokens × n]`.
@@ -13,7 +12,7 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Quantises `x` into `memory`.
+    /// Quantizes `x` into `memory`.
     pub fn new(cpu: Cpu, x: &'a [f32], tokens: usize, memory: &'a mut Activations) -> Self {
         cpu.quantize_activations(x, tokens, memory);
         Self {
@@ -22,7 +21,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// As predictors see it; `residual` is `x` before the norm.
+    /// Predictor features; `residual` is `x` before the norm.
     pub fn features(self, residual: &'a [f32]) -> Features<'a> {
         Features {
             normed: self.x,
@@ -35,7 +34,7 @@ impl<'a> Input<'a> {
         self.quantized.tokens()
     }
 
-    /// Elements of a token.
+    /// Elements per token.
     pub fn n(&self) -> usize {
         self.quantized.n()
     }

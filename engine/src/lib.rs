@@ -1,14 +1,14 @@
-//! The forward pass of a decoder over a container, under a memory budget.
+//! Forward pass of a decoder over a container, under a memory budget.
 //!
 //! ```text
 //! token → embedding → [ norm → attention → + → norm → sparse FFN → + ] × layers → norm → head → sampler
 //!                                                     │
-//!                     resident gates → active set ∩ cache → reads → clusters → partial sums
+//!                     resident gates → active set ∩ residency → reads → clusters → partial sums
 //! ```
 //!
-//! [`Engine::open`] makes a plan ([`planner`], [`memory`]), loads what stays resident and fills the
-//! cold region; [`Engine::forward`] runs a chunk of tokens; a [`Stepper`] runs many requests together,
-//! and [`Engine::generate`] one of them; [`Report`] is what a run says about itself.
+//! [`Engine::open`] plans memory ([`planner`], [`memory`]), loads the fixed region and warms the
+//! cold one. [`Engine::forward`] runs a chunk of tokens, a [`Stepper`] a batch of requests, and
+//! [`Engine::generate`] a single one. [`Report`] holds the metrics of a run.
 //!
 //! ```
 #![doc = include_str!("../examples/generate.rs")]

@@ -1,10 +1,9 @@
-//! The bounds of the engine, with their reasons.
+//! Limits of the engine, with reasons.
 
-/// Longest chunk of tokens that is computed at once: above it the working memory grows and the
-/// weights are read hardly less often.
+/// Longest chunk: beyond it scratch grows while weights are read hardly less often.
 pub const MAX_CHUNK: usize = 512;
 
-/// Most sequences at once. Few enough that all of them fit in one pass.
+/// Most concurrent sequences: all of them fit in one pass.
 pub const MAX_BATCH: usize = 64;
 
 /// Most compute threads.

@@ -1,9 +1,8 @@
-//! The memory plan: how one budget is divided, or the smallest budget that works.
+//! The memory plan: division of one budget, or the smallest feasible budget.
 //!
-//! Pure arithmetic. Everything that the process will hold is an input; the
-//! result says how many neuron slots the cold region gets and whether the Gate
-//! rows stay resident (DESIGN: in exact mode a third of the FFN buys exact text
-//! at a predictable number of reads).
+//! Pure arithmetic over the sizes of everything that the process holds. The result is the size of
+//! the regions and whether Gate rows are resident (DESIGN: in exact mode a third of the FFN buys
+//! exact text at a predictable number of reads).
 
 use emberflow_storage::budget::Ledger;
 
@@ -11,17 +10,16 @@ use crate::ablation::{Ablation, Keep};
 use crate::error::Error;
 use crate::store::regions::split;
 
-/// Sizes that do not depend on the plan, in bytes.
+/// Sizes in bytes that do not depend on the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Resident set of the process before anything below is allocated
-    /// (program, tokenizer, tables).
+    /// Resident set of the process before the allocations below (program, tokenizer, tables).
     pub process: u64,
-    /// Highest resident set so far; a budget below it is already broken.
+    /// Peak resident set so far; smaller budgets are already exceeded.
     pub process_peak: u64,
-    /// Attention, norms, head, and what reading single rows of the embedding takes.
+    /// Attention, norms, head, and buffers for embedding rows.
     pub fixed: u64,
-    /// All rows of the embedding; 0 where it is the head, too.
+    /// The whole embedding; 0 where tied to the head.
     pub embedding: u64,
     /// Quantisation scales that stay resident.
     pub scales: u64,
@@ -29,7 +27,7 @@ pub struct Needs {
     pub kv: u64,
     /// Activations, partial sums, logits, I/O and sampling buffers.
     pub scratch: u64,
-    /// Predictor weights and their working memory; 0 without predictors.
+    /// Predictor weights and scratch; 0 without predictors.
     pub predictor: u64,
     /// All Gate rows of all layers.
     pub gates: u64,
@@ -49,37 +47,33 @@ pub struct Needs {
     pub cluster: u64,
     /// Clusters of the model.
     pub clusters: u64,
-    /// Clusters that the activation statistics call hot.
+    /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
-    /// Where gates are not resident: read Gate parts first, the rest only of
-    /// neurons that fire.
+    /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
-    /// Slots below which a layer cannot be worked on.
+    /// Fewest cold slots that allow progress.
     pub min_slots: u64,
-    /// Whether resident Gate rows help: true for `exact` on a sparse activation, and for
-    /// `predicted`.
+    /// Whether resident Gate rows help: `exact` on a sparse activation, and `predicted`.
     pub gates_help: bool,
-    /// Whether predictors name the needed neurons ahead of their gates, so that not all
-    /// of them have to be looked at where Gate rows are not resident.
+    /// Whether predictors determine the active set, so that not every Gate row is needed.
     pub predicts: bool,
 }
 
-/// Pages the process touches later that no ledger line names: thread stacks,
-/// code pages, allocator slack. Checked by the peak-RSS tests.
+/// Memory touched later that no ledger entry names: thread stacks, code pages, allocator slack.
+/// Verified by the peak-RSS tests.
 pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
-/// Part of a budget that is left to what the kernel holds for the process: page tables, reads under
-/// way, pages of the program's file. No resident set counts it all, but control groups do, and in one
-/// with the budget as its limit the program's own pages would be read again and again. At 2.6 GiB it is
-/// 18 MiB.
+/// The kernel's share of a budget: page tables, reads in flight, pages of the program file. RSS
+/// misses part of it, but cgroups count it; a cgroup limited to the budget would otherwise thrash
+/// the program's own pages. 18 MiB measured at 2.6 GiB.
 const KERNEL_PART: u64 = 128;
 
-/// The least budget with room for `bytes` beside the kernel's part.
+/// The smallest budget that leaves `bytes` besides the kernel's share.
 fn with_kernel(bytes: u64) -> u64 {
     bytes.saturating_add(bytes.div_ceil(KERNEL_PART - 1))
 }
 
-/// What a cache slot holds.
+/// Contents of a cold slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
     /// Gate rows are resident, slots hold Up and Down.
@@ -88,18 +82,18 @@ pub enum Residency {
     Bundles,
 }
 
-/// The division of one budget.
+/// Division of one budget.
 #[derive(Debug, Clone)]
 pub struct MemoryPlan {
-    /// The budget and what every part of the process holds of it.
+    /// The budget and its entries by purpose.
     pub ledger: Ledger,
-    /// What a slot holds.
+    /// Contents of a slot.
     pub residency: Residency,
-    /// Clusters the hot region holds at once.
+    /// Capacity of the hot region in clusters.
     pub hot_clusters: u64,
-    /// Neurons the cold region holds at once.
+    /// Capacity of the cold region in neurons.
     pub slots: u64,
-    /// Whether all rows of the embedding stay in memory: where everything else does.
+    /// Whether the embedding is resident: only where everything else is.
     pub embedding: bool,
 }
 
@@ -109,12 +103,12 @@ impl MemoryPlan {
         self.ledger.budget()
     }
 
-    /// Whether all Gate rows stay in memory.
+    /// Whether all Gate rows are resident.
     pub fn gates_resident(&self) -> bool {
         self.residency == Residency::GatesResident
     }
 
-    /// Bytes that are read when the plan takes effect, at most.
+    /// Upper bound on the bytes read when the plan takes effect.
     pub fn loaded(&self) -> u64 {
         let parts = [
             "fixed",
@@ -128,14 +122,14 @@ impl MemoryPlan {
         parts.iter().map(|part| self.ledger.held(part)).sum()
     }
 
-    /// The same plan where less is kept.
+    /// The plan under an ablation that keeps less resident.
     pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
         let wanted = match ablation.keep() {
             _ if ablation == Ablation::Mmap => 0,
             Keep::All => return self,
-            // As much as there is.
+            // As much as fits.
             Keep::Window => needs.neurons,
-            // What a layer's reads need on their way.
+            // One layer's reads in flight.
             Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
         if ablation == Ablation::Mmap {
@@ -155,15 +149,14 @@ impl MemoryPlan {
         };
         self.ledger.release("hot", u64::MAX);
         self.ledger.release("cold", u64::MAX);
-        // Never more than what was released, but for models of a few clusters.
+        // Cannot exceed what was released, except for models of a few clusters.
         let _ = self.ledger.charge("cold", slots * slot);
         self.hot_clusters = 0;
         self.slots = slots;
         self
     }
 
-    /// Share of the FFN's weights that stay in memory, 0 to 1. Weights count
-    /// once, and neither padding nor a second copy in a slot counts.
+    /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         let units = (self.hot_clusters * needs.cluster + self.slots).min(needs.neurons);
         let share = units as f64 / (needs.neurons as f64).max(1.0);
@@ -176,7 +169,7 @@ impl MemoryPlan {
 }
 
 impl Needs {
-    /// What is held whatever the plan, by the names of the ledger.
+    /// Ledger entries that every plan holds.
     fn base_entries(&self) -> [(&'static str, u64); 7] {
         [
             ("process", self.process),
@@ -208,7 +201,7 @@ impl Needs {
         self.cluster.saturating_mul(neuron)
     }
 
-    /// The smallest budget that works.
+    /// The smallest feasible budget.
     pub fn smallest_budget(&self) -> u64 {
         let streaming = if self.cold_without_gates() {
             self.min_slots.saturating_mul(self.whole_slot)
@@ -230,9 +223,9 @@ impl Needs {
         self.two_phases || self.predicts
     }
 
-    /// Bytes of resident Gate rows and the fewest slots beside them. Where predictors say which Gate
-    /// rows to read, those of all neurons pay only when everything fits: whole bundles of fewer
-    /// neurons hold more of what is named, and guesses name bundles better than firing neurons.
+    /// Bytes of resident Gate rows and the fewest slots besides. With predictors, Gate rows of all
+    /// neurons pay only if everything fits: otherwise whole bundles in the same memory have a
+    /// higher hit rate, and speculation predicts bundles better than firing neurons.
     fn with_gates(&self) -> u64 {
         let least = self.min_slots.saturating_mul(self.rest_slot);
         let rest = if self.predicts {
@@ -259,15 +252,15 @@ impl Needs {
         with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
     }
 
-    /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights
-    /// in memory, or the smallest that works if that is more.
+    /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights resident, or the
+    /// smallest feasible one.
     pub fn budget_for_share(&self, share: f64) -> u64 {
         let smallest = self.smallest_budget();
         let share_of = |budget: u64| match self.plan(budget) {
             Ok(plan) => plan.ffn_resident_share(self),
             Err(_) => 0.0,
         };
-        // The share grows with the budget on both sides of the step where Gate rows become resident.
+        // The share is monotonic on both sides of the step where Gate rows become resident.
         let step = with_kernel(self.base().saturating_add(self.with_gates()));
         let (mut low, mut high) = if !self.gates_help || share_of(step.max(smallest)) <= share {
             (step.max(smallest), self.full_budget())
@@ -291,7 +284,7 @@ impl Needs {
         low
     }
 
-    /// Divides `budget`, or says which one is the smallest that works.
+    /// Divides `budget`, or reports the smallest feasible one.
     pub fn plan(&self, budget: u64) -> Result<MemoryPlan, Error> {
         let smallest = self.smallest_budget();
         if budget < smallest {
@@ -403,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_come_first_when_they_fit() {
+    fn gates_are_resident_first_when_they_fit() {
         let n = needs();
         let smallest = n.smallest_budget();
         let plan = n.plan(smallest).unwrap();
@@ -434,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn two_phases_need_a_cold_region_beside_bundles() {
+    fn two_phases_need_a_cold_region() {
         let n = Needs {
             two_phases: true,
             gates_help: false,
@@ -448,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_may_fill_what_the_regions_had() {
+    fn a_window_may_use_both_regions() {
         let n = needs();
         for share in [0.5, 0.8, 1.0] {
             let plan = n.plan(n.budget_for_share(share)).unwrap();

@@ -1,5 +1,5 @@
-//! The JSON metadata section of a container: what the packer knows and the
-//! engine needs. The container itself (crate `storage`) treats it as opaque bytes.
+//! The JSON metadata section of a container, from packer to engine. The crate `storage` treats it
+//! as opaque bytes.
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The only accepted value of [`ContainerMeta::format`].
 pub const META_FORMAT: &str = "emberflow-meta-v1";
 
-/// Everything about a packed model that is not weights.
+/// A packed model without its weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerMeta {
     /// Format name and version of this JSON.
@@ -19,13 +19,13 @@ pub struct ContainerMeta {
     pub config: ModelConfig,
     /// Storage formats chosen by the packer.
     pub quant: Quant,
-    /// How packed neuron ids were chosen.
+    /// Order of packed neuron ids.
     pub order: Order,
-    /// Where the weights came from.
+    /// Origin of the weights.
     pub source: Source,
-    /// Summary of the activation statistics, when the pack had them.
+    /// Summary of the activation statistics, if packed with them.
     pub stats: Option<StatsSummary>,
-    /// Sampling settings the checkpoint recommends.
+    /// Sampling parameters recommended by the checkpoint.
     pub sampling: SamplingDefaults,
     /// Chat template (Jinja), if the checkpoint has one.
     pub chat_template: Option<String>,
@@ -44,7 +44,7 @@ pub struct Quant {
     pub embedding: String,
 }
 
-/// How neurons are ordered inside a bank.
+/// Order of the neurons in a bank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -52,15 +52,15 @@ pub enum Order {
     Original,
     /// Hottest neuron first.
     Temperature,
-    /// By temperature, and those of similar temperature that fire together side by side.
+    /// By temperature; neurons of similar temperature that fire together are adjacent.
     Coactivation,
 }
 
 /// The checkpoint a container was packed from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Source {
-    /// File or folder name, without its directory (so that a pack is the same
-    /// wherever the checkpoint lies).
+    /// File or folder name without its directory, so that a pack does not depend on the
+    /// checkpoint's location.
     pub name: String,
     /// Fingerprint of its contents, hexadecimal.
     pub fingerprint: String,
@@ -75,7 +75,7 @@ pub struct StatsSummary {
     pub active_share: Vec<f64>,
 }
 
-/// Sampling settings recommended by a checkpoint; absent = greedy.
+/// Sampling parameters recommended by a checkpoint; absent = greedy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
@@ -84,18 +84,17 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     /// Keep the smallest set of tokens with at least this probability mass.
     pub top_p: Option<f32>,
-    /// Drop tokens below this share of the likeliest one's probability.
+    /// Drop tokens less likely than this share of the likeliest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
-    /// Divides the positive logits of tokens already seen, multiplies the
-    /// negative ones.
+    /// Divides positive and multiplies negative logits of recent tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repetition_penalty: Option<f32>,
 }
 
 impl ContainerMeta {
-    /// Parses the metadata section of the container at `path` (for messages)
-    /// and checks its format name.
+    /// Parses the metadata section of the container at `path` (for messages) and checks its format
+    /// name.
     pub fn parse(bytes: &[u8], path: &std::path::Path) -> Result<Self, Error> {
         let bad = |reason: String| Error::Metadata {
             path: path.to_path_buf(),

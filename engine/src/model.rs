@@ -1,5 +1,5 @@
-//! A container whose metadata and tokenizer are open, before any memory is
-//! planned: enough to count a prompt's tokens, which the plan depends on.
+//! An opened container with metadata and tokenizer, before memory is planned: enough to count a
+//! prompt's tokens, which the plan depends on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ pub struct Model {
     pub(crate) text: Text,
 }
 
-/// Everything about a model that concerns text.
+/// The text side of a model.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// The metadata; the tokenizer's text has been taken out.
+    /// The metadata, without the tokenizer's text.
     pub(crate) meta: ContainerMeta,
     tokenizer: Arc<Tokenizer>,
 }
 
-/// The container of the bundled demo model. It lies inside the program's own executable and is read
-/// from that file like any other container, so its neurons stay on disk.
+/// The container of the bundled demo model. It is part of the executable and is read from that file
+/// like any container, so its neurons stay on disk.
 ///
 /// # Errors
-/// Where the program cannot find or read its own file.
+/// The program cannot find or read its own file.
 pub fn demo_container() -> Result<Container, Error> {
     let place = demo::locate()?;
     let name = Path::new("bundled model");
@@ -44,10 +44,10 @@ pub fn demo_container() -> Result<Container, Error> {
 }
 
 impl Model {
-    /// The packed model in the file `path`, as `emberflow pack` writes it.
+    /// Opens the packed model in the file `path`, as written by `emberflow pack`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no container, and what [`Model::open`] gives.
+    /// An unreadable file, one that is no container, or an error of [`Model::open`].
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open(Container::open(path.as_ref())?)
     }
@@ -63,7 +63,7 @@ impl Model {
     /// Reads the metadata and builds the tokenizer.
     ///
     /// # Errors
-    /// Metadata or a tokenizer that make no sense.
+    /// Invalid metadata or tokenizer.
     pub fn open(mut container: Container) -> Result<Self, Error> {
         let mut meta = ContainerMeta::parse(&container.take_meta(), container.path())?;
         let json = std::mem::take(&mut meta.tokenizer);
@@ -119,15 +119,15 @@ impl Text {
             .transpose()
     }
 
-    /// The start token, where the model wants one before every text.
+    /// The start token, if the model wants one before every text.
     pub fn start_token(&self) -> Option<u32> {
         self.config().bos.filter(|_| self.config().add_bos)
     }
 
-    /// Tokens of a text as it stands, every one within the model's vocabulary.
+    /// The tokens of a text, without a start token, all within the model's vocabulary.
     ///
     /// # Errors
-    /// [`Error::Token`] for a token that the tokenizer knows and the model does not.
+    /// [`Error::Token`] for a token outside the model's vocabulary.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
         let ids = self.tokenizer.encode(text, false)?;
         let vocab = self.config().vocab;
@@ -137,7 +137,7 @@ impl Text {
         }
     }
 
-    /// Tokens of a text with the start token in front.
+    /// The tokens of a text, after the start token.
     ///
     /// # Errors
     /// As [`Text::tokens`].

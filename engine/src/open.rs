@@ -1,4 +1,4 @@
-//! What an engine is built of, before memory is taken: the choice of a mode, the banks, the plan.
+//! First stage of opening, before memory is allocated: sparsity mode, banks, planner.
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
@@ -16,7 +16,7 @@ use crate::planner::{Opened, Planner};
 use crate::sparsity::{Choice, choose};
 use crate::store::{Layout, Naming};
 
-/// What a plan is made from and an engine is built of.
+/// Inputs of the plan and of the engine.
 pub(crate) struct Parts {
     pub text: Text,
     pub options: Options,
@@ -27,14 +27,14 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
-    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    /// By bank: each neuron's activation frequency; empty without statistics.
     pub frequencies: Vec<Vec<f32>>,
-    /// Most threads that compute.
+    /// Most compute threads.
     pub threads: usize,
 }
 
 impl Parts {
-    /// Checks the options and looks at everything that opening needs.
+    /// Validates the options and collects everything that opening needs.
     pub fn of(model: Model, options: Options) -> Result<Self, Error> {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
@@ -48,7 +48,7 @@ impl Parts {
         let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
-        // Without zeros and without a cut nothing can be left out.
+        // Without zeros and without a threshold nothing can be skipped.
         let dense = match &stored {
             Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
             None => choice.sparsity == Sparsity::Dense,
@@ -96,7 +96,7 @@ impl Parts {
 }
 
 impl Parts {
-    /// What plans and buffers are made from.
+    /// Inputs of planning and of buffer sizes.
     pub fn opened(&self) -> Opened<'_> {
         Opened {
             layout: &self.layout,
@@ -111,7 +111,7 @@ impl Parts {
     }
 }
 
-/// Checks that the banks are those of the model: one dense FFN a layer.
+/// Verifies that the banks match the model: one dense FFN per layer.
 fn check_banks(layout: &Layout, c: &ModelConfig) -> Result<(), Error> {
     let bad = |reason: String| Error::Bundles {
         path: layout.container.path().to_path_buf(),
@@ -136,7 +136,7 @@ fn check_banks(layout: &Layout, c: &ModelConfig) -> Result<(), Error> {
 }
 
 impl Planner {
-    /// The planner of an engine that would be opened, which needs no memory for weights.
+    /// The planner for a model and options, without loading weights.
     ///
     /// # Errors
     /// As [`crate::Engine::open`], except for the budget.
@@ -144,20 +144,20 @@ impl Planner {
         Ok(Parts::of(model, options)?.planner)
     }
 
-    /// The bytes of a budget.
+    /// Resolves a budget to bytes.
     pub fn budget(&self, budget: Budget) -> u64 {
         match budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
-            // All of it, and room for the chunk that is then chosen.
+            // Everything, including the chunk that is chosen then.
             Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
             Budget::FfnShare(share) => self.needs.budget_for_share(share),
         }
     }
 }
 
-/// All that the model can use, within what the machine can safely give; where that is too little, the
-/// smallest that works if the machine has it at all.
+/// The full budget, limited to what the machine can safely give; if that is too little, the
+/// smallest feasible budget, provided the machine has it.
 fn auto_budget(needs: &Needs) -> u64 {
     let full = needs.full_budget();
     let Some(safe) = mem::auto_budget() else {
@@ -170,7 +170,7 @@ fn auto_budget(needs: &Needs) -> u64 {
     safe.max(floor).min(full)
 }
 
-/// Refuses what has no meaning.
+/// Validates the options.
 fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
     let (found, most) = (o.threads, MAX_THREADS);
     if found > most {
@@ -199,9 +199,9 @@ fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// Each option has an error of its own, which says what it may be.
+    /// Each invalid option has its own error with the valid range.
     #[test]
-    fn options_without_meaning_are_told_apart() {
+    fn invalid_options_have_distinct_errors() {
         let model = Model::demo().unwrap();
         let c = model.text().config();
         let refused = |change: &dyn Fn(&mut Options)| {

@@ -1,4 +1,4 @@
-//! What the caller of [`crate::Engine::open`] chooses.
+//! Options of [`crate::Engine::open`].
 
 use std::path::PathBuf;
 
@@ -6,19 +6,19 @@ use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
 
-/// Which neurons are computed (DESIGN §6).
+/// Sparsity mode (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
-    /// `predicted` where the container has predictors and they pay, else `exact` where
-    /// the activation makes it equal to dense, else `dense`.
+    /// `predicted` where the container has predictors that pay, else `exact` where it equals dense,
+    /// else `dense`.
     #[default]
     Auto,
     /// Every neuron.
     Dense,
     /// Gate first, then Up and Down only of neurons that fire.
     Exact,
-    /// A predictor names the neurons whose Gate is computed; then as `exact`. What it
-    /// misses is missing from the result.
+    /// A predictor selects the neurons whose Gate is computed; then as `exact`. False negatives are
+    /// missing from the result.
     Predicted,
 }
 
@@ -34,23 +34,22 @@ impl Sparsity {
     }
 }
 
-/// How the FFN's weights get into memory.
+/// Memory budget.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// As much as the machine can safely give.
+    /// As much as is safe on this machine.
     Auto,
-    /// At most this many bytes of resident memory for the whole process.
+    /// Resident memory of the whole process, in bytes.
     Bytes(u64),
-    /// What it takes to keep this share (0 to 1) of the FFN's bytes in memory;
-    /// never below the smallest budget that works.
+    /// Enough to keep this share (0 to 1) of the FFN's bytes resident, but at least the smallest
+    /// feasible budget.
     FfnShare(f64),
 }
 
-/// How a neuron whose gate is not resident is read (PowerInfer-2 §4.4). Changes
-/// speed, never results.
+/// How neurons without a resident gate are read (PowerInfer-2 §4.4). Affects speed, not results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
-    /// What costs less on the device for the container's format.
+    /// Whichever costs less on the device for the container's format.
     #[default]
     Auto,
     /// Whole clusters, sequentially.
@@ -64,44 +63,42 @@ pub enum Phases {
 pub struct Options {
     /// Memory for the whole process.
     pub budget: Budget,
-    /// Compute threads, the caller's included; 0 = one per core, or fewer where the plan says that
-    /// they are faster.
+    /// Compute threads, the caller included; 0 = one per core, or fewer where the planner expects
+    /// more speed.
     pub threads: usize,
-    /// Which neurons are computed.
+    /// Sparsity mode.
     pub sparsity: Sparsity,
-    /// How bundles are read where Gate rows are not resident.
+    /// Read strategy where Gate rows are not resident.
     pub phases: Phases,
-    /// Which mechanisms are at work.
+    /// Enabled mechanisms.
     pub ablation: Ablation,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
-    /// Core the I/O thread is pinned to; `None` = what the plan says.
+    /// Core to pin the I/O thread to; `None` = the planner's choice.
     pub io_core: Option<usize>,
-    /// Keep the regions from being swapped out, as far as the system allows.
+    /// Lock the regions in memory, where permitted.
     pub lock: bool,
-    /// Positions to make room for: prompt plus generated tokens.
+    /// Context length in positions: prompt plus generated tokens.
     pub context: usize,
-    /// Tokens of the longest prompt, where that is known: longer chunks only take memory. 0 = up to
+    /// Length of the longest prompt, if known, to limit the chunk and its memory. 0 = up to
     /// `context`.
     pub prompt: usize,
-    /// Longest chunk of prompt tokens computed at once; 0 = the longest that the budget can well
-    /// afford.
+    /// Prompt tokens per pass; 0 = as many as the budget affords.
     pub chunk: usize,
-    /// Spans that each lane of a trace keeps; 0 = no trace. See [`crate::Engine::trace`].
+    /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
-    /// Most sequences at once: the plan has room for the keys and values of so many.
+    /// Most concurrent sequences; the plan reserves keys and values for them.
     pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
-    /// Keep gates and hidden values of a chunk for observers; the budget pays for
-    /// the room.
+    /// Keep gates and hidden values of a chunk for observers, within the budget.
     pub observe: bool,
-    /// Keep room for the activations of a pass that is set aside between two layers, so that nothing
-    /// is computed again when it goes on (see [`crate::Stepper::preempt`]).
+    /// Reserve memory for the activations of a preempted pass, so that it resumes without
+    /// recomputation (see [`crate::Stepper::preempt`]).
     pub preemption: bool,
-    /// Bytes that the caller will come to hold besides; the budget pays for them.
+    /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
-    /// Where the system shows its sensors of energy: `/sys`.
+    /// Root of the system's energy sensors: `/sys`.
     pub sysfs: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Working memory that attention and FFN share.
+//! Scratch shared by attention and FFN.
 
 use emberflow_models::config::ModelConfig;
 

@@ -1,8 +1,8 @@
-//! Rotary position embedding: the angles.
+//! Rotary position embedding: angles.
 
 use emberflow_models::config::{Rope, RopeScaling};
 
-/// Inverse frequencies of one model, and the cosines and sines of a position.
+/// Inverse frequencies of a model, and the angles of a chunk.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     inv_freq: Vec<f32>,
@@ -23,7 +23,7 @@ impl RopeTable {
         }
     }
 
-    /// Fills the angles of row `t`, a token at `position` of its sequence.
+    /// Computes the angles of row `t`, a token at `position` of its sequence.
     pub fn fill(&mut self, t: usize, position: usize) {
         let half = self.inv_freq.len();
         for (i, &f) in self.inv_freq.iter().enumerate() {

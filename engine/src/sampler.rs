@@ -1,25 +1,23 @@
-//! From logits to the next token: greedy, or temperature with top-k, top-p,
-//! min-p and a repetition penalty. Seeded: the same logits and seed always give
-//! the same token.
+//! Sampling: greedy, or temperature with top-k, top-p, min-p and a repetition penalty.
+//! Deterministic: the same logits and seed give the same token.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// How to choose the next token.
+/// Sampling parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Softmax temperature; 0 = greedy.
     pub temperature: f32,
     /// Keep only the `k` likeliest tokens; 0 = all.
     pub top_k: usize,
-    /// Keep the smallest set of likeliest tokens with at least this mass; 1 = all.
+    /// Keep the smallest set of likeliest tokens with at least this probability mass; 1 = all.
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 = none.
     pub min_p: f32,
-    /// Divide positive (multiply negative) logits of tokens seen in the recent
-    /// window by this; 1 = off.
+    /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
     pub repetition_penalty: f32,
-    /// Seed of the random numbers.
+    /// Seed of the random number generator.
     pub seed: u64,
 }
 
@@ -37,23 +35,23 @@ impl Default for Sampling {
     }
 }
 
-/// A setting of the sampler that has no meaning.
+/// An invalid sampling parameter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{what} is {value}, expected {expected}")]
 pub struct BadSampling {
-    /// Which one.
+    /// Name of the parameter.
     pub what: &'static str,
     /// Its value.
     pub value: f32,
-    /// What it may be.
+    /// Valid range.
     pub expected: &'static str,
 }
 
 impl Sampling {
-    /// Refuses settings that have no meaning.
+    /// Validates the parameters.
     ///
     /// # Errors
-    /// The first one at fault.
+    /// The first invalid one.
     pub fn validate(&self) -> Result<(), BadSampling> {
         let check = |ok: bool, what, value, expected| match ok {
             true => Ok(()),
@@ -79,10 +77,10 @@ impl Sampling {
     }
 }
 
-/// Tokens of the past that the repetition penalty looks at.
+/// Recent tokens subject to the repetition penalty.
 const PENALTY_WINDOW: usize = 64;
 
-/// A seeded sampler. Allocates once, at its vocabulary's size.
+/// A seeded sampler. Allocates once, for its vocabulary.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Sampling,
@@ -100,8 +98,8 @@ impl Sampler {
         }
     }
 
-    /// The next token. `history` is every token of the sequence so far. NaN
-    /// logits are never chosen; if all are NaN the answer is token 0.
+    /// Samples the next token. `history` is all tokens of the sequence. NaN logits are never
+    /// chosen; if all are NaN the result is token 0.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
         let s = self.settings;
         let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
@@ -110,7 +108,7 @@ impl Sampler {
         self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
         if s.repetition_penalty != 1.0 {
             for (i, id) in recent.iter().enumerate() {
-                // once for each token, however often it was used
+                // Once per distinct token.
                 if !recent[..i].contains(id)
                     && let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1)
                 {
@@ -120,7 +118,7 @@ impl Sampler {
             }
         }
         if s.temperature == 0.0 {
-            // first of the largest, as argmax
+            // Argmax: the first of the largest.
             return self
                 .candidates
                 .iter()
@@ -134,7 +132,7 @@ impl Sampler {
         let Some(&(max, first)) = self.candidates.first() else {
             return 0;
         };
-        // Softmax over what is left, unnormalised, likeliest first.
+        // Unnormalized softmax, likeliest first.
         let mut sum = 0.0f32;
         for c in &mut self.candidates {
             c.0 = libm::expf((c.0 - max) / s.temperature);
@@ -160,7 +158,7 @@ impl Sampler {
         first
     }
 
-    /// Sorts the candidates by falling logit, ties by id, and cuts to top-k.
+    /// Sorts candidates by descending logit, ties by id, and truncates to top-k.
     fn keep_likeliest(&mut self) {
         let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let k = self.settings.top_k;

@@ -1,4 +1,4 @@
-//! Working memory of a forward pass, allocated once.
+//! Scratch of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::ModelConfig;
@@ -6,22 +6,22 @@ use emberflow_models::config::ModelConfig;
 use crate::kv::BLOCK;
 use crate::weights::Matrix;
 
-/// What the buffers are made for.
+/// Dimensions of the buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScratchRoom {
     /// Most rows of a pass.
     pub rows: usize,
-    /// Most rows whose logits are there at once.
+    /// Most rows of logits per call.
     pub batch: usize,
-    /// Positions of a sequence.
+    /// Context length in positions.
     pub context: usize,
     pub threads: usize,
 }
 
-/// Buffers of a pass, but for its residual stream.
+/// Buffers of a pass, without its residual stream.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Normalised input of a block, `[rows × d_model]`.
+    /// Normalized input of a block, `[rows × d_model]`.
     pub normed: Vec<f32>,
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
@@ -33,19 +33,19 @@ pub(crate) struct Scratch {
     pub v: Vec<f32>,
     /// Attention output before the projection, `[rows × heads·head_dim]`.
     pub attended: Vec<f32>,
-    /// What the blocks of one token's positions add up to: for every block of 256 positions and every
-    /// query head `width + 2` floats. Empty where a context is one block.
+    /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
+    /// and query head. Empty if the context is a single block.
     pub partials: Vec<f32>,
-    /// Decoded rows of multi-token matrix products, one buffer per thread.
+    /// Dequantized rows for multi-token matrix products, by thread.
     pub rows: Vec<Vec<f32>>,
-    /// The input of a matrix, quantised.
+    /// Quantized input of a matrix.
     pub input: Activations,
     /// Logits of one token of each sequence, `[batch × vocab]`.
     pub logits: Vec<f32>,
 }
 
 impl Scratch {
-    /// Allocates for a model.
+    /// Allocates the buffers for a model.
     pub fn new(c: &ModelConfig, room: ScratchRoom) -> Self {
         let [d, q, kv, vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
@@ -75,7 +75,7 @@ impl Scratch {
     }
 }
 
-/// Floats of [`Scratch::partials`].
+/// Length of [`Scratch::partials`].
 fn partials_len(c: &ModelConfig, context: usize) -> usize {
     let width = (c.head_dim as usize).next_multiple_of(GROUP);
     match context.div_ceil(BLOCK) {

@@ -5,19 +5,19 @@ use crate::kv::KvPages;
 
 /// The state of one conversation or completion.
 ///
-/// Its keys and values lie in pages of the engine that made it. Making one charges the engine's pool
-/// for all positions that it may come to have; dropping it gives them back.
+/// Creating a sequence reserves pages of the engine's KV pool for its full length; dropping it
+/// releases them.
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) kv: KvPages,
     tokens: Vec<u32>,
 }
 
-/// A part of a pass: tokens at the end of one sequence.
+/// A sequence's part of a pass.
 pub struct Span<'a> {
-    /// The sequence, which the tokens are added to.
+    /// The sequence to extend.
     pub sequence: &'a mut Sequence,
-    /// Tokens that follow each other, at least one.
+    /// Its next tokens, at least one.
     pub tokens: &'a [u32],
 }
 
@@ -29,36 +29,36 @@ impl Sequence {
         }
     }
 
-    /// Tokens run so far.
+    /// Number of tokens computed.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// True before the first token.
+    /// Whether no token was computed yet.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Positions there is still room for.
+    /// Free positions.
     pub fn room(&self) -> usize {
         self.kv.capacity() - self.tokens.len()
     }
 
-    /// The tokens run so far.
+    /// The tokens computed so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Another sequence that goes on from here, with room for as many positions. Both share the keys
-    /// and values so far until one of them adds a token.
+    /// A sequence that continues from here, with the same capacity. Keys and values are shared,
+    /// copy-on-write.
     ///
     /// # Errors
-    /// [`Error::KvFull`] where the engine has no room for another sequence of this length.
+    /// [`Error::KvFull`] if the engine has no room for another sequence of this length.
     pub fn fork(&self) -> Result<Self, Error> {
         self.fork_at(self.len())
     }
 
-    /// As [`Sequence::fork`], from position `len` on.
+    /// Like [`Sequence::fork`], from position `len` on.
     ///
     /// # Errors
     /// As [`Sequence::fork`].
@@ -69,31 +69,31 @@ impl Sequence {
         Ok(fork)
     }
 
-    /// Begins with the first `len` tokens of `other`, whose keys and values are shared. What it held
-    /// before is forgotten.
+    /// Replaces the contents by the first `len` tokens of `other` and shares their keys and values.
     pub(crate) fn adopt(&mut self, other: &Self, len: usize) {
         self.clear();
         self.kv.adopt(&other.kv, len);
         self.tokens.extend_from_slice(&other.tokens[..len]);
     }
 
-    /// Forgets everything.
+    /// Removes all tokens.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Forgets everything from position `len` on.
+    /// Removes the tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.kv.truncate(len);
     }
 
-    /// Bytes of keys and values of one position.
+    /// Bytes of keys and values per position.
     pub fn position_bytes(&self) -> u64 {
         self.kv.shape().position_bytes()
     }
 
-    /// Starts afresh with `count` positions of `token` that were never computed.
+    /// Replaces the contents by `count` positions of `token` without computing them, for
+    /// benchmarks.
     pub(crate) fn pretend(&mut self, token: u32, count: usize) {
         self.clear();
         self.kv.pretend(count);

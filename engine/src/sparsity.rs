@@ -1,7 +1,7 @@
-//! Which sparsity mode runs.
+//! Choice of the sparsity mode.
 //!
-//! The choice depends on the container alone, never on the budget or the machine: a
-//! model's text must not change because memory is short.
+//! It depends on the container alone, not on budget or machine, so that memory pressure cannot
+//! change a model's text.
 
 use emberflow_models::config::ModelConfig;
 
@@ -9,18 +9,18 @@ use crate::error::Error;
 use crate::ffn::StoredPredictors;
 use crate::options::Sparsity;
 
-/// Bytes of Gate rows that a prediction has to save per layer and token. Predicting takes
-/// a parallel section or two, some 10 µs; in that time a small machine reads this much.
-const WORTHWHILE: f64 = 256.0 * 1024.0;
+/// Bytes of Gate rows that prediction must save per layer and token to pay. It costs one or two
+/// parallel sections, about 10 µs, in which a small machine reads this much.
+const MIN_SAVING: f64 = 256.0 * 1024.0;
 
-/// A mode and why it was taken.
+/// A mode and its reason.
 #[derive(Debug, Clone)]
 pub(crate) struct Choice {
     pub sparsity: Sparsity,
     pub reason: String,
 }
 
-/// Resolves `wanted` for a model whose Gate rows take `gate_bytes` in all.
+/// Resolves `wanted` for a model with `gate_bytes` of Gate rows in total.
 pub(crate) fn choose(
     wanted: Sparsity,
     c: &ModelConfig,
@@ -54,7 +54,7 @@ pub(crate) fn choose(
     }
 }
 
-/// The choice for an activation with exact zeros.
+/// The mode for an activation with exact zeros.
 fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> Choice {
     let exact = |reason: String| Choice {
         sparsity: Sparsity::Exact,
@@ -69,7 +69,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
     let read = stored.bytes as f64 + stored.looked_at() * gate_bytes as f64;
     let saved = (gate_bytes as f64 - read) / f64::from(c.layers.max(1));
     let kib = |bytes: f64| (bytes / 1024.0).round();
-    if saved >= WORTHWHILE {
+    if saved >= MIN_SAVING {
         Choice {
             sparsity: Sparsity::Predicted,
             reason: format!(
@@ -82,7 +82,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
             "predictors save {} KiB of Gate rows per layer and token, less than predicting costs \
              ({} KiB)",
             kib(saved),
-            kib(WORTHWHILE)
+            kib(MIN_SAVING)
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! A small container of random neurons, and stores over it.
+//! Test container of random neurons, and stores over it.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
 use crate::store::{Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
 
-/// A container whose bytes follow from a seed.
+/// A container with seeded contents.
 pub(crate) struct World {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct World {
     seed: u64,
 }
 
-/// How a store over a [`World`] works.
+/// Configuration of a store over a [`World`].
 #[derive(Debug, Clone)]
 pub(crate) struct Ways {
     pub naming: Naming,
@@ -57,19 +57,19 @@ impl Default for Ways {
     }
 }
 
-/// `n` numbers within ±1 that follow from a seed.
+/// `n` seeded numbers within ±1.
 pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
     let mut random = Rng::with_seed(seed);
     (0..n).map(|_| 2.0 * random.f32() - 1.0).collect()
 }
 
-/// Whether something of this probability happens.
+/// True with probability `share`.
 pub(crate) fn chance(random: &mut Rng, share: f64) -> bool {
     random.f64() < share
 }
 
 impl World {
-    /// Banks of (layer, expert, neurons), of vectors of `d` elements.
+    /// Banks (layer, expert, neurons) of vectors with `d` elements.
     pub fn new(banks: &[(u32, u32, u32)], d: usize, dtype: DType, seed: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let format = NeuronFormat {
@@ -128,7 +128,7 @@ impl World {
         world
     }
 
-    /// Layers.
+    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.banks.last().map_or(0, |b| b.layer as usize + 1)
     }
@@ -158,7 +158,7 @@ impl World {
         })
     }
 
-    /// The same as numbers.
+    /// The same, dequantized.
     pub fn floats(&self, bank: u32, neuron: u32) -> [Vec<f32>; 3] {
         let (dtype, d) = (self.format.dtype, self.format.d);
         self.vectors(bank, neuron).map(|bytes| {
@@ -168,7 +168,7 @@ impl World {
         })
     }
 
-    /// A plan of so many clusters and slots.
+    /// A plan with so many clusters and slots.
     pub fn plan(&self, gates_resident: bool, hot_clusters: u64, slots: u64) -> MemoryPlan {
         MemoryPlan {
             ledger: Ledger::new(1 << 30),
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// A store that begins with `plan`; one cluster of each bank is called hot.
+    /// A store that starts with `plan`; one cluster of each bank is hot.
     pub fn store(&self, plan: &MemoryPlan, ways: &Ways) -> Result<NeuronStore, Error> {
         let container = Container::open(&self.path)?;
         let (layout, source) = Layout::new(container, self.format, self.layers() as u32)?;

@@ -1,4 +1,4 @@
-//! Working memory of the threads, one buffer for each.
+//! Thread-local scratch buffers.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,17 +7,16 @@ thread_local! {
     static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Length that every thread's buffer takes at its first use, so that it grows once and the token path
-/// does not allocate.
+/// Length of every thread's buffer at first use, so that it grows once and the token path does not
+/// allocate.
 static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes every buffer that is used from now on `len` floats long at least.
+/// Makes all buffers used from now on at least `len` floats long.
 pub(crate) fn reserve(len: usize) {
     BUFFER_LEN.fetch_max(len, Ordering::Relaxed);
 }
 
-/// Runs `f` with this thread's buffer of at least `len` floats. The buffer is kept. Contents are
-/// whatever the last use left.
+/// Runs `f` with this thread's buffer of at least `len` floats. Its contents are arbitrary.
 pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < len {

@@ -1,44 +1,44 @@
-//! What the engine does, by name, for the recorder of [`emberflow_storage::trace`].
+//! Trace events of the engine for [`emberflow_storage::trace`].
 
 use emberflow_storage::trace::Kind;
 
-/// Attention of a layer, with its projections.
+/// Attention of a layer, including projections.
 pub static ATTENTION: Kind = Kind {
     name: "attention",
     keys: ["layer", ""],
 };
 
-/// A section of the threads inside an FFN: gates or clusters of a layer.
+/// A parallel section of an FFN: gates or clusters of a layer.
 pub static FFN: Kind = Kind {
     name: "ffn",
     keys: ["layer", ""],
 };
 
-/// Adding up the partial sums of a layer.
+/// Reduction of a layer's partial sums.
 pub static REDUCE: Kind = Kind {
     name: "reduce",
     keys: ["layer", ""],
 };
 
-/// The tokens' rows of the embedding.
+/// Embedding lookup.
 pub static EMBEDDING: Kind = Kind {
     name: "embedding",
     keys: ["", ""],
 };
 
-/// Last norm and logits.
+/// Final norm and logits.
 pub static HEAD: Kind = Kind {
     name: "head",
     keys: ["", ""],
 };
 
-/// The gates of a cluster, or of some, named after the first.
+/// Gates of one or several clusters, labelled with the first.
 pub static GATE: Kind = Kind {
     name: "gate",
     keys: ["layer", "cluster"],
 };
 
-/// Ups of some clusters, named after the first.
+/// Ups of some clusters, labelled with the first.
 pub static UP: Kind = Kind {
     name: "up",
     keys: ["layer", "cluster"],
@@ -50,7 +50,7 @@ pub static DOWN: Kind = Kind {
     keys: ["layer", "cluster"],
 };
 
-/// The computation stands still for reads.
+/// Computation stalled on reads.
 pub static WAIT: Kind = Kind {
     name: "wait",
     keys: ["layer", ""],

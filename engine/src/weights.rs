@@ -1,4 +1,4 @@
-//! The resident weights: everything that is not FFN.
+//! The resident weights: everything outside the FFNs.
 
 use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_models::config::ModelConfig;
@@ -19,7 +19,7 @@ pub struct Matrix {
     bytes: Slot,
 }
 
-/// Rows that one thread takes at a time.
+/// Rows per work item.
 pub(crate) const ROWS_PER_CHUNK: usize = 32;
 
 impl Matrix {
@@ -37,10 +37,9 @@ impl Matrix {
         )
     }
 
-    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`.
-    /// `scratch` has an entry of [`scratch_len`](Self::scratch_len) elements for
-    /// each thread. A token's result does not depend on the other tokens or on the
-    /// thread count.
+    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`. `scratch` has
+    /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result depends neither on
+    /// other tokens nor on the thread count.
     pub(crate) fn matmul(
         &self,
         on: &Compute,
@@ -76,7 +75,7 @@ impl Matrix {
         });
     }
 
-    /// Elements of scratch that a thread needs for rows of `cols` elements.
+    /// Scratch elements per thread for rows of `cols` elements.
     pub(crate) fn scratch_len(cols: usize) -> usize {
         matmul_scratch(cols).max(matmul_scratch_q(cols))
     }
@@ -108,7 +107,7 @@ pub struct LayerWeights {
 /// All resident weights.
 #[derive(Debug)]
 pub struct Weights {
-    /// Output head, `[vocab × d_model]`; in some models the token embedding, too.
+    /// Output head, `[vocab × d_model]`; also the embedding where tied.
     pub head: Matrix,
     /// RMSNorm before the head.
     pub final_norm: Vec<f32>,
@@ -117,7 +116,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads and checks them all.
+    /// Reads and verifies all weights.
     pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
         let src = Loader { container };
         let d = c.d_model as usize;
@@ -165,20 +164,20 @@ impl Weights {
         })
     }
 
-    /// The bytes of attention's matrices.
+    /// The bytes of the attention matrices.
     pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
         let matrices = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o]);
         matrices.map(|m| m.bytes.as_slice()).collect()
     }
 
-    /// Bytes that every token is computed from.
+    /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
         let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
         let layer = |l: &LayerWeights| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
         self.layers.iter().map(layer).sum::<u64>() + bytes(&self.head)
     }
 
-    /// Bytes that [`Weights::load`] will hold, from the directory alone.
+    /// Bytes that [`Weights::load`] will allocate, from the directory alone.
     pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
         let embedding = (!c.tied_head).then(|| name_of(Role::Embed, 0));
         container
@@ -194,7 +193,7 @@ fn is_predictor(name: &str) -> bool {
     name.contains(".predictor.")
 }
 
-/// What the head is.
+/// The tensor that serves as head.
 fn head_role(c: &ModelConfig) -> Role {
     match c.tied_head {
         true => Role::Embed,
@@ -202,7 +201,7 @@ fn head_role(c: &ModelConfig) -> Role {
     }
 }
 
-/// Name of a tensor of the container.
+/// Container name of a tensor.
 pub(crate) fn name_of(role: Role, layer: u32) -> String {
     let expert = 0;
     TensorId {
@@ -213,13 +212,13 @@ pub(crate) fn name_of(role: Role, layer: u32) -> String {
     .to_string()
 }
 
-/// Finds tensors and proves their shapes.
+/// Finds tensors and validates their shapes.
 pub(crate) struct Loader<'a> {
     pub container: &'a Container,
 }
 
 impl<'a> Loader<'a> {
-    /// The record of a `[rows × cols]` matrix, and its block format.
+    /// The entry of a `[rows × cols]` matrix, and its block format.
     pub fn entry(
         &self,
         role: Role,

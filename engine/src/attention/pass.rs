@@ -1,9 +1,9 @@
-//! Attention of a chunk of tokens over the cache, after the projections.
+//! Attention of a chunk over the cache, between the projections.
 //!
-//! The positions a query sees are cut at multiples of [`BLOCK`]. Each block gives scores,
-//! their maximum, the sum of their exponentials and a mix of values; the blocks are merged
-//! in the order of their positions. What is computed depends on the query's position
-//! alone, so threads, chunks and the two ways to share the work below change no bit.
+//! Visible positions are split at multiples of [`BLOCK`]. Each block yields its maximum score `m`,
+//! `Σ exp(s − m)` and `Σ exp(s − m)·v`; blocks are merged in position order (online softmax). The
+//! computation depends on the query's position alone, so threads, chunks and the work split below
+//! cannot change a bit.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 use crate::kv::{BLOCK, LayerKv};
 use crate::thread_buffer::with_thread_buffer;
 
-/// Queries that share a pass over a block.
+/// Queries that share one read of a block.
 const BATCH: usize = 16;
 
-/// Pieces of work for every thread, so that a late thread is not waited for long.
+/// Work items per thread, for load balance.
 const PIECES: usize = 4;
 
 /// The queries of a chunk in one layer.
@@ -27,12 +27,12 @@ pub(super) struct Pass<'a> {
     pub queries: &'a [f32],
     pub head_dim: usize,
     pub kv_heads: usize,
-    /// Query heads for each head of the cache.
+    /// Query heads per KV head.
     pub group: usize,
     /// Position of the first token.
     pub first: usize,
     pub tokens: usize,
-    /// Positions a query sees, its own included; 0 = all.
+    /// Visible positions per query, its own included; 0 = all.
     pub window: usize,
 }
 
@@ -42,8 +42,7 @@ pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize) -> usiz
     BATCH * (BLOCK + width + head_dim) + 2 * chunk * group
 }
 
-/// What one query makes of the blocks so far: the largest score and the sum of the
-/// exponentials of all scores less it.
+/// Softmax state of one query: maximum score and `Σ exp(s − max)`.
 #[derive(Clone, Copy)]
 struct Sums {
     max: f32,
@@ -51,20 +50,20 @@ struct Sums {
 }
 
 impl Sums {
-    /// Takes in the next block, whose mix of values is `mix`; `out` is the mix so far.
+    /// Merges the next block, whose weighted values are `mix`, into `out`.
     fn merge(&mut self, cpu: Cpu, next: Sums, mix: &[f32], out: &mut [f32]) {
         let max = if next.max > self.max {
             next.max
         } else {
             self.max
         };
-        let (a, b) = (shrink(self.max, max), shrink(next.max, max));
+        let (a, b) = (rescale(self.max, max), rescale(next.max, max));
         self.sum = b.mul_add(next.sum, a * self.sum);
         self.max = max;
         cpu.blend(a, out, b, mix);
     }
 
-    /// Turns the mix of all blocks into the result.
+    /// Normalizes `out` by the sum.
     fn finish(self, out: &mut [f32]) {
         let scale = 1.0 / self.sum;
         for value in out {
@@ -73,25 +72,25 @@ impl Sums {
     }
 }
 
-/// What sums relative to `from` are multiplied by to be relative to `to`.
-fn shrink(from: f32, to: f32) -> f32 {
+/// `exp(from − to)`: rescales sums from maximum `from` to maximum `to`.
+fn rescale(from: f32, to: f32) -> f32 {
     emberflow_kernels::math::exp(from - to)
 }
 
-/// A thread's working memory.
+/// A thread's scratch.
 struct Buffers<'a> {
     scores: &'a mut [f32],
     mixes: &'a mut [f32],
     queries: &'a mut [f32],
 }
 
-/// Whether so many pairs of a row and a head of the cache keep all threads busy.
+/// Whether `items` (row, KV head) pairs keep all threads busy.
 pub(super) fn enough_rows(workers: &Workers, items: usize) -> bool {
     items >= PIECES * workers.threads()
 }
 
-/// Fills `out`, one row for each sequence, in one section of the workers; `pass(t)` is that of
-/// row `t`, with one token.
+/// Fills `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass of
+/// row `t`.
 pub(super) fn run_rows<'a>(
     workers: &Workers,
     kv_heads: usize,
@@ -107,8 +106,8 @@ pub(super) fn run_rows<'a>(
 }
 
 impl Pass<'_> {
-    /// Fills `out`, `[tokens × heads·head_dim]`. `partials` is what the cache keeps for
-    /// the blocks of a single token.
+    /// Fills `out`, `[tokens × heads·head_dim]`. `partials` holds the per-block results of a single
+    /// token.
     pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let (threads, row) = (
             workers.threads(),
@@ -117,7 +116,7 @@ impl Pass<'_> {
         let enough = PIECES * threads;
         let long = self.first + self.tokens > BLOCK;
         if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
-            // Few queries: the blocks of one token are shared among the threads.
+            // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
                 let one = Pass {
                     queries: &self.queries[t * row..][..row],
@@ -129,8 +128,8 @@ impl Pass<'_> {
             }
             return;
         }
-        // Many: some tokens of one head of the cache are a piece. At least a batch of
-        // queries, so that a block is read once for all of them.
+        // Many queries: a work item is some tokens of one KV head, at least a batch, so that one
+        // read of a block serves all of them.
         let pieces = enough.div_ceil(self.kv_heads);
         let tokens = self
             .tokens
@@ -143,7 +142,7 @@ impl Pass<'_> {
         });
     }
 
-    /// Positions that a token of the chunk sees.
+    /// Visible positions of a token of the chunk.
     fn seen(&self, token: usize) -> Range<usize> {
         let end = self.first + token + 1;
         match self.window {
@@ -169,8 +168,7 @@ impl Pass<'_> {
         });
     }
 
-    /// The result of `tile.rows()` tokens from `first` on for the queries of one head of
-    /// the cache.
+    /// Attention of `tile.rows()` tokens from `first` on, for the query heads of one KV head.
     fn tokens_of_head(&self, head: usize, first: usize, tile: &mut Columns<'_, f32>) {
         let (tokens, group, hd) = (tile.rows(), self.group, self.head_dim);
         let count = tokens * group;
@@ -206,7 +204,7 @@ impl Pass<'_> {
         });
     }
 
-    /// The result of the only token, the blocks computed apart.
+    /// Attention of a single token, its blocks computed in parallel.
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let (group, hd) = (self.group, self.head_dim);
         let size = self.kv.width() + 2;
@@ -244,8 +242,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Calls `done(query, sums, mix)` for those of the queries, pairs of token and query
-    /// head in the order of their tokens, that see positions of `block`.
+    /// Calls `done(query, sums, mix)` for each of the `queries` ((token, query head), in token
+    /// order) that sees positions of `block`.
     fn block(
         &self,
         head: usize,
@@ -274,7 +272,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A batch of queries, each with the positions it sees, all in one block.
+    /// A batch of queries with their visible positions, all in one block.
     fn batch(
         &self,
         head: usize,
@@ -290,7 +288,7 @@ impl Pass<'_> {
             query.copy_from_slice(&self.queries[t * row + h * hd..][..hd]);
         }
 
-        // Tokens are in order, so are both ends of what they see.
+        // Tokens ascend, and so do both ends of their visible ranges.
         let (low, high) = (&batch[0].2, &batch[count - 1].2);
         let start = low.start / GROUP * GROUP;
         let scores = &mut buffers.scores[..count * BLOCK];
@@ -309,7 +307,7 @@ impl Pass<'_> {
             *sums = Sums { max, sum };
         }
 
-        // What all queries see is read once for all of them, the ends one by one.
+        // Read the common visible range once for all queries, and the ends per query.
         let mixes = &mut buffers.mixes[..count * width];
         mixes.fill(0.0);
         let common = high.start..low.end;

@@ -1,18 +1,18 @@
-//! Attention over several blocks: right, and the same bits however it is cut.
+//! Attention over several blocks: correctness, and bit equality under any split.
 
 use emberflow_kernels::{Cpu, DType, Workers};
 
 use super::pass::Pass;
 use crate::kv::{BLOCK, KvPages, KvPool, KvShape};
 
-/// Sizes of a layer.
+/// Geometry of a layer.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     dtype: DType,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// Positions.
+    /// In positions.
     capacity: usize,
 }
 
@@ -60,8 +60,8 @@ impl Case {
         }
     }
 
-    /// Every position's result, computed in chunks of these lengths, over and over, with pages of as
-    /// many positions.
+    /// Results of all positions, computed in chunks of these lengths, repeated, with this page
+    /// size.
     fn run(&self, chunks: &[usize], threads: usize, page: usize) -> Vec<f32> {
         let Shape {
             heads,
@@ -111,7 +111,7 @@ impl Case {
         out
     }
 
-    /// One position's result for one head by the textbook, in f64.
+    /// Naive reference in f64: one position and head.
     fn textbook(&self, position: usize, head: usize) -> Vec<f64> {
         let Shape {
             heads,
@@ -151,8 +151,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Shapes with one and several queries per head, a head that is no multiple of 32, and
-/// windows that are shorter than a chunk, within a block and across blocks.
+/// One and several queries per KV head, a head size that is no multiple of 32, and windows shorter
+/// than a chunk, within a block and across blocks.
 fn cases() -> Vec<Case> {
     let shape = |dtype, heads, kv_heads, head_dim, capacity| Shape {
         dtype,
@@ -193,7 +193,7 @@ fn chunks_threads_and_pages_change_no_bit() {
 }
 
 #[test]
-fn attention_is_that_of_the_textbook() {
+fn attention_matches_the_reference() {
     for case in cases() {
         let Shape {
             heads,
@@ -223,7 +223,7 @@ fn attention_is_that_of_the_textbook() {
 }
 
 #[test]
-fn a_head_of_another_layer_is_left_alone() {
+fn writing_one_layer_leaves_others_unchanged() {
     let case = &cases()[0];
     let cpu = Cpu::detect();
     let mut kv = case.shape.pages(32);

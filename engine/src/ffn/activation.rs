@@ -1,18 +1,18 @@
-//! The gate's non-linearity.
+//! The gate's activation function.
 
 use emberflow_kernels::Cpu;
 use emberflow_models::config::Activation;
 
-/// What a gate's product becomes.
+/// Activation function and threshold of a bank's gates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gating {
     pub activation: Activation,
-    /// Activated gates below this magnitude count as zero; 0 for none.
+    /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
 }
 
 impl Gating {
-    /// Applies it in place. A result of exactly zero means: does not fire.
+    /// Applies both in place. Exactly zero means that the neuron does not fire.
     pub fn apply(self, cpu: Cpu, values: &mut [f32]) {
         match self.activation {
             Activation::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),

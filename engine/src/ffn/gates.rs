@@ -1,5 +1,5 @@
-//! Gates that are computed before Up and Down are there: from resident Gate rows, or from Gate parts
-//! that were read first.
+//! Gates computed ahead of Up and Down: from resident Gate rows, or from Gate parts read first
+//! (two-phase loading).
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::store::{ClusterBytes, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
 
-/// What gates are computed of.
+/// Shared inputs of a gate computation.
 #[derive(Clone, Copy)]
 pub(super) struct GateWork<'a> {
     pub cpu: Cpu,
@@ -26,7 +26,7 @@ pub(super) struct GateWork<'a> {
 }
 
 impl GateWork<'_> {
-    /// Activated gates of `neurons` of a bank, at most a cluster, from resident Gate rows:
+    /// Activated gates of at most a cluster of a bank's `neurons`, from resident Gate rows:
     /// `gates [neurons × tokens]`.
     pub fn resident(
         &self,
@@ -37,7 +37,7 @@ impl GateWork<'_> {
     ) {
         let (cpu, tokens, dtype) = (self.cpu, self.input.tokens(), self.format.dtype);
         match resident.gates(bank) {
-            // One forward stream, a tenth faster than a list of rows.
+            // Contiguous rows: 10 % faster than a row list.
             Some(rows) if tokens == 1 && dtype.is_grouped() => {
                 let bytes = &rows.bytes[neurons.start * rows.stride..neurons.end * rows.stride];
                 cpu.matvec_q(dtype, bytes, rows.stride, self.input.quantized, gates);
@@ -53,8 +53,8 @@ impl GateWork<'_> {
         self.gating.apply(cpu, gates);
     }
 
-    /// As [`GateWork::resident`] for any number of neurons from the start of a cluster on, but only
-    /// for the pairs that `wanted` has, whose words are cut like the clusters. Other gates become zero.
+    /// Like [`GateWork::resident`] for any number of neurons from a cluster border on, but only for
+    /// the pairs in the mask `wanted`. Other gates become zero.
     pub fn wanted(
         &self,
         resident: &Resident,
@@ -95,8 +95,8 @@ impl GateWork<'_> {
         );
     }
 
-    /// Activated gates of the needed neurons of a cluster from their bundles, for the pairs that
-    /// `wanted` has, or all. `gates [CLUSTER × tokens]`; other gates become zero.
+    /// Activated gates of a cluster's needed neurons, from their bundles, for the pairs in the mask
+    /// `wanted` or all. `gates [CLUSTER × tokens]`; other gates become zero.
     pub fn of_bundles(&self, bytes: &ClusterBytes<'_>, wanted: Option<&[u64]>, gates: &mut [f32]) {
         let _span = bytes.trace(&trace::GATE);
         let tokens = self.input.tokens();

@@ -1,4 +1,4 @@
-//! One layer's FFN, from its units of work to their sum.
+//! One layer's FFN: from units of work to their weighted sum.
 
 use emberflow_kernels::Compute;
 
@@ -13,7 +13,7 @@ use crate::store::regions::CLUSTER;
 use crate::trace;
 
 impl Ffn {
-    /// `out[row] = Σ weight × FFN(input[row])` over the units that a row takes part in.
+    /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row.
     pub fn layer(
         &mut self,
         on: &Compute,
@@ -45,7 +45,7 @@ impl Ffn {
         self.look_ahead(on, at)?;
         let mut next = 0;
         while next < self.units.len() {
-            // Units of as many rows each are summed side by side.
+            // Units with the same number of rows share groups.
             let rows = self.units[next].rows;
             let same = self.units[next..].iter().take_while(|u| u.rows == rows);
             let end = next + same.count();
@@ -65,7 +65,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Sets the units up, and the store.
+    /// Sets up the units and the store.
     fn begin_layer(&mut self, at: &LayerInput<'_>) -> Result<(), Error> {
         let banks = at.units.iter().map(|unit| unit.bank);
         self.store
@@ -100,8 +100,8 @@ impl Ffn {
         Ok(())
     }
 
-    /// Reads ahead for the next layer: at once, behind what this layer misses, so that the device has
-    /// work until the next one is named.
+    /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
+    /// device busy until the next layer's active set is known.
     fn look_ahead(&mut self, on: &Compute, at: &LayerInput<'_>) -> Result<(), Error> {
         let next = at.number + 1;
         let mut banks = self.store.layout().banks_of(next);

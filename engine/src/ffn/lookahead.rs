@@ -1,11 +1,11 @@
-//! Who is likely to be needed by the next layer, before its own input is known.
+//! Lookahead: predicts the next layer's active set before its input is known.
 //!
-//! The residual stream changes little from one layer to the next, so the next layer's predictor is
-//! mostly right about it a layer early. Where it was wrong for the last token, by how much is known
-//! once that layer was named, and it will be wrong in nearly the same way for this one: what a layer
-//! adds to the stream changes slowly, and some of it never. So each guess is corrected by the error of
-//! the last one, times the share of such errors that has lasted of late (least squares). What is named
-//! is only read ahead, never computed: a wrong guess costs a read and changes no result.
+//! The residual stream changes little between adjacent layers, so the next layer's predictor is
+//! mostly right when it runs one layer early. Its error per neuron (true margin minus early margin)
+//! becomes known when that layer is predicted, and it persists from token to token. Each early
+//! margin is therefore corrected by `β × (last error)`, with `β = Σ eₜ·eₜ₋₁ / Σ eₜ₋₁·eₜ₋₁` (least
+//! squares, exponentially decayed). The result only drives prefetch: a false positive costs a read
+//! and changes no output.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use super::units::Norm;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
-/// Pieces of a layer that each thread names one after the other: what is missing of those that are
-/// done is looked up and read while the others are named.
+/// Pieces into which each thread splits a layer's gates or predictions. Lookup and reads for finished
+/// pieces overlap with the computation of the others.
 pub const GATE_PIECES: usize = 8;
 
-/// Most tokens of a pass that looks ahead: those of as many sequences, not of a prompt.
+/// Most tokens of a pass that looks ahead: decode batches do, prefill does not.
 pub(super) const FEW: usize = 8;
 
 /// A layer to look ahead to.
@@ -35,31 +35,30 @@ pub(super) struct Upcoming<'a> {
     pub norm: Norm<'a>,
 }
 
-/// Part of what is known of the errors' agreement that a new token leaves.
-const KEPT: f32 = 0.95;
+/// Decay of the error sums per token.
+const DECAY: f32 = 0.95;
 
-/// How wrong the guesses for a bank were.
+/// Prediction errors of the early margins of a bank.
 struct Errors {
-    /// By neuron: its margin less the guess, for the last token that both are known of.
+    /// By neuron: true margin minus early margin, for the last token with both.
     last: Vec<f32>,
-    /// Sums over neurons and tokens, older ones counting less: of an error times the one before,
-    /// and of the one before times itself.
-    agreed: f32,
-    size: f32,
+    /// Decayed sums over neurons and tokens: `Σ eₜ·eₜ₋₁` and `Σ eₜ₋₁·eₜ₋₁`.
+    cross: f32,
+    square: f32,
 }
 
 impl Errors {
     fn new(neurons: usize) -> Self {
         Self {
             last: vec![0.0; neurons],
-            agreed: 0.0,
-            size: 0.0,
+            cross: 0.0,
+            square: 0.0,
         }
     }
 
-    /// The part of an error that the next one has, too (least squares).
-    fn kept(&self) -> f32 {
-        let part = self.agreed / self.size;
+    /// `β`: the share of an error that persists (least squares), clamped to 0..=1.
+    fn beta(&self) -> f32 {
+        let part = self.cross / self.square;
         if part.is_finite() {
             part.clamp(0.0, 1.0)
         } else {
@@ -68,17 +67,16 @@ impl Errors {
     }
 }
 
-/// Memory for looking one layer ahead, for a few tokens.
+/// Buffers for predicting one layer ahead, for a few tokens.
 pub(super) struct Lookahead {
     neurons: usize,
     normed: Vec<f32>,
     input: Activations,
     margins: Vec<f32>,
-    /// Which pairs are named, by cluster.
+    /// Mask of predicted pairs, by cluster.
     named: Vec<u64>,
     ids: Vec<u32>,
-    /// The margins that were guessed for one token, not corrected, and for which bank. Errors once
-    /// the bank was named.
+    /// Uncorrected early margins of one token, and their bank. Overwritten with errors by `learn`.
     guess: Vec<f32>,
     guessed: Option<u32>,
     /// By bank.
@@ -110,14 +108,13 @@ impl Lookahead {
         (4 * floats + named + input + banks * size_of::<Errors>()) as u64
     }
 
-    /// Whether margins of `bank` were guessed for this token, so that there is something to learn
-    /// when it is named.
+    /// Whether early margins of `bank` exist for this token, so that `learn` applies.
     pub fn guessed(&self, bank: u32) -> bool {
         self.guessed == Some(bank)
     }
 
-    /// The guess for `bank` was made for a token whose margins are `margins` from neuron `first` on;
-    /// in order, each neuron once.
+    /// Updates the errors of `bank` with the true `margins` of neurons from `first` on. Called in
+    /// order, each neuron once.
     pub fn learn(&mut self, cpu: Cpu, bank: u32, first: usize, margins: &[f32]) {
         let errors = &mut self.errors[bank as usize];
         let range = first..first + margins.len();
@@ -127,20 +124,20 @@ impl Lookahead {
             *guess = if error.is_finite() { error } else { 0.0 };
         }
         if first == 0 {
-            errors.agreed *= KEPT;
-            errors.size *= KEPT;
+            errors.cross *= DECAY;
+            errors.square *= DECAY;
         }
-        errors.agreed += cpu.dot_f32(guess, last);
-        errors.size += cpu.dot_f32(last, last);
+        errors.cross += cpu.dot_f32(guess, last);
+        errors.square += cpu.dot_f32(last, last);
         last.copy_from_slice(guess);
         if first + margins.len() == self.neurons {
             self.guessed = None;
         }
     }
 
-    /// Hands the neurons, ascending, that the predictor of the upcoming layer names for the tokens of
-    /// this one to `then`, some at a time while others are named. Returns the time of naming alone, by
-    /// thread.
+    /// Predicts the upcoming layer's active set from this layer's residual stream. Hands the ids,
+    /// ascending, to `then` piece by piece while other pieces are predicted. Returns the prediction
+    /// time per thread.
     pub fn name(
         &mut self,
         on: &Compute,
@@ -168,14 +165,14 @@ impl Lookahead {
         }
         let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let (predictors, ids) = (&*predictors, &mut self.ids);
-        // Errors of several sequences are not told apart.
+        // Errors are kept for one sequence only.
         let single = tokens == 1;
         if single {
             self.guessed = Some(bank);
         }
         let guess = &mut self.guess[..if single { self.neurons } else { 0 }];
         let errors = &self.errors[bank as usize];
-        let kept = errors.kept();
+        let beta = errors.beta();
         let (clusters, words) = (self.neurons.div_ceil(CLUSTER), mask::words(tokens));
         let neurons = self.neurons;
         let lanes = Lanes {
@@ -191,7 +188,7 @@ impl Lookahead {
                 guess.copy_from_slice(margins);
                 let last = &errors.last[c * CLUSTER..];
                 for (margin, error) in margins.iter_mut().zip(last) {
-                    *margin += kept * error;
+                    *margin += beta * error;
                 }
             }
             let clusters = margins.chunks(CLUSTER * tokens);
@@ -219,9 +216,8 @@ mod tests {
 
     const NEURONS: usize = 2 * CLUSTER;
 
-    /// What is kept of errors after some tokens, for which guesses are wrong by `error(token,
-    /// neuron)`.
-    fn kept(error: impl Fn(usize, usize) -> f32) -> f32 {
+    /// `β` after some tokens whose early margins are off by `error(token, neuron)`.
+    fn beta(error: impl Fn(usize, usize) -> f32) -> f32 {
         let mut ahead = Lookahead::new(32, NEURONS, 1, 2);
         for token in 0..40 {
             ahead.guess.fill(3.0);
@@ -235,8 +231,8 @@ mod tests {
             }
             assert!(!ahead.guessed(1));
         }
-        assert_eq!(ahead.errors[0].kept(), 0.0);
-        ahead.errors[1].kept()
+        assert_eq!(ahead.errors[0].beta(), 0.0);
+        ahead.errors[1].beta()
     }
 
     fn noise(token: usize, neuron: usize) -> f32 {
@@ -245,27 +241,27 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_kept_as_far_as_they_agree() {
-        assert!(kept(|_, neuron| neuron as f32) > 0.99);
-        assert!(kept(noise) < 0.1);
-        let half = kept(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
+    fn beta_is_the_persistent_share_of_errors() {
+        assert!(beta(|_, neuron| neuron as f32) > 0.99);
+        assert!(beta(noise) < 0.1);
+        let half = beta(|token, neuron| noise(0, neuron) + noise(token + 1, neuron));
         assert!((0.4..0.6).contains(&half), "{half}");
-        // An error that turns each time is none to correct by.
+        // An error that alternates in sign does not persist.
         assert_eq!(
-            kept(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
+            beta(|token, _| if token % 2 == 0 { 1.0 } else { -1.0 }),
             0.0
         );
     }
 
     #[test]
-    fn what_is_no_number_spoils_nothing() {
+    fn non_finite_margins_are_ignored() {
         let error = |_, neuron| match neuron {
             1 => f32::NAN,
             2 => f32::NEG_INFINITY,
             _ => 1.0,
         };
-        assert!(kept(error) > 0.99);
-        // Too large to be squared.
-        assert_eq!(kept(|_, _| f32::MAX), 0.0);
+        assert!(beta(error) > 0.99);
+        // Its square overflows.
+        assert_eq!(beta(|_, _| f32::MAX), 0.0);
     }
 }

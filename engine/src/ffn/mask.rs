@@ -1,22 +1,22 @@
-//! Which (neuron, row) pairs of a bank are wanted: a bit for each, cluster after cluster.
+//! Bit mask of the wanted (neuron, row) pairs of a bank, cluster by cluster.
 //!
 //! ```text
 //! words of a cluster   CLUSTER × rows / 64, bit n × rows + r for its n-th neuron and row r
 //! ```
 //!
-//! Functions on the words of one cluster; `n` is a neuron's number inside it.
+//! The functions take the words of one cluster; `n` is a neuron's index in it.
 
 use crate::store::regions::CLUSTER;
 
-/// Words of a cluster.
+/// Words per cluster.
 pub(super) const fn words(rows: usize) -> usize {
     CLUSTER * rows / 64
 }
 
 const _: () = assert!(CLUSTER.is_multiple_of(64));
 
-/// Sets the bits of the pairs whose margin is not negative, `margins [neurons × rows]` of a cluster
-/// at most, and clears the others. Returns how many are set.
+/// Sets the bit of each pair with margin ≥ 0 and clears the others, for `margins [neurons × rows]`
+/// of at most one cluster. Returns the number of set bits.
 pub(super) fn set_wanted(words: &mut [u64], margins: &[f32]) -> u64 {
     let mut count = 0;
     for (word, margins) in words.iter_mut().zip(margins.chunks(64)) {
@@ -31,7 +31,7 @@ pub(super) fn set_wanted(words: &mut [u64], margins: &[f32]) -> u64 {
     count
 }
 
-/// The lowest `bits` bits, at most 64.
+/// A mask of the lowest `bits` bits, at most 64.
 fn below(bits: usize) -> u64 {
     match bits {
         64.. => u64::MAX,
@@ -46,7 +46,7 @@ pub(super) fn has(words: &[u64], rows: usize, n: usize, row: usize) -> bool {
     words[bit / 64] >> (bit % 64) & 1 == 1
 }
 
-/// For how many rows a neuron is wanted.
+/// Number of rows that want neuron `n`.
 #[inline]
 pub(super) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
     let (start, end) = (n * rows, (n + 1) * rows);
@@ -59,7 +59,7 @@ pub(super) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
     count
 }
 
-/// Hands each of the first `neurons` neurons that some row wants to `then`, ascending.
+/// Calls `then` for each of the first `neurons` neurons that any row wants, ascending.
 pub(super) fn for_each_wanted(
     words: &[u64],
     rows: usize,
@@ -83,7 +83,7 @@ pub(super) fn for_each_wanted(
     }
 }
 
-/// Sets `values`, one for each row of neuron `n`, to zero where the pair is not wanted.
+/// Zeroes the values of neuron `n`, one per row, whose pair is not wanted.
 pub(super) fn keep_wanted(words: &[u64], n: usize, values: &mut [f32]) {
     let rows = values.len();
     for (row, value) in values.iter_mut().enumerate() {
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_are_those_of_a_list_of_pairs(
+        fn masks_match_a_list_of_pairs(
             rows in 1..70usize, neurons in 1..=CLUSTER, seed: u64, dirt: u64
         ) {
             let wanted = |pair: usize| (pair as u64 ^ seed).wrapping_mul(0x9E37_79B9) >> 16 & 3 == 0;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_wanted() {
+    fn nan_margins_are_not_wanted() {
         let mut bits = [u64::MAX; 2];
         assert_eq!(
             set_wanted(&mut bits, &[f32::NAN, 0.0, -0.0, f32::NEG_INFINITY]),

@@ -1,18 +1,17 @@
-//! The sparse FFN of one layer: which neurons, where their bytes are, the sums.
+//! The sparse FFN of one layer: active set, residency, partial sums.
 //!
-//! Neurons are worked on in *clusters* of [`crate::CLUSTER`] consecutive packed ids, each as soon as
-//! its bytes are there (PowerInfer-2 §4.3). A cluster sums its neurons into its own partial vector,
-//! ids ascending, and the partials are added in the order of units and clusters. The order of every
-//! floating-point sum is thus fixed by packed ids alone: threads, cache contents and the arrival order
-//! of reads cannot change a bit of the result.
+//! The unit of computation is a *cluster* of [`crate::CLUSTER`] consecutive packed ids, computed as
+//! soon as its bytes arrive (PowerInfer-2 §4.3). A cluster sums its neurons into its own partial
+//! vector, ids ascending; partials are reduced in the order of units and clusters. Packed ids alone
+//! thus fix the order of every floating-point sum: thread count, residency and I/O completion order
+//! cannot change a bit of the result.
 //!
-//! `exact` and `dense` differ in what they skip, not in what they add: a neuron whose gate does not
-//! fire contributes zeros in `dense` mode and nothing in `exact` mode. `predicted` leaves out besides
-//! what its predictor does not want.
+//! `exact` skips what `dense` adds as zeros: neurons whose gate does not fire. `predicted` also
+//! skips neurons outside the predicted active set.
 //!
 //! ```text
-//! layer.rs      units ─► name.rs: which neurons ─► store: where they are ─► run.rs: sums as bytes come ─► reduce.rs
-//!                             └─ lookahead.rs: the next layer's, read ahead
+//! layer.rs   units ─► name.rs: active set ─► store: reads ─► run.rs: partial sums ─► reduce.rs
+//!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
 mod activation;

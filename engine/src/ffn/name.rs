@@ -1,8 +1,8 @@
-//! Which neurons a unit needs, and the requests for those that memory misses.
+//! Determines a unit's active set and requests the neurons that miss.
 //!
-//! With resident Gate rows those that fire for a row at least; else those that a predictor wants, or
-//! all. Threads name a part of the bank each, and between its own parts the calling thread looks up
-//! and requests what the complete ones need.
+//! The active set is, with resident Gate rows, the neurons that fire for any row; otherwise the
+//! predicted ones, or all. Threads evaluate the bank in parallel. Between its own pieces the
+//! calling thread looks up finished pieces and submits their reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,10 +26,10 @@ use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
 
-/// Numbers of a cluster's needed neurons in their bank.
+/// Packed ids of a cluster's needed neurons.
 type Needed = ArrayVec<u32, CLUSTER>;
 
-/// What the threads that name a bank's neurons look at.
+/// Shared read-only state of the threads that determine a bank's active set.
 struct Naming<'a> {
     cpu: Cpu,
     /// Number of the layer, for traces.
@@ -40,19 +40,19 @@ struct Naming<'a> {
     gates: GateWork<'a>,
     features: Features<'a>,
     predictor: Option<&'a Predictors>,
-    /// The words of an active set that is known in advance.
+    /// The mask words of a recorded active set.
     oracle: Option<&'a [u64]>,
     /// Gate rows, where they are resident.
     resident: Option<&'a Resident>,
     tracer: &'a Tracer,
-    /// Pairs that the predictor wants, and nanoseconds that it took.
+    /// Pairs that the predictor wants, and nanoseconds spent predicting.
     wanted: AtomicU64,
     spent: AtomicU64,
 }
 
 impl Naming<'_> {
-    /// Names the clusters from `c` on: fills their words of the mask where something names them, and
-    /// their gates where the rows are resident. `margins` are kept if there is room for them.
+    /// Evaluates the clusters from `c` on: fills their mask from the oracle or the predictor, and
+    /// their gates where Gate rows are resident. Stores `margins` if the slice is not empty.
     fn part(&self, c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]) {
         if let Some(set) = self.oracle {
             let first = c * mask::words(1);
@@ -87,7 +87,7 @@ impl Naming<'_> {
         }
     }
 
-    /// Fills the mask by the predictor's margins. Returns how many pairs are wanted.
+    /// Fills the mask from the predictor's margins. Returns the number of wanted pairs.
     fn predict(
         &self,
         predictor: &Predictors,
@@ -123,11 +123,11 @@ impl Naming<'_> {
     }
 }
 
-/// Where the neurons that threads have named go: to the store, which finds or reads them.
+/// Passes evaluated clusters on to the store, which looks them up and requests misses.
 struct Taker<'a> {
     store: &'a mut NeuronStore,
     counts: &'a mut Counts,
-    /// Where margins were guessed for this bank.
+    /// Set where early margins of this bank exist.
     lookahead: Option<&'a mut Lookahead>,
     naming: &'a Naming<'a>,
     unit: usize,
@@ -137,7 +137,7 @@ struct Taker<'a> {
 }
 
 impl Taker<'_> {
-    /// Takes the clusters from `c` on.
+    /// Requests the needed neurons of the clusters from `c` on.
     fn take(&mut self, c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]) {
         let naming = self.naming;
         let (bank, rows, first) = (naming.bank, naming.rows, c * CLUSTER);
@@ -172,7 +172,7 @@ impl Taker<'_> {
 }
 
 impl Ffn {
-    /// Finds out which neurons a unit needs, and requests the missing ones.
+    /// Determines a unit's active set and requests the misses.
     pub(super) fn name(
         &mut self,
         on: &Compute,
@@ -244,7 +244,7 @@ impl Ffn {
     }
 }
 
-/// The predictors, if they name neurons of this bank: what its threads share is computed.
+/// The predictors, with the part that all neurons share computed; `None` if this bank has none.
 fn prepare<'a>(
     on: &Compute,
     predictors: &'a mut Option<Predictors>,
@@ -260,13 +260,13 @@ fn prepare<'a>(
     names.then_some(&*predictors)
 }
 
-/// Has the threads name a unit's clusters, and the calling thread take what is named: beside that if
-/// it `overlaps`, else after it.
+/// Evaluates a unit's clusters on all threads. The calling thread requests misses concurrently if
+/// `overlaps`, else afterwards.
 fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, overlaps: bool) {
     let naming = taker.naming;
     let (rows, clusters) = (of.rows, of.end - of.first);
     let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
-    // Of several sequences it is not told apart what is whose.
+    // Margins are kept for a single row only.
     let keeps_margins = naming.predictor.is_some() && rows == 1;
     let lens = [of.named, naming.resident.is_some(), keeps_margins].map(usize::from);
     let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
@@ -293,7 +293,7 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     }
 }
 
-/// Names every neuron of a unit.
+/// Marks every neuron of a unit as needed.
 fn need_all(store: &mut NeuronStore, unit: usize, neurons: usize) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
         let ids = first..(first + CLUSTER).min(neurons);
@@ -303,10 +303,10 @@ fn need_all(store: &mut NeuronStore, unit: usize, neurons: usize) -> Result<(), 
     store.advance()
 }
 
-/// Lists the neurons, the first being `first`, that fire for some row, `gates [neurons × rows]` of a
-/// cluster at most. Returns how many pairs fire.
+/// Lists the neurons, numbered from `first`, that fire for any row; `gates [neurons × rows]` of at
+/// most one cluster. Returns the number of firing pairs.
 fn firing(first: usize, gates: &[f32], rows: usize, ids: &mut Needed) -> u64 {
-    // No jumps: whether a neuron fires cannot be foreseen.
+    // Branch-free: the branch would be unpredictable.
     let (mut needed, mut count, mut pairs) = ([0u32; CLUSTER], 0, 0);
     for (n, gates) in (first..).zip(gates.chunks_exact(rows)) {
         let fires = gates.iter().filter(|&&g| g != 0.0).count();

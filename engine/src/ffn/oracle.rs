@@ -1,21 +1,19 @@
-//! Active sets that are known in advance: those of the same tokens, recorded in another
-//! run. What is left of a token's time is the bound of every predictor.
+//! Oracle: active sets of the same tokens, recorded in another run. Replaying them bounds the speed
+//! that any predictor can reach.
 
-/// Active sets, recorded or replayed, for passes over one token.
+/// Records or replays active sets, for passes of one token.
 #[derive(Debug, Default)]
 pub(crate) enum Oracle {
-    /// Neither.
     #[default]
     Absent,
-    /// One set for each bank that was computed, a bit for each neuron: the words of `mask.rs` for one
-    /// row.
+    /// One set per computed bank, one bit per neuron: the layout of `mask.rs` for one row.
     Recording(Vec<Box<[u64]>>),
-    /// The same, and how many were used.
+    /// Recorded sets, and how many were replayed.
     Replaying(Vec<Box<[u64]>>, usize),
 }
 
 impl Oracle {
-    /// The set of the next bank, where there is one.
+    /// The next bank's set, when replaying.
     pub fn next(&mut self) -> Option<&[u64]> {
         match self {
             Self::Replaying(sets, used) => {
@@ -26,7 +24,7 @@ impl Oracle {
         }
     }
 
-    /// Keeps the set of a bank of `neurons` neurons.
+    /// Records the active set of a bank of `neurons` neurons.
     pub fn keep(&mut self, ids: &[u32], neurons: usize) {
         if let Self::Recording(sets) = self {
             let mut set = vec![0u64; neurons.div_ceil(64)].into_boxed_slice();
@@ -37,7 +35,7 @@ impl Oracle {
         }
     }
 
-    /// From recording to replaying, from the first set on.
+    /// Switches from recording to replaying, from the first set on.
     pub fn replay(&mut self) {
         if let Self::Recording(sets) = self {
             *self = Self::Replaying(std::mem::take(sets), 0);
@@ -50,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_recorded_is_named_again() {
+    fn recorded_sets_are_replayed() {
         let mut oracle = Oracle::Recording(Vec::new());
         oracle.keep(&[0, 63, 64, 99], 100);
         oracle.keep(&[], 100);

@@ -1,5 +1,4 @@
-//! The units of a layer while it is computed: their inputs, and what is known of their pairs of a
-//! neuron and a row.
+//! The units of a layer during its computation: inputs, and the state of each (neuron, row) pair.
 
 use emberflow_kernels::{Activations, Cpu};
 
@@ -9,46 +8,46 @@ use super::units::{LayerInput, Rows};
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
-/// A unit of work while its layer is computed.
+/// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub bank: u32,
     pub rows: usize,
     pub neurons: usize,
-    /// Item of its first cluster, and the one after its last.
+    /// Its clusters as items of the layer: first, and one past the last.
     pub first: usize,
     pub end: usize,
-    /// Where its clusters begin among the pairs of the layer, in pairs.
+    /// Offset of its first pair among the layer's pairs.
     pub pairs: usize,
-    /// Whether a mask says which pairs are wanted.
+    /// Whether a mask restricts its pairs.
     pub named: bool,
     pub gating: Gating,
 }
 
 impl Unit {
-    /// Its gates in the layer's, `[clusters × CLUSTER × rows]`.
+    /// Its part of the layer's gates, `[clusters × CLUSTER × rows]`.
     pub fn gates<'a>(&self, gates: &'a [f32]) -> &'a [f32] {
         &gates[self.pairs..][..(self.end - self.first) * CLUSTER * self.rows]
     }
 
-    /// Its mask in the layer's.
+    /// Its part of the layer's mask.
     pub fn wanted<'a>(&self, wanted: &'a [u64]) -> Option<&'a [u64]> {
         let words = (self.end - self.first) * mask::words(self.rows);
         self.named.then(|| &wanted[self.pairs / 64..][..words])
     }
 }
 
-/// What is known of the pairs of a neuron and a row, unit after unit.
+/// State of the (neuron, row) pairs, unit by unit.
 pub(super) struct Pairs {
-    /// Activated gates, where they are known before the sums.
+    /// Activated gates, where known before the sums.
     pub gates: Vec<f32>,
-    /// Which pairs a predictor wants, a bit for each.
+    /// Mask of the pairs that a predictor wants.
     pub wanted: Vec<u64>,
-    /// How far neurons are above their predictor's thresholds, for passes of one row.
+    /// Predictor margins (score minus threshold), for passes of one row.
     pub margins: Vec<f32>,
 }
 
-/// The rows of a unit that does not take all of a pass.
+/// Gathered rows of a unit that takes only some rows of a pass.
 #[derive(Default)]
 pub(super) struct Gathered {
     x: Vec<f32>,
@@ -91,7 +90,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Collects the input of each unit that does not take all rows.
+/// Gathers the input of each unit that takes only some rows.
 pub(super) fn gather(cpu: Cpu, at: &LayerInput<'_>, gathered: &mut Vec<Gathered>) {
     let d = at.input.n();
     for (unit, work) in at.units.iter().enumerate() {

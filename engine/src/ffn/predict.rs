@@ -1,7 +1,7 @@
-//! The predictors of a model at work: which neurons of a bank are worth looking at.
+//! The predictors of a model at run time.
 //!
-//! A prediction is made per token. In a chunk of several tokens a neuron is computed for the tokens it
-//! was predicted for and for no others, so that a prompt gives the same bits however it is cut.
+//! A prediction is made per token. In a chunk a neuron is computed only for the tokens that it was
+//! predicted for, so the result does not depend on how a prompt is chunked.
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_predictor::{Features, Predictor, Shared, keep_wanted};
@@ -14,8 +14,8 @@ pub(crate) struct Predictors {
 }
 
 impl Predictors {
-    /// By bank: the predictors, and the magnitudes below which a gate counts as zero. `shared` is the
-    /// working memory of the largest.
+    /// By bank: predictors, and thresholds on the magnitude of an activated gate. `shared` is
+    /// scratch for the largest.
     pub fn new(layers: Vec<Option<Box<dyn Predictor>>>, cuts: Vec<f32>, shared: Shared) -> Self {
         Self {
             layers,
@@ -29,12 +29,12 @@ impl Predictors {
         self.layers.len()
     }
 
-    /// Smallest magnitude of an activated gate of `bank` that counts.
+    /// Threshold on the magnitude of `bank`'s activated gates.
     pub fn cut(&self, bank: u32) -> f32 {
         self.cuts.get(bank as usize).copied().unwrap_or(0.0)
     }
 
-    /// Bytes of the weights that name `bank`'s neurons, read once for all tokens.
+    /// Bytes of `bank`'s predictor weights, read once for all tokens.
     pub fn bytes(&self, bank: u32) -> u64 {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => predictor.bytes(),
@@ -42,8 +42,7 @@ impl Predictors {
         }
     }
 
-    /// Computes what all neurons of `bank` have in common. False where no predictor
-    /// names its neurons.
+    /// Computes the part that all neurons of `bank` share. False where the bank has no predictor.
     pub fn prepare(&mut self, on: &Compute, bank: u32, input: Features<'_>) -> bool {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => {
@@ -54,8 +53,8 @@ impl Predictors {
         }
     }
 
-    /// After [`Predictors::prepare`]: how far above its threshold each pair of `margins
-    /// [neurons × tokens]` is, neurons from `first` on. What is not negative is wanted.
+    /// After [`Predictors::prepare`]: `margins [neurons × tokens]`, score minus threshold, for
+    /// neurons from `first` on. Wanted where ≥ 0.
     pub fn margins(
         &self,
         cpu: Cpu,
@@ -69,8 +68,8 @@ impl Predictors {
         }
     }
 
-    /// After [`Predictors::prepare`]: 1 or 0 for each pair of `wanted
-    /// [neurons × tokens]`, neurons from `first` on.
+    /// After [`Predictors::prepare`]: `wanted [neurons × tokens]`, 1 or 0, for neurons from `first`
+    /// on.
     pub fn predict(
         &self,
         cpu: Cpu,

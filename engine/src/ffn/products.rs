@@ -1,4 +1,4 @@
-//! Products of rows and tokens, and lists of rows.
+//! Dot products of rows and tokens; row lists.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use crate::input::Input;
 use crate::store::regions::CLUSTER;
 use crate::weights::Matrix;
 
-/// Floats of working memory that [`products`] needs.
+/// Floats of scratch that [`products`] needs.
 pub(super) fn products_floats(d: usize, tokens: usize) -> usize {
     CLUSTER * tokens + Matrix::scratch_len(d).max(d)
 }
 
-/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of working memory. A product
-/// does not depend on what else is computed with it.
+/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of scratch. Each product is
+/// independent of the others in the batch.
 pub(super) fn products(
     cpu: Cpu,
     rows: &[Row<'_>],
@@ -43,7 +43,7 @@ pub(super) fn products(
             }
         }
         (false, _) => {
-            // A row used for several tokens is decoded once, which is exact.
+            // Dequantize once for all tokens; this is exact.
             let decoded = &mut memory[..input.n()];
             for (row, out) in rows.iter().zip(out.chunks_exact_mut(tokens)) {
                 cpu.dequantize(*row, decoded);
@@ -55,10 +55,10 @@ pub(super) fn products(
     }
 }
 
-/// Rows of as many neurons as a cluster can have, on the stack: memory is kept busy by long lists.
+/// Rows of up to a cluster's number of neurons, on the stack. Long lists keep the memory bus busy.
 pub(super) struct RowList<'a> {
     rows: ArrayVec<Row<'a>, CLUSTER>,
-    /// Numbers of their neurons inside their clusters.
+    /// Neuron index inside its cluster, by row.
     ids: ArrayVec<u8, CLUSTER>,
 }
 
@@ -79,18 +79,18 @@ impl<'a> RowList<'a> {
         self.ids.push((neuron as usize % CLUSTER) as u8);
     }
 
-    /// Number inside its cluster of the neuron of row `i`.
+    /// Neuron index inside its cluster of row `i`.
     pub fn id(&self, i: usize) -> usize {
         usize::from(self.ids[i])
     }
 
-    /// Those of some rows.
+    /// Neuron indices of a range of rows.
     pub fn ids(&self, rows: Range<usize>) -> impl Iterator<Item = usize> {
         self.ids[rows].iter().map(|&id| usize::from(id))
     }
 
-    /// Of the rows from `first` on that `factors` belong to, moves those with a factor that is not
-    /// zero to the front, and the factors with them; returns how many there are.
+    /// Compacts the rows from `first` on, and their `factors`, to those with a nonzero factor.
+    /// Returns their number.
     pub fn keep_if_not_zero(&mut self, first: usize, factors: &mut [f32]) -> usize {
         let mut kept = 0;
         for i in 0..factors.len() {

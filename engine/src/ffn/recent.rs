@@ -1,8 +1,8 @@
-//! What of a pass is likely to be needed by the next token, and so stays in memory.
+//! Retention after prefill: which neurons of a pass stay resident for the next token.
 //!
-//! A prompt needs far more neurons than the token that comes after it, which needs mostly what the
-//! prompt's last tokens did and what is needed often. So of what a prompt read only the former stays,
-//! and what was there before is worth as much as it was, as if each token had had a pass of its own.
+//! A prompt touches far more neurons than the token after it, which needs mostly the neurons of the
+//! prompt's last tokens and those that fire often. Only these stay: other reads become the
+//! first eviction victims, and resident neurons keep their eviction priority.
 
 use super::mask;
 use super::pairs::{Pairs, Unit};
@@ -11,10 +11,10 @@ use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
 use std::ops::Range;
 
-/// Tokens at the end of a text's pass whose neurons are kept.
+/// Tokens at the end of each sequence's pass whose neurons stay.
 pub(super) const RECENT: usize = 2;
 
-/// The last rows of each text of a pass.
+/// The last rows of each sequence of a pass.
 pub(super) struct Recent {
     ends: Vec<Range<usize>>,
     rows: usize,
@@ -34,8 +34,7 @@ impl Recent {
         (rows * size_of::<Range<usize>>()) as u64
     }
 
-    /// A pass begins whose texts have so many rows each, one after the other. Returns how many rows
-    /// there are.
+    /// Begins a pass over consecutive sequences of so many rows each. Returns the total.
     pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>) -> usize {
         self.ends.clear();
         let mut end = 0;
@@ -47,16 +46,16 @@ impl Recent {
         end
     }
 
-    /// The last rows of each text.
+    /// The last rows of each sequence.
     pub fn ends(&self) -> &[Range<usize>] {
         &self.ends
     }
 
-    /// Whether a neuron that `fires(place)` for some of a unit's rows is likely to be needed by the
-    /// next token: one of the last rows of some text needed it, or most rows did.
+    /// Whether the next token is likely to need a neuron that `fires(place)`: it fired for one of a
+    /// sequence's last rows, or for at least half of the unit's rows.
     fn keeps(&self, rows: Rows<'_>, fires: impl Fn(usize) -> bool) -> bool {
         if self.ends.len() == self.rows {
-            // Every text has one row.
+            // All sequences have one row.
             return true;
         }
         let last = |row: usize| rows.place(row).is_some_and(&fires);
@@ -66,7 +65,7 @@ impl Recent {
     }
 }
 
-/// Computed items that still hold their bytes, and what says which of them stay.
+/// Computed items that still hold their slots, and the state that decides which neurons stay.
 pub(super) struct Done<'a> {
     pub items: &'a mut Vec<u32>,
     pub units: &'a [Unit],
@@ -76,7 +75,7 @@ pub(super) struct Done<'a> {
 }
 
 impl Done<'_> {
-    /// Gives back what the items hold; false when there are none.
+    /// Releases the items' bytes; false when there are none.
     pub fn release(self, store: &mut NeuronStore) -> bool {
         let any = !self.items.is_empty();
         for item in self.items.drain(..) {
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_keeps_what_its_end_or_most_of_it_needed() {
+    fn prefill_retains_neurons_of_its_end_or_of_most_rows() {
         let mut recent = Recent::new(16);
         assert_eq!(recent.begin_pass([6, 1].into_iter()), 7);
         let all = Rows::All(7);
@@ -118,7 +117,7 @@ mod tests {
         assert!(!keeps(&[0, 1, 3]));
         assert!(keeps(&[4]) && keeps(&[5]) && keeps(&[6]));
         assert!(keeps(&[0, 1, 2, 3]));
-        // An expert that only some rows chose.
+        // An expert chosen by some rows only.
         let some = Rows::Some(&[0, 2, 5]);
         assert!(!recent.keeps(some, |place| place == 0));
         assert!(recent.keeps(some, |place| place == 2));
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn single_tokens_keep_all_that_they_used() {
+    fn single_tokens_retain_all_their_neurons() {
         let mut recent = Recent::new(4);
         recent.begin_pass([1, 1, 1].into_iter());
         assert!(recent.keeps(Rows::All(3), |_| false));

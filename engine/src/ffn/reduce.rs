@@ -1,4 +1,4 @@
-//! The sum of the clusters' partial sums, in the order of units and clusters for every element.
+//! Reduction of the clusters' partial sums, in fixed order of units and clusters per element.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use super::recent;
 use super::state::Ffn;
 use super::units::{BankWork, LayerInput, Rows};
 
-/// Elements that a thread adds up at a time.
+/// Elements per work item.
 const PIECE: usize = 1024;
 
-/// Partials between the one that is added and the one that is asked for.
+/// Prefetch distance in partials.
 const AHEAD: usize = 2;
 
 /// The partial sums of a group of items.
@@ -22,14 +22,14 @@ struct Group<'a> {
     work: &'a [BankWork<'a>],
     used: &'a [bool],
     partials: &'a [f32],
-    /// Elements of an item's partials, and of a row.
+    /// Elements per item, and per row.
     width: usize,
     d: usize,
 }
 
 impl Ffn {
-    /// `out += weight × partial` for each item of the group in order, while the calling thread gives
-    /// back what computed items held.
+    /// `out += weight × partial` for each item of the group in order. The calling thread first
+    /// releases the bytes of computed items.
     pub(super) fn reduce(
         &mut self,
         on: &Compute,
@@ -60,7 +60,7 @@ impl Ffn {
         };
         let mut done = Some(done);
         let mut release = || _ = done.take().map(|done| done.release(store));
-        // Rows that are not all of the pass are added row by row.
+        // Units over some rows are added row by row.
         let plain = at.units.iter().all(is_plain);
         let piece = if plain { PIECE } else { group.d };
         let lanes = Lanes {
@@ -77,7 +77,7 @@ impl Ffn {
     }
 }
 
-/// Whether a unit takes all rows, unweighted.
+/// Whether a unit takes all rows with weight 1.
 fn is_plain(work: &BankWork<'_>) -> bool {
     matches!(work.rows, Rows::All(_)) && work.weights.is_none()
 }
@@ -88,12 +88,12 @@ impl Group<'_> {
         used.filter(|(_, used)| **used).map(|(i, _)| i)
     }
 
-    /// Adds the elements from `first` on of items that take all rows.
+    /// Adds elements from `first` on of items that take all rows.
     fn add_plain(&self, first: usize, out: &mut [f32]) {
         let len = out.len();
         let part = |i: usize| &self.partials[i * self.width + first..][..len];
         for i in self.used() {
-            // Half of them lie in another core's cache.
+            // About half of the partials are in another core's cache.
             if i + AHEAD < self.used.len() {
                 prefetch(bytemuck::cast_slice(part(i + AHEAD)));
             }
@@ -103,7 +103,7 @@ impl Group<'_> {
         }
     }
 
-    /// Adds what the items have for row `row` of the pass.
+    /// Adds the items' partials for row `row` of the pass.
     fn add_row(&self, row: usize, out: &mut [f32]) {
         for i in self.used() {
             let item = self.items.start + i;

@@ -1,4 +1,4 @@
-//! Telling the cold region how near neurons are to firing, at the end of a prompt's pass.
+//! Passes predictor margins to the cold region at the end of prefill.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ use crate::counters::nanoseconds;
 use crate::store::regions::CLUSTER;
 
 impl Ffn {
-    /// Reports to the cold region how near the last tokens of a text's pass were to each neuron: the
-    /// two last ones, which say how long nearness lasts. They are scored once more for that, as a pass
-    /// of many tokens keeps no margins. Of several texts it is not told apart what is whose.
+    /// Scores the last two tokens of a single-sequence pass again (a pass of many tokens keeps no
+    /// margins) and reports their margins to the cold region. Two, because the change between
+    /// tokens tells how long margins persist.
     pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
         let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
             return;

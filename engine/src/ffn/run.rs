@@ -1,5 +1,5 @@
-//! The loop that turns ready clusters into partial sums, in the order in which their bytes arrive. It
-//! decides nothing: what to read is `store`'s matter, what to compute that of `sums.rs`.
+//! The loop that turns ready clusters into partial sums, in completion order. It makes no
+//! decisions: `store` decides what to read, `sums.rs` what to compute.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +18,8 @@ use crate::store::Step;
 use crate::store::regions::CLUSTER;
 
 impl Ffn {
-    /// Fills the partial sums of a group of items, `width` floats each, in the order in which their
-    /// bytes arrive. The group's units have as many rows each.
+    /// Fills the partial sums of a group of items, `width` floats each, in completion order. All
+    /// units of the group have the same number of rows.
     pub(super) fn run(
         &mut self,
         on: &Compute,
@@ -34,7 +34,7 @@ impl Ffn {
         while open > 0 {
             self.store.poll()?;
             self.store.advance()?;
-            // What must be waited for without a pipeline.
+            // Without the cluster pipeline, reads must complete first.
             let barrier = match overlap {
                 Overlap::Clusters => false,
                 Overlap::Matrix => begun,
@@ -47,7 +47,7 @@ impl Ffn {
             begun = true;
             self.store.take_ready(group.end, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
-                // There is time now.
+                // Idle: release slots now.
                 if !self.release_done(inputs) {
                     self.store.wait()?;
                 }
@@ -68,7 +68,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// The gates of items whose Gate parts are there.
+    /// Computes the gates of items whose Gate parts have arrived.
     fn compute_gates(&mut self, on: &Compute, inputs: Inputs<'_>, group: Range<usize>) {
         if self.schedule.ready.iter().all(|r| r.1 != Step::Gates) {
             return;
@@ -101,7 +101,7 @@ impl Ffn {
             });
     }
 
-    /// The sums of items of which everything is there.
+    /// Computes the sums of items whose bytes are complete.
     fn compute_sums(
         &mut self,
         on: &Compute,
@@ -126,7 +126,7 @@ impl Ffn {
             None => Vec::new(),
         };
         let partials = &mut self.partials[..group.len() * width];
-        // Several at a time make long lists of rows.
+        // Several items per call make longer row lists.
         on.workers
             .for_each_part_mut(partials, width, &|_, at, partials| {
                 let from = group.start + at;
@@ -158,8 +158,8 @@ impl Ffn {
         self.counts.bytes += computed.into_inner() * rest_len;
     }
 
-    /// After the ready items were computed: those that have their sums are done, those that have
-    /// their gates ask for the rest. Returns how many are done.
+    /// Advances the ready items: summed items are done, items with new gates request Up and Down of
+    /// the neurons that fire. Returns how many are done.
     fn settle(&mut self) -> Result<usize, Error> {
         let before = self.schedule.done.len();
         for &(item, step) in &self.schedule.ready {
@@ -180,7 +180,7 @@ impl Ffn {
         Ok(self.schedule.done.len() - before)
     }
 
-    /// Gives back what computed items hold; false when there are none.
+    /// Releases the bytes of computed items; false when there are none.
     fn release_done(&mut self, inputs: Inputs<'_>) -> bool {
         let done = recent::Done {
             items: &mut self.schedule.done,

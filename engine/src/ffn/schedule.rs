@@ -1,16 +1,16 @@
-//! Which items of a layer are to do what.
+//! Per-item scheduling state of a layer.
 
 use crate::store::Step;
 
-/// Which items are to do what.
+/// Per-item scheduling state of a layer.
 pub(super) struct Schedule {
-    /// Items that are ready.
+    /// Items that are ready, and their next step.
     pub ready: Vec<(u32, Step)>,
-    /// By item: what it is to do now.
+    /// By item: the step to run now.
     pub now: Vec<Option<Step>>,
-    /// Items that were computed and still hold their bytes.
+    /// Computed items that still hold their slots.
     pub done: Vec<u32>,
-    /// Items of a group of which some neuron is needed.
+    /// By item of a group: whether any of its neurons is needed.
     pub used: Vec<bool>,
 }
 

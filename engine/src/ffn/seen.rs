@@ -1,11 +1,11 @@
-//! What an observer sees of an FFN, and the buffers that keep it.
+//! Observation of an FFN, and its buffers.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use crate::store::regions::CLUSTER;
 
-/// One FFN at work, for a chunk of tokens.
+/// One FFN of a pass, as an observer sees it.
 pub struct FfnSeen<'a> {
     /// Number of the layer.
     pub layer: usize,
@@ -15,12 +15,11 @@ pub struct FfnSeen<'a> {
     pub residual: &'a [f32],
     /// The same after the norm, as Gate and Up read it, `[tokens × d_model]`.
     pub x: &'a [f32],
-    /// Activated gates, `[neurons × tokens]`, neurons in packed order; zero where a gate does not
-    /// fire. Empty unless [`crate::Options::observe`] is set.
+    /// Activated gates, `[neurons × tokens]`, in packed order; zero where a gate does not fire.
+    /// Empty unless [`crate::Options::observe`] is set.
     pub gates: &'a [f32],
-    /// Hidden values, gate times up, `[neurons × tokens]`, as Down reads them. With a ReLU on Up a
-    /// neuron whose gate fires may still have zero here. Empty unless [`crate::Options::observe`] is
-    /// set.
+    /// Hidden values `gate × up`, the input of Down, `[neurons × tokens]`. With a ReLU on Up a
+    /// firing neuron may be zero here. Empty unless [`crate::Options::observe`] is set.
     pub hidden: &'a [f32],
 }
 
@@ -30,14 +29,14 @@ pub(super) struct Record {
     hidden: Vec<f32>,
 }
 
-/// The part of a [`Record`] that belongs to one cluster, `[neurons × tokens]` each.
+/// One cluster's part of a [`Record`], `[neurons × tokens]` each.
 pub(super) struct ClusterRecord<'a> {
     gates: &'a mut [f32],
     hidden: &'a mut [f32],
 }
 
 impl Record {
-    /// Room for `values` pairs of a neuron and a token.
+    /// Room for `values` (neuron, token) pairs.
     pub fn new(values: usize) -> Self {
         Self {
             gates: vec![0.0; values],
@@ -50,7 +49,7 @@ impl Record {
         8 * values as u64
     }
 
-    /// Forgets the layer before.
+    /// Clears the values of the previous layer.
     pub fn clear(&mut self, values: usize) {
         self.gates[..values].fill(0.0);
         self.hidden[..values].fill(0.0);
@@ -61,7 +60,7 @@ impl Record {
         (&self.gates[..values], &self.hidden[..values])
     }
 
-    /// The parts of consecutive clusters, so that each can be filled by the thread that computes it.
+    /// The parts of consecutive clusters, each filled by the thread that computes it.
     pub fn clusters(
         &mut self,
         values: Range<usize>,
@@ -76,8 +75,8 @@ impl Record {
     }
 }
 
-/// Keeps the values of a cluster's computed neurons; `gates` and `hidden` are `[ids × tokens]`,
-/// `ids` the neurons' numbers inside the cluster.
+/// Stores the values of a cluster's computed neurons: `gates` and `hidden` are `[ids × tokens]`,
+/// `ids` the neuron indices inside the cluster.
 pub(super) fn keep(
     record: &Mutex<ClusterRecord<'_>>,
     ids: impl Iterator<Item = usize>,

@@ -1,14 +1,14 @@
-//! What the arithmetic needs to know about a model's FFNs.
+//! The shape of a model's FFNs.
 
 use emberflow_models::config::FfnKind;
 
 use crate::bundle::NeuronFormat;
 
-/// The same for every bank of a model.
+/// The same for all banks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FfnShape {
     pub format: NeuronFormat,
     pub kind: FfnKind,
-    /// Compute every neuron, firing or not.
+    /// Compute every neuron, even if its gate does not fire.
     pub dense: bool,
 }

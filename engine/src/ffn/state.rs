@@ -1,4 +1,4 @@
-//! What the FFN of every layer is computed with: the neurons, the predictors, the buffers.
+//! State for computing the FFN of every layer: store, predictors, buffers.
 
 use super::lookahead::{FEW, Lookahead};
 use super::oracle::Oracle;
@@ -12,22 +12,21 @@ use crate::counters::Counters;
 use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
 
-/// Bytes of partial sums that are filled before they are reduced: those of one token of a 7B model.
+/// Bytes of partial sums before a reduction: those of one token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
 
-/// Clusters whose partials exist at once, for `rows` rows of `clusters` clusters: enough to keep
-/// every thread busy.
+/// Clusters per reduction, for `rows` rows and `clusters` clusters: at least two per thread.
 pub(super) fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads: usize) -> usize {
     let least = (2 * threads).min(clusters);
     (PARTIAL_BYTES / (4 * rows * d)).clamp(least, clusters)
 }
 
-/// What the buffers of an [`Ffn`] are made for.
+/// Dimensions of an [`Ffn`]'s buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FfnRoom {
     /// Most rows of a pass.
     pub rows: usize,
-    /// Neurons of all banks that a layer visits, and their clusters.
+    /// Most neurons and clusters of all banks of a layer.
     pub neurons: usize,
     pub clusters: usize,
     pub threads: usize,
@@ -36,7 +35,7 @@ pub(crate) struct FfnRoom {
 }
 
 impl FfnRoom {
-    /// Pairs of a neuron and a row, in whole clusters.
+    /// (neuron, row) pairs, in whole clusters.
     pub(super) fn pairs(&self) -> usize {
         self.clusters * CLUSTER * self.rows
     }
@@ -48,16 +47,16 @@ impl FfnRoom {
     }
 }
 
-/// What was done, in plain sums.
+/// Counters.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// (neuron, token) pairs whose gate fired, was looked at, and all of them.
+    /// (neuron, token) pairs: gate fired, gate computed, all.
     pub fired: u64,
     pub looked_at: u64,
     pub possible: u64,
-    /// Bytes of weights computed with, predictors' included.
+    /// Bytes of weights used, predictors' included.
     pub bytes: u64,
-    /// Nanoseconds that the predictors took.
+    /// Nanoseconds spent in predictors.
     pub predict_ns: u64,
 }
 
@@ -67,7 +66,7 @@ pub(crate) struct Ffn {
     pub store: NeuronStore,
     pub(super) predictors: Option<Predictors>,
     pub(super) lookahead: Option<Lookahead>,
-    /// Active sets that are known in advance, for measurements.
+    /// Recorded active sets, for measurements.
     pub oracle: Oracle,
     pub(super) units: Vec<Unit>,
     pub(super) pairs: Pairs,
@@ -76,7 +75,7 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
-    /// For observers; absent unless asked for.
+    /// For observers.
     pub(super) record: Option<Record>,
 }
 
@@ -116,7 +115,7 @@ impl Ffn {
         }
     }
 
-    /// Bytes that [`Ffn::new`] allocates, predictors' apart.
+    /// Bytes that [`Ffn::new`] allocates, without the predictors.
     pub fn bytes_for(shape: &FfnShape, room: &FfnRoom) -> u64 {
         let (pairs, partials) = (room.pairs(), room.partials(shape.format.d));
         let record = if room.observe {
@@ -128,8 +127,7 @@ impl Ffn {
         (4 * floats + pairs / 8) as u64 + Recent::bytes_for(room.rows) + record
     }
 
-    /// A pass begins, or goes on where it stopped if it is not `fresh`: how many rows each of its
-    /// texts has, which lie one after the other.
+    /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
     pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool) {
         let all = self.recent.begin_pass(rows);
         if fresh {
@@ -137,8 +135,8 @@ impl Ffn {
         }
     }
 
-    /// Gates and hidden values of the last layer, which had one unit of `neurons` neurons, for
-    /// `tokens` tokens, `[neurons × tokens]` each; empty where they were not kept.
+    /// Gates and hidden values of the last layer, which had one unit, `[neurons × tokens]` each;
+    /// empty unless recorded.
     pub fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         match &self.record {
@@ -147,7 +145,7 @@ impl Ffn {
         }
     }
 
-    /// What was done since the FFN was made.
+    /// Totals since creation.
     pub fn counters(&self) -> Counters {
         let counts = &self.counts;
         Counters {

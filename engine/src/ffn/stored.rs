@@ -1,5 +1,5 @@
-//! The predictors that a container has, before they are loaded and while they are: those of its
-//! PREDICTOR section, or the tensors of a PowerInfer checkpoint.
+//! The predictors stored in a container: its PREDICTOR section, or the tensors of a PowerInfer
+//! checkpoint.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::predict::Predictors;
 use crate::error::Error;
 use crate::store::region;
 
-/// Where a container keeps its predictors.
+/// Where a container stores its predictors.
 enum Origin {
     /// The PREDICTOR section.
     Section(Directory),
@@ -26,24 +26,24 @@ enum Origin {
     Imported(Vec<LowRankSpec>),
 }
 
-/// What a container's predictors are, before they are loaded.
+/// A container's predictors before loading.
 pub(crate) struct StoredPredictors {
     origin: Origin,
-    /// By layer: what is read of the Gate rows is cut at this magnitude.
+    /// By layer: threshold on the magnitude of activated gates.
     cuts: Vec<f32>,
-    /// By layer: whether a predictor names neurons.
+    /// By layer: whether it has a predictor.
     predicts: Vec<bool>,
     /// Bytes of weights.
     pub bytes: u64,
     shape: SharedShape,
-    /// Elements of an input, neurons of a layer.
+    /// Elements of an input; neurons of a layer.
     size: [usize; 2],
-    /// Measured on held-out text; `None` where nobody has.
+    /// Measured on held-out text, where known.
     pub quality: Option<Quality>,
 }
 
 impl StoredPredictors {
-    /// Looks at what `container` has; `None` where it has no predictor.
+    /// Finds the predictors of `container`; `None` if it has none.
     pub fn look(container: &Container, c: &ModelConfig) -> Result<Option<Self>, Error> {
         if container.predictor_len() > 0 {
             return Ok(Some(Self::section(container, c)?));
@@ -80,8 +80,8 @@ impl StoredPredictors {
         })
     }
 
-    /// PowerInfer's: `fc2 · relu(fc1 · x)` of the residual before the norm, against one
-    /// threshold for all.
+    /// PowerInfer's form: `fc2 · relu(fc1 · x)` on the residual before the norm, one threshold for
+    /// all neurons.
     fn imported(container: &Container, c: &ModelConfig) -> Result<Option<Self>, Error> {
         let [d, neurons] = [c.d_model, c.ffn].map(|n| n as usize);
         let mut specs = Vec::new();
@@ -147,18 +147,17 @@ impl StoredPredictors {
         }))
     }
 
-    /// Whether any layer's neurons are named ahead of their gates.
+    /// Whether any layer has a predictor.
     pub fn predicts(&self) -> bool {
         self.predicts.contains(&true)
     }
 
-    /// Whether any layer cuts small gates away.
+    /// Whether any layer has a threshold on gates.
     pub fn cuts(&self) -> bool {
         self.cuts.iter().any(|&cut| cut > 0.0)
     }
 
-    /// Expected share of a layer's neurons whose gates are looked at, where neurons are
-    /// named ahead; that of others is 1.
+    /// Expected share of gates computed; 1 for layers without a predictor.
     pub fn looked_at(&self) -> f64 {
         let layers = self.predicts.len().max(1) as f64;
         let predicting = self.predicts.iter().filter(|&&p| p).count() as f64;
@@ -174,7 +173,7 @@ impl StoredPredictors {
         (share + layers - predicting) / layers
     }
 
-    /// Bytes of everything that [`StoredPredictors::load`] allocates, and of looking a layer ahead.
+    /// Bytes that [`StoredPredictors::load`] and the lookahead allocate.
     pub fn memory(&self, chunk: usize) -> u64 {
         let [d, neurons] = self.size;
         self.bytes
@@ -183,7 +182,7 @@ impl StoredPredictors {
             + 4 * neurons as u64
     }
 
-    /// Reads and checks the weights.
+    /// Reads and verifies the weights.
     pub fn load(
         self,
         container: &Container,

@@ -1,4 +1,4 @@
-//! The arithmetic of ready clusters: what a compute thread does with their bytes.
+//! The arithmetic of ready clusters on a compute thread.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -22,16 +22,16 @@ pub(crate) fn thread_floats(d: usize, tokens: usize) -> usize {
     2 * CLUSTER * tokens + products_floats(d, tokens)
 }
 
-/// What was done.
+/// Counters of a job.
 #[derive(Default)]
 pub(super) struct Done {
-    /// (neuron, token) pairs that fired, where that was not known before.
+    /// (neuron, token) pairs that fired, where this job computed the gates.
     pub fired: u64,
     /// Neurons whose Up and Down were computed.
     pub neurons: u64,
 }
 
-/// Everything that the clusters of one unit read.
+/// Shared read-only state of one unit's clusters.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub cpu: Cpu,
@@ -39,19 +39,18 @@ pub(super) struct Job<'a> {
     pub gating: Gating,
     pub store: &'a NeuronStore,
     pub input: Input<'a>,
-    /// Activated gates, `[neurons × tokens]`, of the clusters where the store says that they are
-    /// known.
+    /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
-    /// Where they are not: which pairs are wanted, if not all are.
+    /// For the other clusters: mask of the wanted pairs, or `None` for all.
     pub wanted: Option<&'a [u64]>,
 }
 
-/// The rows of some clusters, at most as many as one cluster can have: memory is kept busy by long
-/// lists, and few neurons of a cluster may be needed.
+/// Rows of several clusters, up to [`CLUSTER`] in all: a cluster may need few neurons, and long
+/// lists keep the memory bus busy.
 struct Batch<'r> {
     ups: RowList<'r>,
     downs: RowList<'r>,
-    /// Items, and where the rows of each end.
+    /// Items, and the end of each one's rows.
     items: ArrayVec<(usize, usize), CLUSTER>,
 }
 
@@ -66,9 +65,8 @@ impl Batch<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// Sums the needed neurons of each of `items` of the unit into its part of `partials`,
-    /// `[items from first on × tokens × d]`. Gates and hidden values go to `records`, if there are
-    /// some.
+    /// Sums the needed neurons of each of the unit's `items` into its part of `partials`,
+    /// `[items from first on × tokens × d]`. Stores gates and hidden values in `records`, if any.
     pub fn sum(
         &self,
         first: usize,
@@ -125,7 +123,7 @@ impl<'a> Job<'a> {
         done
     }
 
-    /// Hidden values of a batch: gates times Ups.
+    /// Hidden values of a batch: `gate × up`.
     fn hidden(
         &self,
         start: &ClusterBytes<'_>,
@@ -146,7 +144,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Sums the Downs of a cluster, which are `rows` of `downs`, into `partial`.
+    /// Sums a cluster's Down rows, `rows` of `downs`, into `partial`.
     fn down(
         &self,
         cluster: &ClusterBytes<'_>,
@@ -162,7 +160,7 @@ impl<'a> Job<'a> {
             (self.cpu).axpy_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
             return;
         }
-        // With a ReLU on Up too, some gates fire for nothing.
+        // With a ReLU on Up, a firing gate can yield zero.
         let kept = if self.shape.dense {
             hidden.len()
         } else {
@@ -172,7 +170,7 @@ impl<'a> Job<'a> {
         self.cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
-    /// Collects the rows of the neurons that are there, and their gates.
+    /// Collects the rows of the cluster's resident neurons, with their gates.
     fn known_gates(
         &self,
         clusters: &[(usize, ClusterBytes<'a>)],
@@ -188,7 +186,7 @@ impl<'a> Job<'a> {
                     continue;
                 };
                 let gate = &self.gates[id as usize * tokens..][..tokens];
-                // Neurons that were read because others of their kind fire.
+                // Resident, but its gate does not fire.
                 if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                     continue;
                 }
@@ -202,7 +200,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Computes the gates, and collects the rows of the neurons that fire. Returns how many pairs do.
+    /// Computes the gates and collects the rows of firing neurons. Returns the number of firing
+    /// pairs.
     fn own_gates(
         &self,
         clusters: &[(usize, ClusterBytes<'a>)],
@@ -241,7 +240,7 @@ impl<'a> Job<'a> {
                 let firing = gate.iter().filter(|&&g| g != 0.0).count();
                 fired += firing as u64;
                 if firing > 0 || self.shape.dense {
-                    // `ups` has at most `row` rows: the gates move down.
+                    // In place: `ups` has at most `row` rows.
                     let to = batch.ups.len() * tokens;
                     gates.copy_within(row * tokens..(row + 1) * tokens, to);
                     batch.ups.push(n as u32, format.up(bytes.up, bytes.scales));
@@ -255,7 +254,7 @@ impl<'a> Job<'a> {
         fired
     }
 
-    /// Which pairs of a cluster are wanted, if not all are.
+    /// A cluster's mask; `None` if all pairs are wanted.
     fn wanted_of(&self, cluster: u32) -> Option<&'a [u64]> {
         let words = mask::words(self.input.tokens());
         Some(&self.wanted?[cluster as usize * words..][..words])

@@ -1,5 +1,5 @@
-//! A layer of several units against the textbook: rows that only some banks take part in, weights,
-//! and the same bits wherever the neurons are.
+//! A layer of several units against a naive reference: units over some rows, weights, and bit
+//! equality for any residency.
 
 use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_models::config::{Activation, FfnKind};
@@ -18,7 +18,7 @@ use crate::thread_buffer;
 const D: usize = 64;
 const ROWS: usize = 5;
 
-/// A dense layer, and one of four experts.
+/// A dense layer, and a layer of four experts.
 fn world(dtype: DType) -> World {
     let banks = [
         (0, 0, 300),
@@ -50,7 +50,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
     Ffn::new(shape, world.store(plan, ways).unwrap(), None, room)
 }
 
-/// One unit as a test gives it.
+/// Owned form of [`BankWork`].
 struct Unit {
     bank: u32,
     rows: Vec<u32>,
@@ -91,7 +91,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
     out
 }
 
-/// The same by the textbook, in f64.
+/// Naive reference in f64.
 fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
     let mut out = vec![0.0f64; x.len()];
     let dot = |a: &[f32], b: &[f32]| -> f64 {
@@ -116,7 +116,7 @@ fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
     out
 }
 
-/// A dense layer, and experts with rows in common.
+/// A dense layer, and experts with overlapping rows.
 fn cases() -> [(usize, Vec<Unit>); 3] {
     let unit = |bank, rows: &[u32], weights: &[f32]| Unit {
         bank,
@@ -134,7 +134,7 @@ fn cases() -> [(usize, Vec<Unit>); 3] {
                 unit(4, &[4], &[2.0]),
             ],
         ),
-        // A shared expert beside chosen ones.
+        // A shared expert beside routed ones.
         (1, vec![unit(2, &all, &[]), unit(4, &[3], &[0.5])]),
     ]
 }
@@ -168,7 +168,7 @@ fn a_layer_is_the_weighted_sum_of_its_units() {
 }
 
 #[test]
-fn where_the_neurons_are_changes_no_bit() {
+fn residency_changes_no_bit() {
     for dtype in [DType::F32, DType::Q4] {
         let world = world(dtype);
         let x = floats(6, ROWS * D);

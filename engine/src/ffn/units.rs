@@ -1,19 +1,19 @@
-//! What a layer's FFN is given to do.
+//! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
 
-/// Rows of a pass: each is a token of some sequence.
+/// Rows of a pass; a row is a token of some sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rows<'a> {
-    /// The first so many, which is all of them.
+    /// All rows; their number.
     All(usize),
-    /// Some of them, by number, ascending.
+    /// Some rows, by index, ascending.
     #[cfg_attr(not(test), expect(dead_code, reason = "experts choose rows"))]
     Some(&'a [u32]),
 }
 
 impl Rows<'_> {
-    /// How many.
+    /// Number of rows.
     pub fn len(self) -> usize {
         match self {
             Self::All(rows) => rows,
@@ -21,7 +21,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The place among them of row number `row` of the pass.
+    /// Position of the pass's row `row` among them.
     pub fn place(self, row: usize) -> Option<usize> {
         match self {
             Self::All(rows) => (row < rows).then_some(row),
@@ -30,13 +30,13 @@ impl Rows<'_> {
     }
 }
 
-/// One bank's part of a layer: a dense FFN is one over all rows; a mixture of experts has one for
-/// each expert that is chosen, with the rows that chose it and the router's weights.
+/// One bank's share of a layer. A dense FFN is one unit over all rows; a mixture of experts has one
+/// per chosen expert, with the rows routed to it and their router weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BankWork<'a> {
     pub bank: u32,
     pub rows: Rows<'a>,
-    /// What the bank's result is multiplied with, row by row; `None` for 1.
+    /// Factor of the bank's result by row; `None` for 1.
     pub weights: Option<&'a [f32]>,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Norm<'a> {
     pub eps: f32,
 }
 
-/// A layer's FFN and its input.
+/// One layer's FFN and its input.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerInput<'a> {
-    /// Number of the layer.
+    /// Index of the layer.
     pub number: usize,
-    /// In the order in which their results are added.
+    /// In the order of reduction.
     pub units: &'a [BankWork<'a>],
-    /// `residual` after the norm.
+    /// The residual stream after the norm.
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],

@@ -1,4 +1,4 @@
-//! One layer's keys and values, read by the threads that attend and written one position at a time.
+//! One layer's keys and values: read by attention threads, written one position at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::shape::KvShape;
 const KEYS: usize = 0;
 const VALUES: usize = 1;
 
-/// One layer of a sequence.
+/// One layer of a sequence's keys and values.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerKv<'a> {
     shape: KvShape,
@@ -28,17 +28,17 @@ impl<'a> LayerKv<'a> {
         }
     }
 
-    /// The format of the entries.
+    /// Element format.
     pub fn dtype(self) -> DType {
         self.shape.dtype
     }
 
-    /// Elements of a stored value, its padding included.
+    /// Elements of a stored value vector, padding included.
     pub fn width(self) -> usize {
         self.shape.width()
     }
 
-    /// The parts of `positions` that lie in one page each, in order.
+    /// Splits `positions` at page borders, in order.
     pub fn pieces(self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let page = self.shape.page;
         let last = positions.end.div_ceil(page);
@@ -46,8 +46,8 @@ impl<'a> LayerKv<'a> {
             .map(move |p| positions.start.max(p * page)..positions.end.min((p + 1) * page))
     }
 
-    /// The key blocks of one head that hold `positions`, all in one page, and the first position of
-    /// the first block.
+    /// The key blocks of one head that cover `positions`, all in one page, and the first position
+    /// of the first block.
     pub fn keys(self, head: usize, positions: Range<usize>) -> (&'a [u8], usize) {
         let shape = self.shape;
         let (page, first) = self.page_of(&positions);
@@ -58,7 +58,7 @@ impl<'a> LayerKv<'a> {
         (&page[from..to], start)
     }
 
-    /// The values of one head at `positions`, all in one page.
+    /// The value vectors of one head at `positions`, all in one page.
     pub fn values(self, head: usize, positions: Range<usize>) -> &'a [u8] {
         let shape = self.shape;
         let (page, first) = self.page_of(&positions);
@@ -68,18 +68,18 @@ impl<'a> LayerKv<'a> {
         &page[from..to]
     }
 
-    /// The page of some positions, and its first one.
+    /// The page of `positions`, and the page's first position.
     fn page_of(self, positions: &Range<usize>) -> (&'a [u8], usize) {
         let page = positions.start / self.shape.page;
         (self.pages[page].bytes(), page * self.shape.page)
     }
 }
 
-/// One position of a page, to be written.
+/// Writes one position of a page.
 pub(crate) struct PageWriter<'a> {
     shape: KvShape,
     page: &'a mut [u8],
-    /// Its place in the page.
+    /// Index of the position in the page.
     place: usize,
 }
 
@@ -115,7 +115,7 @@ impl<'a> PageWriter<'a> {
     }
 }
 
-/// Writes floats in the format of the pages.
+/// Converts floats to the page format.
 fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) {
     if dtype == DType::F16 {
         cpu.f32_to_f16_bytes(from, to);

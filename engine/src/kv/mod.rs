@@ -1,4 +1,4 @@
-//! Keys and values of sequences, in pages from a pool that an entry of the ledger pays for.
+//! Paged keys and values: pages come from a pool charged to the ledger.
 
 mod layer;
 mod page;

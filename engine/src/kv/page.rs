@@ -1,8 +1,8 @@
-//! A page: keys and values of some positions of every layer.
+//! A page: keys and values of consecutive positions, all layers.
 
 use emberflow_storage::arena::Slot;
 
-/// Keys and values of as many positions as a page has.
+/// One page of the pool.
 #[derive(Debug)]
 pub(super) struct Page(Slot);
 

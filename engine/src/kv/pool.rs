@@ -1,8 +1,7 @@
 //! The pool of pages, and the pages of one sequence.
 //!
-//! A page is shared by all sequences that begin with the same tokens, and copied when one of them
-//! writes to it. A sequence is charged for all positions that it may come to have when it is made, so
-//! that it never lacks a page later: the pages in use are never more than those that were charged.
+//! Sequences with a common prefix share pages, copy-on-write. Admission reserves pages for a
+//! sequence's full length, so that decode never runs out of pages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,15 +12,15 @@ use super::page::Page;
 use super::shape::KvShape;
 use crate::error::Error;
 
-/// What is free and what was promised.
+/// Free and reserved pages.
 #[derive(Debug)]
 struct Free {
     pages: Vec<Arc<Page>>,
-    /// Pages that no sequence was charged for.
+    /// Pages not reserved by any sequence.
     uncharged: usize,
 }
 
-/// All pages of an engine.
+/// The page pool of an engine.
 #[derive(Debug)]
 pub(crate) struct KvPool {
     shape: KvShape,
@@ -30,9 +29,9 @@ pub(crate) struct KvPool {
 }
 
 impl KvPool {
-    /// A pool of `total` pages. Their memory is zero pages until it is used.
+    /// A pool of `total` pages, not backed by memory until used.
     pub fn new(shape: KvShape, total: usize) -> Result<Arc<Self>, Error> {
-        // Long contexts are read as fast as weights only from huge pages.
+        // Without huge pages, long contexts are read slower than weights.
         let options = ArenaOptions {
             huge_pages: true,
             ..ArenaOptions::default()
@@ -42,7 +41,7 @@ impl KvPool {
             .map_err(emberflow_storage::Error::from)?;
         let taken = std::iter::from_fn(|| arena.take()).take(total);
         let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
-        // The first ones are used first.
+        // Low addresses first.
         pages.reverse();
         Ok(Arc::new(Self {
             shape,
@@ -54,15 +53,15 @@ impl KvPool {
         }))
     }
 
-    /// The sizes of its pages.
+    /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// Keys and values for up to `positions` positions, none yet.
+    /// An empty sequence with pages reserved for `positions` positions.
     ///
     /// # Errors
-    /// [`Error::KvFull`] where other sequences hold too much.
+    /// [`Error::KvFull`] if other sequences reserve too much.
     pub fn sequence(self: &Arc<Self>, positions: usize) -> Result<KvPages, Error> {
         let charged = self.shape.pages(positions);
         let mut free = self.lock();
@@ -94,7 +93,8 @@ impl KvPool {
         }
     }
 
-    /// Takes pages back that a sequence gives up; those that nobody else has are free.
+    /// Drops a sequence's pages and its reservation of `charged` pages. Pages without other owners
+    /// become free.
     fn give_back(&self, pages: impl Iterator<Item = Arc<Page>>, charged: usize) {
         let mut free = self.lock();
         for page in pages {
@@ -111,24 +111,24 @@ impl KvPool {
 pub(crate) struct KvPages {
     pool: Arc<KvPool>,
     pages: Vec<Arc<Page>>,
-    /// Positions that there may be, and the pages charged for them.
+    /// Capacity in positions, and the pages reserved for it.
     positions: usize,
     charged: usize,
 }
 
 impl KvPages {
-    /// Positions it can hold.
+    /// Capacity in positions.
     pub fn capacity(&self) -> usize {
         self.positions
     }
 
-    /// The sizes of its pages.
+    /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
         self.pool.shape
     }
 
-    /// Makes room for `count` positions from `first` on that only this sequence will have: takes
-    /// pages, and copies the one that another sequence shares. Positions before `first` are kept.
+    /// Makes `count` positions from `first` on writable: allocates pages and copies a shared one
+    /// (copy-on-write), keeping positions before `first`.
     pub fn prepare(&mut self, first: usize, count: usize) {
         debug_assert!(first + count <= self.positions);
         let shape = self.pool.shape;
@@ -149,8 +149,8 @@ impl KvPages {
         }
     }
 
-    /// Another sequence that begins with the first `len` positions of this one, for up to
-    /// `positions` positions.
+    /// A sequence that shares the first `len` positions, with pages reserved for `positions`
+    /// positions.
     ///
     /// # Errors
     /// As [`KvPool::sequence`].
@@ -160,8 +160,8 @@ impl KvPages {
         Ok(fork)
     }
 
-    /// Shares the pages of the first `len` positions of `other`, of the same pool, as far as there may
-    /// be positions. What was there before is given back.
+    /// Replaces the contents by the first `len` positions of `other`, of the same pool, shared and
+    /// within the capacity.
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
         let shared = self.pool.shape.pages(len.min(self.positions));
@@ -169,13 +169,13 @@ impl KvPages {
         self.pages.extend(pages);
     }
 
-    /// Gives back the pages behind position `len`.
+    /// Drops the pages behind position `len`.
     pub fn truncate(&mut self, len: usize) {
         let kept = self.pool.shape.pages(len).min(self.pages.len());
         self.pool.give_back(self.pages.drain(kept..), 0);
     }
 
-    /// To write the page that has `position`, which was prepared.
+    /// A writer for `position`, after `prepare`.
     pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
         let shape = self.pool.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
@@ -184,12 +184,12 @@ impl KvPages {
         }
     }
 
-    /// One layer to read.
+    /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
         LayerKv::new(self.pool.shape, &self.pages, layer)
     }
 
-    /// Fills all pages of `len` positions with a small number.
+    /// Fills the pages of `len` positions with a small constant, for benchmarks.
     pub fn pretend(&mut self, len: usize) {
         self.truncate(0);
         self.prepare(0, len);
@@ -237,7 +237,7 @@ mod tests {
         page: 32,
     };
 
-    /// Writes `value` at a position of every layer and head.
+    /// Writes `value` at one position of every layer and head.
     fn write(kv: &mut KvPages, position: usize, value: f32) {
         kv.prepare(position, 1);
         let mut page = kv.writer(position);
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(free(&pool).0, 6);
         write(&mut first, 40, 200.0);
         write(&mut third, 35, 300.0);
-        // The first page is still one for all of them.
+        // All three still share the first page.
         assert_eq!(free(&pool).0, 5);
         for (kv, len, last) in [
             (&first, 41, 200.0),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_could_lack_a_page_is_not_made() {
+    fn admission_reserves_all_pages() {
         let pool = KvPool::new(SHAPE, 4).unwrap();
         let mut one = pool.sequence(70).unwrap();
         assert!(matches!(

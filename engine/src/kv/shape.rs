@@ -1,35 +1,35 @@
-//! Sizes of keys and values.
+//! Geometry of keys and values.
 //!
 //! ```text
-//! page       [layer] of keys and values for as many positions as a page has, a multiple of 32
+//! page       [layer] of keys and values; a multiple of 32 positions
 //! keys       [kv_head][block of 32 positions][element][32 positions]
-//! values     [kv_head][position][width]      width = head_dim, up to a multiple of 32
+//! values     [kv_head][position][width]      width = head_dim rounded up to a multiple of 32
 //! ```
 //!
-//! Both are what the attention kernels take: scores are computed for 32 positions at once, and both
-//! halves of a head are walked in order. Entries are f16 (default) or f32.
+//! The attention kernels dictate the layout: they compute scores for 32 positions at once and read
+//! both halves of a head sequentially. Elements are f16 (default) or f32.
 
 use emberflow_kernels::{DType, GROUP};
 use emberflow_models::config::ModelConfig;
 
-/// Positions whose attention is one piece of work. Cutting by position alone makes the sums
-/// independent of threads, chunks and pages.
+/// Positions per attention block. Splitting by position alone makes the sums independent of
+/// threads, chunks and pages.
 pub(crate) const BLOCK: usize = 256;
 
-/// Positions of the largest page: a long context is read in stretches as long as those of weights.
+/// Positions of the largest page: makes reads of a long context as long as those of weights.
 const LARGEST: usize = BLOCK;
 
-/// A page has this share of the positions of a sequence at most: so much may lie idle.
+/// A page has at most 1/8 of a sequence's positions, which bounds the waste.
 const SHARE: usize = 8;
 
-/// Sizes, all in elements.
+/// Geometry, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
     pub dtype: DType,
     pub layers: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Positions of a page: a power of two from 32 on that divides [`BLOCK`].
+    /// Positions per page: a power of two ≥ 32 that divides [`BLOCK`].
     pub page: usize,
 }
 
@@ -45,22 +45,22 @@ impl KvShape {
         }
     }
 
-    /// Elements of a stored value.
+    /// Elements of a stored value vector.
     pub fn width(self) -> usize {
         self.head_dim.next_multiple_of(GROUP)
     }
 
-    /// Bytes of some elements.
+    /// Bytes of `elements` elements.
     pub fn bytes(self, elements: usize) -> usize {
         elements.saturating_mul(self.dtype.row_bytes(1))
     }
 
-    /// Elements of a page's keys and of its values, of one layer and head.
+    /// Elements of one head's keys and values in a page.
     fn head(self) -> [usize; 2] {
         [self.page * self.head_dim, self.page * self.width()]
     }
 
-    /// First byte of a page's keys (0) or values (1) of a layer's head.
+    /// Byte offset of a layer's head in a page; `kind`: keys (0) or values (1).
     pub fn at(self, layer: usize, kind: usize, head: usize) -> usize {
         let [keys, values] = self.head();
         let before = layer * self.kv_heads * (keys + values)
@@ -79,7 +79,7 @@ impl KvShape {
         )
     }
 
-    /// Bytes of the keys and values of one position.
+    /// Bytes per position.
     pub fn position_bytes(self) -> u64 {
         let heads = self.layers * self.kv_heads;
         (heads * self.bytes(self.head_dim + self.width())) as u64
@@ -90,13 +90,13 @@ impl KvShape {
         positions.div_ceil(self.page)
     }
 
-    /// Bytes of the pages of `positions` positions; saturates.
+    /// Bytes of the pages for `positions` positions; saturates.
     pub fn bytes_for(self, positions: usize) -> u64 {
         (self.pages(positions) as u64).saturating_mul(self.page_bytes() as u64)
     }
 }
 
-/// Positions of a page for sequences of up to `context` positions.
+/// Page size in positions for sequences of up to `context` positions.
 fn page_for(context: usize) -> usize {
     let share = (context / SHARE).max(1);
     let power = 1usize << share.ilog2();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_page_follow_each_other() {
+    fn the_parts_of_a_page_are_contiguous() {
         let shape = KvShape {
             dtype: DType::F16,
             layers: 3,

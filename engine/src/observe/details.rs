@@ -1,4 +1,4 @@
-//! What a run says about each of its tokens, and the speed of memory it is measured against.
+//! Per-token metrics of a run, and the memory bandwidth to compare them with.
 
 use std::time::Duration;
 
@@ -9,47 +9,47 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::run::Step;
 
-/// How long the speed of memory is measured.
+/// Duration of the bandwidth measurement.
 const TIME: Duration = Duration::from_millis(300);
 
-/// The tokens of a run one by one, the first one not counted; passes where texts are drawn
-/// together. Keys are a contract: add, never rename.
+/// Metrics of each token after the first, or of each pass in a batch. Keys are a contract: add,
+/// never rename.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Details {
-    /// 10^9 bytes per second at which the compute threads read the weights of attention and of the
-    /// hot region, measured after the run.
+    /// Bandwidth in GB/s at which the compute threads read attention weights and the hot region,
+    /// measured after the run.
     pub memory_gb_per_s: f64,
-    /// Bytes of weights outside the FFNs that every pass is computed from.
+    /// Bytes of weights outside the FFNs that every pass reads.
     pub dense_bytes: u64,
-    /// Bytes of keys and values of one position of one text.
+    /// Bytes of keys and values per position and sequence.
     pub kv_bytes_per_position: u64,
-    /// Share of the clusters that are hot for as many texts.
+    /// Share of the clusters that are hot at this batch size.
     pub hot_cut: f64,
-    /// Milliseconds.
+    /// Latency in milliseconds.
     pub ms: Vec<f64>,
-    /// Milliseconds in the FFNs, and of these, in which predictors named neurons.
+    /// Milliseconds in the FFNs, and the part of it in predictors.
     pub ffn_ms: Vec<f64>,
     /// See `ffn_ms`.
     pub predict_ms: Vec<f64>,
-    /// Milliseconds that the computation waited for reads.
+    /// Milliseconds stalled on reads.
     pub wait_ms: Vec<f64>,
-    /// Share of the needed neurons that was in memory, hot or cold.
+    /// Share of the needed neurons that were resident, hot or cold.
     pub hit_rate: Vec<f64>,
-    /// Share of all neurons that was needed.
+    /// Share of all neurons that were needed.
     pub needed_share: Vec<f64>,
-    /// Bytes of FFN weights that were computed with.
+    /// Bytes of FFN weights used.
     pub ffn_bytes: Vec<u64>,
-    /// Bytes that came from the device.
+    /// Bytes read from the device.
     pub bytes_read: Vec<u64>,
-    /// Reads that the device was given, neighbours merged.
+    /// Read commands after merging.
     pub reads: Vec<u64>,
-    /// Hash over the logits up to this token; empty strings where texts are drawn together.
+    /// Hash over the logits up to this token; empty strings in batches.
     pub logits_hash: Vec<String>,
 }
 
 impl Details {
-    /// The passes `steps` of a generation of `texts` texts by `engine` and their times, and the speed
-    /// of memory, which takes 0.3 s to measure.
+    /// Metrics of the passes `steps` of a generation of `texts` sequences. Measures the memory
+    /// bandwidth, which takes 0.3 s.
     pub fn new(engine: &mut Engine, texts: usize, steps: &[Step], latencies: &[Duration]) -> Self {
         let mut probe = Probe::new(engine);
         let memory_gb_per_s = probe.read_bandwidth(TIME) / 1e9;
@@ -90,7 +90,7 @@ impl Details {
     }
 }
 
-/// More digits would say nothing.
+/// Five decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1e5).round() / 1e5
 }

@@ -1,28 +1,27 @@
-//! Energy that the machine uses, where it tells.
+//! Energy meters of the machine, where available.
 //!
-//! Processors with RAPL count it by package: `class/powercap/intel-rapl:N/energy_uj` below `/sys`
-//! (AMD's have the same name). Cores and graphics are subdomains of a package, `psys` holds the
-//! packages and `intel-rapl-mmio` shows them again: only packages are added up. Memory that is
-//! not part of a package is not counted. Most systems let only root read the counters. Elsewhere a
-//! battery that is being discharged tells the power of the whole machine, which is summed over
-//! time. Both include what everybody else on the machine uses.
+//! RAPL counts energy per CPU package: `class/powercap/intel-rapl:N/energy_uj` below `/sys` (the
+//! same name on AMD). Only packages are summed: cores and graphics are subdomains, `psys` includes
+//! the packages, and `intel-rapl-mmio` repeats them. Memory outside a package is not counted. Most
+//! systems restrict the counters to root. Otherwise a discharging battery gives the power of the
+//! whole machine, which is integrated over time. Both include all other processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time between two looks. A package's counter is good for minutes, the power of a battery changes
-/// from second to second.
+/// Sampling interval. A package counter wraps after minutes, but battery power changes within
+/// seconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Adds up energy from one kind of source.
+/// Accumulates energy from one kind of source.
 #[derive(Debug)]
 pub struct Meter {
     source: Source,
     name: String,
     joules: f64,
     seen: Instant,
-    /// Set when the source stopped telling.
+    /// Set once the source fails.
     lost: bool,
 }
 
@@ -32,7 +31,7 @@ enum Source {
     Batteries { folders: Vec<PathBuf>, watts: f64 },
 }
 
-/// A counter of microjoules that starts over at `range`.
+/// A microjoule counter that wraps at `range`.
 #[derive(Debug)]
 struct Package {
     counter: PathBuf,
@@ -41,12 +40,12 @@ struct Package {
 }
 
 impl Meter {
-    /// What can be read below `sysfs`, normally `/sys`; `None` where nothing tells.
+    /// Finds a meter below `sysfs`, normally `/sys`; `None` without one.
     pub fn find(sysfs: &Path) -> Option<Self> {
         Self::packages(sysfs).or_else(|| Self::batteries(sysfs))
     }
 
-    /// Packages with readable counters: all of them, or they would say too little.
+    /// Packages with readable counters. All or none, because a partial sum would be wrong.
     fn packages(sysfs: &Path) -> Option<Self> {
         let mut found = Vec::new();
         let mut names = Vec::new();
@@ -71,7 +70,7 @@ impl Meter {
         (!found.is_empty()).then(|| Self::new(Source::Packages(found), name))
     }
 
-    /// Batteries of the machine (a mouse has its own) that are being discharged.
+    /// Discharging batteries of the machine, excluding peripherals.
     fn batteries(sysfs: &Path) -> Option<Self> {
         let mut folders = folders(&sysfs.join("class/power_supply"));
         folders.retain(|folder| {
@@ -95,19 +94,19 @@ impl Meter {
         }
     }
 
-    /// What tells: `rapl` and the packages, or `battery` and their names.
+    /// The meter: `rapl` and the packages, or `battery` and their names.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Looks at the source where the last look is some time ago.
+    /// Samples the source if the last sample is old enough.
     pub fn look(&mut self) {
         if self.seen.elapsed() >= INTERVAL {
             self.joules();
         }
     }
 
-    /// Joules since the meter was found; `None` once the source has stopped telling, as when a
+    /// Joules since the meter was found; `None` once the source has failed, for example when a
     /// charger was plugged in.
     pub fn joules(&mut self) -> Option<f64> {
         let time = self.seen.elapsed();
@@ -119,7 +118,7 @@ impl Meter {
         (!self.lost).then_some(self.joules)
     }
 
-    /// Joules in the last `time`.
+    /// Joules of the last `time`.
     fn added(&mut self, time: Duration) -> Option<f64> {
         match &mut self.source {
             Source::Packages(packages) => {
@@ -140,11 +139,11 @@ impl Meter {
 }
 
 impl Package {
-    /// Microjoules since the last look.
+    /// Microjoules since the last sample.
     fn advance(&mut self, now: u64) -> u64 {
         let added = match now.checked_sub(self.last) {
             Some(added) => added,
-            // it started over
+            // Wrapped.
             None => now.saturating_add(self.range.saturating_sub(self.last)),
         };
         self.last = now;
@@ -152,13 +151,13 @@ impl Package {
     }
 }
 
-/// Watts that a battery gives; `None` where it is not being discharged or does not tell.
+/// Discharge power of a battery in watts; `None` if unknown or not discharging.
 fn power(battery: &Path) -> Option<f64> {
     let signed = |file: &str| text(&battery.join(file))?.parse::<f64>().ok();
     if text(&battery.join("status"))? != "Discharging" {
         return None;
     }
-    // some drivers count a current out of the battery as negative
+    // Some drivers report discharge current as negative.
     let watts = match signed("power_now") {
         Some(microwatts) => microwatts / 1e6,
         None => signed("current_now")? / 1e6 * (signed("voltage_now")? / 1e6),
@@ -189,7 +188,7 @@ fn number(path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A made-up tree of the form of `/sys`.
+    /// A fake tree in the form of `/sys`.
     struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -245,7 +244,7 @@ mod tests {
         tree.write("powercap/intel-rapl:2/energy_uj", "9000000");
         tree.write("powercap/intel-rapl-mmio:0/energy_uj", "3500000");
         assert_eq!(meter.joules(), Some(2.5));
-        // 328,850 to the end of the range, 671,150 after it
+        // 328,850 up to the wrap, 671,150 after it.
         tree.write("powercap/intel-rapl:1/energy_uj", "671150");
         assert_eq!(meter.joules(), Some(3.5));
         tree.write("powercap/intel-rapl:1/energy_uj", "1671150");
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_cannot_be_read_says_nothing() {
+    fn an_unreadable_counter_gives_no_energy() {
         let tree = Tree::new(&TWO_PACKAGES);
         tree.write("powercap/intel-rapl:1/energy_uj", "");
         assert!(tree.meter().is_none());
@@ -261,7 +260,7 @@ mod tests {
         let mut meter = tree.meter().unwrap();
         tree.write("powercap/intel-rapl:0/energy_uj", "no number");
         assert_eq!(meter.joules(), None);
-        // the gap would be missing
+        // A sum with a gap would be wrong.
         tree.write("powercap/intel-rapl:0/energy_uj", "2000000");
         assert_eq!(meter.joules(), None);
         assert!(Tree::new(&[]).meter().is_none());
@@ -280,11 +279,11 @@ mod tests {
     ];
 
     #[test]
-    fn a_battery_tells_only_while_it_is_discharged() {
+    fn a_battery_is_metered_only_while_discharging() {
         let tree = Tree::new(&BATTERY);
         let mut meter = tree.meter().unwrap();
         assert_eq!(meter.name(), "battery BAT0");
-        // 20 W, then a mean of 30 W
+        // 20 W, then 30 W on average.
         let second = Duration::from_secs(1);
         assert_eq!(meter.added(second), Some(20.0));
         tree.write("power_supply/BAT0/power_now", "40000000");

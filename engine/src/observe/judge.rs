@@ -1,4 +1,4 @@
-//! A container's predictors held against what the gates of a text do.
+//! Evaluates a container's predictors against the true gates of a text.
 
 use emberflow_kernels::{Activations, Compute};
 use emberflow_predictor::{Features, Quality};
@@ -8,14 +8,14 @@ use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
 use crate::model::Model;
 use crate::store::regions::CLUSTER;
 
-/// Counts, pair by pair, what the predictors of a container would have named while a
-/// model runs without them. An engine that shows it its FFNs must keep the gates
-/// ([`crate::Options::observe`]) and must not itself run `predicted`.
+/// Counts true and false positives of a container's predictors while a model runs without them. The
+/// observed engine must keep its gates ([`crate::Options::observe`]) and must not run `predicted`
+/// itself.
 pub struct Judge {
     on: Compute,
     predictors: Predictors,
     quantized: Activations,
-    /// 1 for pairs that are named, `[neurons × tokens]`.
+    /// Predictions, 1 or 0, `[neurons × tokens]`.
     wanted: Vec<f32>,
     neurons: usize,
     bytes: u64,
@@ -23,11 +23,10 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Loads the predictors of `model` for chunks of up to `chunk` tokens; `None` where it
-    /// has none.
+    /// Loads the predictors of `model` for chunks of up to `chunk` tokens; `None` if it has none.
     ///
     /// # Errors
-    /// Predictors that are damaged or make no sense.
+    /// Damaged or invalid predictors.
     pub fn open(model: &Model, chunk: usize, threads: usize) -> Result<Option<Self>, Error> {
         let (container, c) = (model.container(), model.text().config());
         let Some(stored) = StoredPredictors::look(container, c)? else {
@@ -50,7 +49,7 @@ impl Judge {
         self.bytes
     }
 
-    /// Looks at one FFN.
+    /// Evaluates the predictor of one FFN.
     pub fn see(&mut self, seen: &FfnSeen<'_>) {
         let (cpu, tokens, bank) = (self.on.cpu, seen.tokens, seen.layer as u32);
         let pairs = self.neurons * tokens;
@@ -84,8 +83,8 @@ impl Judge {
         }
     }
 
-    /// What was counted, by layer. In a layer without a predictor every neuron counts as
-    /// named, or, where small gates are cut, every one that is left.
+    /// Counts by layer. In a layer without a predictor every neuron counts as predicted, or, with a
+    /// threshold, every neuron above it.
     pub fn layers(&self) -> &[Quality] {
         &self.layers
     }

@@ -1,4 +1,4 @@
-//! What observes and reports: nothing here computes.
+//! Observation and reporting; no model computation.
 
 mod details;
 pub mod energy;

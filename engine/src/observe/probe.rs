@@ -1,4 +1,4 @@
-//! Hooks of benchmarks into an open engine.
+//! Benchmark hooks into an open engine.
 
 use std::time::Duration;
 
@@ -8,31 +8,30 @@ use crate::ffn::Oracle;
 use crate::planner::rates::Rates;
 use crate::sequence::Sequence;
 
-/// Measures an engine, or makes it compute under conditions that no user would.
+/// Measures an engine, or runs it under artificial conditions.
 pub struct Probe<'e> {
     engine: &'e mut Engine,
 }
 
 impl<'e> Probe<'e> {
-    /// Of `engine`.
+    /// A probe of `engine`.
     pub fn new(engine: &'e mut Engine) -> Self {
         Self { engine }
     }
 
-    /// From the next pass on keeps which neurons each layer needs, for [`Probe::replay_active`].
+    /// Records each layer's active set from the next pass on, for [`Probe::replay_active`].
     pub fn record_active(&mut self) {
         self.engine.decoder.ffn.oracle = Oracle::Recording(Vec::new());
     }
 
-    /// From the next pass on takes the recorded active sets for granted instead of finding them out:
-    /// for the same tokens after the same context this is the time that a perfect predictor which
-    /// costs nothing would give.
+    /// Replays the recorded active sets from the next pass on. For the same tokens in the same
+    /// context, this gives the speed of a perfect predictor without cost.
     pub fn replay_active(&mut self) {
         self.engine.decoder.ffn.oracle.replay();
     }
 
-    /// Bytes per second at which the compute threads read the weights of attention and the FFN weights
-    /// that are in the hot region, without computing anything: the bound of decoding from memory.
+    /// Bandwidth in bytes per second at which the compute threads read attention weights and the
+    /// hot region without computing: the upper bound of in-memory decode.
     pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
         let decoder = &mut self.engine.decoder;
         let mut buffers = decoder.weights.attention_bytes();
@@ -40,13 +39,13 @@ impl<'e> Probe<'e> {
         emberflow_kernels::read_bandwidth(&decoder.on, &buffers, time)
     }
 
-    /// Bytes of weights outside the FFNs that every token is computed from: attention, norms and head.
+    /// Bytes of weights outside the FFNs read per token: attention, norms and head.
     pub fn dense_bytes(&self) -> u64 {
         self.engine.decoder.weights.bytes_per_token()
     }
 
-    /// Milliseconds in which a machine with these rates would compute a token with all of the memory
-    /// that the engine has.
+    /// Expected milliseconds of compute per token on a machine with these rates, with the engine's
+    /// budget.
     ///
     /// # Errors
     /// Rates without any thread count.
@@ -57,8 +56,8 @@ impl<'e> Probe<'e> {
         Ok(plan.decode.compute_ms)
     }
 
-    /// Starts `sequence` afresh with `count` positions of `token` that were never computed, so that
-    /// the speed at a long context can be measured. Their keys and values are some constant.
+    /// Replaces `sequence` by `count` positions of `token` that were never computed, to measure
+    /// long contexts. Their keys and values are constant.
     ///
     /// # Errors
     /// More positions than the sequence has room for.

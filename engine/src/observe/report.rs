@@ -1,4 +1,4 @@
-//! What a run says about itself: the JSON of `run --json` and the summary.
+//! Metrics of a run: the JSON of `run --json`, and the summary.
 
 use emberflow_storage::mem;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
 
-/// Numbers of one run. Keys are a contract: add, never rename.
+/// Metrics of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// Name of the model.
@@ -25,27 +25,26 @@ pub struct Report {
     pub generated_tokens: usize,
     /// Prompt tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Generated tokens per second, the first one not counted; those of all texts drawn together.
+    /// Generated tokens per second without the first; in a batch, the sum of all continuations.
     pub decode_tokens_per_s: f64,
     /// Time to the first token.
     pub ttft_ms: f64,
-    /// Time per generated token, the first one not counted; time per pass where texts are drawn
-    /// together.
+    /// Time per generated token without the first; in a batch, per pass.
     pub latency_ms: Latency,
-    /// Where the memory went.
+    /// Memory by purpose.
     pub memory: Memory,
-    /// Reads of neuron bundles after the start-up fill.
+    /// Reads of neuron bundles after warm-up.
     pub io: Io,
-    /// Cache behaviour after the start-up fill.
+    /// Cache metrics after warm-up.
     pub cache: Cache,
-    /// Which neurons were computed.
+    /// Active sets.
     pub sparsity: SparsityReport,
-    /// The second half of the generated tokens.
+    /// Metrics of the second half of the generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settled: Option<Settled>,
-    /// What the plan expected.
+    /// The plan's forecast.
     pub plan: Expected,
-    /// What the machine used, everything else that ran on it included; absent where nothing tells.
+    /// Energy of the whole machine; absent without a meter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy: Option<EnergyReport>,
     /// Hash over the logits of every generated token.
@@ -54,31 +53,31 @@ pub struct Report {
     pub threads: usize,
     /// Instruction set of the kernels.
     pub isa: String,
-    /// Mechanisms in use.
+    /// The ablation.
     pub policy: &'static str,
     /// Why the generation ended: `eos`, `length`, `context` or `caller`.
     pub stop: &'static str,
-    /// All texts that were drawn together; the rest of the report is about the best one.
+    /// All continuations of a batch; the rest of the report covers the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<BestOf>,
-    /// Each token by itself, where that was asked for.
+    /// Per-token metrics, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
 }
 
-/// Texts that were drawn together.
+/// Continuations of a batch.
 #[derive(Debug, Clone, Serialize)]
 pub struct BestOf {
-    /// Place of the best one in the list.
+    /// Index of the best one.
     pub best: usize,
-    /// In the order of their seeds.
+    /// In the order of seeds.
     pub samples: Vec<SampleReport>,
 }
 
-/// One of several texts.
+/// One continuation.
 #[derive(Debug, Clone, Serialize)]
 pub struct SampleReport {
-    /// Seed of its random choices.
+    /// Its sampling seed.
     pub seed: u64,
     /// Mean log-probability of its tokens.
     pub score: f64,
@@ -92,19 +91,18 @@ pub struct SampleReport {
     pub stop: &'static str,
 }
 
-/// The second half of the generated tokens, for which caches hold what the text needs: what a plan
-/// expects is this.
+/// The second half of the generated tokens, with warm caches: comparable to the forecast.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Settled {
-    /// Tokens of it.
+    /// Number of tokens.
     pub tokens: usize,
     /// Tokens per second.
     pub tokens_per_s: f64,
-    /// Milliseconds per token in which the computation waited for reads.
+    /// Milliseconds per token stalled on reads.
     pub wait_ms: f64,
     /// Bytes read per token.
     pub bytes_per_token: f64,
-    /// Share of the needed neurons outside the hot region that the cold one held.
+    /// Hit rate of the cold region.
     pub cold_hit_rate: f64,
 }
 
@@ -126,17 +124,17 @@ pub struct Latency {
 pub struct Memory {
     /// The budget.
     pub budget_bytes: u64,
-    /// Highest resident set of the process (VmHWM); `null` when the system does not tell.
+    /// Peak resident set of the process (VmHWM); `null` if unknown.
     pub peak_rss_bytes: Option<u64>,
     /// Resident weights: attention, norms, head, scales.
     pub fixed: u64,
-    /// Rows of the embedding; 0 where they are read when needed.
+    /// Resident embedding; 0 if its rows are read on demand.
     pub embedding: u64,
-    /// Gate rows that stay resident.
+    /// Resident Gate rows.
     pub gates: u64,
-    /// Clusters of hot neurons.
+    /// Hot clusters.
     pub hot: u64,
-    /// Cache slots for neurons.
+    /// Cold slots.
     pub cold: u64,
     /// Keys and values.
     pub kv: u64,
@@ -144,104 +142,102 @@ pub struct Memory {
     pub predictor: u64,
     /// Activations and buffers.
     pub scratch: u64,
-    /// Share of the FFN's bytes that is resident, 0 to 1.
+    /// Resident share of the FFN's bytes, 0 to 1.
     pub ffn_resident_share: f64,
 }
 
 /// Reads during the run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Io {
-    /// Engine that did the reads.
+    /// Name of the I/O engine.
     pub engine: String,
     /// Bytes read from flash.
     pub bytes_read: u64,
     /// Read requests.
     pub reads: u64,
-    /// Bytes per second while the device had something to do, in GB/s.
+    /// Throughput in GB/s while the device was busy.
     pub gb_per_s: f64,
-    /// Share of the device's busy time that was hidden behind computation.
+    /// Share of the device's busy time hidden behind computation.
     pub overlap: f64,
-    /// Time the computation waited for reads.
+    /// Time stalled on reads.
     pub wait_ms: f64,
-    /// That time as a share of the run.
+    /// Stall time as a share of the run.
     pub wait_share: f64,
 }
 
-/// Hits among neurons asked for.
+/// Hit rates.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Cache {
-    /// Share of neuron vectors found in memory.
+    /// Share of the needed neuron vectors that was resident.
     pub hit_rate: f64,
-    /// Share of needed neurons that were in the hot region.
+    /// Share of the needed neurons in the hot region.
     pub hot_hit_rate: f64,
-    /// Share of the other needed neurons that were in the cold region.
+    /// Share of the other needed neurons in the cold region.
     pub cold_hit_rate: f64,
-    /// Neurons read ahead by a predictor's guess; they count as misses.
+    /// Neurons read speculatively; they count as misses.
     pub foreseen: u64,
-    /// Share of these that were needed.
+    /// Precision: share of these that were needed.
     pub foreseen_needed: f64,
     /// Neurons evicted.
     pub evictions: u64,
 }
 
-/// Which neurons were computed.
+/// Active sets of the run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SparsityReport {
     /// `dense`, `exact` or `predicted`.
     pub mode: &'static str,
-    /// Why that mode.
+    /// Reason for the mode.
     pub reason: String,
     /// Share of (neuron, token) pairs whose gate fired.
     pub active_share: f64,
     /// Share of (neuron, token) pairs whose gate was computed.
     pub looked_at_share: f64,
-    /// Recall of the predictors on the text they were measured on; `null` without.
+    /// Recall of the predictors on the text they were evaluated on; `null` if unknown.
     pub predictor_recall: Option<f64>,
 }
 
 /// Energy of the run.
 #[derive(Debug, Clone, Serialize)]
 pub struct EnergyReport {
-    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    /// `rapl` with the packages, or `battery` with its name.
     pub source: String,
     /// From the start to the last token.
     pub joules: f64,
-    /// Per generated token, the first one not counted; `null` where there is only that one.
+    /// Per generated token without the first; `null` without further tokens.
     pub joules_per_token: Option<f64>,
 }
 
-/// What the plan expected of the run.
+/// Forecast of the plan.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Expected {
     /// Generated tokens per second.
     pub expected_tokens_per_s: f64,
     /// Prompt tokens per second, for prompts of whole chunks.
     pub expected_prefill_tokens_per_s: f64,
-    /// Share of the needed neurons outside the hot region that the cold one holds.
+    /// Hit rate of the cold region.
     pub expected_cold_hit_rate: f64,
     /// Bytes read per generated token.
     pub expected_bytes_per_token: f64,
-    /// Milliseconds of a token in which something is computed, and in which it waits for reads.
+    /// Milliseconds per token of computation, and stalled on reads.
     pub expected_compute_ms: f64,
     /// See `expected_compute_ms`.
     pub expected_wait_ms: f64,
     /// The limiting resource.
     pub limit: Limit,
-    /// Prompt tokens computed at once.
+    /// Prompt tokens per pass.
     pub chunk: usize,
-    /// Whether machine and device were measured and the model has statistics; else the numbers
-    /// above rest on assumptions.
+    /// Whether machine, device and activation statistics were measured, not assumed.
     pub measured: bool,
-    /// What was not measured and would change the numbers above much; `null` when they can be
-    /// relied on.
+    /// The most relevant missing measurement; `null` if the forecast is reliable.
     pub doubt: Option<&'static str>,
 }
 
-/// Milliseconds of a generation.
+/// Timings of a generation, in milliseconds.
 struct Times {
     first_ms: f64,
     decode_ms: f64,
-    /// By token after the first one, ascending.
+    /// Latencies after the first token, ascending.
     ms: Vec<f64>,
 }
 
@@ -339,10 +335,10 @@ impl Expected {
 }
 
 impl Report {
-    /// The numbers of `generation`, made by `engine`. `text` is the decoded output.
+    /// The metrics of `generation` by `engine`. `text` is the decoded output.
     ///
     /// # Errors
-    /// Those of the forecast that it is held against.
+    /// Those of the forecast.
     pub fn new(engine: &Engine, generation: &Generation, text: String) -> Result<Self, Error> {
         let times = Times::of(generation);
         let done = generation.counters;
@@ -384,8 +380,8 @@ impl Report {
         })
     }
 
-    /// The numbers of texts that were drawn together, about the best one where they are about
-    /// one. `texts` are the decoded outputs in order.
+    /// The metrics of a batch; single-sequence metrics are those of the best continuation. `texts`
+    /// are the decoded outputs in order.
     ///
     /// # Errors
     /// As [`Report::new`].
@@ -428,7 +424,7 @@ impl Report {
     }
 }
 
-/// Energy, where it was told; `further` tokens were generated after the first.
+/// Energy, where measured; `further` tokens were generated after the first.
 fn energy(energy: Option<&Energy>, further: usize) -> Option<EnergyReport> {
     let energy = energy?;
     Some(EnergyReport {

@@ -1,21 +1,18 @@
-//! Which cores the I/O thread and the computing threads should run on.
+//! Core selection for the I/O thread and the compute threads.
 //!
-//! On processors with cores of several kinds the device is fed much slower from a small one
-//! (PowerInfer-2 §2.3.2), and a thread that sleeps most of the time is put there by the system. With
-//! equal cores the system places the thread better than a fixed choice: pinned to a core that
-//! computes, it waits for its turn.
+//! On heterogeneous CPUs the device is much slower when driven from a small core (PowerInfer-2
+//! §2.3.2), and the scheduler puts mostly sleeping threads there. On homogeneous CPUs the scheduler
+//! does better than a pin: an I/O thread pinned to a busy core waits for its time slice.
 
 use std::path::Path;
 
-/// The core for the I/O thread when `threads` others compute. `None` where cores are alike or
-/// nothing is known of them.
+/// Core of the I/O thread beside `threads` compute threads. `None` if cores are equal or unknown.
 pub fn io_core(threads: usize) -> Option<usize> {
     choose(&capacities(Path::new("/sys/devices/system/cpu")), threads)
 }
 
-/// Cores for `threads` computing threads beside the I/O thread's, the strongest first: a small
-/// core among large ones would be waited for. `None` where cores are alike, nothing is known of
-/// them, or there are too few.
+/// Cores for `threads` compute threads beside the I/O thread, strongest first: a small core among
+/// large ones would delay every barrier. `None` if cores are equal, unknown or too few.
 pub fn compute_cores(threads: usize, io_core: Option<usize>) -> Option<Vec<usize>> {
     let cores = capacities(Path::new("/sys/devices/system/cpu"));
     strongest(cores, threads, io_core)
@@ -33,7 +30,7 @@ fn strongest(
     (chosen.len() == threads).then_some(chosen)
 }
 
-/// How strong each core is, by its number: the kernel's own measure, else its highest clock.
+/// Capacity of each core, by number: `cpu_capacity`, else the maximum clock.
 fn capacities(root: &Path) -> Vec<(usize, u64)> {
     let number =
         |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
@@ -59,12 +56,12 @@ fn capacities(root: &Path) -> Vec<(usize, u64)> {
     cores
 }
 
-/// Of the strongest kind with more than one core, or with fewer computing threads than cores, the
-/// last core: low numbers serve interrupts.
+/// The last core of the strongest kind, if that kind has several cores or compute leaves one free;
+/// else of the next kind. The last, because low numbers serve interrupts.
 fn choose(cores: &[(usize, u64)], threads: usize) -> Option<usize> {
     let least = cores.iter().map(|c| c.1).min()?;
     let most = cores.iter().map(|c| c.1).max()?;
-    // Turbo steps of equal cores differ by a few percent.
+    // Turbo clocks of equal cores differ by a few percent.
     if least * 10 >= most * 8 {
         return None;
     }
@@ -81,8 +78,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_strong_core_where_cores_differ() {
-        // One prime, three big and four little cores, as in phones.
+    fn io_runs_on_a_strong_core_if_cores_differ() {
+        // A phone: one prime, three big, four little cores.
         let phone = [
             (0, 300),
             (1, 300),
@@ -106,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn the_system_chooses_among_equals() {
+    fn equal_cores_are_left_to_the_scheduler() {
         assert_eq!(choose(&[(0, 1024), (1, 1024)], 2), None);
         assert_eq!(choose(&[(0, 4_700_000), (1, 4_900_000)], 1), None);
         assert_eq!(choose(&[], 2), None);
     }
 
     #[test]
-    fn strengths_are_read_from_the_system() {
+    fn capacities_are_read_from_sysfs() {
         let dir = tempfile::tempdir().unwrap();
         let put = |at: &str, text: &str| {
             let path = dir.path().join(at);

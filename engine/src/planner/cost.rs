@@ -1,16 +1,15 @@
-//! How long a pass takes: the work of each layer at the machine's rates, beside the reads at the
-//! device's.
+//! Time of a pass: compute work of each layer, overlapped with reads.
 //!
 //! ```text
-//! attention │ gates, first piece │ other gates, sums of what is there │ last sums │
-//!           │                    │ reads of what is missing ·········→│           │   on demand
-//! reads ahead, up to the buffers │ reads of the other clusters ······→│           │   scan
+//! attention │ first gates │ other gates, sums of hits │ last sums │
+//!           │             │ reads of misses ········→│           │   on demand
+//! prefetch, up to buffers │ reads of other clusters →│           │   scan
 //! ```
 //!
-//! What overlaps takes the longer of both times, which on average is more than the longer of the
-//! average times, as one token misses more than another; the first piece of the gates, the latency of the
-//! first read, the ways to the I/O thread and back, and the sums of the last cluster do not overlap.
-//! What is read is counted in `reads.rs`.
+//! Overlapping parts take `E[max(work, reads)]`, which exceeds the maximum of the means because
+//! misses vary between tokens. Not overlapped: the first piece of the gates, the first read's
+//! latency, the hand-over to and from the I/O thread, and the sums of the last cluster. `reads.rs`
+//! counts the reads.
 
 use emberflow_kernels::DType;
 
@@ -23,48 +22,47 @@ use crate::memory::MemoryPlan;
 use crate::store::regions::CLUSTER;
 use crate::weights::ROWS_PER_CHUNK;
 
-/// Rows of a matrix that are multiplied, and their bytes.
+/// Rows of a matrix product, and their bytes.
 struct Rows {
     rows: f64,
     bytes: f64,
 }
 
-/// How a pass works on its layers.
+/// Mode of a pass.
 #[derive(Clone, Copy)]
 struct Mode {
-    /// Tokens of the pass, and positions before it.
+    /// Tokens of the pass, and positions before them.
     tokens: f64,
     positions: f64,
-    /// A predictor names the neurons.
+    /// A predictor determines the active set.
     predicts: bool,
     /// Gate rows are not resident.
     bundles: bool,
-    /// Every neuron is looked at, in the order of the bundles; in one phase, they stream.
+    /// Every neuron is needed or tested, in bundle order; with one phase, whole clusters stream.
     scan: bool,
     streams: bool,
-    /// Reads begin a layer ahead.
+    /// Speculative reads start a layer ahead.
     foresees: bool,
-    /// Bytes of memory that a token walks through.
+    /// Bytes of memory touched per token.
     set: f64,
 }
 
-/// What an FFN computes, in nanoseconds.
+/// Compute times of an FFN, in nanoseconds.
 struct Times {
-    /// Attention before it, beside which is read ahead.
+    /// Attention before it, overlapped with prefetch.
     attention: f64,
-    /// All of it.
+    /// Total.
     work: f64,
-    /// Until the last neurons are named, and until the first are.
+    /// Until the active set is complete, and until its first piece is.
     gates: f64,
     head: f64,
-    /// From the last arrival on.
+    /// After the last read completes.
     last: f64,
 }
 
 impl Pass<'_> {
-    /// The forecast for passes of `tokens` tokens after `positions` others.
-    /// `hot` is the first neuron of each layer outside the hot region, `absent` what of the needed
-    /// neurons behind it is missing in the cold one.
+    /// Forecast of a pass of `tokens` tokens after `positions` others. `hot` is the first neuron of
+    /// each layer outside the hot region, `absent` the miss rates of the cold one.
     pub fn forecast(
         &self,
         plan: &MemoryPlan,
@@ -145,7 +143,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds a layer of which `fires` neurons are computed beside `reads`.
+    /// Adds a layer with `fires` computed neurons, overlapped with `reads`.
     fn add_layer(&self, sum: &mut Forecast, mode: Mode, reads: Reads, fires: f64) {
         let foresees = mode.foresees && reads.count > 0.0;
         let (reads, late) = match foresees {
@@ -162,7 +160,7 @@ impl Pass<'_> {
         }
         let (work, mut all) = (times.work, self.overlapped(&times, &late, mode.streams));
         if mode.foresees {
-            // From one naming to the next the device has all the time there is.
+            // Speculation gives the device the whole time between two layers.
             let deviation = reads.ns * (SPREAD / reads.count.max(1.0)).sqrt();
             all = mean_of_larger(attention + all, reads.ns, deviation) - attention;
         }
@@ -175,7 +173,7 @@ impl Pass<'_> {
         sum.reads += reads.count;
     }
 
-    /// What an FFN computes, `fires` neurons of it, beside `reads`.
+    /// Compute times of an FFN with `fires` neurons, overlapped with `reads`.
     fn ffn(&self, reads: &Reads, fires: f64, mode: Mode) -> Times {
         let Mode {
             tokens,
@@ -203,16 +201,15 @@ impl Pass<'_> {
         let threads = f64::from(self.rates.threads.max(1));
         let checking = (reads.checked / threads + reads.checked_alone) / m.check_gb_per_s;
         let arriving = checking + admitted * m.replace_ns;
-        // Each piece of the gates that misses something wakes the I/O thread, unless it is on its
-        // way since an earlier one.
+        // Each piece of the gates with misses wakes the I/O thread, unless it is still awake.
         let pieces = GATE_PIECES as f64;
-        let told = if streams {
+        let wakeups = if streams {
             0.0
         } else {
             let apart = 1.0 + (gates + naming) / m.wake_ns.max(1.0);
             reads.count.min(pieces).min(apart)
         };
-        // Clusters of a scan come one at a time, and one thread computes each.
+        // Clusters of a scan arrive one at a time, each computed by one thread.
         let (mut together, mut alone) = (gates + sums, 0.0);
         if streams && reads.count > 0.0 {
             let share = (reads.missed / neurons.max(1.0)).min(1.0);
@@ -221,48 +218,47 @@ impl Pass<'_> {
             together *= 1.0 - share;
             alone = one * share;
         }
-        // The caller looks up and tells while the other threads name.
-        let beside = naming + told * m.tell_ns;
+        // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
+        let beside = naming + wakeups * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
         let own = together + alone + naming + arriving + self.rates.layer_ns;
-        let taken = self.taken(reads, own, told);
+        let taken = self.taken(reads, own, wakeups);
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         Times {
             attention: 0.0,
             work,
-            // What the first pieces miss is read beside the others.
+            // Misses of earlier pieces are read during later ones.
             gates: gates + naming + taken * (pieces - 1.0) / pieces,
             head: (gates + naming) / pieces,
             last: (sums + arriving) / clusters + self.rates.section_ns,
         }
     }
 
-    /// Nanoseconds that the I/O thread takes from threads that compute for `own` nanoseconds and wake it
-    /// `told` times.
+    /// Nanoseconds that the I/O thread takes from compute threads, which run for `own` nanoseconds
+    /// and wake it `wakeups` times.
     ///
-    /// With a thread on every core it takes its time from them: all of it, as the others wait for the
-    /// one that it keeps away, but never more than one core of them. While the device has nothing to
-    /// do it sleeps.
-    fn taken(&self, reads: &Reads, own: f64, told: f64) -> f64 {
+    /// With a compute thread on every core the I/O thread preempts one, and the others wait at the
+    /// barrier; the loss is at most one core. It sleeps while the device is idle.
+    fn taken(&self, reads: &Reads, own: f64, wakeups: f64) -> f64 {
         let m = self.machine;
         let cores = f64::from(m.machine.cores.max(1));
         let threads = f64::from(self.rates.threads.max(1));
         let awake = (reads.ns / own.max(1.0)).min(1.0);
         let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
-        // A core that works need not come out of a sleep: a thread that wakes there costs it about
-        // as much as telling it costs the other.
-        let waking = told * m.tell_ns;
+        // A busy core has no wake-up latency; the context switch costs about as much as the wake-up
+        // call.
+        let waking = wakeups * m.tell_ns;
         let taken = (busy + waking) * (threads / cores).min(1.0);
         taken.min(own / (cores - 1.0).max(1.0))
     }
 
-    /// Nanoseconds in which a predictor's weights are read.
+    /// Nanoseconds to read a predictor's weights.
     fn naming(&self, set: f64) -> f64 {
         self.predictor.bytes as f64 / self.shape.layers as f64 / self.rates.read.at(set)
     }
 
-    /// Nanoseconds of an FFN whose reads run beside its computation.
+    /// Time of an FFN with overlapped reads, in nanoseconds.
     fn overlapped(&self, times: &Times, reads: &Reads, streams: bool) -> f64 {
         if reads.count <= 0.0 {
             return times.work;
@@ -274,16 +270,16 @@ impl Pass<'_> {
             let reading = reads.ns - ahead.min(times.attention);
             return times.work.max(reading + wake + times.last);
         }
-        // There and back: the I/O thread sleeps, and so does this one when it waits.
-        let way = 2.0 * wake + reads.latency_ns;
-        let all = times.head + way + reads.ns + times.last;
-        // A device that is faster than the gates waits for the last piece of them.
-        let rest = times.gates + way + reads.ns / GATE_PIECES as f64 + times.last;
+        // Round trip: both the I/O thread and the waiting thread sleep.
+        let round_trip = 2.0 * wake + reads.latency_ns;
+        let all = times.head + round_trip + reads.ns + times.last;
+        // If the device is faster than the gates, it waits for their last piece.
+        let rest = times.gates + round_trip + reads.ns / GATE_PIECES as f64 + times.last;
         let deviation = reads.ns * (SPREAD / reads.count).sqrt();
         mean_of_larger(times.work, all.max(rest), deviation)
     }
 
-    /// Bytes of memory that a token walks through.
+    /// Bytes of memory touched per token.
     fn working_set(&self) -> f64 {
         let s = self.shape;
         let fires = if s.dense { 1.0 } else { self.firing.share() };
@@ -292,7 +288,7 @@ impl Pass<'_> {
         s.layers as f64 * layer + (s.vocab * s.head.row_bytes(s.d)) as f64
     }
 
-    /// Nanoseconds of rows times `tokens` tokens.
+    /// Nanoseconds of a product of rows and `tokens` tokens.
     fn products(rates: &ThreadRates, dtype: DType, of: Rows, tokens: f64, set: f64) -> f64 {
         let Rows { rows, bytes } = of;
         let Some(kernel) = rates.kernel(dtype) else {
@@ -306,8 +302,8 @@ impl Pass<'_> {
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }
 
-    /// What a section that takes `ns` for `items` pieces of work waits for the last one: half a piece
-    /// of one thread on average, for every thread but that.
+    /// Expected idle time at the end of a parallel section of `ns` with `items` work items: half an
+    /// item for every thread but the last.
     fn end(rates: &ThreadRates, ns: f64, items: f64) -> f64 {
         ns / items.max(1.0) * (f64::from(rates.threads) - 1.0) / 2.0
     }
@@ -334,7 +330,7 @@ impl Pass<'_> {
         products + Self::end(rates, products, rows / CLUSTER as f64) + rates.section_ns
     }
 
-    /// Products, sums of `fires` neurons, and of the clusters' sums.
+    /// Up products, Down accumulation of `fires` neurons, and the reduction of partial sums.
     fn sums(&self, rates: &ThreadRates, tokens: f64, fires: f64, set: f64) -> f64 {
         let s = self.shape;
         let bytes = fires * s.rest_len;
@@ -366,7 +362,7 @@ impl Pass<'_> {
     }
 }
 
-/// Mean of the larger of `fixed` and a number with this mean and standard deviation.
+/// `E[max(fixed, x)]` for a normal `x` with this mean and deviation.
 fn mean_of_larger(fixed: f64, mean: f64, deviation: f64) -> f64 {
     if deviation <= 0.0 {
         return fixed.max(mean);
@@ -386,7 +382,7 @@ mod tests {
         assert_eq!(mean_of_larger(3.0, 2.0, 0.0), 3.0);
         assert!((mean_of_larger(10.0, 2.0, 1.0) - 10.0).abs() < 1e-9);
         assert!((mean_of_larger(2.0, 10.0, 1.0) - 10.0).abs() < 1e-9);
-        // Equal: 0.4 deviations more.
+        // Equal means: 0.4 standard deviations more.
         assert!((mean_of_larger(5.0, 5.0, 1.0) - 5.398_942).abs() < 1e-5);
     }
 }

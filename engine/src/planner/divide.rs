@@ -1,5 +1,5 @@
-//! A budget divided. Arithmetic on a few hundred numbers: it takes microseconds, so it runs whenever
-//! a sequence joins or leaves and whenever the budget changes.
+//! Division of a budget. Pure arithmetic that takes microseconds, so it runs whenever a sequence
+//! joins or leaves and whenever the budget changes.
 
 use super::facts::{Planner, Scratched};
 use crate::error::Error;
@@ -7,40 +7,39 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::store::MANY;
 use crate::store::regions::{CLUSTER, prefixes};
 
-/// A longer chunk may cost this share of the memory for neurons: it makes prompts much faster, and
-/// every token after them a little slower.
+/// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
+/// decode a little.
 const CHUNK_SHARE: f64 = 1.0 / 32.0;
 
-/// Whole clusters that can be under way from flash at once: enough for the device to be busy while one
-/// is computed.
+/// Stream buffers: enough whole clusters in flight to keep the device busy while one is computed.
 const STREAM: u32 = 4;
 
-/// The same where long chunks of a prompt stream whole layers: a few for each thread to work on, and as
-/// many under way.
+/// Stream buffers for prefill that streams whole layers: a few clusters per thread, and as many in
+/// flight.
 const STREAM_MANY: u32 = 12;
 
-/// Stream buffers for chunks of up to `chunk` tokens.
+/// Number of stream buffers for chunks of up to `chunk` tokens.
 pub(crate) fn stream_buffers(chunk: usize) -> u32 {
     if chunk >= MANY { STREAM_MANY } else { STREAM }
 }
 
-/// What is settled before anything runs.
+/// The result of a division.
 #[derive(Debug, Clone)]
 pub struct Division {
-    /// How the memory is divided.
+    /// Division of the memory.
     pub memory: MemoryPlan,
-    /// What it was divided by.
+    /// Byte sizes it is based on.
     pub needs: Needs,
-    /// Prompt tokens computed at once.
+    /// Prompt tokens per pass.
     pub chunk: usize,
-    /// Clusters that can be on their way from flash as a whole at once.
+    /// Whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Sequences that it is made for.
+    /// Number of sequences.
     pub batch: usize,
 }
 
 impl Planner {
-    /// Divides `budget` for the options' number of sequences.
+    /// Divides `budget` for the configured number of sequences.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
@@ -49,8 +48,8 @@ impl Planner {
         self.divided(budget, needs, chunk, self.batch)
     }
 
-    /// The same for another budget or number of sequences of an engine that is open: the chunk is
-    /// settled, and a peak of the past does not bind the future.
+    /// Divides again for another budget or number of sequences of an open engine. The chunk size is
+    /// kept, and the past memory peak is ignored.
     ///
     /// # Errors
     /// As [`Planner::divide`].
@@ -85,7 +84,7 @@ impl Planner {
         })
     }
 
-    /// The longest chunk that the budget can well afford, and the sizes with it.
+    /// The longest affordable chunk, and the needs with it.
     fn chunk(&self, budget: u64) -> Result<(usize, Needs), Error> {
         let least = self.needs.plan(budget)?;
         let cache: u64 = ["gates", "hot", "cold"]
@@ -93,7 +92,7 @@ impl Planner {
             .map(|what| least.ledger.held(what))
             .sum();
         let spare = budget.saturating_sub(self.needs.full_budget());
-        // Where everything fits, everything stays.
+        // If everything fits, keep everything resident.
         let most = match spare {
             0 => (cache as f64 * CHUNK_SHARE) as u64,
             spare => spare,
@@ -112,13 +111,13 @@ impl Planner {
         Ok(best.unwrap_or((first, self.needs)))
     }
 
-    /// Whether every token looks at every neuron.
+    /// Whether every token needs every neuron, or its Gate part from flash.
     pub(super) fn scans(&self, division: &Division) -> bool {
         let resident = division.memory.gates_resident();
         self.shape.dense || !resident && !division.needs.predicts
     }
 
-    /// First neuron of each layer outside the hot region.
+    /// First neuron outside the hot region, by layer.
     pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
         let hot = self.hot(division.batch);
         let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];

@@ -1,11 +1,11 @@
-//! What a plan chose, in lines for people (`-v`).
+//! The plan in prose, for `-v`.
 
 use super::plan::Plan;
 use crate::error::mib;
 use crate::memory::Needs;
 
 impl Plan {
-    /// What was chosen, a line for each choice.
+    /// One line per decision.
     pub fn explain(&self, needs: &Needs) -> Vec<String> {
         vec![
             self.explain_memory(),

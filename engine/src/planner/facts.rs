@@ -1,4 +1,4 @@
-//! [`Planner`]: all that plans are made from.
+//! [`Planner`]: the inputs of planning.
 
 use emberflow_storage::profile::ReadCost;
 
@@ -9,56 +9,56 @@ use crate::ablation::Ablation;
 use crate::error::at_next_start;
 use crate::memory::Needs;
 
-/// Batches whose hot cut is told.
+/// Batch sizes with a reported hot cut.
 pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
 
-/// Chunks of prompt tokens to choose from.
+/// Candidate chunk sizes, in prompt tokens.
 pub(super) const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 
-/// What a chunk of some length takes beside the weights.
+/// Memory of a chunk size besides the weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Scratched {
-    /// Tokens.
+    /// Chunk size in tokens.
     pub chunk: usize,
-    /// Working memory, bytes.
+    /// Scratch bytes.
     pub bytes: u64,
-    /// Weights and working memory of predictors, bytes.
+    /// Bytes of the predictors: weights and scratch.
     pub predictor: u64,
 }
 
-/// All that a plan depends on, except the budget.
+/// All inputs of a plan except the budget.
 #[derive(Debug, Clone)]
 pub struct Planner {
-    /// Sizes, with the scratch memory of the shortest chunk.
+    /// Byte sizes, with the scratch of the shortest chunk.
     pub(crate) needs: Needs,
-    /// Chunks to choose from, ascending.
+    /// Candidate chunks, ascending.
     pub(crate) scratch: Vec<Scratched>,
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
     pub(crate) rates: Rates,
-    /// The device with many reads under way, and with as many as there are stream buffers.
+    /// Device costs at high queue depth, and at the depth of the stream buffers.
     pub(crate) device: ReadCost,
     pub(crate) stream: ReadCost,
-    /// Most threads that compute, and whether that many are wanted for certain.
+    /// Most compute threads, and whether their number is fixed.
     pub(crate) threads: usize,
     pub(crate) threads_fixed: bool,
-    /// Positions there will be.
+    /// Context length in positions.
     pub(crate) context: usize,
-    /// Hot clusters at the start of each bank, for batches of 1, 2, … sequences.
+    /// Hot clusters of each bank, for batches of 1, 2, … sequences.
     pub(crate) hot_clusters: Vec<Vec<u32>>,
     /// Most sequences at once.
     pub(crate) batch: usize,
-    /// Which mechanisms are at work; forecasts are for all of them.
+    /// Enabled mechanisms. Of these, forecasts model only memory limits and speculation.
     pub(crate) ablation: Ablation,
     pub(crate) predictor: PredictorNeeds,
-    /// Whether Gate parts that are not resident are read before Up and Down.
+    /// Two-phase loading where Gate rows are not resident.
     pub(crate) gates_first: bool,
-    /// The core for the I/O thread, where one is better than others.
+    /// Core of the I/O thread, where one is preferable.
     pub(crate) io_core: Option<usize>,
 }
 
 impl Planner {
-    /// The same for another machine.
+    /// The same with other machine rates.
     pub(crate) fn with_rates(&self, rates: Rates) -> Self {
         Self {
             rates,
@@ -66,33 +66,33 @@ impl Planner {
         }
     }
 
-    /// Sizes of everything that is held, with the shortest chunk.
+    /// Byte sizes of everything, with the shortest chunk.
     pub fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// The smallest budget that works.
+    /// The smallest feasible budget.
     pub fn smallest_budget(&self) -> u64 {
         self.needs.smallest_budget()
     }
 
-    /// The smallest budget that works at the next start, too, in whole MiB: programs differ a little
-    /// in size from start to start.
+    /// The smallest budget to report, in whole MiB, with a margin for the process size, which
+    /// varies between starts.
     pub fn smallest_to_name(&self) -> u64 {
         at_next_start(self.smallest_budget())
     }
 
-    /// The budget that holds the whole model, with the longest chunk.
+    /// The budget that holds the whole model with the longest chunk.
     pub fn full_budget(&self) -> u64 {
         self.needs_with(self.longest_chunk()).full_budget()
     }
 
-    /// The longest chunk there is to choose.
+    /// The longest candidate chunk.
     pub(crate) fn longest_chunk(&self) -> usize {
         self.scratch.last().map_or(1, |s| s.chunk)
     }
 
-    /// The same with the scratch memory of a chunk.
+    /// The needs with another chunk's scratch.
     pub(crate) fn needs_with(&self, chunk: usize) -> Needs {
         let found = self.scratch.iter().find(|s| s.chunk == chunk);
         let found = found.or(self.scratch.first());
@@ -103,7 +103,7 @@ impl Planner {
         })
     }
 
-    /// Hot clusters at the start of each layer for batches of some size.
+    /// Hot clusters of each bank for a batch size.
     pub(crate) fn hot(&self, batch: usize) -> &[u32] {
         let largest = self.hot_clusters.last();
         let hot = self.hot_clusters.get(batch.saturating_sub(1)).or(largest);
@@ -111,7 +111,7 @@ impl Planner {
     }
 }
 
-/// Chunks to choose from for prompts of up to `prompt` tokens: `chosen` alone where it is not 0.
+/// Candidate chunks for prompts of up to `prompt` tokens; `chosen` alone unless 0.
 pub(crate) fn chunks(chosen: usize, prompt: usize) -> Vec<usize> {
     if chosen > 0 {
         return vec![chosen];

@@ -1,46 +1,45 @@
-//! How often neurons fire, and what the cold region will hold of them.
+//! Activation frequencies, and miss rates of the cold region.
 //!
-//! What it misses says the miss curve that `emberflow profile` measured: the cache's own code, run
-//! over the firings of a text at several sizes. Misses depend on the size and on how often a neuron
-//! fires; a curve of one text predicts another text of the same kind within a few percent.
+//! Miss rates come from the curve that `emberflow profile` measures: the real cache code on a
+//! text's activation trace, at several sizes. They depend on cache size and activation frequency;
+//! one text's curve predicts a similar text within a few percent.
 
 use emberflow_predictor::stats::Misses;
 use emberflow_predictor::stats::misses::{BINS, SIZES, bin};
 
-/// Neighbours whose mean frequency stands for each of them.
+/// Neighbours that share one mean frequency.
 pub const GROUP: usize = 16;
 
-/// Share that is assumed without statistics: that of ReLU-fied models (ProSparse, TurboSparse) to
-/// the safe side.
+/// Assumed share of firing neurons without statistics: a conservative value for ReLU-fied models
+/// (ProSparse, TurboSparse).
 const UNKNOWN_SHARE: f64 = 0.2;
 
-/// Exponent of the assumed skew: the hottest 35 % of neurons make 80 % of activations, between
-/// what PowerInfer publishes for OPT-30B and LLaMA2-ReGLU-70B.
+/// Exponent of the assumed skew: 35 % of the neurons make 80 % of activations, between PowerInfer's
+/// numbers for OPT-30B and LLaMA2-ReGLU-70B.
 const UNKNOWN_SKEW: f64 = 2.74;
 
-/// Assumed chance to fire for the next token too.
+/// Assumed probability that a firing neuron fires for the next token too.
 const UNKNOWN_PERSISTENCE: f64 = 0.6;
 
-/// How often the neurons of a model fire.
+/// Activation statistics of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Firing {
-    /// Share of tokens for which the neurons of each group of [`GROUP`] fire, by bank in packed
-    /// order.
+    /// Activation frequency of each group of [`GROUP`] neurons, by bank in packed order.
     pub banks: Vec<Vec<f32>>,
     /// Neurons per bank.
     pub neurons: usize,
-    /// Share of the excess over independent firing: 0 where a neuron fires no more often after it
-    /// has fired, 1 where it never stops.
+    /// `(persistence − chance) / (1 − chance)`: 0 for independent tokens, 1 for a neuron that never
+    /// stops firing.
     stickiness: f64,
-    /// What a cache misses, where that was measured.
+    /// Measured miss curve, if any.
     misses: Option<Misses>,
     /// Whether the frequencies were measured.
     pub measured: bool,
 }
 
 impl Firing {
-    /// From the share of tokens for which each neuron of each bank fires, how often one that fires
-    /// fires for the next token too, and a measured miss curve, where these were counted.
+    /// From each neuron's activation frequency by bank, the persistence (probability to fire again
+    /// for the next token) and a miss curve, where measured.
     pub(crate) fn measured<'a>(
         frequencies: impl Iterator<Item = &'a [f32]>,
         persistence: Option<f64>,
@@ -78,7 +77,7 @@ impl Firing {
         new
     }
 
-    /// What is assumed of a model without statistics.
+    /// Assumptions for a model without statistics.
     pub fn unknown(banks: usize, neurons: usize) -> Self {
         let groups = neurons.div_ceil(GROUP);
         let often = |g: usize| {
@@ -90,7 +89,7 @@ impl Firing {
         Self::new(vec![bank; banks], neurons, None)
     }
 
-    /// Every neuron fires for every token.
+    /// A model whose neurons all fire for every token.
     pub fn always(banks: usize, neurons: usize) -> Self {
         let bank = vec![1.0; neurons.div_ceil(GROUP)];
         Self {
@@ -103,14 +102,14 @@ impl Firing {
         GROUP.min(self.neurons - group * GROUP)
     }
 
-    /// Groups of a bank from neuron `first` on: neurons, and the share of tokens they fire for.
+    /// Groups of a bank from neuron `first` on: size and activation frequency.
     pub fn groups(&self, bank: usize, first: usize) -> impl Iterator<Item = (f64, f64)> {
         let bank = self.banks.get(bank).map_or(&[][..], |b| b);
         (bank.iter().enumerate().skip(first / GROUP))
             .map(|(g, &often)| (self.group_len(g) as f64, f64::from(often)))
     }
 
-    /// Expected neurons of a bank from neuron `first` on that fire for at least one of `tokens`
+    /// Expected number of neurons of a bank, from neuron `first` on, that fire for any of `tokens`
     /// consecutive tokens.
     pub fn fires(&self, bank: usize, first: usize, tokens: usize) -> f64 {
         (self.groups(bank, first))
@@ -118,8 +117,8 @@ impl Firing {
             .sum()
     }
 
-    /// Chance that a neuron that fires for a share `often` of tokens fires for one of `tokens`
-    /// consecutive ones.
+    /// `1 − (1 − p)(1 − p(1 − s))^(tokens−1)`: probability that a neuron of frequency `p` fires for
+    /// any of `tokens` consecutive tokens, with stickiness `s`.
     pub fn touched(&self, often: f64, tokens: usize) -> f64 {
         if tokens <= 1 {
             return often;
@@ -134,11 +133,11 @@ impl Firing {
         all / (self.banks.len() * self.neurons).max(1) as f64
     }
 
-    /// Chance that a needed neuron is not in a cold region of `slots` neurons, which serves those
-    /// from `first[bank]` on; the others are resident.
+    /// Miss rate of a cold region with `slots` neurons that serves neurons from `first[bank]` on;
+    /// the others are resident.
     ///
-    /// The cold region and what is resident beside it miss what one cache of both sizes would: one
-    /// that weighs uses keeps the neurons of the hot region anyway.
+    /// Modelled as one cache of the combined size: a frequency-aware policy keeps the hot neurons
+    /// anyway.
     pub fn absent(&self, slots: u64, first: &[usize]) -> Absent {
         let from = |b: usize| first.get(b).copied().unwrap_or_default().min(self.neurons);
         let hot: usize = (0..self.banks.len()).map(from).sum();
@@ -154,15 +153,15 @@ impl Firing {
     }
 }
 
-/// Needed neurons of a class of frequency that tell its chance.
-const ENOUGH: u64 = 50;
+/// Samples that a frequency class needs to be trusted.
+const MIN_SAMPLES: u64 = 50;
 
-/// Chance that a needed neuron is not in memory, by how often it fires.
+/// Miss probability of a needed neuron, by activation frequency.
 #[derive(Debug, Clone)]
 pub struct Absent([f64; BINS]);
 
 impl Absent {
-    /// That of a neuron that fires for a share `often` of tokens.
+    /// Miss probability at frequency `often`, by linear interpolation.
     pub fn at(&self, often: f64) -> f64 {
         let at = bin(often);
         let low = (at as usize).min(BINS - 2);
@@ -170,12 +169,12 @@ impl Absent {
         self.0[low] * (1.0 - share) + self.0[low + 1] * share
     }
 
-    /// From a measured miss curve, where a share of all neurons is in memory: linear between the sizes
-    /// that were measured, nothing and everything.
+    /// From a measured curve, for a cache that holds `share` of all neurons. Linear between the
+    /// measured sizes, 0 and 1.
     fn counted(misses: &Misses, share: f64) -> Self {
-        // Where hardly any fired, a neighbour in frequency tells more.
+        // Classes with few samples use the nearest trusted class.
         let nearest = |class: usize| {
-            let known = (0..BINS).filter(|&other| misses.needed[other] >= ENOUGH);
+            let known = (0..BINS).filter(|&other| misses.needed[other] >= MIN_SAMPLES);
             known
                 .min_by_key(|other| other.abs_diff(class))
                 .unwrap_or(class)
@@ -198,9 +197,9 @@ impl Absent {
         }))
     }
 
-    /// Without a measured curve: the neurons that fire most often are in memory, which is the optimum
-    /// where firing is independent of the tokens before. Real caches follow the text and miss less; by
-    /// how much is assumed to be what it is for the bundled model.
+    /// Without a curve: the most frequent neurons are resident, which is optimal for independent
+    /// tokens. Real caches exploit locality and miss less; the factor assumed is the bundled
+    /// model's.
     fn by_frequency(firing: &Firing, share: f64) -> Self {
         let mut classes = [0.0; BINS];
         for (neurons, often) in (0..firing.banks.len()).flat_map(|b| firing.groups(b, 0)) {
@@ -232,7 +231,7 @@ mod tests {
         Firing::measured(banks.iter().map(Vec::as_slice), Some(0.8), None)
     }
 
-    /// Expected misses of a token.
+    /// Expected misses per token.
     fn misses(f: &Firing, slots: u64, first: &[usize]) -> f64 {
         let absent = f.absent(slots, first);
         (0..f.banks.len())
@@ -241,8 +240,7 @@ mod tests {
             .sum()
     }
 
-    /// Caches that miss less the larger they are, and frequent neurons less often than rare ones;
-    /// nothing was seen of the rarest.
+    /// A curve whose misses fall with size and with frequency; no samples of the rarest classes.
     fn curve() -> Misses {
         let mut misses = Misses::default();
         for class in 2..BINS {
@@ -255,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_curve_is_taken_as_it_is() {
+    fn a_measured_curve_is_interpolated() {
         let f = Firing {
             misses: Some(curve()),
             ..skewed()
@@ -270,18 +268,18 @@ mod tests {
             for class in [2, 9, 15] {
                 let counted = f.misses.unwrap().missed[i][class] as f64 / 1e4;
                 assert!((at(size, class, &[0, 0]) - counted).abs() < 2e-3);
-                // What is resident beside the cold region counts as if it were in it.
+                // Neurons resident besides the cold region count as cached.
                 if size > 0.3 {
                     assert_eq!(at(size, class, &[0, 0]), at(size, class, &[128, 64]));
                 }
             }
         }
-        // Between sizes, before the first one and behind the last one.
+        // Between sizes, below the first and above the last.
         let middle = |a, b| 0.5 * (at(a, 5, &[0, 0]) + at(b, 5, &[0, 0]));
         assert!((at(0.46, 5, &[0, 0]) - middle(0.4, 0.52)).abs() < 2e-3);
         assert!(at(0.01, 5, &[0, 0]) > at(SIZES[0], 5, &[0, 0]));
         assert!(at(0.95, 5, &[0, 0]) < at(0.82, 5, &[0, 0]));
-        // Nothing is known of the rarest: they are taken for their neighbours.
+        // The rarest classes use their neighbour.
         assert_eq!(at(0.4, 0, &[0, 0]), at(0.4, 2, &[0, 0]));
     }
 
@@ -300,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_region_takes_its_neurons_out() {
+    fn hot_neurons_do_not_count_as_misses() {
         let f = skewed();
         assert!(misses(&f, 300, &[256, 256]) < misses(&f, 300, &[0, 0]));
         assert!(

@@ -1,6 +1,5 @@
-//! How fast a division should be, and what limits it. Simulates the cold region, so it takes
-//! milliseconds and runs only where somebody reads its answer, and once to choose the number of
-//! threads.
+//! Expected speed of a division, and its bottleneck. More expensive than a division: runs only when
+//! its result is read, and once to choose the thread count.
 
 use emberflow_storage::profile::Origin;
 
@@ -11,19 +10,19 @@ use super::pass::{Forecast, Pass};
 use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
 
-/// Fewer threads than cores have to promise this much more speed.
-const WORTH: f64 = 1.2;
+/// Speedup that fewer threads than cores must promise.
+const MIN_SPEEDUP: f64 = 1.2;
 
-/// What the forecasts of a division have in common.
+/// Shared inputs of a division's forecasts.
 struct Outlook {
-    /// First neuron of each layer outside the hot region.
+    /// First neuron outside the hot region, by layer.
     first: Vec<usize>,
-    /// What of the needed neurons behind it is missing in the cold one.
+    /// Miss rates of the cold region.
     absent: Absent,
 }
 
 impl Planner {
-    /// Divides `budget`, chooses the number of threads and says how fast that should be.
+    /// Divides `budget`, chooses the thread count and forecasts the speed.
     ///
     /// # Errors
     /// As [`Planner::divide`].
@@ -33,7 +32,7 @@ impl Planner {
         self.forecast(&division, threads)
     }
 
-    /// The number of compute threads that promises most.
+    /// The thread count with the highest expected speed.
     pub(crate) fn best_threads(&self, division: &Division) -> Result<usize, Error> {
         let counts = self.rates.threads.iter().map(|t| t.threads as usize);
         let fewer: Vec<usize> = counts.filter(|&n| n < self.threads).collect();
@@ -48,7 +47,7 @@ impl Planner {
                 decode.tokens_per_s
             });
             if let Some(speed) = speed
-                && best.is_none_or(|(other, _)| speed > WORTH * other)
+                && best.is_none_or(|(other, _)| speed > MIN_SPEEDUP * other)
             {
                 best = Some((speed, threads));
             }
@@ -57,7 +56,7 @@ impl Planner {
             .ok_or_else(|| self.no_rates())
     }
 
-    /// What `division` is expected to give with so many threads.
+    /// Forecasts `division` with `threads` compute threads.
     ///
     /// # Errors
     /// Rates without any thread count.
@@ -135,7 +134,8 @@ impl Planner {
         })
     }
 
-    /// A pass of `tokens` tokens: one in the middle of the context, or the first ones of a prompt.
+    /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or the start of
+    /// a prompt.
     fn expect(
         &self,
         pass: &Pass<'_>,

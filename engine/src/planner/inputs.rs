@@ -1,4 +1,4 @@
-//! From an opened container, the options and the saved profiles to a [`Planner`].
+//! Builds a [`Planner`] from a container, the options and the saved profiles.
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
@@ -26,13 +26,13 @@ use crate::store::regions::CLUSTER;
 use crate::store::{Layout, Naming, ReadCosts, io_bytes};
 use crate::weights::Weights;
 
-/// Bytes of a thread's stack and allocator that a pool thread comes to touch.
+/// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
 
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
 
-/// What is known of a model before memory is taken.
+/// A model's facts before memory is allocated.
 #[derive(Clone, Copy)]
 pub(crate) struct Opened<'a> {
     pub layout: &'a Layout,
@@ -43,18 +43,18 @@ pub(crate) struct Opened<'a> {
     /// The predictors in use.
     pub stored: Option<&'a StoredPredictors>,
     pub options: &'a Options,
-    /// Most threads that compute.
+    /// Most compute threads.
     pub threads: usize,
 }
 
 impl Planner {
-    /// Reads what the plan depends on. With the planner comes, by bank, the share of tokens for which
-    /// each neuron fires; empty without statistics.
+    /// Collects the inputs of a plan. Also returns each neuron's activation frequency by bank;
+    /// empty without statistics.
     pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Vec<Vec<f32>>), Error> {
         let Opened {
             layout, options, ..
         } = of;
-        // Before the process is measured: what they allocate is a part of it.
+        // First, so that the measured process size includes their allocations.
         let rates = Rates::saved().unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
@@ -72,7 +72,7 @@ impl Planner {
             Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
         };
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
-        // A buffer is empty while its cluster is computed.
+        // A buffer is idle while its cluster is computed.
         let streams = layout.stream_depth(stream_buffers(1)) / 2;
         let stream = layout.read_cost(options.io, streams.max(1));
         let costs = layout.read_costs(&device, firing.share());
@@ -112,14 +112,14 @@ impl Planner {
         Ok((planner, frequencies))
     }
 
-    /// What reads cost, for the choices that are made while the model runs.
+    /// Read costs for run-time decisions.
     pub(crate) fn read_costs(&self, layout: &Layout) -> ReadCosts {
         layout.read_costs(&self.device, self.firing.share())
     }
 }
 
 impl Opened<'_> {
-    /// What the buffers of the FFN are made for.
+    /// Dimensions of the FFN's buffers.
     pub(crate) fn room(&self, chunk: usize, threads: usize) -> FfnRoom {
         FfnRoom {
             rows: chunk.max(self.options.batch),
@@ -134,7 +134,7 @@ impl Opened<'_> {
         KvShape::new(self.options.kv, self.config, self.options.context)
     }
 
-    /// The predictors that name neurons.
+    /// The predictors, where they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
     }
@@ -147,7 +147,7 @@ impl Opened<'_> {
         self.naming_predictors().map(needs).unwrap_or_default()
     }
 
-    /// Whether the Gate part of a neuron is read before the rest, where it is not resident.
+    /// Whether neurons are read in two phases, Gate part first, where Gate rows are not resident.
     fn gates_first(&self, costs: ReadCosts) -> bool {
         let Some(stored) = self.naming_predictors() else {
             return true;
@@ -190,7 +190,7 @@ impl Opened<'_> {
         }
     }
 
-    /// What chunks of `chunk` tokens take beside the weights.
+    /// Memory of chunks of `chunk` tokens besides the weights.
     fn scratched(&self, chunk: usize) -> Scratched {
         let (o, room) = (self.options, self.room(chunk, self.threads));
         let lanes = self.threads as u64 + 2;
@@ -205,14 +205,14 @@ impl Opened<'_> {
                     threads: self.threads,
                 },
             ),
-            // The residual stream, and that of a pass that was set aside.
+            // The residual stream, and that of a preempted pass.
             4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
             io_bytes(self.layout, stream_buffers(chunk)),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
-            // A candidate list of each sampler.
+            // Each sampler's candidate list.
             12 * u64::from(self.config.vocab) * batch,
             lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
@@ -226,10 +226,9 @@ impl Opened<'_> {
 
     fn needs(&self, hot: &[u32], costs: ReadCosts, least: Scratched) -> Result<Needs, Error> {
         let (layout, c, o) = (self.layout, self.config, self.options);
-        // What was freed meanwhile would be counted as the process's, and again as what takes its
-        // place.
+        // Freed heap memory would count twice: as the process's, and as its successor's.
         trim_heap();
-        // Without them the budget could not be kept.
+        // The budget cannot be enforced without these.
         let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
             return Err(Error::NoMemoryFacts);
         };

@@ -1,9 +1,9 @@
-//! The plan: what a model, a machine and a budget make of each other.
+//! The planner: memory division, read strategy, threads, chunk size and expected speed for one
+//! model, machine and budget.
 //!
-//! Statistics of the model × profile of the machine × budget give the division of the memory, the
-//! ways to read, thread counts, the chunk of a prompt, and how fast that will be (PowerInfer-2 §5).
-//! [`Planner::plan`] is a pure function of what [`Planner`] holds. The arithmetic of bytes is
-//! [`crate::memory`]'s, expected times are [`cost`]'s.
+//! Inputs are the model's statistics, the machine's profile and the budget (PowerInfer-2 §5).
+//! [`Planner::plan`] is a pure function of [`Planner`]. Byte arithmetic is in [`crate::memory`],
+//! expected times are in `cost.rs`.
 
 pub mod cores;
 mod cost;

@@ -1,4 +1,4 @@
-//! What a forecast is made of, and what it says.
+//! Inputs and result of a forecast.
 
 use emberflow_kernels::DType;
 use emberflow_storage::profile::ReadCost;
@@ -7,16 +7,16 @@ use serde::Serialize;
 use super::firing::Firing;
 use super::rates::{Rates, ThreadRates};
 
-/// What a predictor of firing neurons takes and gives.
+/// Costs and precision of a predictor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PredictorNeeds {
-    /// Bytes of its weights, all layers; 0 without one. Each token reads them once.
+    /// Bytes of its weights over all layers, read once per token; 0 without a predictor.
     pub bytes: u64,
-    /// Neurons that it names for each that fires.
+    /// `1 / precision`: predicted neurons per firing one.
     pub named: f64,
 }
 
-/// What of a model decides how long a pass takes.
+/// The model properties that determine a pass's time.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// Decoder layers.
@@ -25,7 +25,7 @@ pub struct Shape {
     pub d: usize,
     /// Rows of the head.
     pub vocab: usize,
-    /// Neurons of a layer.
+    /// Neurons per layer.
     pub neurons: usize,
     /// Format of the neurons.
     pub ffn: DType,
@@ -37,28 +37,28 @@ pub struct Shape {
     pub attention_rows: f64,
     /// See `attention_rows`.
     pub attention_bytes: f64,
-    /// Bytes of keys and values of one position in one layer.
+    /// Bytes of keys and values per position and layer.
     pub kv_bytes: f64,
     /// Bytes of a Gate row, and of Up and Down.
     pub gate_len: f64,
     /// See `gate_len`.
     pub rest_len: f64,
-    /// Bytes that are read for a Gate part alone, for Up and Down alone, and for a cluster.
+    /// Read sizes: Gate part, Up and Down, whole cluster.
     pub gate_read: u64,
     /// See `gate_read`.
     pub rest_read: u64,
     /// See `gate_read`.
     pub cluster_read: u64,
-    /// Bytes from one neuron to the next.
+    /// Stride of bundles in bytes.
     pub stride: u64,
-    /// Every neuron is computed, firing or not.
+    /// Compute every neuron, firing or not.
     pub dense: bool,
 }
 
-/// The resource that limits a pass.
+/// The bottleneck of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Limit {
-    /// Reading weights from memory.
+    /// Reading weights from RAM.
     #[serde(rename = "memory bandwidth")]
     Memory,
     /// Arithmetic and bookkeeping.
@@ -83,53 +83,53 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// What a pass is expected to take.
+/// Forecast of a pass.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Forecast {
     /// Tokens of the pass.
     pub tokens: usize,
     /// Tokens per second.
     pub tokens_per_s: f64,
-    /// What limits it.
+    /// The bottleneck.
     pub limit: Limit,
-    /// Milliseconds of the pass.
+    /// Time of the pass in milliseconds.
     pub ms: f64,
-    /// Milliseconds in which something is computed.
+    /// Computation time in milliseconds.
     pub compute_ms: f64,
-    /// Milliseconds in which the device reads.
+    /// Device busy time in milliseconds.
     pub io_ms: f64,
-    /// Milliseconds in which the computation waits for reads.
+    /// Stall time on reads in milliseconds.
     pub wait_ms: f64,
     /// Bytes read from the device.
     pub bytes_read: f64,
-    /// Reads asked for.
+    /// Number of reads.
     pub reads: f64,
-    /// Share of the needed neurons outside the hot region that are found in the cold one.
+    /// Hit rate of the cold region.
     pub cold_hit_rate: f64,
 }
 
-/// Everything a forecast depends on.
+/// Inputs of a forecast.
 pub struct Pass<'a> {
     /// The model.
     pub shape: &'a Shape,
-    /// Which neurons fire.
+    /// Activation frequencies.
     pub firing: &'a Firing,
-    /// The machine.
+    /// The machine's rates.
     pub machine: &'a Rates,
-    /// The machine with the threads that compute, and with one.
+    /// Rates with the compute threads, and with one thread.
     pub rates: &'a ThreadRates,
     /// See `rates`.
     pub alone: &'a ThreadRates,
-    /// The device with many reads under way.
+    /// The device at high queue depth.
     pub device: &'a ReadCost,
-    /// The device with few.
+    /// The device at low queue depth.
     pub stream: &'a ReadCost,
-    /// What names the neurons.
+    /// The predictor.
     pub predictor: PredictorNeeds,
-    /// Clusters that can be under way at once.
+    /// Whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Gate parts are read first where gates are not resident.
+    /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
-    /// What a predictor's guess names is read a layer ahead.
+    /// Speculative reads one layer ahead.
     pub foresees: bool,
 }

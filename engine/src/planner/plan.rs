@@ -1,83 +1,82 @@
-//! What a plan says.
+//! The planner's output.
 
 use serde::Serialize;
 
 use super::pass::{Forecast, PredictorNeeds};
 use crate::memory::MemoryPlan;
 
-/// Clusters that are hot for a batch of some size.
+/// Hot clusters for a batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HotCut {
-    /// Tokens of the batch.
+    /// Batch size.
     pub batch: usize,
-    /// Hot clusters of all layers, and those the budget holds.
+    /// Hot clusters of all layers, and those that fit the budget.
     pub clusters: u64,
     /// See `clusters`.
     pub resident: u64,
-    /// Share of all clusters that is hot.
+    /// Hot share of all clusters.
     pub share: f64,
 }
 
-/// One model on one machine under one budget.
+/// The plan for one model, machine and budget.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
-    /// How the memory is divided.
+    /// Division of the memory.
     #[serde(serialize_with = "ledger")]
     pub memory: MemoryPlan,
-    /// Share of the FFN's weights in memory.
+    /// Share of the FFN weights that is resident.
     pub ffn_resident_share: f64,
-    /// Whether Gate rows stay in memory.
+    /// Whether Gate rows are resident.
     pub gates_resident: bool,
-    /// Reads per neuron that is not resident: 1, or 2 with its Gate part first.
+    /// Reads per missing neuron: 1, or 2 in two-phase loading.
     pub reads_per_bundle: u32,
-    /// By size of the batch.
+    /// By batch size.
     pub hot_cut: Vec<HotCut>,
-    /// Bytes of a read of one neuron.
+    /// Bytes of a neuron read.
     pub random_read_bytes: u64,
-    /// Bytes of a read of a cluster.
+    /// Bytes of a cluster read.
     pub sequential_read_bytes: u64,
-    /// Clusters that can be under way at once.
+    /// Whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Clusters of the next layer that are read ahead, beside attention.
+    /// Clusters of the next layer prefetched during attention.
     pub prefetch_clusters: u32,
-    /// Threads that compute.
+    /// Compute threads.
     pub compute_threads: usize,
-    /// Core of the I/O thread; `null` where the system chooses.
+    /// Core of the I/O thread; `null` where the scheduler chooses.
     pub io_core: Option<usize>,
-    /// Prompt tokens computed at once.
+    /// Prompt tokens per pass.
     pub chunk: usize,
-    /// The predictor; no bytes without one.
+    /// The predictor; 0 bytes without one.
     pub predictor: PredictorNeeds,
-    /// Decoding in the middle of the context.
+    /// Decode in the middle of the context.
     pub decode: Forecast,
-    /// Prompts.
+    /// Prefill.
     pub prefill: Forecast,
-    /// What the forecast rests on.
+    /// Which inputs of the forecast were measured.
     pub basis: Basis,
 }
 
-/// What a forecast rests on.
+/// Which inputs of a forecast were measured; the others are assumed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Basis {
     /// Whether the machine was measured.
     pub machine_measured: bool,
     /// Whether the storage device was measured.
     pub device_measured: bool,
-    /// Where the device's numbers come from, in words.
+    /// Source of the device's numbers, in words.
     pub device: String,
     /// Whether the model has activation statistics.
     pub statistics: bool,
 }
 
 impl Basis {
-    /// Whether nothing was assumed.
+    /// Whether all inputs were measured.
     pub fn all_measured(&self) -> bool {
         self.machine_measured && self.device_measured && self.statistics
     }
 
-    /// What had to be assumed for `forecast` and would change it much, with the command that
-    /// measures it. `None` for a forecast to rely on: without reads it needs no device and no
-    /// statistics of the cache.
+    /// The most relevant assumption behind `forecast`, with the command that measures it. `None` if
+    /// it is reliable: a forecast without reads needs neither the device nor cache statistics.
     pub fn doubt(&self, forecast: &Forecast) -> Option<&'static str> {
         let reads = forecast.reads > 0.0;
         match () {

@@ -1,8 +1,7 @@
-//! How fast this machine computes: what the planner knows of it, and the file that keeps it.
+//! Compute rates of this machine, and the file that stores them.
 //!
-//! The storage device has a profile of its own
-//! ([`DeviceProfile`]): disks change without the
-//! processor and the other way round.
+//! The storage device has its own profile ([`DeviceProfile`]), because disks and processors change
+//! independently.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,26 +10,25 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
-/// Version of the saved form; others are refused.
+/// Version of the file format; others are rejected.
 pub const VERSION: u32 = 3;
 
-/// Gigabytes per second out of working sets of some sizes: caches end somewhere.
+/// Throughput by working-set size: a cost per row and a bandwidth curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// Nanoseconds that each row costs beside its bytes.
+    /// Nanoseconds per row besides its bytes.
     pub row_ns: f64,
-    /// (bytes that are walked through, 10^9 bytes per second), ascending.
+    /// (working set in bytes, GB/s), ascending.
     pub gb_per_s: Vec<(u64, f64)>,
 }
 
 impl Speed {
-    /// Nanoseconds for `rows` rows of `bytes` in all, which are a part of `working_set` bytes
-    /// that are walked through again and again.
+    /// `rows × row_ns + bytes / bandwidth(working_set)`, in nanoseconds.
     pub fn ns(&self, rows: f64, bytes: f64, working_set: f64) -> f64 {
         rows * self.row_ns + bytes / self.at(working_set)
     }
 
-    /// 10^9 bytes per second out of a working set; between measured ones along the logarithm.
+    /// GB/s for a working set; interpolates over its logarithm.
     pub fn at(&self, working_set: f64) -> f64 {
         let points = &self.gb_per_s;
         let above = points.iter().position(|p| p.0 as f64 >= working_set);
@@ -48,22 +46,22 @@ impl Speed {
     }
 }
 
-/// Kernels of one block format with one number of threads.
+/// Kernel rates of one block format with one thread count.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelRates {
     /// Name of the format.
     pub dtype: String,
-    /// Rows that follow each other times one token: attention, head, Gate rows.
+    /// Contiguous rows times one token: attention, head, Gate rows.
     pub dot: Speed,
-    /// Scattered neurons of one token: the product with the Up row and the addition of the Down
-    /// column. Rows and bytes are those of both.
+    /// Scattered neurons of one token: Up dot product and Down accumulation; counts the rows and
+    /// bytes of both.
     pub neuron: Speed,
-    /// (tokens, 10^9 multiply-adds per second) of matrix products.
+    /// Matrix products: (tokens, 10^9 multiply-adds per second).
     pub gemm: Vec<(u32, f64)>,
 }
 
 impl KernelRates {
-    /// 10^9 multiply-adds per second of products with `tokens` tokens.
+    /// 10^9 multiply-adds per second for `tokens` tokens.
     pub fn gemm_at(&self, tokens: f64) -> f64 {
         let curve = Speed {
             row_ns: 0.0,
@@ -73,17 +71,17 @@ impl KernelRates {
     }
 }
 
-/// What a number of threads achieves.
+/// Rates with one thread count.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ThreadRates {
-    /// Threads, the caller's included.
+    /// Threads, the caller included.
     pub threads: u32,
-    /// Nanoseconds of a parallel section that does nothing.
+    /// Nanoseconds of an empty parallel section.
     pub section_ns: f64,
-    /// Nanoseconds that a layer takes of a token beyond what the other rates name: what the bundled
-    /// model was seen to take, all in memory.
+    /// Nanoseconds per layer and token that the other rates do not explain: the residual on the
+    /// bundled model, fully resident.
     pub layer_ns: f64,
-    /// A plain read of memory.
+    /// Sequential memory read.
     pub read: Speed,
     /// By block format.
     pub kernels: Vec<KernelRates>,
@@ -96,7 +94,7 @@ impl ThreadRates {
     }
 }
 
-/// What was measured for this process and may be kept nowhere else.
+/// Rates measured by this process, which may not be saved.
 static REMEMBERED: Mutex<Option<Rates>> = Mutex::new(None);
 
 /// A measured machine.
@@ -108,43 +106,40 @@ pub struct Rates {
     pub machine: Machine,
     /// Instruction set of the kernels.
     pub isa: String,
-    /// Whether the numbers were measured; else they are a guess.
+    /// Whether the numbers were measured or assumed.
     pub measured: bool,
-    /// 10^9 bytes per second of checksums, by one thread.
+    /// Checksum GB/s of one thread.
     pub check_gb_per_s: f64,
-    /// Nanoseconds to find a neuron in the cold region and to release it.
+    /// Nanoseconds to look up and release a cold neuron.
     pub lookup_ns: f64,
-    /// Nanoseconds to evict a neuron for another one and to admit that.
+    /// Nanoseconds to evict a neuron and admit another.
     pub replace_ns: f64,
-    /// Nanoseconds to look at a neuron's gate and, if it fires, to note it.
+    /// Nanoseconds to test a neuron's gate and record it if it fires.
     pub name_ns: f64,
-    /// Nanoseconds from handing something to a thread that sleeps to its having it.
+    /// Nanoseconds to wake a sleeping thread.
     pub wake_ns: f64,
-    /// Nanoseconds that this takes the one who hands it over.
+    /// Nanoseconds of the waking thread for that.
     pub tell_ns: f64,
-    /// Nanoseconds of one thread for an element of the residual stream that is normalised and
-    /// quantised.
+    /// Nanoseconds of one thread to normalize and quantize one element of the residual stream.
     pub element_ns: f64,
-    /// By number of threads, ascending.
+    /// By thread count, ascending.
     pub threads: Vec<ThreadRates>,
 }
 
 impl Rates {
-    /// Where they are kept: beside the profile of the storage device. `None` when no cache folder
-    /// is known.
+    /// Their file, beside the device profile. `None` without a cache folder.
     pub fn default_path() -> Option<PathBuf> {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))
     }
 
-    /// What was measured on this machine and remembered or saved. `None` when nothing was, or on
-    /// another one.
+    /// Remembered or saved rates of this machine; `None` if there are none.
     pub fn saved() -> Option<Self> {
         let remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
         let saved = || Self::saved_at(&Self::default_path()?, &Machine::here());
         remembered.clone().or_else(saved)
     }
 
-    /// Has this process plan with them from now on, where they may not be saved.
+    /// Makes this process use them, even where they cannot be saved.
     pub fn remember(self) {
         let mut remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
         *remembered = Some(self);
@@ -162,7 +157,7 @@ impl Rates {
         (same && !rates.threads.is_empty()).then_some(rates)
     }
 
-    /// Saves them so that a reader finds the old ones or the new ones, never a part.
+    /// Saves them atomically.
     ///
     /// # Errors
     /// The path that could not be written.
@@ -170,15 +165,14 @@ impl Rates {
         save_json(path, self)
     }
 
-    /// Whether they were measured on a machine like `here`. A new kernel or more memory change
-    /// nothing.
+    /// Whether they were measured on a machine like `here`. The OS kernel and the memory size do
+    /// not matter.
     fn is_of(&self, here: &Machine) -> bool {
         let same = |m: &Machine| (m.arch.clone(), m.cpu.clone(), m.cores);
         same(&self.machine) == same(here)
     }
 
-    /// A guess for a machine that was not measured: 8 GB/s for each of up to 4 threads, which a
-    /// phone of the middle class has.
+    /// Assumed rates: 8 GB/s for each of up to 4 threads, as in a mid-range phone.
     pub fn assumed(cores: u32) -> Self {
         let speed = |gb: f64, row_ns: f64| Speed {
             row_ns,
@@ -219,7 +213,7 @@ impl Rates {
         }
     }
 
-    /// The rates of the measured number of threads that is nearest to `threads`.
+    /// Rates of the measured thread count closest to `threads`.
     pub fn with_threads(&self, threads: usize) -> Option<&ThreadRates> {
         let distance = |t: &&ThreadRates| (t.threads as usize).abs_diff(threads);
         self.threads.iter().min_by_key(distance)
@@ -229,7 +223,7 @@ impl Rates {
 /// Block formats whose kernels are measured.
 pub const FORMATS: [DType; 4] = [DType::Q4, DType::Q8, DType::F16, DType::F32];
 
-/// Numbers of threads that are looked at: each up to 4, then every second power of two, and all.
+/// Thread counts to measure: up to 4, then a few larger ones, and all cores.
 pub fn counts(cores: u32) -> Vec<u32> {
     let cores = cores.max(1);
     let mut all: Vec<u32> = [1, 2, 3, 4, 6, 8, 12, 16, 32, 64]
@@ -264,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_of_another_machine_is_not_believed() {
+    fn a_profile_of_another_machine_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("machine.json");
         let here = Machine::here();

@@ -1,4 +1,4 @@
-//! What of a layer is read, in how many commands, and what that takes.
+//! Expected reads of a layer: number, commands, time.
 
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::Pattern;
@@ -8,41 +8,38 @@ use super::pass::Pass;
 use crate::memory::MemoryPlan;
 use crate::store::regions::CLUSTER;
 
-/// How much wider the number of needed neurons of a cluster spreads than that of neurons that fire
-/// independently of each other: the variance of the bundled model's clusters over held-out text is
-/// 3 to 4 times the binomial one.
+/// Overdispersion of the needed neurons per cluster: their variance is 3 to 4 times the binomial
+/// one (bundled model, held-out text).
 pub(super) const SPREAD: f64 = 3.5;
 
-/// Of what a layer misses, the share that a guess of the layer before names, and the share of such
-/// guesses that are right: between what the synthetic 7B model (88 and 90 %) and a layer of the
-/// bundled one (70 and 80 %) give.
+/// Recall and precision of speculative reads on a layer's misses: between the synthetic 7B model
+/// (88 and 90 %) and a layer of the bundled one (70 and 80 %).
 const FORESEEN: f64 = 0.8;
 const RIGHT: f64 = 0.85;
 
-/// What is read of one layer.
+/// Expected reads of one layer.
 #[derive(Default, Clone, Copy)]
 pub(super) struct Reads {
-    /// Reads, and nanoseconds of the device.
+    /// Number of reads, and device time.
     pub count: f64,
     pub ns: f64,
-    /// Bytes from the device, and those of them that the threads which compute check, and that
-    /// the caller checks.
+    /// Bytes read, and those verified by compute threads and by the calling thread.
     pub bytes: f64,
     pub checked: f64,
     pub checked_alone: f64,
-    /// Nanoseconds in which the I/O thread keeps its core from others.
+    /// Nanoseconds for which the I/O thread occupies its core.
     pub busy_ns: f64,
-    /// Nanoseconds of processor time of the I/O thread.
+    /// CPU time of the I/O thread in nanoseconds.
     pub cpu_ns: f64,
-    /// Nanoseconds until the first one is there.
+    /// Latency of the first read.
     pub latency_ns: f64,
-    /// Neurons that are needed outside the hot region, and those of them that miss.
+    /// Needed neurons outside the hot region, and misses.
     pub asked: f64,
     pub missed: f64,
 }
 
 impl Reads {
-    /// As many as `times` of them, with what they cost and bring.
+    /// Scales number, time and bytes by `times`.
     fn times(self, times: f64) -> Self {
         Self {
             count: self.count * times,
@@ -53,9 +50,9 @@ impl Reads {
         }
     }
 
-    /// Those of a layer that was looked ahead to: all that are made for it, and those that are
-    /// asked for only when it is named. As the device is at work while everything else is computed,
-    /// the I/O thread sleeps seldom, and takes its processor time from others and no more.
+    /// With speculation: all reads of the layer, and the late ones for misses that were not
+    /// predicted. The device stays busy, so the I/O thread rarely sleeps and costs only its CPU
+    /// time.
     pub(super) fn foreseen(self) -> (Self, Self) {
         let all = self.times(1.0 - FORESEEN + FORESEEN / RIGHT);
         let all = Self {
@@ -80,8 +77,8 @@ impl Reads {
 }
 
 impl Pass<'_> {
-    /// What misses of the needed neurons behind the first `first` ones, cluster by cluster: one by
-    /// one, or as a whole where the store (`ffn/store/costs.rs`) says that it is cheaper.
+    /// Expected reads for misses behind neuron `first`, cluster by cluster: single reads, or the
+    /// whole cluster where that is cheaper (`store/costs.rs`).
     pub(super) fn on_demand(
         &self,
         layer: usize,
@@ -129,8 +126,8 @@ impl Pass<'_> {
         sum
     }
 
-    /// `wanted` of `units` neurons one by one. The I/O thread joins neighbours with small gaps
-    /// between them into one command.
+    /// Single reads of `wanted` out of `units` neurons. The I/O thread merges neighbours with small
+    /// gaps into one command.
     fn picks(&self, units: f64, len: u64, wanted: f64) -> Reads {
         if wanted <= 0.0 || units <= 0.0 {
             return Reads::default();
@@ -139,9 +136,9 @@ impl Pass<'_> {
         let stride = self.shape.stride.max(1);
         let reach = (u64::from(limits.gap) + len) / stride;
         let density = (wanted / units).min(1.0);
-        // The next wanted neuron lies `n` further with the chance density × (1 - density)^(n - 1).
+        // The gap to the next wanted neuron is geometric: P(n) = density × (1 − density)^(n − 1).
         let beyond = (1.0 - density).powf(reach as f64);
-        // Pieces of memory limit a command: a gap is a piece, too.
+        // A command has a limited number of memory pieces; a gap takes one, too.
         let most = limits.pieces as f64 / 2.0;
         let commands = wanted * beyond.max(1.0 / most);
         let joined = wanted - commands;
@@ -165,15 +162,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Nanoseconds in which a command of `len` bytes, which come every `ns`, keeps the I/O thread's
-    /// core from others: its processor time, or all of it where the next one is there before a
-    /// thread that sleeps is awake again.
+    /// Nanoseconds for which a command of `len` bytes, arriving every `ns`, occupies the I/O
+    /// thread's core: its CPU time, or the whole interval if that is shorter than a wake-up.
     fn busy(&self, len: u64, ns: f64) -> f64 {
         self.device.cpu_ns(len).max(ns.min(self.machine.wake_ns))
     }
 
-    /// `count` clusters as a whole, in the order in which they lie; without the time until the
-    /// first one is there, which a scan does not see.
+    /// `count` sequential reads of whole clusters, without the first read's latency, which a scan
+    /// hides.
     fn whole(&self, count: f64) -> Reads {
         if count <= 0.0 {
             return Reads::default();
@@ -192,7 +188,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Gate parts of all neurons that are not resident, then Up and Down of those that fire.
+    /// Two-phase loading: Gate parts of all missing neurons, then Up and Down of those that fire.
     pub(super) fn gates_first(&self, plan: &MemoryPlan, first: usize, fires: f64) -> Reads {
         let s = self.shape;
         let behind = (s.neurons - first) as f64;
@@ -209,7 +205,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Every cluster behind the first `first` neurons.
+    /// Every cluster behind neuron `first`.
     pub(super) fn scan(&self, first: usize) -> Reads {
         let behind = (self.shape.neurons - first) as f64;
         Reads {
@@ -220,8 +216,8 @@ impl Pass<'_> {
     }
 }
 
-/// Of a number with this mean and standard deviation, and never below 0: the chance that it is
-/// above `most`, and its mean where it is not, 0 where it is.
+/// For a normal number with this mean and deviation: `P(x > most)` and `E[x; x ≤ most]`, clamped to
+/// [0, mean].
 fn split(mean: f64, deviation: f64, most: f64) -> (f64, f64) {
     if mean <= 0.0 {
         return (0.0, 0.0);
@@ -238,14 +234,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clusters_come_whole_when_most_of_them_misses() {
+    fn clusters_are_read_whole_when_most_neurons_miss() {
         let (whole, rest) = split(5.0, 2.0, 20.0);
         assert!(whole < 1e-6 && (rest - 5.0).abs() < 1e-3, "{whole} {rest}");
         let (whole, rest) = split(40.0, 5.0, 20.0);
         assert!(whole > 0.999 && rest < 0.01, "{whole} {rest}");
         let (whole, rest) = split(20.5, 5.0, 20.0);
         assert!((whole - 0.5).abs() < 1e-9, "{whole}");
-        // Half of the mean less 0.4 deviations.
+        // Half of the mean minus 0.4 standard deviations.
         assert!((rest - (10.25 - 5.0 * 0.3989)).abs() < 1e-2, "{rest}");
         assert_eq!(split(0.0, 1.0, 5.0), (0.0, 0.0));
     }

@@ -1,4 +1,4 @@
-//! Which clusters are hot, from the container's activation statistics.
+//! Hot clusters, from the container's activation statistics.
 
 use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses};
 
@@ -6,20 +6,20 @@ use crate::error::Error;
 use crate::store::Layout;
 use crate::store::regions::hot_prefix;
 
-/// What the statistics say about a model.
+/// Activation statistics of a model.
 pub(crate) struct Temperature {
-    /// For batches of 1, 2, … sequences: the clusters at the start of each bank that are hot.
+    /// Hot clusters of each bank, for batches of 1, 2, … sequences.
     pub hot_clusters: Vec<Vec<u32>>,
-    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    /// By bank: each neuron's activation frequency; empty without statistics.
     pub frequencies: Vec<Vec<f32>>,
-    /// How often a neuron that fires fires for the next token too, where that was counted.
+    /// Probability that a firing neuron fires for the next token too, where measured.
     pub persistence: Option<f64>,
-    /// What a cache misses, where that was counted.
+    /// Measured miss curve, if any.
     pub misses: Option<Misses>,
 }
 
-/// The largest batches of up to `batch` tokens that the statistics counted: in how many each
-/// neuron of the bank fired, how many there were, and their tokens.
+/// The largest measured batch size up to `batch`: passes in which each neuron fired, number of
+/// passes, and their size.
 fn measured<'a>(
     stats: &'a ActivationStats,
     counts: &'a [u64],
@@ -37,21 +37,20 @@ fn measured<'a>(
     larger.last().unwrap_or((counts, stats.tokens, 1))
 }
 
-/// Share of the neurons that fire for a token that fire for the next one too.
+/// Share of firing neurons that fire for the next token too.
 fn persistence(stats: &ActivationStats) -> Option<f64> {
     let profile = stats.profile.as_ref()?;
     let sum = |counts: &[u64]| counts.iter().map(|&c| c as f64).sum::<f64>();
     let experts = stats.layers.iter().flat_map(|l| &l.experts);
     let fired: f64 = experts.map(|e| sum(&e.counts)).sum();
     let stayed: f64 = profile.banks.iter().map(|b| sum(&b.stayed)).sum();
-    // As many of the firings have a token behind them as there are pairs of tokens.
+    // Only firings with a successor token count.
     let followed = fired * profile.pairs as f64 / stats.tokens.max(1) as f64;
     (followed > 0.0).then(|| stayed / followed)
 }
 
 impl Temperature {
-    /// Reads the statistics section, for up to `batch` sequences at once. Without one no
-    /// cluster is known to be hot.
+    /// Reads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
     pub fn read(layout: &Layout, batch: usize) -> Result<Self, Error> {
         let banks = layout.banks();
         let bytes = layout.container.read_stats()?;

@@ -16,7 +16,7 @@ use crate::memory::{Needs, Residency};
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::store::regions::CLUSTER;
 
-/// A 7B model of Bamboo's shape in q4 with 4096-byte sectors.
+/// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
 const NEURONS: usize = 14336;
 const LAYERS: usize = 32;
@@ -107,7 +107,7 @@ fn sparse() -> Firing {
 }
 
 #[test]
-fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
+fn more_memory_is_faster_and_less_names_its_bottleneck() {
     let p = planner(Profile::Ufs4, sparse());
     let (least, full) = (p.smallest_budget(), p.full_budget());
     let speed = |budget| p.plan(budget).unwrap().decode;
@@ -129,7 +129,7 @@ fn more_memory_is_faster_and_less_is_named_by_what_it_waits_for() {
 }
 
 #[test]
-fn looking_a_layer_ahead_hides_reads() {
+fn speculation_hides_reads() {
     let mut p = planner(Profile::Nvme, sparse());
     p.needs.predicts = true;
     p.needs.predictor = 256 << 20;
@@ -145,15 +145,15 @@ fn looking_a_layer_ahead_hides_reads() {
     let late = p.plan(budget).unwrap();
     assert_eq!(ahead.memory.slots, late.memory.slots);
     let [ahead, late] = [ahead.decode, late.decode];
-    // Some guesses are wrong, and naming twice takes time.
+    // False positives cost reads; predicting twice costs time.
     assert!(ahead.reads > late.reads && ahead.compute_ms < ahead.ms);
     assert!(ahead.ms < 0.97 * late.ms, "{ahead:?} {late:?}");
-    // But reading takes the time it takes.
+    // The device's time remains a lower bound.
     assert!(ahead.ms > 0.99 * ahead.io_ms, "{ahead:?}");
 }
 
 #[test]
-fn a_faster_device_and_a_faster_machine_give_more() {
+fn faster_devices_and_machines_raise_the_forecast() {
     let budget = 3 << 30;
     let speed = |p: &Planner| p.plan(budget).unwrap().decode.tokens_per_s;
     let [emmc, nvme] = [Profile::Emmc, Profile::Nvme].map(|d| planner(d, sparse()));
@@ -164,12 +164,12 @@ fn a_faster_device_and_a_faster_machine_give_more() {
     assert!(speed(&nvme) > speed(&slow));
 }
 
-/// Threads that wake late hold up what waits for reads, not what computes beside them; telling them
-/// takes time from both.
+/// Wake-up latency delays what waits for reads, not overlapped computation; the wake-up call costs
+/// both.
 #[test]
-fn a_core_that_works_pays_for_telling_not_for_sleeping() {
+fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
     let p = planner(Profile::Nvme, sparse());
-    // Few misses: else the I/O thread has all that it may have of a core as it is.
+    // Few misses: otherwise the I/O thread's share of a core is capped already.
     let budget = p.full_budget() - (128 << 20);
     let with = |wake: f64, tell: f64| {
         let mut p = p.clone();
@@ -188,11 +188,11 @@ fn a_core_that_works_pays_for_telling_not_for_sleeping() {
 }
 
 #[test]
-fn long_chunks_come_where_they_cost_little() {
+fn long_chunks_are_chosen_where_they_cost_little() {
     let p = planner(Profile::Nvme, sparse());
     let chunk = |budget| p.plan(budget).unwrap().chunk;
     assert_eq!(chunk(p.smallest_budget()), 16);
-    // 24 MiB are a thirty-second part of 768 MiB, 104 MiB of 3.3 GiB.
+    // 24 MiB is 1/32 of 768 MiB, 104 MiB of 3.3 GiB.
     let beside = |cache: u64| p.needs.smallest_budget() + cache;
     assert_eq!(chunk(beside(1200 << 20)), 128);
     assert_eq!(chunk(p.full_budget()), 512);
@@ -202,7 +202,7 @@ fn long_chunks_come_where_they_cost_little() {
 }
 
 #[test]
-fn a_dense_model_is_read_in_order() {
+fn a_dense_model_is_read_sequentially() {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
     p.shape.dense = true;
     p.needs.gates_help = false;
@@ -225,7 +225,7 @@ fn hot_cuts_grow_with_the_batch() {
 }
 
 #[test]
-fn a_forecast_on_guesses_says_what_to_measure() {
+fn a_forecast_on_assumptions_names_what_to_measure() {
     let p = planner(Profile::Nvme, sparse());
     let [least, full] =
         [p.smallest_budget(), p.full_budget()].map(|budget| p.plan(budget).unwrap().decode);
@@ -247,14 +247,14 @@ fn a_forecast_on_guesses_says_what_to_measure() {
     says(basis(true, true, false), &least, Some("statistics"));
 }
 
-/// A region that holds half of the cold neurons, small reads: the device is asked for what misses,
-/// in fewer commands than neurons, and no more than a scan.
+/// A cold region for half of the neurons and small bundles: merging makes fewer commands than
+/// neurons, and reads no more than a scan.
 #[test]
-fn joined_reads_cost_less_than_single_ones() {
+fn merged_reads_cost_less_than_single_ones() {
     let mut p = planner(Profile::Nvme, sparse());
     let budget = p.smallest_budget() + (2 << 30);
     let apart = p.plan(budget).unwrap().decode;
-    // Bundles so short that the gap between two reads spans several of them.
+    // Bundles so short that a merge gap spans several.
     (p.shape.stride, p.shape.rest_read, p.shape.cluster_read) = (1024, 1024, 128 << 10);
     let joined = p.plan(budget).unwrap().decode;
     assert!(
@@ -281,7 +281,7 @@ proptest! {
     }
 }
 
-/// What a model of experts needs with a KV cache of 1,024 positions.
+/// Needs of an MoE model with a KV cache of 1,024 positions.
 fn published_needs(c: &ModelConfig) -> Needs {
     let (d, ffn, q4) = (D, c.ffn as usize, DType::Q4);
     let banks = u64::from(c.layers * c.experts);
@@ -302,7 +302,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let router = u64::from(c.experts) * 4 * d as u64;
     let embedding = u64::from(c.vocab) * row(d);
     let fixed = u64::from(c.layers) * (attention + router) + embedding;
-    // Two matrices for each expert, of the rank that makes the published size.
+    // Low rank, two matrices per expert; the rank gives the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
     let kv = KvShape::new(DType::F16, c, 1024).bytes_for(1024);
@@ -340,9 +340,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
     }
 }
 
-/// PowerInfer-2 §7.2.3: TurboSparse-Mixtral-47B in 7 GB holds 1 GB of other layers with the KV
-/// cache, 2.6 GB of predictors, 2.7 GB of scales, 0.3 GB at run time, and the rest is cache, 1.8 %
-/// of the FFN's weights.
+/// PowerInfer-2 §7.2.3: TurboSparse-Mixtral-47B in 7 GB: 1 GB for other layers and the KV cache,
+/// 2.6 GB predictors, 2.7 GB scales, 0.3 GB run time; the rest caches 1.8 % of the FFN weights.
 #[test]
 fn the_published_split_of_a_47b_model() {
     const GB: f64 = 1e9;
@@ -351,20 +350,20 @@ fn the_published_split_of_a_47b_model() {
     let embedding = u64::from(c.vocab) * DType::Q4.row_bytes(D) as u64;
     let plan = needs.plan(7 << 30).unwrap();
     let held = |what: &str| plan.ledger.held(what) as f64;
-    let near = |what: &str, found: f64, published: f64, within: f64| {
+    let close_to = |what: &str, found: f64, published: f64, within: f64| {
         assert!(
             (found / published - 1.0).abs() < within,
             "{what}: {found:.3e}"
         );
     };
-    // Of what is published the embedding is a part; here its rows are read from flash.
+    // The published number includes the embedding, which is read from flash here.
     let other = held("fixed") + held("kv") + embedding as f64;
     assert_eq!(held("embedding"), 0.0);
-    near("other layers", other, 1.0 * GB, 0.15);
-    near("predictors", held("predictor"), 2.6 * GB, 0.1);
-    near("scales", held("scales"), 2.7 * GB, 0.05);
-    near("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
-    // All gates are 7.5 GB: they come from flash, and what is left is a cache of neurons.
+    close_to("other layers", other, 1.0 * GB, 0.15);
+    close_to("predictors", held("predictor"), 2.6 * GB, 0.1);
+    close_to("scales", held("scales"), 2.7 * GB, 0.05);
+    close_to("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
+    // All gates take 7.5 GB, so they stay on flash; the rest caches neurons.
     assert_eq!(plan.residency, Residency::Bundles);
     let cache = held("cold") + held("hot");
     assert!((0.3 * GB..0.8 * GB).contains(&cache), "{cache:.3e}");
@@ -407,7 +406,7 @@ fn mixtral() -> ModelConfig {
     }
 }
 
-/// It runs whenever a sequence joins or leaves.
+/// Division runs whenever a sequence joins or leaves.
 #[test]
 fn a_budget_is_divided_in_microseconds() {
     let p = planner(Profile::Nvme, sparse());

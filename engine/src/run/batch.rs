@@ -1,5 +1,5 @@
-//! Several continuations of one prompt at once: the prompt is computed once, and every pass computes
-//! a token of each of them (Best-of-N, PowerInfer-2 §2.2 and §7.4).
+//! Best-of-N: several continuations of one prompt. The prompt is computed once; each further pass
+//! computes one token of every continuation (PowerInfer-2 §2.2 and §7.4).
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::sequence::Sequence;
 pub struct Sample {
     /// Seed of its sampler.
     pub seed: u64,
-    /// Its tokens, an end-of-text token included.
+    /// Its tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
-    /// Sum of the natural logarithms of the probabilities that the model gave its tokens, at
-    /// temperature 1 and before any were left out.
+    /// Sum of the natural log-probabilities of its tokens, at temperature 1 and before truncation
+    /// (top-k, top-p).
     pub log_prob: f64,
     /// Hash over the logits of every token, as in [`crate::Generation::logits_hash`].
     pub logits_hash: u64,
@@ -30,7 +30,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Mean log-probability of a token; the best continuation has the highest.
+    /// Mean log-probability per token; the best continuation has the highest.
     pub fn score(&self) -> f64 {
         self.log_prob / self.tokens.len().max(1) as f64
     }
@@ -39,19 +39,19 @@ impl Sample {
 /// All continuations and their timings.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// In the order of their seeds.
+    /// In the order of seeds.
     pub samples: Vec<Sample>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time from the start until every continuation has its first token.
+    /// Time until every continuation has its first token.
     pub first_token: Duration,
-    /// Time of each further pass, which gives a token to all that have not ended.
+    /// Time of each further pass, one token per live continuation.
     pub latencies: Vec<Duration>,
-    /// What was done for it.
+    /// Counters of the batch.
     pub counters: Counters,
-    /// What each further pass did, where [`Request::keep_steps`] asked for it.
+    /// Counters of each further pass, if [`Request::keep_steps`] is set.
     pub steps: Vec<Step>,
-    /// What the machine used for it, as in [`crate::Generation::energy`].
+    /// Energy used, as in [`crate::Generation::energy`].
     pub energy: Option<Energy>,
 }
 
@@ -74,13 +74,13 @@ impl Batch {
 }
 
 impl Engine {
-    /// Runs `prompt` (not empty) after what `sequence` already holds, and continues it `samples`
-    /// times, with the seed of `request` and those that follow it. Each continuation is what
-    /// [`Engine::generate`] gives with its seed, bit for bit. `on_pass` is asked after each pass
-    /// whether to go on. One that ends leaves the batch, and the plan follows.
+    /// Runs `prompt` (not empty) after the tokens of `sequence` and continues it `samples` times,
+    /// with consecutive seeds from that of `request`. Each continuation equals, bit for bit,
+    /// [`Engine::generate`] with its seed. `on_pass` runs after each pass and may stop the batch.
+    /// Continuations leave the batch when they end, and the memory plan adapts.
     ///
     /// # Errors
-    /// As [`Engine::generate`]; also when there are more samples than the options have room for.
+    /// As [`Engine::generate`]; also if the samples exceed the options' number of sequences.
     pub fn generate_batch(
         &mut self,
         sequence: Sequence,

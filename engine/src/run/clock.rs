@@ -1,4 +1,4 @@
-//! What a generation took: time, counters, energy.
+//! Time, counters and energy of a generation.
 
 use std::time::{Duration, Instant};
 
@@ -6,28 +6,28 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::observe::energy::Meter;
 
-/// What the pass that gave one token did.
+/// Metrics of the pass that produced one token.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     /// Its counters.
     pub counters: Counters,
-    /// Hash over the logits of every token up to this one, so that runs of different lengths can be
-    /// compared; 0 where sequences run together.
+    /// Hash over the logits of all tokens up to this one, to compare runs of different lengths; 0
+    /// in batches.
     pub logits_hash: u64,
 }
 
-/// Joules that the machine used.
+/// Energy used by the machine, in joules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Energy {
-    /// What told them: `rapl` or `battery`, and which.
+    /// The meter: `rapl` or `battery`, and its name.
     pub source: String,
     /// From the start to the first generated token.
     pub prefill_joules: f64,
-    /// From then to the last one.
+    /// From the first to the last generated token.
     pub decode_joules: f64,
 }
 
-/// Measures a generation from its start on.
+/// Measures a generation.
 pub(super) struct Clock {
     start: Instant,
     last: Instant,
@@ -41,22 +41,22 @@ pub(super) struct Clock {
     half: Option<(usize, Counters)>,
 }
 
-/// What a [`Clock`] found.
+/// Measurements of a [`Clock`].
 pub(super) struct Times {
-    /// From the start to the first token, or to the end where there was none.
+    /// From the start to the first token, or to the end without one.
     pub first_token: Duration,
-    /// Of each further pass.
+    /// By further pass.
     pub latencies: Vec<Duration>,
-    /// What was done.
+    /// Totals.
     pub counters: Counters,
     pub steps: Vec<Step>,
     pub energy: Option<Energy>,
-    /// What of it was done after [`Clock::half`], and the number of passes before.
+    /// Counters since [`Clock::half`], and the number of passes before it.
     pub settled: Option<(usize, Counters)>,
 }
 
 impl Clock {
-    /// Starts. `tokens`: about as many passes will follow.
+    /// Starts the clock. `tokens`: expected number of passes.
     pub fn start(engine: &Engine, tokens: usize, keep_steps: bool) -> Self {
         let mut meter = Meter::find(&engine.options().sysfs);
         let before = engine.counters();
@@ -74,7 +74,7 @@ impl Clock {
         }
     }
 
-    /// A pass gave a token to somebody. `hash`: see [`Step::logits_hash`].
+    /// Records a pass that produced a token. `hash`: see [`Step::logits_hash`].
     pub fn token(&mut self, engine: &Engine, hash: impl FnOnce() -> u64) {
         let first = self.first_token.is_none();
         if first {
@@ -97,19 +97,19 @@ impl Clock {
         self.last = Instant::now();
     }
 
-    /// Follows the meter: its counters start over now and then.
+    /// Samples the meter, whose counters wrap.
     pub fn look(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.look();
         }
     }
 
-    /// Half of the tokens that were asked for are there.
+    /// Marks the point where half of the requested tokens exist.
     pub fn half(&mut self, engine: &Engine) {
         self.half = Some((self.latencies.len(), engine.counters()));
     }
 
-    /// Stops.
+    /// Stops the clock.
     pub fn stop(mut self, engine: &Engine) -> Times {
         let counters = engine.counters();
         let end = self.meter.as_mut().and_then(Meter::joules);

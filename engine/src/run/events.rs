@@ -1,62 +1,62 @@
-//! What goes into a stepper and what comes out.
+//! Input and output of a stepper.
 
 use super::request::{Request, RequestId, Stop};
 use crate::error::Error;
 use crate::sequence::Sequence;
 
-/// A request that is to begin.
+/// A request to admit.
 #[derive(Debug)]
 pub struct Admission {
-    /// What the text goes on after; an empty one for a text of its own.
+    /// The sequence to continue; empty for a new one.
     pub sequence: Sequence,
-    /// Tokens to compute first, at least one.
+    /// Tokens to prefill, at least one.
     pub prompt: Vec<u32>,
     /// What to generate.
     pub request: Request,
-    /// Texts to draw from this prompt, with the seed of the request and those that follow it: the
-    /// prompt is computed once.
+    /// Continuations of this prompt, with consecutive seeds from the request's. The prompt is
+    /// computed once.
     pub samples: usize,
 }
 
 /// Something that happened to a request.
 #[derive(Debug)]
 pub enum Event {
-    /// It has one more token, its last one if it stops.
+    /// It generated a token, its last one if `stop` is set.
     Token {
-        /// The text.
+        /// The request.
         id: RequestId,
         /// The token.
         token: u32,
-        /// Why there will be no other.
+        /// Why it stops, if it does.
         stop: Option<Stop>,
     },
     /// It ended without a token.
     Ended {
-        /// The text.
+        /// The request.
         id: RequestId,
         /// Why.
         stop: Stop,
     },
-    /// It failed, and only it.
+    /// It failed; others are unaffected.
     Failed {
-        /// The text.
+        /// The request.
         id: RequestId,
         /// Why.
         error: Error,
     },
 }
 
-/// A text that has ended.
+/// A finished request.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its name.
+    /// Its id.
     pub id: RequestId,
-    /// Its sequence, which the last token is not yet part of.
+    /// Its sequence, without the last token.
     pub sequence: Sequence,
-    /// Generated tokens, an end-of-text token included.
+    /// Generated tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
-    /// Sum of the natural logarithms of the probabilities that the model gave its tokens, at
-    /// temperature 1 and before any were left out.
+    /// Sum of the natural log-probabilities of its tokens, at temperature 1 and before truncation
+    /// (top-k, top-p).
     pub log_prob: f64,
     /// Hash over the logits of every generated token, in order.
     pub logits_hash: u64,
@@ -64,18 +64,18 @@ pub struct Finished {
     pub stop: Stop,
 }
 
-/// What a step did.
+/// Outcome of a step.
 #[derive(Debug)]
 pub enum Stepped<'a> {
-    /// Nobody wants anything.
+    /// No request can run.
     Idle,
-    /// The pass stopped between two layers, as was asked for; the next step goes on with it.
+    /// The pass yielded between two layers; the next step resumes it.
     Yielded,
-    /// A pass was run.
+    /// A pass completed.
     Passed {
         /// Its rows.
         rows: usize,
-        /// What came of it.
+        /// Its events.
         events: &'a mut Vec<Event>,
     },
 }

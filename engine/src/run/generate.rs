@@ -1,4 +1,4 @@
-//! Prompt in, tokens out, with the clock running.
+//! Generation of one request, with timings.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -12,50 +12,48 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::sequence::Sequence;
 
-/// How far a generation is.
+/// Progress of a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// So many tokens of the prompt are computed.
+    /// Number of prompt tokens computed.
     Prompt(usize),
     /// The next token.
     Token(u32),
 }
 
-/// The outcome and its timings.
+/// Result and timings of a generation.
 #[derive(Debug, Clone)]
 pub struct Generation {
-    /// Generated tokens, an end-of-text token included.
+    /// Generated tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time from the start to the first generated token: that of the prompt.
+    /// Time to first token: prefill.
     pub first_token: Duration,
-    /// Time of each further token.
+    /// Latency of each further token.
     pub latencies: Vec<Duration>,
     /// Hash over the logits of every generated token, in order.
     pub logits_hash: u64,
     /// Why it ended.
     pub stop: Stop,
-    /// What was done for it.
+    /// Counters of the generation.
     pub counters: Counters,
-    /// What was done for each further token, where [`Request::keep_steps`] asked for it.
+    /// Counters of each further token, if [`Request::keep_steps`] is set.
     pub steps: Vec<Step>,
-    /// What the machine used for it; `None` where nothing tells (see [`crate::energy`]).
+    /// Energy used; `None` without a meter (see [`crate::energy`]).
     pub energy: Option<Energy>,
-    /// What of that was done for the second half of the tokens that were asked for, when caches hold
-    /// what this text needs, and the number of further tokens before. `None` when the generation
-    /// ended earlier.
+    /// Counters for the second half of the requested tokens, when the caches are warm, and the
+    /// number of further tokens before it. `None` if generation ended earlier.
     pub settled: Option<(usize, Counters)>,
 }
 
 impl Engine {
-    /// Runs `prompt` (not empty) after what `sequence` already holds and generates. `on` sees how far
-    /// the prompt is after each of its passes but the last, then each token as it is chosen, and may
-    /// stop the generation. The last generated token is not yet part of the sequence.
+    /// Runs `prompt` (not empty) after the tokens of `sequence` and generates. `on` receives the
+    /// prefill progress after each prompt pass but the last, then each token, and may stop the
+    /// generation. The last generated token is not part of the sequence.
     ///
     /// # Errors
-    /// A request that makes no sense, a prompt that does not fit, a failed read, or logits that are
-    /// no numbers.
+    /// An invalid request, a prompt that does not fit, a failed read, or non-finite logits.
     pub fn generate(
         &mut self,
         sequence: &mut Sequence,
@@ -100,7 +98,7 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::generate`]; `on_text` gets the text as it grows, in whole characters.
+    /// As [`Engine::generate`]; `on_text` receives the text in pieces of whole characters.
     ///
     /// # Errors
     /// As [`Engine::generate`].
@@ -121,7 +119,7 @@ impl Engine {
             },
         };
         let generation = self.generate(sequence, prompt, request, &mut on)?;
-        // Nothing is left to stop.
+        // Generation has ended; there is nothing to stop.
         if let Some(rest) = stream.finish() {
             let _ = on_text(&rest);
         }
@@ -129,7 +127,7 @@ impl Engine {
     }
 }
 
-/// Steps until the only text has ended.
+/// Steps until the only request has ended.
 fn follow(
     stepper: &mut Stepper<'_>,
     id: RequestId,
@@ -159,7 +157,7 @@ fn follow(
                     clock.half(stepper.engine());
                 }
                 match stop {
-                    // The end of the text is no part of it.
+                    // The end-of-text token is not reported.
                     Some(Stop::Eos) => (ControlFlow::Continue(()), stop),
                     _ => (on(Progress::Token(token)), stop),
                 }

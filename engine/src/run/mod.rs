@@ -1,7 +1,7 @@
-//! Requests, and the loop that turns them into tokens.
+//! Requests and the decode loop.
 //!
-//! The [`Stepper`] is the only decode loop there is. [`crate::Engine::generate`],
-//! [`crate::Engine::generate_batch`] and every other caller are its clients.
+//! The [`Stepper`] is the only decode loop. [`crate::Engine::generate`],
+//! [`crate::Engine::generate_batch`] and all other callers use it.
 
 mod batch;
 mod clock;

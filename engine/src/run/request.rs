@@ -1,22 +1,22 @@
-//! What to generate, and why it ended.
+//! A request's parameters, and why it ended.
 
 use crate::sampler::Sampling;
 
-/// What to generate.
+/// Parameters of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// Most tokens to generate.
     pub max_tokens: usize,
-    /// How to choose them.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Go on after an end-of-text token.
+    /// Continue after an end-of-text token.
     pub ignore_eos: bool,
-    /// Keep what each pass did, some 150 bytes a token that are not part of the budget.
+    /// Keep the counters of each pass: about 150 bytes per token outside the budget.
     pub keep_steps: bool,
 }
 
 impl Default for Request {
-    /// Up to 128 tokens, the likeliest ones.
+    /// Up to 128 tokens, greedy.
     fn default() -> Self {
         Self {
             max_tokens: 128,
@@ -30,22 +30,22 @@ impl Default for Request {
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// The model said so.
+    /// End-of-text token.
     Eos,
-    /// `max_tokens` were generated.
+    /// `max_tokens` reached.
     Length,
-    /// The context is full.
+    /// Context full.
     Context,
-    /// The caller asked for it.
+    /// Stopped by the caller.
     Caller,
 }
 
-/// Names a request of a [`crate::Stepper`].
+/// Identifies a request of a [`crate::Stepper`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(super) u64);
 
 impl RequestId {
-    /// The name of the `index`-th sample of a request whose first text has this name.
+    /// Id of the `index`-th continuation of an admission whose first one has this id.
     pub fn sample(self, index: usize) -> Self {
         Self(self.0 + index as u64)
     }

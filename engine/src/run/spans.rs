@@ -1,20 +1,19 @@
-//! Which rows go into the next pass. Pure, so that it can be tested without a model.
+//! Row scheduling of a pass. A pure function, testable without a model.
 
-/// What one request could add to a pass.
+/// Rows that one request could use in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wants {
-    /// Nothing: it was set aside, or it waits for somebody else's prompt.
+    /// None: preempted, or waiting for another request's prefill.
     Nothing,
-    /// The token that was generated last.
+    /// One row: its last generated token.
     Decode,
-    /// The rest of its prompt, so many tokens.
+    /// The remaining tokens of its prompt.
     Prompt(usize),
 }
 
-/// Divides the `rows` rows of a pass among requests in the order in which they came. Every text that
-/// decodes gets its row in every pass; prompts fill what is left, the oldest first. So a prompt never
-/// holds up another text for longer than one pass, and a pass has one row at least if anybody wants
-/// one.
+/// Divides the `rows` rows of a pass among requests in order of arrival. Every decoding request
+/// gets its row; prefill fills the rest, oldest first. A prompt thus delays another request by one
+/// pass at most, and a pass is never empty while any request can run.
 pub(super) fn divide(wants: impl Iterator<Item = Wants> + Clone, rows: usize) -> Vec<usize> {
     let decoding = wants.clone().filter(|&w| w == Wants::Decode).count();
     let mut left = rows.saturating_sub(decoding);
@@ -40,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_fills_what_decoding_rows_leave() {
+    fn prefill_fills_the_rows_that_decode_leaves() {
         assert_eq!(divided(&[Prompt(100)], 16), [16]);
         assert_eq!(divided(&[Prompt(10)], 16), [10]);
         assert_eq!(divided(&[Decode, Prompt(100), Decode], 16), [1, 14, 1]);
@@ -56,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding_texts_may_take_all_rows() {
+    fn decode_may_take_all_rows() {
         assert_eq!(divided(&[Decode, Prompt(5), Decode], 2), [1, 0, 1]);
     }
 }

@@ -1,13 +1,13 @@
-//! Many texts, one pass after the other.
+//! Continuous batching: many requests, pass by pass.
 //!
 //! ```text
-//! admit ─► texts ─► which rows (spans.rs) ─► pass, layer by layer ─► logits of the rows that need them ─► tokens ─► events
-//!                        ▲                        │ asked to yield
-//!                        └──── resume ◄── preempt ┘ rows set aside with their activations
+//! admit ─► requests ─► rows (spans.rs) ─► pass, layer by layer ─► logits ─► tokens ─► events
+//!                            ▲                     │ asked to yield
+//!                            └─ resume ◄── preempt ┘ rows parked with their activations
 //! ```
 //!
-//! What comes out for a text does not depend on the others: not on when they came, how their prompts
-//! are cut, or whether a pass was interrupted.
+//! A request's output does not depend on the others, on their arrival, on how prompts are chunked,
+//! or on preemption.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,39 +21,39 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::sequence::{Sequence, Span};
 
-/// Rows of a pass that belong to one text.
+/// Rows of a pass that belong to one request.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     id: RequestId,
     rows: usize,
 }
 
-/// Rows that were set aside between two layers.
+/// Rows preempted between two layers.
 struct Parked {
     part: Part,
-    /// Layers that are done.
+    /// Number of completed layers.
     layers: usize,
-    /// Their residual stream.
+    /// Their activations: the residual stream.
     x: Vec<f32>,
 }
 
-/// Admits requests and runs them together, one pass at a time.
+/// Admits requests and runs them in batches, one pass at a time.
 pub struct Stepper<'e> {
     engine: &'e mut Engine,
-    /// In the order in which they came.
+    /// In order of arrival.
     texts: Vec<Text>,
-    /// The pass that is not done: its rows, text after text. The engine holds its activations.
+    /// The unfinished pass: its rows, request by request. The engine holds its activations.
     running: Vec<Part>,
     parked: Vec<Parked>,
     finished: Vec<Finished>,
     events: Vec<Event>,
-    /// Set by whoever wants the pass to stop between two layers.
+    /// Set from any thread to make the pass yield between two layers.
     yields: Arc<AtomicBool>,
     next: u64,
 }
 
 impl<'e> Stepper<'e> {
-    /// Without requests.
+    /// A stepper without requests.
     pub fn new(engine: &'e mut Engine) -> Self {
         Self {
             engine,
@@ -72,28 +72,28 @@ impl<'e> Stepper<'e> {
         self.engine
     }
 
-    /// Texts that have not ended.
+    /// Number of requests that have not ended.
     pub fn len(&self) -> usize {
         self.texts.len()
     }
 
-    /// Whether all texts have ended.
+    /// Whether all requests have ended.
     pub fn is_empty(&self) -> bool {
         self.texts.is_empty()
     }
 
-    /// Setting this flag, from any thread, makes the running step stop at the next border between two
-    /// layers; the step clears it.
+    /// A flag that any thread can set to make the running step yield at the next layer border. The
+    /// step clears it.
     pub fn yield_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.yields)
     }
 
-    /// Takes a request in; the next step begins with it. Returns the name of its first text; those of
-    /// further samples follow it ([`RequestId::sample`]). Where a text that is here already begins
-    /// with the same tokens, their keys and values are shared and not computed again.
+    /// Admits a request; the next step can run it. Returns the id of its first continuation
+    /// ([`RequestId::sample`] gives the others). The keys and values of a prefix that another
+    /// request already has are shared, not recomputed.
     ///
     /// # Errors
-    /// A request that makes no sense or for which there is no room; then nothing has changed.
+    /// An invalid request, or no room for it; the stepper is then unchanged.
     pub fn admit(&mut self, admission: Admission) -> Result<RequestId, Error> {
         let Admission {
             mut sequence,
@@ -136,8 +136,8 @@ impl<'e> Stepper<'e> {
         Ok(first)
     }
 
-    /// The text whose sequence has most tokens in common with the beginning of `prompt`, and how
-    /// many; the prompt's last token is always computed.
+    /// The request whose sequence shares the longest prefix with `prompt`, and its length. The
+    /// prompt's last token is always recomputed.
     fn longest_prefix(&self, prompt: &[u32]) -> Option<(usize, usize)> {
         let most = &prompt[..prompt.len() - 1];
         let common = |text: &Text| {
@@ -148,11 +148,11 @@ impl<'e> Stepper<'e> {
         all.max_by_key(|&(_, len)| len).filter(|&(_, len)| len > 0)
     }
 
-    /// Runs one pass, or goes on with the one that yielded.
+    /// Runs one pass, or resumes the one that yielded.
     ///
     /// # Errors
-    /// A failed read, after which the engine must be opened again. What concerns one text only is an
-    /// event.
+    /// A failed read, after which the engine must be reopened. Failures of a single request are
+    /// events.
     pub fn step(&mut self) -> Result<Stepped<'_>, Error> {
         self.events.clear();
         if self.running.is_empty() && !self.unpark() && !self.choose() {
@@ -169,7 +169,7 @@ impl<'e> Stepper<'e> {
         })
     }
 
-    /// Makes the next pass of what the texts want. False if nobody wants anything.
+    /// Schedules the next pass. False if no request can run.
     fn choose(&mut self) -> bool {
         let wants = self.texts.iter().map(Text::wants);
         let rows = divide(wants, self.engine.most_rows());
@@ -181,8 +181,8 @@ impl<'e> Stepper<'e> {
         all > 0
     }
 
-    /// Goes on with rows that were set aside and are wanted again: those that stopped at the same
-    /// layer as the first of them. False if there are none.
+    /// Resumes parked rows: those that stopped at the same layer as the first one to resume. False
+    /// if there are none.
     fn unpark(&mut self) -> bool {
         let wanted = |texts: &[Text], id| texts.iter().any(|t| t.id == id && !t.aside);
         let first = (self.parked.iter()).find(|p| wanted(&self.texts, p.part.id));
@@ -192,7 +192,7 @@ impl<'e> Stepper<'e> {
         let pass = &mut self.engine.pass;
         pass.begin(0);
         pass.layers = Some(layers);
-        // In the order of the texts, as `run` visits them.
+        // In request order, as `run` visits them.
         for text in self.texts.iter().filter(|text| !text.aside) {
             let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
             if let Some(at) = self.parked.iter().position(ours) {
@@ -206,7 +206,7 @@ impl<'e> Stepper<'e> {
         true
     }
 
-    /// Runs the pass. False if it yielded.
+    /// Runs the pass. False if it yields.
     fn run(&mut self) -> Result<bool, Error> {
         let mut parts = self.running.iter().peekable();
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(self.running.len());
@@ -224,7 +224,7 @@ impl<'e> Stepper<'e> {
         decoder.run(pass, &mut spans, hooks)
     }
 
-    /// After a pass: the next token of every text that has all of its prompt.
+    /// After a pass: samples the next token of every request with a complete prompt.
     fn take_tokens(&mut self) -> Result<(), Error> {
         let (mut rows, mut takers, mut end) = (Vec::new(), Vec::new(), 0);
         let mut parts = std::mem::take(&mut self.running);
@@ -272,7 +272,7 @@ impl<'e> Stepper<'e> {
         self.end_texts()
     }
 
-    /// Texts that wait for the prompt of the one at `at`, which has all of it now.
+    /// Requests that wait for the prompt of the one at `at`, if that is complete.
     fn followers(&self, at: usize) -> impl Iterator<Item = usize> {
         let leader = &self.texts[at];
         let complete = leader.done == leader.prompt.len();
@@ -282,7 +282,7 @@ impl<'e> Stepper<'e> {
             .map(|(follower, _)| follower)
     }
 
-    /// Gives a text the prompt that it waited for.
+    /// Shares the complete prompt that a request waited for.
     fn catch_up(&mut self, at: usize) {
         let Some(leader) = self.texts[at].waits_for else {
             return;
@@ -301,7 +301,7 @@ impl<'e> Stepper<'e> {
         (text.done, text.waits_for) = (text.prompt.len(), None);
     }
 
-    /// Texts that have their last token leave.
+    /// Removes finished requests.
     fn end_texts(&mut self) -> Result<(), Error> {
         let eos = &self.engine.decoder.config.eos;
         let mut at = 0;
@@ -321,10 +321,10 @@ impl<'e> Stepper<'e> {
         self.engine.set_batch(self.texts.len())
     }
 
-    /// Sets a text aside until [`Stepper::resume`]. Where the pass that yielded has rows of it, they
-    /// keep what was computed of them if the engine was opened with
-    /// [`Options::preemption`](crate::Options::preemption) and there is room; else they are computed
-    /// again.
+    /// Preempts a request until [`Stepper::resume`]. Its rows of a yielded pass keep their
+    /// activations if the engine was opened with
+    /// [`Options::preemption`](crate::Options::preemption) and there is room; otherwise they are
+    /// recomputed.
     pub fn preempt(&mut self, id: RequestId) {
         let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
             return;
@@ -344,7 +344,7 @@ impl<'e> Stepper<'e> {
         }
     }
 
-    /// Takes the rows of a text out of the pass that yielded.
+    /// Removes a request's rows from the yielded pass.
     fn leave_pass(&mut self, id: RequestId) -> Option<(Part, Vec<f32>)> {
         let at = self.running.iter().position(|part| part.id == id)?;
         let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
@@ -358,14 +358,14 @@ impl<'e> Stepper<'e> {
         Some((part, x))
     }
 
-    /// Goes on with a text that was set aside.
+    /// Resumes a preempted request.
     pub fn resume(&mut self, id: RequestId) {
         if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
             text.aside = false;
         }
     }
 
-    /// Ends a text, and only it. `None` if it has ended before or never was.
+    /// Cancels a request. `None` if its id is unknown or already taken.
     pub fn cancel(&mut self, id: RequestId) -> Option<Finished> {
         if let Some(at) = self.finished.iter().position(|f| f.id == id) {
             let mut finished = self.finished.remove(at);
@@ -377,12 +377,12 @@ impl<'e> Stepper<'e> {
         self.parked.retain(|parked| parked.part.id != id);
         let text = self.texts.remove(at);
         self.hand_over(&text);
-        // A plan for as many texts was made before.
+        // Cannot fail: a plan for as many sequences was made before.
         let _ = self.engine.set_batch(self.texts.len());
         Some(text.finish(Stop::Caller))
     }
 
-    /// The first of those that wait for the prompt of `text` computes the rest of it.
+    /// Hands the rest of a prompt to the first request that waits for it.
     fn hand_over(&mut self, text: &Text) {
         let mut heir = None;
         for other in self.texts.iter_mut() {
@@ -397,13 +397,13 @@ impl<'e> Stepper<'e> {
         }
     }
 
-    /// Takes a text that has ended.
+    /// Takes a finished request.
     pub fn take(&mut self, id: RequestId) -> Option<Finished> {
         let at = self.finished.iter().position(|f| f.id == id)?;
         Some(self.finished.remove(at))
     }
 
-    /// Hash over the logits of every token of a text so far; 0 where there is none.
+    /// Hash over the logits of all tokens of a request so far; 0 if unknown.
     pub fn logits_hash(&self, id: RequestId) -> u64 {
         let live = self.texts.iter().find(|text| text.id == id);
         let ended = self.finished.iter().find(|f| f.id == id);
@@ -413,7 +413,7 @@ impl<'e> Stepper<'e> {
     }
 }
 
-/// Refuses a request that makes no sense.
+/// Validates a request.
 pub(super) fn check(
     engine: &Engine,
     sequence: &Sequence,

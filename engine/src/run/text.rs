@@ -1,4 +1,4 @@
-//! One text of a stepper: its sequence, its sampler, its tokens so far.
+//! One request of a stepper: its sequence, sampler and tokens.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::{Sequence, Span};
 
-/// A text that goes on.
+/// A live request.
 pub(super) struct Text {
     pub id: RequestId,
     pub sequence: Sequence,
@@ -21,14 +21,14 @@ pub(super) struct Text {
     hash: Xxh3,
     pub tokens: Vec<u32>,
     log_prob: f64,
-    /// The text whose prompt this one waits for.
+    /// The request whose prefill this one waits for.
     pub waits_for: Option<RequestId>,
-    /// It was set aside.
+    /// Preempted.
     pub aside: bool,
 }
 
 impl Text {
-    /// Text `id`, which goes on after `prompt` with the `index`-th seed of the request.
+    /// Request `id`, which continues `prompt` with the `index`-th seed.
     pub fn new(
         id: RequestId,
         sequence: Sequence,
@@ -57,7 +57,7 @@ impl Text {
         }
     }
 
-    /// What it could add to the next pass.
+    /// Rows that it could use in the next pass.
     pub fn wants(&self) -> Wants {
         match self.prompt.len() - self.done {
             _ if self.aside || self.waits_for.is_some() => Wants::Nothing,
@@ -66,7 +66,7 @@ impl Text {
         }
     }
 
-    /// Its part of a pass: the next `count` tokens of the sequence.
+    /// Its span of a pass: the next `count` tokens.
     pub fn span(&mut self, count: usize) -> Span<'_> {
         let tokens = match self.prompt.len() - self.done {
             0 => &self.tokens[self.tokens.len().saturating_sub(count)..],
@@ -78,13 +78,13 @@ impl Text {
         }
     }
 
-    /// `count` more tokens were computed. Whether the logits of the last of them are wanted.
+    /// Records `count` computed tokens. Returns whether it needs the logits of the last one.
     pub fn advance(&mut self, count: usize) -> bool {
         self.done = self.prompt.len().min(self.done + count);
         self.done == self.prompt.len() && self.request.max_tokens > 0
     }
 
-    /// Chooses the next token from `logits`, those after the whole sequence.
+    /// Samples the next token from `logits`, those of the last position.
     pub fn take(&mut self, logits: &[f32]) -> Result<u32, Error> {
         if !logits.iter().all(|l| l.is_finite()) {
             return Err(Error::NotFinite {
@@ -98,7 +98,7 @@ impl Text {
         Ok(token)
     }
 
-    /// Whether it has its last token, and why.
+    /// Why it ends, if it has its last token.
     pub fn ends(&self, eos: &[u32]) -> Option<Stop> {
         if self.done < self.prompt.len() {
             return None;
@@ -113,7 +113,7 @@ impl Text {
         }
     }
 
-    /// Hash over the logits of every token so far.
+    /// Hash over the logits of all tokens so far.
     pub fn logits_hash(&self) -> u64 {
         self.hash.digest()
     }
@@ -130,7 +130,7 @@ impl Text {
     }
 }
 
-/// Natural logarithm of the probability of `token`.
+/// Natural log-probability of `token`.
 fn log_prob(logits: &[f32], token: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let sum: f64 = (logits.iter())

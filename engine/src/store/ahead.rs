@@ -1,5 +1,5 @@
-//! Reading ahead what is certain: clusters of the next layer that it will need as a whole. They come
-//! while this layer is still computed, and attention after it.
+//! Prefetch of certain needs: whole clusters of the next layer. The reads overlap with the rest of
+//! this layer and with attention.
 
 use emberflow_storage::cache::Key;
 
@@ -7,13 +7,13 @@ use super::neurons::NeuronStore;
 use crate::error::Error;
 
 impl NeuronStore {
-    /// In a scan, or for many tokens, the next layer's clusters are needed for certain: reads the
-    /// first missing ones as far as there are buffers.
+    /// In a scan, or with many tokens, all clusters of the next layer are needed: reads the first
+    /// missing ones while stream buffers are free.
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
         let next = (self.layer.number + 1) % self.layout.layers();
         let mut banks = self.layout.banks_of(next);
         let (Some(bank), None) = (banks.next(), banks.next()) else {
-            // Which experts come next is not certain.
+            // With experts, the next banks are not certain.
             return Ok(());
         };
         let rules = self.rules(bank);
@@ -32,7 +32,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Neurons of a cluster that are not in the cold region.
+    /// Number of a cluster's neurons that are not in the cold region.
     fn absent(&self, bank: u32, cluster: u32) -> usize {
         let neurons = self.layout.cluster_neurons(bank, cluster);
         let missing = |&neuron: &u32| !self.cold.contains(Key { bank, neuron });

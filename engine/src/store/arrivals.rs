@@ -1,4 +1,4 @@
-//! Completions: what arrived goes where it was asked for.
+//! Completions: routes each to its requester.
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
@@ -11,14 +11,15 @@ use super::work::{Held, Source, Step};
 use crate::error::Error;
 
 impl NeuronStore {
-    /// Takes what has arrived, without waiting.
+    /// Handles completions without waiting.
     pub fn poll(&mut self) -> Result<(), Error> {
         let arrived = self.reader.poll();
         let arrived = self.latch(arrived)?;
         self.take_arrived(arrived)
     }
 
-    /// Waits for something to arrive. Called when no cluster is ready.
+    /// Blocks until a completion, or frees slots if no read is in flight. Called when no cluster is
+    /// ready.
     pub fn wait(&mut self) -> Result<(), Error> {
         self.submit_last()?;
         if self.reader.outstanding() == 0 {
@@ -27,14 +28,14 @@ impl NeuronStore {
         self.sleep()
     }
 
-    /// Waits for a read and takes in what has arrived.
+    /// Waits for a read and handles the completions.
     pub(super) fn sleep(&mut self) -> Result<(), Error> {
         let arrived = self.reader.wait(self.layer.number);
         let arrived = self.latch(arrived)?;
         self.take_arrived(arrived)
     }
 
-    /// Takes completions in. After an error everything is taken back.
+    /// Handles completions. After an error the layer is aborted.
     pub(super) fn take_arrived(&mut self, mut arrived: Vec<Completion>) -> Result<(), Error> {
         let mut outcome = Ok(());
         for done in arrived.drain(..) {
@@ -49,7 +50,8 @@ impl NeuronStore {
         self.submit_last()
     }
 
-    /// Without bundles: asks for the second matrix when all of the first one has come.
+    /// Ablation without bundles: submits the reads of the second matrix once those of the first
+    /// have completed.
     pub(super) fn submit_last(&mut self) -> Result<(), Error> {
         if self.reader.outstanding() > 0 {
             return Ok(());
@@ -57,7 +59,7 @@ impl NeuronStore {
         self.submit()
     }
 
-    /// Takes one completion in.
+    /// Handles one completion.
     pub(super) fn take_one(&mut self, done: Completion) -> Result<(), Error> {
         let Completion { tag, slot, result } = done;
         let result = result.map_err(|e| Error::from(emberflow_storage::Error::from(e)));
@@ -75,7 +77,7 @@ impl NeuronStore {
         }
     }
 
-    /// A neuron of the layer, or its Gate part.
+    /// A needed neuron, or its Gate part.
     fn take_neuron(
         &mut self,
         item: u32,
@@ -104,7 +106,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// A whole cluster, of this layer or read ahead for the next one.
+    /// A whole cluster, of this layer or prefetched for the next one.
     fn take_cluster(
         &mut self,
         bank: u32,
@@ -130,7 +132,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// A neuron that was read ahead. It becomes resident, unless a cluster of the layer waits for it.
+    /// A prefetched neuron. It becomes resident unless a cluster of the current layer waits for it.
     fn take_ahead(&mut self, key: Key, slot: Slot, result: Result<(), Error>) -> Result<(), Error> {
         let awaited = self.awaited(key);
         if let Err(e) = result {
@@ -148,7 +150,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// The item and the place where a neuron is waited for.
+    /// The item and place that wait for a neuron.
     fn awaited(&self, key: Key) -> Option<(usize, usize)> {
         let cluster = key.neuron / CLUSTER as u32;
         let number = self.layer.item_of(key.bank, cluster)?;

@@ -1,21 +1,21 @@
-//! What was asked for ahead of its need, and how well that was guessed.
+//! Bookkeeping of speculative reads and their precision.
 //!
-//! Guesses are judged by layer: they go on where every other one was needed, and are tried again now
-//! and then where not.
+//! Precision is tracked per layer: speculation continues where at least half of the prefetched
+//! neurons are needed, and is retried now and then elsewhere.
 
 use emberflow_storage::cache::Key;
 
 use super::layout::Layout;
 
-/// Missing neurons of a layer in its last pass below which guessing costs more than it saves: they
-/// are read while the others are computed.
+/// Misses per pass of a layer below which speculation does not pay: so few reads overlap with the
+/// computation of the hits.
 const FEW_MISSING: u32 = 16;
 
-/// Neurons read ahead for a layer before it is judged how many of them it needed.
+/// Neurons prefetched for a layer before its precision counts.
 const TRIAL: u32 = 64;
 
-/// Passes after which a layer that was not worth it is tried again.
-const AGAIN: u32 = 64;
+/// Passes after which a layer with low precision is retried.
+const RETRY: u32 = 64;
 
 /// One bit for each neuron of the model.
 struct Bits {
@@ -58,7 +58,7 @@ impl Bits {
         self.words[word] |= 1 << (key.neuron % 64);
     }
 
-    /// Clears a bit that is returned.
+    /// Clears a bit; returns its previous value.
     #[inline]
     fn take(&mut self, key: Key) -> bool {
         let word = self.word(key);
@@ -73,40 +73,38 @@ impl Bits {
     }
 }
 
-/// How well a layer's needs were guessed.
+/// Precision of the speculation for a layer.
 #[derive(Clone, Copy, Default)]
 struct Record {
-    /// Passes in which the layer was at work.
+    /// Passes over the layer.
     passes: u32,
-    /// Neurons missing in the last pass, guessed or not.
+    /// Neurons missing in the last pass, prefetched or not.
     missing: u32,
-    /// Neurons asked for, and those of them that were needed; older ones count less.
+    /// Neurons prefetched, and those of them that were needed, with exponential decay.
     asked: u32,
     needed: u32,
 }
 
 impl Record {
-    /// Every other guess has to be right: a wrong one costs a read, a place in the cache, and the
-    /// chance of one long read in place of many.
+    /// Precision ≥ ½. A wrong guess costs a read, a slot, and the chance to merge reads.
     fn is_good(self) -> bool {
         self.asked < TRIAL || 2 * self.needed >= self.asked
     }
 
-    /// It is judged anew.
+    /// Restarts the trial.
     fn forget(&mut self) {
         (self.asked, self.needed) = (0, 0);
     }
 }
 
-/// What was asked for ahead of its need.
+/// State of speculative reads.
 pub(crate) struct Guesses {
-    /// Asked for, of this layer and the next.
+    /// Neurons prefetched for this layer and the next.
     asked: Bits,
-    /// Resident, with checksums that are not yet verified.
+    /// Resident neurons whose checksums are not yet verified.
     unchecked: Bits,
     layers: Vec<Record>,
-    /// Whether the pass is of one token. Guesses for several are not as good, and say nothing of
-    /// those.
+    /// Whether the pass has one token. Precision differs for several, so the two are not mixed.
     single: bool,
 }
 
@@ -129,7 +127,7 @@ impl Guesses {
         2 * Bits::bytes_for(layout.sizes()) + (size_of::<Record>() * layout.layers()) as u64
     }
 
-    /// A pass begins, of one token or of several.
+    /// Begins a pass, of one token or several.
     pub fn begin_pass(&mut self, single: bool) {
         if single != self.single {
             self.single = single;
@@ -137,7 +135,7 @@ impl Guesses {
         }
     }
 
-    /// A layer begins: what is said of the one after it is forgotten.
+    /// Begins a layer; clears the bits of the next one.
     pub fn begin_layer(&mut self, layout: &Layout, layer: usize) {
         self.begin(layer);
         let next = (layer + 1) % layout.layers();
@@ -148,19 +146,19 @@ impl Guesses {
         let record = &mut self.layers[layer];
         record.passes = record.passes.wrapping_add(1);
         record.missing = 0;
-        if !record.is_good() && record.passes.is_multiple_of(AGAIN) {
+        if !record.is_good() && record.passes.is_multiple_of(RETRY) {
             record.forget();
         }
     }
 
-    /// Counts missing neurons of a layer, and among them those that had been asked for.
+    /// Counts a layer's misses, and those of them that had been prefetched.
     pub fn count(&mut self, layer: usize, missing: usize, asked: usize) {
         let record = &mut self.layers[layer];
         record.missing += missing as u32;
         record.needed += asked as u32;
     }
 
-    /// Whether it pays to guess for a layer.
+    /// Whether speculation pays for a layer.
     pub fn pays(&self, layer: usize) -> bool {
         let one = self.layers.get(layer);
         one.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
@@ -171,7 +169,7 @@ impl Guesses {
         self.layers[layer].asked += 1;
     }
 
-    /// Lets what is known of a layer fade.
+    /// Halves a layer's counts from time to time.
     pub fn age(&mut self, layer: usize) {
         let record = &mut self.layers[layer];
         if record.asked >= 64 * TRIAL {
@@ -179,18 +177,18 @@ impl Guesses {
         }
     }
 
-    /// Whether a neuron was asked for.
+    /// Whether a neuron was prefetched.
     #[inline]
     pub fn has(&self, key: Key) -> bool {
         self.asked.has(key)
     }
 
-    /// The checksums of a resident neuron are to be verified before it is computed with.
+    /// Marks a resident neuron for verification before its first use.
     pub fn set_unchecked(&mut self, key: Key) {
         self.unchecked.set(key);
     }
 
-    /// Whether that is so, once.
+    /// Whether a neuron is marked; clears the mark.
     #[inline]
     pub fn take_unchecked(&mut self, key: Key) -> bool {
         self.unchecked.take(key)
@@ -201,8 +199,8 @@ impl Guesses {
 mod tests {
     use super::*;
 
-    /// A pass over two layers of one bank; of `asked` neurons of the second one it needs `needed`.
-    /// Whether it was looked ahead to.
+    /// A pass over two layers of one bank. `asked` neurons of the second are prefetched if
+    /// speculation pays, and `needed` of them are needed. Returns whether it paid.
     fn pass(guesses: &mut Guesses, single: bool, asked: u32, needed: u32) -> bool {
         guesses.begin_pass(single);
         guesses.begin(0);
@@ -216,19 +214,19 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_again_now_and_then() {
+    fn low_precision_is_retried_now_and_then() {
         let mut guesses = Guesses::of(&[256; 2], 2);
-        let tried: Vec<bool> = (0..3 * AGAIN)
+        let tried: Vec<bool> = (0..3 * RETRY)
             .map(|_| pass(&mut guesses, true, 100, 40))
             .collect();
         assert_eq!(tried.iter().filter(|&&t| t).count(), 3);
-        // And goes on where it does.
-        (0..AGAIN).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
-        assert!((0..AGAIN).all(|_| pass(&mut guesses, true, 100, 60)));
+        // It resumes where precision is high.
+        (0..RETRY).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
+        assert!((0..RETRY).all(|_| pass(&mut guesses, true, 100, 60)));
     }
 
     #[test]
-    fn a_prompt_says_nothing_of_single_tokens() {
+    fn batches_and_single_tokens_are_judged_separately() {
         let mut guesses = Guesses::of(&[256; 2], 2);
         assert!(pass(&mut guesses, false, 100, 40));
         assert!(!pass(&mut guesses, false, 100, 40));
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_banks_do_not_touch() {
+    fn bits_of_banks_are_separate() {
         let mut bits = Bits::new(&[70, 1, 128]);
         for (bank, neuron) in [(0, 69), (1, 0), (2, 0), (2, 127)] {
             bits.set(Key { bank, neuron });

@@ -1,23 +1,23 @@
-//! The border between the hot and the cold region: moved at once when the budget changes, and a
-//! little with each pass when the number of sequences does, so that no token waits for it.
+//! The border between the hot and the cold region. It moves at once when the budget changes, and
+//! gradually, pass by pass, when the number of sequences changes, so that no token stalls on it.
 
 use super::neurons::{Goal, NeuronStore};
 use super::regions::prefixes;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 
-/// Bytes that change regions in one pass: a few milliseconds of copying.
+/// Bytes moved between the regions per pass: a few milliseconds of copying.
 const STEP: u64 = 4 << 20;
 
 impl NeuronStore {
-    /// Moves the border to where the plan wants it. Nothing is pinned between layers, so both
-    /// regions can comply. New hot clusters come when they are first used.
+    /// Moves the border to the plan's position. Nothing is pinned between layers, so both regions
+    /// can resize. New hot clusters are loaded on first use.
     pub(super) fn set_border(&mut self, plan: &MemoryPlan) {
         let prefix = self.prefixes(plan.hot_clusters);
         self.resize(plan.hot_clusters, plan.slots, &prefix);
     }
 
-    /// The clusters of each bank that belong in a hot region of `units` clusters.
+    /// Hot clusters of each bank, for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         let wanted: Vec<u32> = (0..)
@@ -27,7 +27,7 @@ impl NeuronStore {
         prefixes(units, &wanted, &clusters)
     }
 
-    /// The shrinking region first, so that both never add up to more than before.
+    /// Shrinks one region before it grows the other, so that their sum never exceeds the budget.
     fn resize(&mut self, hot: u64, cold: u64, prefix: &[u32]) {
         let cold = u32::try_from(cold.min(self.layout.total())).unwrap_or(u32::MAX);
         if cold < self.cold.slots() {
@@ -39,14 +39,14 @@ impl NeuronStore {
         }
     }
 
-    /// Bytes of a slot of the cold region and of its bookkeeping.
+    /// Bytes of a cold slot and its bookkeeping.
     fn slot_charge(&self) -> u64 {
         let resident = self.gates_resident_everywhere();
         self.layout.slot_charge(resident).max(1)
     }
 
-    /// From now on the border moves to where `plan`, made for the same budget, wants it for the hot
-    /// clusters `wanted`.
+    /// Sets the target of the border: that of `plan`, made for the same budget, with `wanted` hot
+    /// clusters per bank.
     pub fn aim_border(&mut self, plan: &MemoryPlan, wanted: &[u32]) {
         self.hot_wanted.copy_from_slice(wanted);
         self.goal = Some(Goal {
@@ -56,7 +56,7 @@ impl NeuronStore {
         });
     }
 
-    /// Moves the border a step, between two passes.
+    /// Moves the border one step towards its target, between two passes.
     pub fn step_border(&mut self) -> Result<(), Error> {
         let Some(goal) = &self.goal else {
             return Ok(());
@@ -76,8 +76,8 @@ impl NeuronStore {
 
     fn move_border(&mut self, hot: u64, cold: u64) {
         let prefix = self.prefixes(hot);
-        // Clusters that leave go over to the cold region, one after the other, so that both regions
-        // and the buffer on the way stay within their bytes. The coldest of all banks first.
+        // Demote evicted clusters one at a time, coldest first over all banks, so that both regions
+        // and the copy buffer stay within the budget.
         let most = self.layout.clusters_of_each().into_iter().max();
         for cluster in (0..most.unwrap_or(0)).rev() {
             for (bank, &end) in (0..).zip(&prefix) {
@@ -89,7 +89,8 @@ impl NeuronStore {
         self.resize(hot, cold, &prefix);
     }
 
-    /// Makes a hot cluster leave for the cold region, as far as that may grow to `cold` slots.
+    /// Demotes a hot cluster: copies its neurons to the cold region, which may grow to `cold`
+    /// slots.
     fn demote(&mut self, bank: u32, cluster: u32, cold: u64) {
         if cluster as usize >= self.layout.clusters(bank) {
             return;

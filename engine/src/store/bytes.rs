@@ -1,4 +1,4 @@
-//! The bytes of clusters that are ready, as the threads that compute see them, and their checksums.
+//! The bytes of ready clusters, as compute threads see them, and their checksums.
 
 use std::sync::PoisonError;
 
@@ -25,20 +25,20 @@ pub(crate) struct NeuronBytes<'a> {
     pub scales: &'a [u8],
 }
 
-/// Where the bytes of a ready cluster lie.
+/// Where a ready cluster's bytes are.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Nowhere,
-    /// A cluster of the hot region.
+    /// A slot of the hot region.
     Hot(&'a [u8]),
-    /// A whole cluster as on flash, from its first bundle on.
+    /// A stream buffer, laid out as on flash, from the first bundle on.
     Stream(&'a [u8]),
-    /// How each needed neuron is held.
+    /// Cold slots, by needed neuron.
     Cold(&'a [Held]),
     Mapped,
 }
 
-/// The needed neurons of a cluster that is ready.
+/// The needed neurons of a ready cluster.
 #[derive(Clone, Copy)]
 pub(crate) struct ClusterBytes<'a> {
     store: &'a NeuronStore,
@@ -47,24 +47,23 @@ pub(crate) struct ClusterBytes<'a> {
     ids: &'a [u32],
     content: &'a SlotContent,
     place: Place<'a>,
-    /// Its gates were computed before its sums.
+    /// Its gates are computed before its sums.
     pub gates_known: bool,
 }
 
 impl<'a> ClusterBytes<'a> {
-    /// Its number in the bank.
+    /// Its index in the bank.
     pub fn cluster(&self) -> u32 {
         self.cluster
     }
 
-    /// Numbers of its needed neurons in the bank, ascending.
+    /// Packed ids of its needed neurons, ascending.
     pub fn ids(&self) -> &'a [u32] {
         self.ids
     }
 
-    /// The bytes of the `i`-th needed neuron. `None` for one that
-    /// [`resolve`](NeuronStore::resolve) gave up, or that is damaged, which
-    /// [`intact`](NeuronStore::intact) tells.
+    /// The bytes of the `i`-th needed neuron. `None` if [`resolve`](NeuronStore::resolve) dropped
+    /// it, or if it is damaged, which [`intact`](NeuronStore::intact) reports.
     #[inline]
     pub fn neuron(&self, i: usize) -> Option<NeuronBytes<'a>> {
         let (neuron, content) = (self.ids[i], self.content);
@@ -101,7 +100,7 @@ impl<'a> ClusterBytes<'a> {
         })
     }
 
-    /// A neuron of the cold region.
+    /// A neuron in a cold slot.
     #[inline]
     fn cold(&self, neuron: u32, held: &'a Held, scales: &'a [u8]) -> Option<NeuronBytes<'a>> {
         let (store, content) = (self.store, self.content);
@@ -130,8 +129,8 @@ impl<'a> ClusterBytes<'a> {
         })
     }
 
-    /// Has the lines that [`neuron`](Self::neuron) begins with on their way, all at once: one after
-    /// the other they would cost a wait on memory each.
+    /// Touches the first cache line of every cold neuron, so that the cache misses overlap instead
+    /// of each stalling [`neuron`](Self::neuron).
     pub fn touch(&self) {
         let Place::Cold(held) = self.place else {
             return;
@@ -143,7 +142,7 @@ impl<'a> ClusterBytes<'a> {
         std::hint::black_box(held.iter().filter(resident).count());
     }
 
-    /// Records from now on what the calling thread does for the cluster.
+    /// Opens a trace span for the cluster on the calling thread.
     pub fn trace(&self, kind: &'static Kind) -> Option<Open<'a>> {
         let values = [self.store.layer.number as u64, u64::from(self.cluster)];
         self.store.tracer().open(kind, values)
@@ -151,7 +150,7 @@ impl<'a> ClusterBytes<'a> {
 }
 
 impl NeuronStore {
-    /// The bytes of an item that is ready.
+    /// The bytes of a ready item.
     #[inline]
     pub fn cluster(&self, item: usize) -> ClusterBytes<'_> {
         let it = &self.layer.items[item];
@@ -179,19 +178,19 @@ impl NeuronStore {
         }
     }
 
-    /// A bundle of the mapped file, if its checksums are right; else it is damage.
+    /// A bundle of the mapped file if its checksums match; else records the damage.
     fn mapped_bundle(&self, bank: u32, neuron: u32) -> Option<&[u8]> {
         let mapped = self.mapped.as_ref()?;
         self.intact_or_damage(mapped.bundle(&self.layout.container, bank as usize, neuron))
     }
 
-    /// The bytes of a slot just read, if their checksums are right; else they are damage.
+    /// The bytes of a slot just read if their checksums match; else records the damage.
     pub(super) fn verified<'a>(&self, key: Key, slot: &'a [u8]) -> Option<&'a [u8]> {
         let checked = self.check(key, slot, Step::Sums);
         self.intact_or_damage(checked).map(|()| slot)
     }
 
-    /// What is intact; else the first damage is remembered for [`intact`](Self::intact).
+    /// The value, if intact; else records the first damage for [`intact`](Self::intact).
     fn intact_or_damage<T>(&self, checked: Result<T, impl Into<Error>>) -> Option<T> {
         let damage = |error: Error| {
             let mut first = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +199,7 @@ impl NeuronStore {
         checked.map_err(|e| damage(e.into())).ok()
     }
 
-    /// What the computing threads found damaged, as an error; everything is then taken back.
+    /// Returns damage found by compute threads as an error, after aborting the layer.
     pub fn intact(&mut self) -> Result<(), Error> {
         let Some(error) = self.take_damage() else {
             return Ok(());
@@ -209,7 +208,7 @@ impl NeuronStore {
         self.latch(Err(error))
     }
 
-    /// Verifies the checksums of what a read brought.
+    /// Verifies the checksums of a neuron read into `slot`.
     pub(super) fn check(&self, key: Key, slot: &[u8], step: Step) -> Result<(), Error> {
         let (bank, content) = (key.bank as usize, self.content(key.bank));
         let shift = self.layout.shift(key.bank, key.neuron, content.start);

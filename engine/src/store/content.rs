@@ -1,35 +1,35 @@
-//! What a slot of the cold region holds of a bundle.
+//! Contents of a cold slot: which bytes of a bundle.
 
 use emberflow_storage::container::BundleGeometry;
 
-/// Alignment of direct I/O, in bytes; 1 where reads are buffered.
+/// Alignment of direct I/O in bytes; 1 for buffered reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Align {
-    /// Of offsets in the file and of lengths.
+    /// Of file offsets and lengths.
     pub offset: usize,
-    /// Of addresses in memory.
+    /// Of memory addresses.
     pub memory: usize,
 }
 
-/// The bytes `[start, start + len)` of a bundle: all of it, or Up and Down where the bank's Gate
-/// rows are resident.
+/// The bytes `[start, start + len)` of a bundle: the whole, or Up and Down where Gate rows are
+/// resident.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotContent {
-    /// Whether the Gate part belongs to it; where that does not fill whole sectors, its bytes may
-    /// lie in the slot all the same.
+    /// Whether the Gate part is valid. Without it, Gate bytes may still be in the slot as sector
+    /// padding.
     pub has_gate: bool,
     pub start: usize,
     pub len: usize,
     /// Bytes of a bundle on flash.
     pub stride: usize,
-    /// Bytes reserved for the Gate part, and those of them that are not padding.
+    /// Bytes reserved for the Gate part, and its length without padding.
     pub gate_span: usize,
     pub gate_len: usize,
     /// Bytes of Up and Down.
     pub rest_len: usize,
-    /// First byte of a bundle that a read of Up and Down alone asks for.
+    /// Offset where a read of Up and Down alone begins.
     pub rest_read: usize,
-    /// Bytes of a slot for it.
+    /// Bytes of a slot.
     pub slot_len: usize,
 }
 
@@ -53,7 +53,7 @@ impl SlotContent {
         }
     }
 
-    /// Bytes of a neuron without padding: its Gate where it belongs to it, its Up and its Down.
+    /// Bytes of Gate (0 where resident elsewhere), Up and Down, without padding.
     pub fn vectors(&self) -> [usize; 3] {
         let gate = if self.has_gate { self.gate_len } else { 0 };
         [gate, self.rest_len / 2, self.rest_len / 2]

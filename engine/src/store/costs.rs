@@ -1,6 +1,6 @@
-//! What reads cost on the device, and the choices that follow.
+//! Read costs of the device, and the decisions based on them.
 
-/// Nanoseconds of reads when many are under way.
+/// Nanoseconds per read at high queue depth.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadCosts {
     /// A whole cluster, sequentially.
@@ -16,27 +16,23 @@ pub(crate) struct ReadCosts {
 }
 
 impl ReadCosts {
-    /// Whether it is cheaper to read the Gate parts of all `neurons` of a cluster
-    /// first and Up and Down only where the gate fires (PowerInfer-2 §4.4) than to
-    /// read the cluster at once.
+    /// Two-phase loading pays for a whole cluster if
+    /// `neurons × (gate + fire_share × rest) < cluster` (PowerInfer-2 §4.4).
     pub fn two_phases(&self, neurons: usize) -> bool {
         neurons as f64 * (self.gate + self.fire_share * self.rest) < self.cluster
     }
 
-    /// Whether it is cheaper to read the Gate part of a neuron first, which a predictor
-    /// wants and which fires in a `precision` share of cases, than the whole bundle.
+    /// Two-phase loading pays for a predicted neuron if `gate + precision × rest < bundle`.
     pub fn gate_first(&self, precision: f64) -> bool {
         self.gate + precision * self.rest < self.bundle
     }
 
-    /// Whether it is cheaper to read a whole cluster than `missing` of its neurons one by
-    /// one.
+    /// One read of the cluster is cheaper if `missing × bundle > cluster`.
     pub fn cluster_over_bundles(&self, missing: usize) -> bool {
         missing as f64 * self.bundle > self.cluster
     }
 
-    /// Whether it is cheaper to read a whole cluster than Up and Down of `missing`
-    /// of its neurons one by one.
+    /// One read of the cluster is cheaper if `missing × rest > cluster`, with Gate rows resident.
     pub fn whole_cluster(&self, missing: usize) -> bool {
         missing as f64 * self.rest > self.cluster
     }

@@ -1,4 +1,4 @@
-//! Filling memory when a plan takes effect: large sequential reads.
+//! Warms memory when a plan takes effect, with large sequential reads.
 
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
@@ -7,8 +7,8 @@ use crate::ablation::Keep;
 use crate::error::Error;
 
 impl NeuronStore {
-    /// Reads the banks cluster by cluster: all Gate rows where they stay resident, the hot clusters,
-    /// and the neurons behind them until the cold region is full.
+    /// Reads the banks cluster by cluster: all Gate rows where resident, the hot clusters, then the
+    /// next neurons by temperature until the cold region is full.
     pub(super) fn fill(&mut self) -> Result<(), Error> {
         let cold_per_bank = (self.cold.slots() as usize).div_ceil(self.layout.banks().max(1));
         let wanted = |bank: u32| {
@@ -45,7 +45,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Puts a whole cluster where it belongs.
+    /// Copies a whole cluster to its regions.
     fn distribute(&mut self, bank: u32, cluster: u32, cold_per_bank: usize, buffer: &[u8]) {
         let stride = self.content(bank).stride;
         let neurons = self.layout.cluster_neurons(bank, cluster);

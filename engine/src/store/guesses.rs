@@ -1,10 +1,10 @@
-//! Reading neurons of the next layer before its own input is known: a predictor that sees this
-//! layer's residual stream names most of them (PowerInfer-2 §4.3 leaves the device idle during
-//! attention; these reads use that time).
+//! Speculative prefetch: reads neurons of the next layer before its input is known. A predictor on
+//! this layer's residual stream names most of them. (PowerInfer-2 §4.3 leaves the device idle
+//! during attention; these reads use that time.)
 //!
-//! Such a neuron becomes resident when it arrives, unpinned and not counted as used. Its checksums
-//! are verified when it is first needed, by the thread that computes it. If its layer asks for it
-//! while it is on its way, its cluster waits for it like for any other.
+//! On completion such a neuron becomes resident, unpinned and not counted as used. The thread that
+//! first computes it verifies its checksums. If its layer needs it while the read is in flight, its
+//! cluster waits for the completion as for any miss.
 
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Read;
@@ -14,11 +14,11 @@ use super::regions::CLUSTER;
 use super::tag::Tag;
 use crate::error::Error;
 
-/// Reads under way beyond which nothing is guessed: more would only wait in the queue.
-const ENOUGH: usize = 768;
+/// Queue depth at which speculation stops: more reads would only wait in the queue.
+const MAX_DEPTH: usize = 768;
 
 impl NeuronStore {
-    /// Whether it pays to guess what `layer` needs.
+    /// Whether speculative reads for `layer` pay.
     pub fn guesses_pay(&self, layer: usize) -> bool {
         let bank = self.layout.banks_of(layer).next();
         let reads = |bank| !self.scans(bank) && !self.reads_gates_first(bank);
@@ -28,12 +28,12 @@ impl NeuronStore {
             && self.guesses.pays(layer)
     }
 
-    /// Requests what memory misses of `ids`, neurons of `bank` of `layer`, the next one. Stops where
-    /// the cold region has no slot to give.
+    /// Requests the neurons `ids` of `bank` in the next layer, `layer`, that miss. Stops when the
+    /// cold region has no free slot.
     pub fn guess(&mut self, layer: usize, bank: u32, ids: &[u32]) -> Result<(), Error> {
         self.guesses.age(layer);
         for &neuron in ids {
-            if self.reader.pending() >= ENOUGH {
+            if self.reader.pending() >= MAX_DEPTH {
                 break;
             }
             let (key, cluster) = (Key { bank, neuron }, neuron / CLUSTER as u32);

@@ -1,13 +1,13 @@
-//! One layer at work: clusters are named in order with the neurons they need, found in memory or
-//! read, handed out when all their bytes are there, and released.
+//! The current layer: each cluster is requested with its needed neurons in order, looked up or
+//! read, handed out when complete, and released.
 //!
 //! ```text
-//! need ── all there ───────────────────────────────────────────► ready ─► release
+//! need ── all resident ─────────────────────────────────────────► ready ─► release
 //!   │                                                              ▲
 //!   ├─ whole cluster missing ── one sequential read ───────────────┤
-//!   ├─ some neurons missing ─── their Up and Down, one read each ──┤
-//!   └─ gates unknown, and two phases are cheaper:                  │
-//!        Gate parts ─► gates ready ─► resolve ─► Up/Down where it fires
+//!   ├─ some neurons missing ─── one read each ─────────────────────┤
+//!   └─ two phases cheaper ───── Gate parts ─► gates ─► resolve ────┘
+//!                                              Up/Down where the gate fires
 //! ```
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ use super::work::{Held, Item, MANY, Source, Step, UnitWork};
 use crate::ablation::Keep;
 use crate::error::Error;
 
-/// Looks a neuron up and pins it.
+/// Looks up a neuron in the cold region and pins it on a hit.
 fn hold(cold: &mut SlotCache, guesses: &mut Guesses, key: Key) -> Option<Held> {
     let slot = cold.get_pin(key)?;
     Some(match guesses.take_unchecked(key) {
@@ -34,14 +34,14 @@ fn hold(cold: &mut SlotCache, guesses: &mut Guesses, key: Key) -> Option<Held> {
 }
 
 impl NeuronStore {
-    /// A pass over all layers begins: of one token, or of several.
+    /// Begins a pass over all layers, of one token or several.
     pub fn begin_pass(&mut self, single: bool) {
         self.cold.begin_pass();
         self.guesses.begin_pass(single);
     }
 
-    /// Starts layer `number` of the model for `tokens` tokens, which visits `banks`, banks of that
-    /// layer in this order.
+    /// Begins layer `number` for `tokens` tokens. It visits `banks`, banks of that layer, in this
+    /// order.
     pub fn begin_layer(
         &mut self,
         number: usize,
@@ -73,7 +73,7 @@ impl NeuronStore {
             self.layer.total += self.layout.clusters(bank);
             self.layer.units.push(unit);
         }
-        // What was read ahead for a bank that did not come.
+        // Return buffers prefetched for banks that are not visited.
         let layer = &mut self.layer;
         let mut i = 0;
         while i < layer.arrived.len() {
@@ -86,8 +86,8 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Names the next cluster of unit `unit` and its needed neurons, ascending. The clusters of a
-    /// unit are named in order, each once, and so are the units.
+    /// Requests the next cluster of unit `unit` with its needed neurons, ascending. Units and their
+    /// clusters are requested in order, each once.
     pub fn need(&mut self, unit: usize, ids: &[u32]) {
         let UnitWork { bank, first, rules } = self.layer.units[unit];
         let cluster = (self.layer.items.len() - first) as u32;
@@ -120,7 +120,7 @@ impl NeuronStore {
             }
             (Way::Whole, _) => {
                 if found.absent == 0 {
-                    // Nothing was looked up.
+                    // No lookup took place.
                     self.counters.misses += needed;
                 } else {
                     self.unpin_places(bank, places.clone());
@@ -146,8 +146,8 @@ impl NeuronStore {
         });
     }
 
-    /// Pins those of the neurons at `places` that are in the cold region. Returns how many are
-    /// neither there nor on their way.
+    /// Pins the neurons at `places` that hit in the cold region. Returns how many are neither
+    /// resident nor in flight.
     fn look_up(&mut self, bank: u32, places: Range<usize>) -> usize {
         let (mut coming, mut absent) = (0, 0);
         let ids = &self.layer.ids[places.clone()];
@@ -169,7 +169,7 @@ impl NeuronStore {
         absent
     }
 
-    /// Requests what the named clusters miss, in order, as far as memory allows.
+    /// Requests the misses of the clusters so far, in order, as far as free slots allow.
     pub fn advance(&mut self) -> Result<(), Error> {
         while self.layer.next < self.layer.items.len() {
             let item = self.layer.next;
@@ -185,7 +185,7 @@ impl NeuronStore {
         self.submit()
     }
 
-    /// Requests what an item misses. False when memory is short.
+    /// Requests the misses of an item. False if no slot is available.
     fn issue(&mut self, item: usize) -> Result<bool, Error> {
         let Item { bank, cluster, .. } = self.layer.items[item];
         match self.layer.items[item].source {
@@ -206,7 +206,7 @@ impl NeuronStore {
         }
     }
 
-    /// Requests the neurons that an item misses, from the first one on that was not yet.
+    /// Requests the misses of an item, continuing where it stopped.
     fn issue_neurons(&mut self, item: usize) -> Result<bool, Error> {
         let Item {
             bank,
@@ -222,7 +222,7 @@ impl NeuronStore {
             }
             let neuron = self.layer.ids[place];
             let key = Key { bank, neuron };
-            // A pin may have been given up for another cluster.
+            // A pin may have been released to make room.
             if let Some(found) = hold(&mut self.cold, &mut self.guesses, key) {
                 self.layer.held[place] = found;
                 continue;
@@ -259,13 +259,13 @@ impl NeuronStore {
         Ok(true)
     }
 
-    /// Length of the first of two reads of what one read of `len` bytes would bring.
+    /// Length of the first of two reads that replace one of `len` bytes.
     fn first_half(&self, len: u32) -> u32 {
         let unit = self.layout.slack() as u32;
         (len / 2).next_multiple_of(unit).min(len)
     }
 
-    /// The second of two reads of a neuron without bundles, of another matrix as it were.
+    /// Ablation without bundles: the second of a neuron's two reads, as if from another matrix.
     pub(super) fn request_second_half(
         &mut self,
         item: u32,
@@ -282,7 +282,7 @@ impl NeuronStore {
         self.request(read)
     }
 
-    /// Asks for a whole cluster. False when no buffer is free.
+    /// Queues a read of a whole cluster. False if no buffer is free.
     pub(super) fn request_cluster(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
         let sent = self.reader.request_cluster(&self.layout, bank, cluster);
         let sent = self.latch(sent)?;
@@ -302,7 +302,7 @@ impl NeuronStore {
         self.latch(sent)
     }
 
-    /// An item is ready when everything of it was requested and nothing is under way.
+    /// Marks an item ready once it is fully requested and nothing is in flight.
     pub(super) fn ready_if_complete(&mut self, item: usize) {
         let it = &self.layer.items[item];
         let requested = match it.source {
@@ -315,7 +315,7 @@ impl NeuronStore {
         }
     }
 
-    /// Moves the items below `end` that are ready to `out`.
+    /// Moves the ready items below `end` to `out`.
     pub fn take_ready(&mut self, end: usize, out: &mut Vec<(u32, Step)>) {
         out.clear();
         let items = &self.layer.items;
@@ -328,43 +328,43 @@ impl NeuronStore {
         });
     }
 
-    /// Whether named clusters wait for memory that others hold.
+    /// Whether clusters wait for slots that others hold.
     pub fn is_short_of_memory(&self) -> bool {
         self.layer.next < self.layer.items.len()
     }
 
-    /// Whether reads are under way.
+    /// Whether reads are in flight.
     pub fn reading(&self) -> bool {
         self.reader.outstanding() > 0
     }
 
-    /// Number of the layer at work.
+    /// Index of the current layer.
     pub fn layer_number(&self) -> usize {
         self.layer.number
     }
 
-    /// Neurons that a unit needs.
+    /// The needed neurons of a unit.
     pub fn needed_of(&self, unit: usize) -> &[u32] {
         let (_, places) = self.of_unit(unit);
         &self.layer.ids[places]
     }
 
-    /// Whether the gates of an item are known before its sums.
+    /// Whether an item's gates are computed before its sums.
     #[inline]
     pub fn gates_known(&self, item: usize) -> bool {
         let it = &self.layer.items[item];
         self.gates_resident(it.bank) || it.gates_first && matches!(it.source, Source::Cold)
     }
 
-    /// Whether some neuron of an item is needed.
+    /// Whether any neuron of an item is needed.
     #[inline]
     pub fn is_needed(&self, item: usize) -> bool {
         let it = &self.layer.items[item];
         it.first < it.end
     }
 
-    /// After the gates of an item were computed: requests Up and Down of the neurons that fire and
-    /// gives up the others.
+    /// After an item's gates are computed: requests Up and Down of the neurons that fire and drops
+    /// the rest.
     pub fn resolve(&mut self, item: u32, fires: impl Fn(u32) -> bool) -> Result<(), Error> {
         let Item {
             bank, first, end, ..
@@ -396,7 +396,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// After a layer was computed: forgets what is not to be kept.
+    /// Ends a layer; evicts what the ablation does not keep.
     pub fn end_layer(&mut self) {
         match self.ablation.keep() {
             Keep::All => {}
@@ -417,7 +417,7 @@ impl NeuronStore {
         self.layer.close();
     }
 
-    /// The bank of a unit and the places of its needed neurons.
+    /// The bank of a unit, and the places of its needed neurons.
     fn of_unit(&self, unit: usize) -> (u32, Range<usize>) {
         let UnitWork { bank, first, .. } = self.layer.units[unit];
         let items = &self.layer.items[first..][..self.layout.clusters(bank)];

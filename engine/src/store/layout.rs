@@ -1,5 +1,5 @@
-//! The container's banks as byte ranges: which banks a layer has, and which aligned read covers a
-//! part of a bundle.
+//! The container's banks as byte ranges: banks of a layer, and aligned reads that cover parts of
+//! bundles.
 
 use std::ops::Range;
 
@@ -16,13 +16,13 @@ use super::regions::CLUSTER;
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
 
-/// Who leaves the cold region.
+/// Eviction policy of the cold region.
 pub(super) const COLD: Eviction = Eviction::Lrfu;
 
-/// A checked container, its banks by layer, and the alignment of direct I/O on it.
+/// A validated container, its banks by layer, and its direct I/O alignment.
 ///
-/// A bank is the bundles of one FFN: (layer, expert). Banks are numbered in the order of the
-/// container, layer after layer.
+/// A bank holds the bundles of one FFN: (layer, expert). Banks are numbered in container order,
+/// layer by layer.
 pub(crate) struct Layout {
     pub container: Container,
     pub format: NeuronFormat,
@@ -37,8 +37,7 @@ impl Layout {
     /// Groups the banks of `container` by layer and opens its file for reads.
     ///
     /// # Errors
-    /// Banks that are not in the order of `layers` layers and their experts, or a file that cannot
-    /// be opened again.
+    /// Banks out of order, or a file that cannot be reopened.
     pub fn new(
         container: Container,
         format: NeuronFormat,
@@ -162,8 +161,7 @@ impl Layout {
         self.neurons.iter().map(bank).sum()
     }
 
-    /// Fewest slots of the cold region: two clusters, so that one can be read while the other is
-    /// computed.
+    /// Fewest slots of the cold region: two clusters, for double buffering.
     pub fn min_slots(&self) -> u64 {
         (2 * CLUSTER as u64).min(self.total())
     }
@@ -175,7 +173,7 @@ impl Layout {
         len.next_multiple_of(self.slack())
     }
 
-    /// Commands under way when `buffers` stream buffers are being filled.
+    /// Queue depth while `buffers` stream buffers are being filled.
     pub fn stream_depth(&self, buffers: u32) -> u32 {
         let commands = self
             .stream_len()
@@ -183,7 +181,7 @@ impl Layout {
         buffers * u32::try_from(commands).unwrap_or(1)
     }
 
-    /// The error of a model with more units than a cache can number.
+    /// The error for a model with more units than a cache can index.
     pub fn too_many(&self) -> Error {
         Error::Bundles {
             path: self.container.path().to_path_buf(),
@@ -200,73 +198,73 @@ impl Layout {
         self.align.memory
     }
 
-    /// Bytes to add to a range so that its aligned cover fits.
+    /// Bytes by which alignment can enlarge a range.
     pub fn slack(&self) -> usize {
         self.align.offset.max(self.align.memory)
     }
 
-    /// Aligned read that covers `len` bytes from byte `start` of a bundle on: offset in the
-    /// container, and length.
+    /// The aligned read that covers `len` bytes of a bundle from byte `start` on: container offset
+    /// and length.
     pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> (u64, u32) {
         self.cover_of(self.offset(bank, neuron) + start as u64, len)
     }
 
-    /// Aligned read that covers `len` bytes from `from` on: offset in the container, and length.
+    /// The aligned read that covers `len` bytes from offset `from` on: container offset and length.
     pub fn cover_of(&self, from: u64, len: usize) -> (u64, u32) {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
         (low, (high - low) as u32)
     }
 
-    /// The read that covers a whole cluster.
+    /// The aligned read that covers a whole cluster.
     pub fn cover_cluster(&self, bank: u32, cluster: u32) -> (u64, u32) {
         let neurons = self.cluster_neurons(bank, cluster);
         let stride = self.container.geometry().stride as usize;
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
-    /// Where the wanted bytes begin in what [`cover`](Self::cover) reads.
+    /// Offset of the wanted bytes in a read by [`cover`](Self::cover).
     #[inline]
     pub fn shift(&self, bank: u32, neuron: u32, start: usize) -> usize {
         self.shift_of(self.offset(bank, neuron) + start as u64)
     }
 
-    /// The same for bytes from `from` on.
+    /// The same for bytes from offset `from` on.
     #[inline]
     pub fn shift_of(&self, from: u64) -> usize {
         (from & (self.align.offset as u64 - 1)) as usize
     }
 
-    /// First byte of a bundle in the container.
+    /// Container offset of a bundle.
     #[inline]
     pub fn offset(&self, bank: u32, neuron: u32) -> u64 {
         self.container.neuron_offset(bank as usize, neuron)
     }
 
-    /// Length and alignment of a slot for any `len` bytes of the container.
+    /// Length and alignment of a slot for `len` bytes at any offset.
     pub fn piece(&self, len: usize) -> (usize, usize) {
         let cover = len.next_multiple_of(self.align.offset) + self.align.offset;
         (cover.next_multiple_of(self.align.memory), self.align.memory)
     }
 
-    /// What a slot holds where Gate rows are resident, or not.
+    /// Slot contents with or without resident Gate rows.
     pub fn content(&self, gates_resident: bool) -> SlotContent {
         SlotContent::new(self.container.geometry(), gates_resident, self.align)
     }
 
-    /// Bytes of a slot and of its bookkeeping.
+    /// Bytes of a slot and its bookkeeping.
     pub fn slot_charge(&self, gates_resident: bool) -> u64 {
         let overhead = |slots| SlotCache::overhead(COLD, slots, 0);
         self.content(gates_resident).slot_len as u64 + overhead(1) - overhead(0)
     }
 
-    /// What reads from this container's device cost with an I/O engine.
+    /// Read cost model of this container's device with an I/O engine.
     pub fn read_cost(&self, io: IoChoice, depth: u32) -> ReadCost {
         let (file, path) = (self.container.file(), self.container.path());
         ReadCost::for_file(file, path, io, depth)
     }
 
-    /// What reads of its parts cost on a device.
+    /// Costs of reading its parts on a device.
     pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
         let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
@@ -280,8 +278,8 @@ impl Layout {
     }
 }
 
-/// Opens the container's file for reads. Bundles smaller than the device's unit would cost a whole
-/// unit of memory each; they are read through the page cache, which shares units between them.
+/// Opens the container's file for reads. Uses the page cache if bundles do not fill the device's
+/// direct I/O unit, which would otherwise waste memory per bundle.
 fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
     let again = || {
         container.file().try_clone().map_err(|e| Error::Bundles {

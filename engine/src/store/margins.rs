@@ -1,7 +1,7 @@
-//! Margins of predictors as a part of who is evicted.
+//! Predictor margins as an input to eviction.
 //!
-//! How often a neuron fired of late says what it is worth on average; how far its score is below the
-//! threshold of its predictor says more about the next tokens, as what it reads changes slowly.
+//! Recency and frequency give a neuron's average value. Its predictor margin says more about the
+//! next tokens, because the predictor's input changes slowly.
 
 use emberflow_kernels::Cpu;
 use emberflow_storage::cache::Key;
@@ -9,14 +9,14 @@ use emberflow_storage::cache::Key;
 use super::neurons::NeuronStore;
 
 impl NeuronStore {
-    /// Whether the cold region may have to evict: it has not room for all neurons.
+    /// Whether the cold region is smaller than the model and may evict.
     pub fn evicts(&self) -> bool {
         u64::from(self.cold.slots()) < self.layout.total()
     }
 
-    /// The neurons of `bank` from `first` on, in order, are `margins` above their thresholds: the
-    /// cold region keeps those longer that are near. `consecutive`: the report before was for the
-    /// token before.
+    /// Reports the predictor `margins` of `bank`'s neurons from `first` on, in order: eviction
+    /// spares neurons close to their threshold. `consecutive`: the last report was for the previous
+    /// token.
     pub fn set_margins(
         &mut self,
         cpu: Cpu,

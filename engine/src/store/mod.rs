@@ -1,11 +1,11 @@
-//! Where the neurons' bytes are: resident Gate rows, the hot region, the cold region, and reads for
-//! the rest.
+//! Residency of the neurons: resident Gate rows, the hot region, the cold region, and reads for
+//! misses.
 //!
-//! The FFN works on one layer at a time, which has one bank or several, and asks for clusters of
-//! needed neurons. `plan.rs` says where each cluster's bytes come from, `layer.rs` finds or reads
-//! them, `arrivals.rs` takes them in, `bytes.rs` shows them to the threads that compute, and
-//! `release.rs` says what stays; `fill.rs` loads memory when a plan takes effect. Every byte that
-//! comes from flash is checked against its checksum before it is computed with.
+//! The FFN works layer by layer and requests clusters of needed neurons. `plan.rs` decides where
+//! each cluster's bytes come from, `layer.rs` looks them up or submits reads, `arrivals.rs` handles
+//! completions, `bytes.rs` exposes the bytes to compute threads, `release.rs` decides what stays
+//! resident, and `fill.rs` warms memory when a plan takes effect. Every byte from flash is verified
+//! against its checksum before it is used.
 
 mod ahead;
 mod arrivals;

@@ -1,4 +1,4 @@
-//! [`NeuronStore`]: everything between the FFN's needs and the file.
+//! [`NeuronStore`]: serves the FFN's neurons from memory or flash.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,8 +26,8 @@ use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 
-/// Regions lie on huge pages: reads of 64 KiB and more run up to twice as fast, and random bundles
-/// 1.1 to 1.3 times (benches/README.md). They end at the arena's limit, so no budget is exceeded.
+/// Regions use huge pages: reads of 64 KiB and more are up to 2× as fast, random bundles 1.1 to
+/// 1.3× (benches/README.md). Huge pages end at the arena's limit, so the budget holds.
 fn region_memory(lock: bool) -> ArenaOptions {
     ArenaOptions {
         huge_pages: true,
@@ -36,18 +36,18 @@ fn region_memory(lock: bool) -> ArenaOptions {
     }
 }
 
-/// How the needed neurons of a layer become known.
+/// How a layer's active set is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
     /// Every token needs every neuron.
     All,
-    /// Those whose gate fires.
+    /// Neurons whose gate fires.
     Gates,
-    /// Those that a predictor names.
+    /// Neurons that the predictor wants.
     Predictor,
 }
 
-/// What a store is made of.
+/// Arguments of [`NeuronStore::open`].
 pub(crate) struct StoreSetup<'a> {
     pub layout: Layout,
     pub source: FileSource,
@@ -55,18 +55,18 @@ pub(crate) struct StoreSetup<'a> {
     pub naming: Naming,
     /// Stream buffers.
     pub buffers: u32,
-    /// Clusters of each bank that the statistics call hot.
+    /// Hot clusters of each bank by the statistics.
     pub hot_wanted: Vec<u32>,
-    /// By bank, share of tokens for which each neuron fires; empty without statistics.
+    /// By bank: each neuron's activation frequency; empty without statistics.
     pub frequencies: &'a [Vec<f32>],
     pub costs: ReadCosts,
-    /// Where Gate rows are not resident, they are read before Up and Down.
+    /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
     pub gates_first: bool,
     pub options: &'a Options,
     pub tracer: Tracer,
 }
 
-/// Where the border is to be.
+/// Target of the border.
 #[derive(Debug)]
 pub(super) struct Goal {
     /// Clusters of the hot region.
@@ -77,30 +77,30 @@ pub(super) struct Goal {
     pub(super) bytes: u64,
 }
 
-/// Rows on their way.
+/// Reads of tensor rows.
 #[derive(Default)]
 pub(super) struct RowsUnderway {
-    /// Rows that have come: number among those asked for together, row, bytes.
+    /// Completed rows: position in the request, row, bytes.
     pub arrived: Vec<(u32, u32, Slot)>,
-    /// How many are to come or have.
+    /// Rows in flight or completed and not yet handled.
     pub coming: usize,
 }
 
-/// Neurons under a budget.
+/// The neurons of a model under a memory budget.
 pub(crate) struct NeuronStore {
     pub(super) layout: Layout,
     pub(super) naming: Naming,
-    /// What a slot holds where the bank's Gate rows are not resident, and where they are.
+    /// Slot contents without and with resident Gate rows.
     contents: [SlotContent; 2],
-    /// Lent to those who name neurons, and to nobody between two layers.
+    /// Shared with threads while an active set is determined; exclusive between layers.
     pub(super) resident: Arc<Resident>,
     pub(super) hot: HotClusters,
     pub(super) cold: SlotCache,
-    /// Clusters of each bank that the statistics call hot.
+    /// Hot clusters of each bank by the statistics.
     pub(super) hot_wanted: Vec<u32>,
-    /// Where the border between the two regions is on its way to.
+    /// Target of the border between the two regions, while it moves.
     pub(super) goal: Option<Goal>,
-    /// Banks, from the first on, whose Gate rows are resident.
+    /// Number of leading banks with resident Gate rows.
     gate_banks: usize,
     pub(super) costs: ReadCosts,
     gates_first: bool,
@@ -111,24 +111,24 @@ pub(crate) struct NeuronStore {
     pub(super) guesses: Guesses,
     pub(super) spreads: Vec<Spread>,
     pub(super) ablation: Ablation,
-    /// The neurons of the last tokens, where only those are kept.
+    /// Active sets of the last tokens, for the window ablation.
     pub(super) window: Window,
-    /// The file, where the page cache does it all.
+    /// The mapped file, for the mmap ablation.
     pub(super) mapped: Option<MappedBundles>,
     pub(super) counters: Counters,
-    /// Evictions of regions that were replaced.
+    /// Evictions of replaced regions.
     past_evictions: u64,
-    /// The first failure. What is in memory may be incomplete after it, so the store refuses to work
-    /// on.
+    /// The first failure. Residency may be inconsistent afterwards, so the store refuses further
+    /// work.
     failed: Option<String>,
-    /// The first damage that a computing thread found.
+    /// The first damage found by a compute thread.
     pub(super) damage: Mutex<Option<Error>>,
     tracer: Tracer,
 }
 
 impl NeuronStore {
-    /// Starts the I/O thread, allocates the regions and fills them from the front of every bank (the
-    /// hottest neurons, where the container is in temperature order).
+    /// Starts the I/O thread, allocates the regions and warms them from the front of every bank:
+    /// the hottest neurons, if the container is sorted by temperature.
     pub fn open(setup: StoreSetup<'_>) -> Result<Self, Error> {
         let StoreSetup {
             layout,
@@ -188,7 +188,7 @@ impl NeuronStore {
         Ok(store)
     }
 
-    /// Changes to another plan between two passes. Results do not depend on it.
+    /// Switches to another plan between two passes. Results do not depend on the plan.
     pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.usable()?;
         let drained = self.drain_stream();
@@ -199,11 +199,11 @@ impl NeuronStore {
             self.set_border(plan);
             return Ok(());
         }
-        // The old contents go before the new ones come, so that both never add up.
+        // Free the old contents before loading new ones, to stay within the budget.
         self.cold.resize(0);
         self.hot.set_border(0, &vec![0; self.layout.banks()]);
         self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
-        let freed = alone(&mut self.resident).hold_gates(&self.layout, 0);
+        let freed = exclusive(&mut self.resident).hold_gates(&self.layout, 0);
         self.latch(freed)?;
         let content = &self.contents[usize::from(plan.gates_resident())];
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
@@ -212,15 +212,15 @@ impl NeuronStore {
         self.latch(adopted)
     }
 
-    /// Takes over a plan with empty regions, and fills them.
+    /// Applies a plan to empty regions and warms them.
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.gate_banks = self.gate_banks_of(plan);
         self.set_border(plan);
-        alone(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
+        exclusive(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
         self.fill()
     }
 
-    /// Banks whose Gate rows a plan keeps in memory.
+    /// Number of banks whose Gate rows a plan keeps resident.
     fn gate_banks_of(&self, plan: &MemoryPlan) -> usize {
         if plan.gates_resident() {
             self.layout.banks()
@@ -229,7 +229,7 @@ impl NeuronStore {
         }
     }
 
-    /// An error after the first failure.
+    /// Fails after the first failure.
     pub(super) fn usable(&self) -> Result<(), Error> {
         match &self.failed {
             None => Ok(()),
@@ -239,7 +239,7 @@ impl NeuronStore {
         }
     }
 
-    /// Remembers the first failure.
+    /// Records the first failure.
     pub(super) fn latch<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(e) = &result {
             self.failed.get_or_insert_with(|| e.to_string());
@@ -247,30 +247,30 @@ impl NeuronStore {
         result
     }
 
-    /// Takes the first damage that a computing thread found.
+    /// Takes the first damage found by a compute thread.
     pub(super) fn take_damage(&mut self) -> Option<Error> {
         let damage = self.damage.get_mut();
         damage.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether the Gate rows of a bank are resident (else they come with the bundle).
+    /// Whether a bank's Gate rows are resident; otherwise they are read with the bundle.
     #[inline]
     pub fn gates_resident(&self, bank: u32) -> bool {
         (bank as usize) < self.gate_banks
     }
 
-    /// Whether those of all banks are.
+    /// Whether the Gate rows of all banks are.
     pub(super) fn gates_resident_everywhere(&self) -> bool {
         self.gate_banks >= self.layout.banks()
     }
 
-    /// What a slot of a bank's neurons holds.
+    /// Slot contents for a bank's neurons.
     #[inline]
     pub(super) fn content(&self, bank: u32) -> &SlotContent {
         &self.contents[usize::from(self.gates_resident(bank))]
     }
 
-    /// Whether every token looks at every neuron of a bank.
+    /// Whether every token needs every neuron of a bank, or its Gate part from flash.
     pub(super) fn scans(&self, bank: u32) -> bool {
         match self.naming {
             Naming::All => true,
@@ -279,12 +279,12 @@ impl NeuronStore {
         }
     }
 
-    /// Whether the Gate parts of a bank's single neurons are read before their Up and Down.
+    /// Whether a bank's neurons are read in two phases, Gate part first.
     pub(super) fn reads_gates_first(&self, bank: u32) -> bool {
         self.gates_first && !self.gates_resident(bank)
     }
 
-    /// What is settled for a bank, for the layer at work.
+    /// A bank's rules for the current layer.
     pub(super) fn rules(&self, bank: u32) -> Rules {
         Rules {
             mapped: self.mapped.is_some(),
@@ -298,17 +298,17 @@ impl NeuronStore {
         }
     }
 
-    /// The Gate rows and scales that stay, to be given back before the layer ends.
+    /// Resident Gate rows and scales. Drop the reference before the layer ends.
     pub fn resident(&self) -> Arc<Resident> {
         Arc::clone(&self.resident)
     }
 
-    /// The same, for changes between two layers.
+    /// Exclusive access between two layers.
     pub(super) fn resident_mut(&mut self) -> &mut Resident {
-        alone(&mut self.resident)
+        exclusive(&mut self.resident)
     }
 
-    /// The clusters of the hot region.
+    /// The bytes of the resident hot clusters.
     pub fn hot_bytes(&mut self) -> Vec<&[u8]> {
         self.hot.resident(&self.layout.clusters_of_each())
     }
@@ -318,12 +318,12 @@ impl NeuronStore {
         &self.layout
     }
 
-    /// Where to record what is done.
+    /// The tracer for events of this store.
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
     }
 
-    /// What may overlap.
+    /// Which overlap the ablation allows.
     pub fn overlap(&self) -> Overlap {
         self.ablation.overlap()
     }
@@ -333,7 +333,7 @@ impl NeuronStore {
         self.reader.engine()
     }
 
-    /// What was done since the store was opened.
+    /// Totals since the store was opened.
     pub fn counters(&self) -> Counters {
         let io = self.reader.stats();
         Counters {
@@ -348,16 +348,15 @@ impl NeuronStore {
     }
 }
 
-/// For changes, between two layers.
-fn alone(resident: &mut Arc<Resident>) -> &mut Resident {
+/// Exclusive access between two layers.
+fn exclusive(resident: &mut Arc<Resident>) -> &mut Resident {
     match Arc::get_mut(resident) {
         Some(resident) => resident,
         None => unreachable!("lent while a layer's neurons are named only"),
     }
 }
 
-/// An empty cache that can grow to hold every neuron; how much of it may be used is the plan's
-/// matter.
+/// An empty cache with capacity for every neuron; the plan limits its use.
 fn new_cold(
     layout: &Layout,
     content: &SlotContent,

@@ -1,76 +1,76 @@
-//! Where a cluster's bytes come from: the decisions, without a clock, a read or a cache.
+//! Source of a cluster's bytes: pure decisions, without clock, I/O or cache.
 //!
-//! [`Rules`] hold what is settled for a bank while a layer is worked on, [`Found`] is what a look at
-//! the regions gave for one cluster, [`Way`] is the answer. `layer.rs` carries it out.
+//! [`Rules`] are fixed per bank and layer, [`Found`] is the residency of one cluster, [`Way`] the
+//! decision. `layer.rs` executes it.
 //!
 //! ```text
 //! nothing needed ────────────────────────────────► Unused
-//! the system's page cache does it all ───────────► Mapped
+//! mmap ablation ─────────────────────────────────► Mapped
 //! in the hot region ─────────────────────────────► Hot
-//! on its way as a whole ─────────────────────────► Whole     one sequential read
-//! a scan without a cold region, or belongs there ► Whole
-//! too many neurons missing for single reads ─────► Whole
+//! in flight as a whole ──────────────────────────► Whole     one sequential read
+//! a scan without a cold region, or becomes hot ──► Whole
+//! one read cheaper than single ones ─────────────► Whole
 //! else ──────────────────────────────────────────► Neurons   Gate parts first, or bundles
 //! ```
 
 use super::costs::ReadCosts;
 
-/// What is settled for a bank.
+/// Fixed per bank and layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// The file is mapped and nothing is read.
+    /// The file is mapped; no reads are submitted.
     pub mapped: bool,
-    /// Every token looks at every neuron: all are needed, or their gates are in the bundles.
+    /// Every token needs every neuron, or its Gate part from flash.
     pub scans: bool,
-    /// Many tokens are computed at once, of which some need nearly every neuron.
+    /// The pass has so many tokens that nearly every neuron is needed.
     pub many: bool,
     /// There is a cold region.
     pub cold: bool,
-    /// The bank's Gate rows are in the bundles, and read before Up and Down.
+    /// Two-phase: Gate parts are on flash and read before Up and Down.
     pub gates_first: bool,
-    /// The bank's Gate rows are in memory.
+    /// The bank's Gate rows are resident.
     pub gates_resident: bool,
-    /// The vectors of a neuron come in one read.
+    /// One read covers all vectors of a neuron.
     pub bundles: bool,
     pub costs: ReadCosts,
 }
 
-/// One cluster of the layer and what memory has of it.
+/// One cluster and its residency.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Found {
-    /// Neurons that are needed.
+    /// Number of needed neurons.
     pub needed: usize,
-    /// It is in the hot region.
+    /// Resident in the hot region.
     pub hot: bool,
-    /// It belongs there.
+    /// Belongs in the hot region.
     pub belongs_hot: bool,
-    /// It was read ahead as a whole, or is being read.
+    /// Prefetched as a whole, or in flight.
     pub underway: bool,
-    /// Another cluster of the layer is on its way into the hot region. They come one for each layer
-    /// and pass, the others meanwhile neuron by neuron: many at once would hold up a token.
+    /// Another cluster of the layer is being read into the hot region. Only one per layer and pass
+    /// is promoted, to bound the delay of a token; the others are read neuron by neuron.
     pub promoting: bool,
-    /// Needed neurons that are neither in the cold region nor on their way to it.
+    /// Needed neurons that are neither resident nor in flight.
     pub absent: usize,
 }
 
-/// Where the bytes of a cluster come from.
+/// Source of a cluster's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// No neuron of it is needed.
+    /// No neuron is needed.
     Unused,
     Mapped,
     Hot,
-    /// A stream buffer, in one read.
+    /// A stream buffer, with one read.
     Whole,
     /// The cold region, neuron by neuron.
     Neurons {
-        /// Gate parts first, then Up and Down of those that fire.
+        /// Two-phase: Gate parts first, then Up and Down of the neurons that fire.
         gates_first: bool,
     },
 }
 
 impl Rules {
-    /// The way of a cluster before its neurons are looked up; `None` where that decides.
+    /// The decision before the cold lookup; `None` where it depends on the lookup.
     pub fn before_lookup(&self, found: &Found) -> Option<Way> {
         match () {
             () if found.needed == 0 => Some(Way::Unused),
@@ -82,7 +82,7 @@ impl Rules {
         }
     }
 
-    /// The way of a cluster of which `found.absent` neurons would have to be read.
+    /// The decision after a lookup with `found.absent` misses.
     pub fn after_lookup(&self, found: &Found) -> Way {
         let whole = match self.gates_resident {
             true => self.costs.whole_cluster(found.absent),
@@ -94,19 +94,18 @@ impl Rules {
         }
     }
 
-    /// Whether a missing cluster comes whole, whichever of its neurons are needed.
+    /// Whether a missing cluster is read whole regardless of its active set.
     fn always_whole(&self, belongs_hot: bool, promoting: bool) -> bool {
         self.scans && !self.cold || belongs_hot && !(promoting && self.cold)
     }
 
-    /// Whether it is known before the gates are that a missing cluster of the next layer will come
-    /// whole: always in a scan, and for many tokens, which need nearly all of it. `absent`: its
-    /// neurons that are not in the cold region.
+    /// Whether a missing cluster of the next layer will certainly be read whole: in a scan, or with
+    /// many tokens. `absent`: number of its neurons not in the cold region.
     pub fn read_ahead(&self, belongs_hot: bool, absent: impl FnOnce() -> usize) -> bool {
         if self.scans || !self.many || belongs_hot {
             return self.always_whole(belongs_hot, false);
         }
-        // Some of them may not be needed after all.
+        // Some of them may not be needed.
         self.bundles && self.costs.whole_cluster(absent() / 2)
     }
 }
@@ -140,7 +139,7 @@ mod tests {
     const SINGLE: Way = Way::Neurons { gates_first: false };
 
     #[test]
-    fn memory_comes_before_flash() {
+    fn residency_decides_before_reads() {
         let found = Found {
             needed: 3,
             absent: 3,
@@ -158,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_comes_whole_where_single_reads_cost_more() {
+    fn a_cluster_is_read_whole_if_single_reads_cost_more() {
         let absent = |absent| Found {
             needed: 40,
             absent,
             ..Found::default()
         };
-        // 20 reads of Up and Down cost as much as the cluster; of bundles 12.5.
+        // 20 reads of Up and Down cost as much as the cluster; 12.5 reads of bundles do.
         assert_eq!(way(RULES, absent(20)), SINGLE);
         assert_eq!(way(RULES, absent(21)), Way::Whole);
         let bundles = Rules {
@@ -173,13 +172,13 @@ mod tests {
         };
         assert_eq!(way(bundles, absent(12)), SINGLE);
         assert_eq!(way(bundles, absent(13)), Way::Whole);
-        // Without bundles there is nothing to read in one piece.
+        // Without bundles, one read cannot cover a neuron.
         let apart = Rules {
             bundles: false,
             ..RULES
         };
         assert_eq!(way(apart, absent(40)), SINGLE);
-        // Gates first: which neurons are missing is not known yet.
+        // Two-phase: the set of misses is not known yet.
         let two = Rules {
             gates_first: true,
             ..bundles
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_hot_comes_whole() {
+    fn a_cluster_that_becomes_hot_is_read_whole() {
         let found = Found {
             needed: 1,
             absent: 1,
@@ -199,7 +198,7 @@ mod tests {
             ..found
         };
         assert_eq!(way(RULES, belongs), Way::Whole);
-        // One at a time, as long as there is a cold region for the others' neurons.
+        // One at a time, while a cold region can hold the others' neurons.
         let second = Found {
             promoting: true,
             ..belongs
@@ -210,7 +209,7 @@ mod tests {
             ..RULES
         };
         assert_eq!(way(no_cold, second), Way::Whole);
-        // What was read ahead is not read again.
+        // A prefetched cluster is not read again.
         let underway = Found {
             underway: true,
             promoting: true,
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tokens_read_ahead_what_half_of_them_would_pay_for() {
+    fn many_tokens_prefetch_if_half_of_the_misses_pay() {
         let many = Rules {
             many: true,
             ..RULES

@@ -1,5 +1,5 @@
-//! The way to the I/O thread: reads go out in batches, completions come back, buffers for whole
-//! clusters are lent on the way.
+//! Interface to the I/O thread: batched submissions, completions, and the pool of stream buffers
+//! for whole clusters.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,18 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::trace::WAIT;
 
-/// Reads handed over at once: the first are under way while the next are still looked up.
+/// Reads per submission: the first ones are in flight while later ones are looked up.
 const BATCH: usize = 256;
 
-/// Reads under way and buffers for whole clusters.
+/// Reads in flight, and stream buffers.
 pub(super) struct Reader {
     io: IoThread,
-    /// Buffers for whole clusters on their way.
+    /// Buffers for whole clusters in flight.
     pub stream: Arena,
-    /// Reads that were not handed over yet.
+    /// Reads not yet submitted.
     batch: Vec<Read>,
     completions: Vec<Completion>,
-    /// Time the computation waited for reads.
+    /// Time that computation stalled on reads.
     waited: Duration,
     tracer: Tracer,
 }
@@ -34,8 +34,7 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reader {
-    /// Starts the I/O thread and makes `buffers` stream buffers. `room`: completions that may come
-    /// at once without an allocation.
+    /// Starts the I/O thread and allocates `buffers` stream buffers.
     pub fn start(
         layout: &Layout,
         source: FileSource,
@@ -61,7 +60,7 @@ impl Reader {
         })
     }
 
-    /// Asks for a read: soon, at the latest with [`Reader::submit`].
+    /// Queues a read; [`Reader::submit`] sends it at the latest.
     pub fn request(&mut self, read: Read) -> Result<(), Error> {
         if self.batch.len() == BATCH {
             self.submit()?;
@@ -70,7 +69,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Asks for a whole cluster. False where no buffer is free.
+    /// Queues a read of a whole cluster. False if no buffer is free.
     pub fn request_cluster(
         &mut self,
         layout: &Layout,
@@ -86,7 +85,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Hands over what was asked for.
+    /// Submits the queued reads.
     pub fn submit(&mut self) -> Result<(), Error> {
         if self.batch.is_empty() {
             return Ok(());
@@ -94,24 +93,24 @@ impl Reader {
         self.io.submit(&mut self.batch).map_err(error)
     }
 
-    /// Reads under way.
+    /// Reads in flight.
     pub fn outstanding(&self) -> usize {
         self.io.outstanding()
     }
 
-    /// Reads under way or asked for.
+    /// Reads in flight or queued.
     pub fn pending(&self) -> usize {
         self.io.outstanding() + self.batch.len()
     }
 
-    /// What has arrived, without waiting. Given back with [`Reader::give_back`], so that its memory
-    /// is used again.
+    /// Completions, without waiting. Return the vector with [`Reader::give_back`] so that its
+    /// memory is reused.
     pub fn poll(&mut self) -> Result<Vec<Completion>, Error> {
         self.io.try_drain(&mut self.completions).map_err(error)?;
         Ok(std::mem::take(&mut self.completions))
     }
 
-    /// Waits until something has arrived, in layer `layer` of the model.
+    /// Blocks until a completion; `layer` is for traces.
     pub fn wait(&mut self, layer: usize) -> Result<Vec<Completion>, Error> {
         let start = Instant::now();
         let span = self.tracer.open(&WAIT, [layer as u64, 0]);
@@ -122,18 +121,18 @@ impl Reader {
         Ok(std::mem::take(&mut self.completions))
     }
 
-    /// The memory of completions that were taken in.
+    /// Takes back the memory of handled completions.
     pub fn give_back(&mut self, mut completions: Vec<Completion>) {
         completions.clear();
         self.completions = completions;
     }
 
-    /// A stream buffer comes home.
+    /// Returns a stream buffer to the pool.
     pub fn put(&mut self, slot: Slot) {
         self.stream.put(slot);
     }
 
-    /// Time the computation waited for reads.
+    /// Time that computation stalled on reads.
     pub fn waited(&self) -> Duration {
         self.waited
     }
@@ -143,7 +142,7 @@ impl Reader {
         self.io.engine()
     }
 
-    /// What was read.
+    /// I/O statistics.
     pub fn stats(&self) -> IoStats {
         self.io.stats()
     }

@@ -1,5 +1,4 @@
-//! Taking back what a layer holds or has asked for: where memory is short, after an error, and
-//! before the regions change.
+//! Recovery of slots and reads: when slots run out, after an error, and before the regions change.
 
 use std::ops::Range;
 
@@ -10,8 +9,8 @@ use super::work::{Held, Item};
 use crate::error::Error;
 
 impl NeuronStore {
-    /// Every slot is held by a cluster that misses another: the last ones give up what they hold, so
-    /// that the first one can be completed.
+    /// Breaks a deadlock in which every slot is held by an incomplete cluster: later clusters
+    /// release theirs so that the first one can complete.
     pub(super) fn make_room(&mut self) -> Result<(), Error> {
         let before = self.layer.next;
         while let Some((_, _, slot)) = self.layer.arrived.pop() {
@@ -40,7 +39,7 @@ impl NeuronStore {
         self.latch(Err(Error::Failed { first }))
     }
 
-    /// Verifies here what no thread has computed yet, so that it can be given up.
+    /// Verifies neurons not yet computed, so that their slots can be released.
     fn verify_places(&mut self, bank: u32, places: Range<usize>) {
         for place in places {
             if let Held::Read(slot) = self.layer.held[place] {
@@ -52,7 +51,7 @@ impl NeuronStore {
         }
     }
 
-    /// Gives up the pins of neurons that nothing was computed with.
+    /// Unpins neurons that were not computed.
     pub(super) fn unpin_places(&mut self, bank: u32, places: Range<usize>) {
         let ids = &self.layer.ids[places.clone()];
         for (held, &neuron) in self.layer.held[places].iter_mut().zip(ids) {
@@ -67,14 +66,14 @@ impl NeuronStore {
         }
     }
 
-    /// After an error: takes back every read and unpins everything.
+    /// Aborts the layer after an error: waits for every read and unpins everything.
     pub(super) fn abandon_layer(&mut self) {
         while self.reader.outstanding() > 0 {
             let Ok(mut arrived) = self.reader.wait(self.layer.number) else {
                 break;
             };
             for done in arrived.drain(..) {
-                // The first error is the one that is told.
+                // Report the first error only.
                 let _ = self.take_one(done);
             }
             self.reader.give_back(arrived);
@@ -97,7 +96,7 @@ impl NeuronStore {
         self.layer.ready.clear();
     }
 
-    /// Waits for whole clusters that were read ahead, and gives their buffers back.
+    /// Waits for prefetched clusters and returns their buffers.
     pub(super) fn drain_stream(&mut self) -> Result<(), Error> {
         while self.reader.outstanding() > 0 {
             self.sleep()?;

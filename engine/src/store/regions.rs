@@ -1,18 +1,18 @@
-//! The rules by which memory is divided between hot clusters and cold neurons. Pure
-//! arithmetic, shared with simulations.
+//! Division of memory between hot clusters and cold neurons. Pure arithmetic, shared with
+//! simulations.
 
-/// Neurons per cluster: one sequential read of about a megabyte for a 7B model, and few enough that
-/// one missing neuron holds up little.
+/// Neurons per cluster: one sequential read of about a megabyte for a 7B model, yet small enough
+/// that one miss delays little.
 pub const CLUSTER: usize = 128;
 
-/// A cluster is hot when its neurons fire for at least this share of tokens. An LRU
-/// cache would keep such neurons anyway; here they cost no look-up each, and a
-/// miss costs one sequential read instead of many.
+/// Share of tokens for which a hot cluster's neurons fire, at least. An LRU cache would keep such
+/// neurons anyway; as a cluster they need no lookup each, and a miss costs one sequential read
+/// instead of many.
 const HOT: f64 = 0.5;
 
-/// Leading clusters whose neurons fire on average for at least half of the passes, given in how
-/// many of `passes` they fired that were `times` as small. The tokens of a pass are of different
-/// sequences, which know nothing of each other.
+/// The longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥ ½`: the average
+/// neuron fires in at least half of the passes of `times` times the tokens. Tokens of a batch
+/// belong to different sequences and count as independent.
 pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
     let is_hot = |cluster: &&[u64]| {
@@ -22,8 +22,8 @@ pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     counts.chunks(CLUSTER).take_while(is_hot).count() as u32
 }
 
-/// Divides `units` clusters over the banks, in proportion to how many each wants of the `clusters`
-/// that it has. All wishes together may be more; `units` of all clusters fulfil any wish.
+/// Divides `units` clusters over the banks in proportion to `wanted`, out of `clusters` each. With
+/// room for all clusters, every bank gets all of its own.
 pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
     let sum = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum::<u64>();
     if units >= sum(clusters) {
@@ -47,9 +47,9 @@ pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
     prefix
 }
 
-/// Divides `left` bytes: clusters of `unit` bytes for the hot region, of at most
-/// `hot_clusters`, and slots of `slot` bytes for the cold one, `min_slots` at least.
-/// The cold region adapts to the text, so it gets at least half.
+/// Divides `left` bytes into at most `hot_clusters` hot clusters of `unit` bytes and at least
+/// `min_slots` cold slots of `slot` bytes. The cold region adapts to the text, so it gets at least
+/// half.
 pub fn split(left: u64, unit: u64, slot: u64, hot_clusters: u64, min_slots: u64) -> (u64, u64) {
     let unit = unit.max(1);
     let beside = left.saturating_sub(min_slots.saturating_mul(slot));
@@ -72,14 +72,14 @@ mod tests {
         assert_eq!(hot_prefix(&counts, 1000, 1.0), 0);
         assert_eq!(hot_prefix(&[], 10, 1.0), 0);
         assert_eq!(hot_prefix(&[0; 10], 0, 1.0), 0);
-        // 49 % of one is 74 % of two; 9 % of one is 47 % of seven and 53 % of eight.
+        // 1 − 0.51² = 74 %; 1 − 0.91⁷ = 48 %, 1 − 0.91⁸ = 53 %.
         assert_eq!(hot_prefix(&counts, 100, 2.0), 4);
         assert_eq!(hot_prefix(&counts, 1000, 7.0), 0);
         assert_eq!(hot_prefix(&counts, 1000, 8.0), 1);
     }
 
     #[test]
-    fn units_are_divided_by_wishes_and_none_is_lost() {
+    fn units_are_divided_in_proportion_without_loss() {
         assert_eq!(prefixes(10, &[4, 4, 4], &[8; 3]), [4, 3, 3]);
         assert_eq!(prefixes(12, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
         assert_eq!(prefixes(20, &[4, 4, 4], &[8; 3]), [4, 4, 4]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cold_region_gets_half_and_its_least() {
+    fn the_cold_region_gets_half_and_its_minimum() {
         assert_eq!(split(1000, 100, 10, 3, 0), (3, 70));
         assert_eq!(split(1000, 100, 10, 9, 0), (5, 50));
         assert_eq!(split(1000, 100, 10, 9, 80), (2, 80));

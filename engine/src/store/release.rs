@@ -1,4 +1,4 @@
-//! What becomes of a cluster's bytes after it was computed.
+//! Release: what happens to a cluster's bytes after its computation.
 
 use emberflow_storage::cache::Key;
 
@@ -9,9 +9,9 @@ use super::work::{Held, Source};
 use crate::ablation::Keep;
 
 impl NeuronStore {
-    /// Ends the use of an item. A streamed cluster that belongs in the hot region is kept there; of
-    /// another one the cold region keeps the neurons that were needed, as if each had been read
-    /// alone, if it `keeps` them.
+    /// Ends the use of an item. A streamed cluster goes to the hot region if it belongs there.
+    /// Otherwise its needed neurons for which `keeps` holds go to the cold region, as if read
+    /// individually.
     pub fn release(&mut self, item: usize, keeps: impl Fn(u32) -> bool) {
         let it = &mut self.layer.items[item];
         let (bank, cluster, places) = (it.bank, it.cluster, it.first..it.end);
@@ -20,7 +20,7 @@ impl NeuronStore {
             Source::Stream(Some(slot)) => {
                 if self.hot.wants(bank, cluster) {
                     self.keep_cluster(bank, cluster, slot.as_slice());
-                    // Once is enough.
+                    // One copy is enough.
                     for neuron in self.layout.cluster_neurons(bank, cluster) {
                         self.cold.remove(Key { bank, neuron });
                     }
@@ -70,8 +70,8 @@ impl NeuronStore {
         self.hot.admit(bank, cluster, &content, vectors);
     }
 
-    /// Copies a neuron from its cluster's stream buffer to the cold region. False where that has no
-    /// room.
+    /// Copies a neuron from its cluster's stream buffer to the cold region. False if no slot is
+    /// available.
     fn keep_neuron(&mut self, bank: u32, neuron: u32, buffer: &[u8]) -> bool {
         let key = Key { bank, neuron };
         if self.cold.get_pin(key).is_some() {
@@ -95,8 +95,8 @@ impl NeuronStore {
         true
     }
 
-    /// Copies a neuron of a bundle, whole as on flash, to a free slot of the cold region. False where
-    /// there is none, or the neuron is there or on its way.
+    /// Copies a neuron's bundle, as on flash, to a free slot of the cold region. False if no slot
+    /// is free, or if the neuron is resident or in flight.
     pub(super) fn keep_if_free(&mut self, bank: u32, neuron: u32, bundle: &[u8]) -> bool {
         let key = Key { bank, neuron };
         let Some(mut slot) = self.cold.reserve_if_free(key) else {
@@ -110,8 +110,8 @@ impl NeuronStore {
         true
     }
 
-    /// Copies the neurons of a cluster of the hot region to free slots of the cold one: not at the
-    /// price of neurons that were used for their own sake. `unit`: the cluster's bytes there.
+    /// Copies the neurons of a hot cluster to free cold slots; evicts nothing. `unit`: the
+    /// cluster's bytes in the hot region.
     pub(super) fn keep_from_hot(&mut self, bank: u32, cluster: u32, unit: &[u8]) {
         let content = *self.content(bank);
         for (i, neuron) in self.layout.cluster_neurons(bank, cluster).enumerate() {

@@ -1,8 +1,7 @@
-//! What of the neurons stays in memory whatever the regions hold: their scales where the container
-//! has them apart, and the Gate rows of those banks for which the plan says so.
+//! The always-resident part of the neurons: scales where the container stores them separately, and
+//! the Gate rows of the banks that the plan selects.
 //!
-//! It does not change while a layer is worked on, so that threads can read it while the store takes
-//! in what they found.
+//! Immutable during a layer, so that threads read it while the store handles requests.
 
 use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
@@ -18,7 +17,7 @@ pub(crate) struct Resident {
     scales: Vec<Vec<u8>>,
 }
 
-/// Gate rows of a bank that follow each other.
+/// Gate rows of a bank at a constant stride.
 #[derive(Clone, Copy)]
 pub(crate) struct GateRows<'a> {
     pub bytes: &'a [u8],
@@ -45,7 +44,7 @@ impl Resident {
         })
     }
 
-    /// Makes memory for the Gate rows of the first `banks` banks, and gives back that of the others.
+    /// Allocates Gate rows for the first `banks` banks and frees those of the others.
     pub fn hold_gates(&mut self, layout: &Layout, banks: usize) -> Result<(), Error> {
         for (bank, gates) in self.gates.iter_mut().enumerate() {
             if bank >= banks {
@@ -58,7 +57,7 @@ impl Resident {
         Ok(())
     }
 
-    /// A Gate row; `None` where the bank's are not held.
+    /// A Gate row; `None` where not resident.
     #[inline]
     pub fn gate(&self, bank: u32, neuron: u32) -> Option<Row<'_>> {
         let len = self.format.gate_len();
@@ -67,7 +66,7 @@ impl Resident {
         Some(self.format.gate(bytes, self.scales(bank, neuron)))
     }
 
-    /// All Gate rows of a bank, where they are held and their scales lie with them.
+    /// All Gate rows of a bank, where resident with inline scales.
     pub fn gates(&self, bank: u32) -> Option<GateRows<'_>> {
         let bytes = self.gates[bank as usize].as_ref()?.as_slice();
         self.format.inline_scales.then(|| GateRows {
@@ -76,12 +75,12 @@ impl Resident {
         })
     }
 
-    /// Where the Gate rows of a bank go, if they are held.
+    /// The buffer of a bank's Gate rows, where resident.
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
         self.gates[bank as usize].as_mut().map(Slot::as_mut_slice)
     }
 
-    /// The scales of a neuron; empty where they lie with its rows.
+    /// The scales of a neuron; empty where inline.
     #[inline]
     pub fn scales(&self, bank: u32, neuron: u32) -> &[u8] {
         let len = self.format.resident_scales();
@@ -92,7 +91,7 @@ impl Resident {
     }
 }
 
-/// Memory for weights that stay: on huge pages, from which a plain read is up to 40 % faster.
+/// Memory for resident weights, on huge pages: sequential reads are up to 40 % faster.
 pub(crate) fn region(len: usize) -> Result<Slot, Error> {
     let options = ArenaOptions {
         huge_pages: true,

@@ -1,4 +1,4 @@
-//! Reading rows of dense tensors between two layers, by the same thread as the neurons.
+//! Reads rows of dense tensors between two layers, through the same I/O thread as the neurons.
 
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::TensorRows;
@@ -9,8 +9,8 @@ use super::tag::Tag;
 use crate::error::Error;
 
 impl NeuronStore {
-    /// Reads rows number `wanted` of a tensor into slots of `arena`, as many at once as it has, and
-    /// hands each to `then`, with its place among the wanted ones, once its checksum is right.
+    /// Reads the `wanted` rows of a tensor into slots of `arena`, limited by its free slots, and
+    /// passes each verified row to `then` with its position in `wanted`.
     pub fn fetch(
         &mut self,
         rows: &TensorRows,
@@ -52,7 +52,7 @@ impl NeuronStore {
             }
             let slept = self.sleep();
             if slept.is_err() {
-                // All that will ever come has come.
+                // After an error no further reads complete.
                 self.rows.coming = self.rows.arrived.len();
             }
             outcome = outcome.and(slept);

@@ -1,4 +1,4 @@
-//! What a read was for: 64 bits that travel with it and come back with its completion.
+//! The 64-bit tag of a read, returned with its completion.
 //!
 //! ```text
 //! bits  63..62 kind   61 half   60..32 item, bank or number   31..0 place, cluster, neuron or row
@@ -7,30 +7,30 @@
 /// The purpose of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// A neuron of the layer at work: its place in the layer's list, and its cluster's item.
+    /// A neuron of the current layer: its place, and its cluster's item.
     Neuron { item: u32, place: u32, half: Half },
     /// A whole cluster of a bank.
     Cluster { bank: u32, cluster: u32 },
-    /// A neuron of a layer that has not begun.
+    /// A prefetched neuron of a later layer.
     Ahead { bank: u32, neuron: u32 },
-    /// A row of a dense tensor, and its number among those asked for together.
+    /// A row of a dense tensor, and its position in its request.
     Row { number: u32, row: u32 },
 }
 
-/// Whether one read brings a neuron, or the first of two.
+/// Whether one read covers a neuron, or this is the first of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     Whole,
     First,
 }
 
-/// What fits beside the kind.
+/// Largest value beside the kind.
 const HIGH: u32 = (1 << 29) - 1;
 const HALF: u64 = 1 << 61;
 
 impl Tag {
-    /// The bits of a tag. Items, banks and numbers of rows are far below 2^29 in every container
-    /// that a 32-bit number of neurons allows.
+    /// Encodes a tag. Items, banks and row positions stay far below 2^29 in every container that a
+    /// 32-bit neuron count allows.
     pub fn bits(self) -> u64 {
         let (kind, high, low, half) = match self {
             Self::Neuron { item, place, half } => (0, item, place, half == Half::First),
@@ -42,7 +42,7 @@ impl Tag {
         kind << 62 | if half { HALF } else { 0 } | u64::from(high & HIGH) << 32 | u64::from(low)
     }
 
-    /// The tag of some bits.
+    /// Decodes a tag.
     pub fn from_bits(bits: u64) -> Self {
         let (high, low) = ((bits >> 32) as u32 & HIGH, bits as u32);
         match bits >> 62 {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_come_back_as_the_tag() {
+    fn tags_round_trip() {
         for (high, low) in [(0, 0), (1, u32::MAX), (HIGH, 7), (12345, 1 << 31)] {
             for tag in [
                 Tag::Neuron {

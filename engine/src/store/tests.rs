@@ -1,5 +1,5 @@
-//! The store against a naive oracle: whatever is in memory, on its way, damaged or short, the bytes
-//! of every needed neuron are those of the file, or there is an error.
+//! The store against a naive reference: under any residency, in-flight reads, damage or lack of
+//! slots, every needed neuron's bytes equal the file's, or there is an error.
 
 use emberflow_kernels::DType;
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use crate::testing::{Ways, World, chance};
 
-/// Layers of one bank, of several, and of banks that are no whole clusters.
+/// Layers of one bank and of several, with partial clusters.
 fn world() -> World {
     let banks = [
         (0, 0, 300),
@@ -26,7 +26,7 @@ fn world() -> World {
     World::new(&banks, 24, DType::F32, 5)
 }
 
-/// What one unit needs, cluster by cluster.
+/// The active set of one unit, cluster by cluster.
 struct Needs {
     bank: u32,
     clusters: Vec<Vec<u32>>,
@@ -52,7 +52,7 @@ fn needs(world: &World, layer: usize, share: f64, random: &mut Rng) -> Vec<Needs
     chosen
 }
 
-/// Whether a neuron fires, where Gate parts come first.
+/// Whether a neuron fires, in two-phase loading.
 fn fires(bank: u32, neuron: u32) -> bool {
     chance(
         &mut Rng::with_seed(u64::from(bank) << 32 | u64::from(neuron)),
@@ -60,7 +60,7 @@ fn fires(bank: u32, neuron: u32) -> bool {
     )
 }
 
-/// Runs a layer as the FFN does, and checks every byte. Returns the neurons that were seen.
+/// Runs a layer as the FFN does and checks every byte. Returns the number of neurons seen.
 fn run(
     world: &World,
     store: &mut NeuronStore,
@@ -127,7 +127,7 @@ fn run(
     Ok(seen)
 }
 
-/// Compares a ready cluster with the file. Returns how many of its neurons are there.
+/// Compares a ready cluster with the file. Returns the number of its neurons with bytes.
 fn check(world: &World, store: &NeuronStore, item: usize, step: Step) -> usize {
     let cluster = store.cluster(item);
     let bank = store.layer.items[item].bank;
@@ -162,7 +162,8 @@ fn sim(seed: u64, faults: Faults) -> IoChoice {
     IoChoice::Sim(options)
 }
 
-/// A random life: passes, budgets, border moves. Returns what was needed and what was seen.
+/// A random sequence of passes, budgets and border moves. Returns the numbers of neurons needed and
+/// seen.
 fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let world = world();
     let mut random = Rng::with_seed(seed);
@@ -173,7 +174,7 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
             1 => 256,
             _ => 256 + random.u64(..total as u64 - 256),
         };
-        // Without a cold region everything streams, which only a scan does.
+        // Without a cold region everything streams, which requires a scan.
         let streams = ways.naming == Naming::All || !ways.gates_first && slots == 0;
         let resident = ways.naming != Naming::All && chance(random, 0.5);
         let slots = if streams && !resident {
@@ -249,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn with_gates_first_exactly_what_fires_is_read(seed: u64, buffers in 1..5u32) {
+    fn two_phases_read_exactly_the_firing_neurons(seed: u64, buffers in 1..5u32) {
         let ways = Ways {
             gates_first: true,
             buffers,
@@ -262,7 +263,7 @@ proptest! {
 
     #[test]
     fn a_failing_device_gives_an_error_and_never_wrong_bytes(seed: u64, eio: bool) {
-        // Rare enough that memory is filled first now and then.
+        // Rare enough that the regions often fill first.
         let faults = match eio {
             true => Faults { eio: 20, ..Faults::default() },
             false => Faults { flip: 20, ..Faults::default() },
@@ -310,7 +311,7 @@ fn after_a_failure_the_store_refuses_to_work() {
     assert!(failed > 5, "only {failed} stores met damage");
 }
 
-/// Those that become hot come one for each layer and pass; a border that moves back reads nothing.
+/// At most one cluster is promoted per layer and pass; moving the border back reads nothing.
 #[test]
 fn the_border_moves_without_a_burst_of_reads() {
     let world = World::new(&[(0, 0, 640)], 24, DType::F32, 9);

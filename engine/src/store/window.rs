@@ -1,5 +1,4 @@
-//! The sliding window of LLM in a flash: the neurons of the last tokens are kept, and
-//! nothing else.
+//! The sliding window of LLM in a flash: only the neurons of the last tokens stay resident.
 
 use std::collections::VecDeque;
 
@@ -7,13 +6,13 @@ use emberflow_storage::cache::{Key, SlotCache};
 
 use crate::ablation::{Ablation, Keep, WINDOW};
 
-/// Which neurons the last tokens needed, by bank.
+/// Active sets of the last tokens, by bank.
 pub(super) struct Window {
     banks: Vec<VecDeque<Vec<u32>>>,
 }
 
 impl Window {
-    /// Of `banks` banks; empty and never filled unless the ablation asks for it.
+    /// For `banks` banks; empty unless the ablation uses it.
     pub fn new(banks: usize, ablation: Ablation) -> Self {
         let banks = match ablation.keep() {
             Keep::Window => vec![VecDeque::new(); banks],
@@ -22,7 +21,7 @@ impl Window {
         Self { banks }
     }
 
-    /// After a bank was computed with `ids`: forgets what only an older token needed.
+    /// Appends a bank's active set `ids` and evicts neurons that only the oldest token needed.
     pub fn slide(&mut self, bank: u32, ids: &[u32], cold: &mut SlotCache) {
         let Some(window) = self.banks.get_mut(bank as usize) else {
             return;

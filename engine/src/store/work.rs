@@ -1,7 +1,7 @@
-//! The state of a layer at work: its units, its clusters and where their bytes are.
+//! State of the current layer: its units, clusters and residency.
 //!
-//! A layer has a *unit* of work for each bank that is visited. The clusters of all units, unit after
-//! unit, are the layer's *items*; the needed neurons of all items are its *places*.
+//! A layer has one *unit* of work per visited bank. The clusters of all units in sequence are the
+//! layer's *items*; the needed neurons of all items are its *places*.
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::SlotId;
@@ -10,46 +10,46 @@ use super::layout::Layout;
 use super::plan::Rules;
 use super::regions::CLUSTER;
 
-/// Tokens of a pass from which on nearly every neuron of a layer is needed by some token
-/// (PowerInfer-2 §3.1: 75 % at 32), so that layers are read as a whole.
+/// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
+/// 75 % at 32), so that layers are read whole.
 pub(crate) const MANY: usize = 32;
 
-/// How a needed neuron of the cold region is held.
+/// Residency of a needed neuron in the cold region.
 pub(super) enum Held {
     Nothing,
     /// Resident and pinned.
     Pinned(SlotId),
-    /// The same, just read: its checksums are verified by the thread that computes it.
+    /// Resident, pinned and unverified: the thread that computes it checks its checksums.
     Read(SlotId),
-    /// Its Gate part is there.
+    /// Only its Gate part has arrived.
     Gate(Slot),
-    /// On its way since before the layer began.
+    /// Prefetched, still in flight.
     Coming,
 }
 
-/// Where a cluster's bytes are or will be.
+/// Source of a cluster's bytes.
 pub(super) enum Source {
-    /// No neuron of it is needed, or it was released.
+    /// Nothing of it is needed, or it was released.
     Unused,
     Hot(SlotId),
-    /// A stream buffer; `None` until it is there.
+    /// A stream buffer; `None` until the read completes.
     Stream(Option<Slot>),
-    /// Slots of the cold region, neuron by neuron.
+    /// Cold slots, neuron by neuron.
     Cold,
     /// The mapped file.
     Mapped,
 }
 
-/// What a cluster is ready for.
+/// The step that a cluster is ready for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Its Gate parts are there; [`NeuronStore::resolve`] comes next.
+    /// Gate parts have arrived; [`NeuronStore::resolve`] follows.
     Gates,
-    /// Everything that is needed is there.
+    /// All needed bytes have arrived.
     Sums,
 }
 
-/// A bank that is visited.
+/// A visited bank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnitWork {
     pub bank: u32,
@@ -62,44 +62,44 @@ pub(super) struct UnitWork {
 pub(super) struct Item {
     pub bank: u32,
     pub cluster: u32,
-    /// Places of its needed neurons.
+    /// Places of its needed neurons: first, and one past the last.
     pub first: usize,
     pub end: usize,
     pub source: Source,
     pub step: Step,
-    /// Its gates are computed before its sums, from Gate parts.
+    /// Two-phase: its gates are computed from Gate parts before its sums.
     pub gates_first: bool,
-    /// Reads under way.
+    /// Reads in flight.
     pub waiting: usize,
     /// Places before this one are held or requested.
     pub issued: usize,
 }
 
-/// The layer being worked on.
+/// The current layer.
 pub(super) struct LayerWork {
-    /// Its number in the model.
+    /// Its index in the model.
     pub number: usize,
-    /// Many tokens are computed at once.
+    /// Whether the pass has at least [`MANY`] tokens.
     pub many: bool,
     pub units: Vec<UnitWork>,
-    /// The unit of each bank of the model that is visited.
+    /// By bank of the model: its unit, if visited.
     pub unit_of: Vec<Option<u32>>,
-    /// Clusters of all units, and those named so far.
+    /// Clusters of all units.
     pub total: usize,
     pub items: Vec<Item>,
-    /// By place: the neurons' numbers in their banks, and how they are held.
+    /// By place: packed id and residency.
     pub ids: Vec<u32>,
     pub held: Vec<Held>,
-    /// Items before this one have all their reads requested.
+    /// All reads of items before this one are requested.
     pub next: usize,
     pub ready: Vec<u32>,
-    /// Whole clusters that nobody has claimed: bank, cluster, bytes.
+    /// Whole clusters that have arrived and are not claimed: bank, cluster, bytes.
     pub arrived: Vec<(u32, u32, Slot)>,
-    /// Whole clusters under way.
+    /// Whole clusters in flight.
     pub coming: Vec<(u32, u32)>,
-    /// Clusters of the next layer that were looked at for reading ahead.
+    /// Clusters of the next layer considered for prefetch.
     pub ahead: usize,
-    /// Whether a cluster is on its way into the hot region.
+    /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
 }
 
@@ -125,26 +125,26 @@ impl LayerWork {
         }
     }
 
-    /// Whether a whole cluster was read ahead, or is being read.
+    /// Whether a whole cluster is in flight or has arrived.
     pub fn is_underway(&self, bank: u32, cluster: u32) -> bool {
         let key = (bank, cluster);
         self.coming.contains(&key) || self.arrived.iter().any(|a| (a.0, a.1) == key)
     }
 
-    /// The item of a cluster of a visited bank, if it was named.
+    /// The item of a cluster of a visited bank, if already requested.
     pub fn item_of(&self, bank: u32, cluster: u32) -> Option<usize> {
         let unit = self.units.get(self.unit_of[bank as usize]? as usize)?;
         Some(unit.first + cluster as usize).filter(|&item| item < self.items.len())
     }
 
-    /// Takes a whole cluster that has arrived.
+    /// Takes the buffer of a whole cluster that has arrived.
     pub fn claim(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
         let mut arrived = self.arrived.iter();
         let i = arrived.position(|a| (a.0, a.1) == (bank, cluster))?;
         Some(self.arrived.swap_remove(i).2)
     }
 
-    /// Forgets the items: between two layers nobody can be asked for by its place.
+    /// Clears the items: between layers no place is valid.
     pub fn close(&mut self) {
         self.items.clear();
         self.held.clear();
