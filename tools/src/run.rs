@@ -131,6 +131,7 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
         sampling: sampling(args, engine.text()),
         ignore_eos: args.ignore_eos,
         keep_steps: args.details,
+        ..Request::default()
     }
 }
 

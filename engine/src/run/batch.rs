@@ -95,7 +95,10 @@ impl Engine {
         let first = stepper.admit(Admission {
             sequence,
             prompt: prompt.to_vec(),
-            request: *request,
+            request: Request {
+                keep_log_prob: true,
+                ..*request
+            },
             samples,
         })?;
         let ids: Vec<_> = (0..samples).map(|index| first.sample(index)).collect();
@@ -124,7 +127,7 @@ impl Engine {
         let sample = |(index, one): (u64, Finished)| Sample {
             seed: request.sampling.seed.wrapping_add(index),
             tokens: one.tokens,
-            log_prob: one.log_prob,
+            log_prob: one.log_prob.unwrap_or_default(),
             logits_hash: one.logits_hash,
             stop: one.stop,
         };

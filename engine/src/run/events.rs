@@ -56,8 +56,8 @@ pub struct Finished {
     /// Generated tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
     /// Sum of the natural log-probabilities of its tokens, at temperature 1 and before truncation
-    /// (top-k, top-p).
-    pub log_prob: f64,
+    /// (top-k, top-p); `None` unless the request keeps it.
+    pub log_prob: Option<f64>,
     /// Hash over the logits of every generated token, in order.
     pub logits_hash: u64,
     /// Why it ended.

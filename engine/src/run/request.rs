@@ -13,6 +13,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Keep the counters of each pass: about 150 bytes per token outside the budget.
     pub keep_steps: bool,
+    /// Sum the log-probabilities of the tokens: an exponential for every logit of every token.
+    pub keep_log_prob: bool,
 }
 
 impl Default for Request {
@@ -23,6 +25,7 @@ impl Default for Request {
             sampling: Sampling::default(),
             ignore_eos: false,
             keep_steps: false,
+            keep_log_prob: false,
         }
     }
 }

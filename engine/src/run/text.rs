@@ -94,7 +94,9 @@ impl Text {
         self.hash.update(bytemuck::cast_slice(logits));
         let token = self.sampler.sample(logits, self.sequence.tokens());
         self.tokens.push(token);
-        self.log_prob += log_prob(logits, token);
+        if self.request.keep_log_prob {
+            self.log_prob += log_prob(logits, token);
+        }
         Ok(token)
     }
 
@@ -124,7 +126,7 @@ impl Text {
             logits_hash: self.hash.digest(),
             sequence: self.sequence,
             tokens: self.tokens,
-            log_prob: self.log_prob,
+            log_prob: self.request.keep_log_prob.then_some(self.log_prob),
             stop,
         }
     }
