@@ -111,8 +111,9 @@ mod tests {
         let misses = count(&trace(400, |t, n| n % 10 == 0 || (n + t).is_multiple_of(5))).unwrap();
         for (size, share) in SIZES.iter().enumerate() {
             let always = misses.missed[size][class(1.0)];
-            // A token needs 28 % of all neurons.
-            assert_eq!(always == 0, *share > 0.28, "{share}: {always}");
+            // They are 10 % of all neurons, and a token needs 30 %.
+            assert!(always > 0 || *share > 0.1, "{share}: {always}");
+            assert!(always == 0 || *share < 0.35, "{share}: {always}");
         }
         assert!(misses.rate(0) > misses.rate(4) && misses.rate(4) > misses.rate(8));
         assert!(count(&trace(200, |_, _| true)).unwrap().is_empty());
