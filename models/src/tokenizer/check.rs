@@ -18,6 +18,10 @@ use crate::Error;
 /// Maximum id: larger ones would make vocabulary-sized tables too large.
 const MAX_ID: u32 = (1 << 24) - 1;
 
+/// Maximum number of patterns in a splitter: the library takes up to 12 MiB for each, however
+/// short (`\p{L}{99}`).
+const MAX_PATTERNS: usize = 8;
+
 /// Facts about a checked file.
 #[derive(Debug)]
 pub(super) struct Checked {
@@ -188,19 +192,36 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
         "normalizers",
         &mut check_normalizer,
     )?;
+    let mut patterns = 0;
     each(
         file.pre_tokenizer.as_ref(),
         "pre_tokenizer",
         "pretokenizers",
-        &mut check_pre_tokenizer,
+        &mut |step| {
+            patterns += usize::from(step.get("pattern").is_some());
+            check_pre_tokenizer(step)
+        },
     )?;
+    if patterns > MAX_PATTERNS {
+        let expected = format!("up to {MAX_PATTERNS}");
+        return Err(bad("patterns of the pre_tokenizer", patterns, &expected));
+    }
     let known = |id: u64| id < u64::from(size);
+    let mut templates = 0;
     each(
         file.post_processor.as_ref(),
         "post_processor",
         "processors",
-        &mut |step| check_post_processor(step, &known),
+        &mut |step| {
+            templates += usize::from(kind_of(step) == "TemplateProcessing");
+            check_post_processor(step, &known)
+        },
     )?;
+    // The crate fails on a template applied to the several pieces that another one made.
+    if templates > 1 {
+        let what = "TemplateProcessing steps of the post_processor";
+        return Err(bad(what, templates, "one at most"));
+    }
     let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
     let decoding = check_decoder(file.decoder.as_ref())?;
     let added = file

@@ -285,6 +285,14 @@ fn lies_about_the_way_in() -> Vec<Lie> {
             "tokenizer.json",
         ),
         Lie::new(
+            "too many patterns",
+            "/pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": vec![
+                json!({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": false}); 9
+            ]}),
+            "up to 8",
+        ),
+        Lie::new(
             "unknown splitter",
             "/pre_tokenizer",
             json!({"type": "FixedLength", "length": 0}),
@@ -295,6 +303,12 @@ fn lies_about_the_way_in() -> Vec<Lie> {
             "/pre_tokenizer",
             json!({"type": "Sequence"}),
             "pretokenizers",
+        ),
+        Lie::new(
+            "two templates",
+            "/post_processor",
+            json!({"type": "Sequence", "processors": vec![byte_level()["post_processor"].clone(); 2]}),
+            "one at most",
         ),
         Lie::new(
             "undefined token",

@@ -57,7 +57,7 @@ pub(super) fn tokenizer() -> Target {
     let read = |name| std::fs::read(folder.join(format!("{name}.json"))).expect(name);
     Target {
         seeds: names.map(read).to_vec(),
-        form: Form::JSON,
+        form: Form::PATTERNS,
         run: Box::new(use_json),
     }
 }

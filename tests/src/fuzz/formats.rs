@@ -44,6 +44,7 @@ pub(super) fn model() -> Target {
             Some(from as usize..from.checked_add(len)? as usize)
         },
         seal: seal_container,
+        ..Form::BINARY
     };
     target(models(), form, use_model)
 }
@@ -71,6 +72,7 @@ pub(super) fn trace() -> Target {
             Some(12..12 + len as usize)
         },
         seal: seal_trace,
+        ..Form::BINARY
     };
     target(vec![tokens()], form, use_trace)
 }

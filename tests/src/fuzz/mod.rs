@@ -20,7 +20,7 @@ pub struct Target {
 }
 
 /// Reads bytes. Whether they were accepted.
-pub type Reader = dyn Fn(&[u8]) -> bool;
+pub type Reader = dyn Fn(&[u8]) -> bool + Sync;
 
 /// A target's name, and what makes it.
 pub type Named = (&'static str, fn() -> Target);
@@ -32,6 +32,8 @@ pub struct Form {
     pub json: fn(&[u8]) -> Option<Range<usize>>,
     /// Makes checksums right again.
     pub seal: fn(&mut [u8]),
+    /// Bytes that any input may take, beside those that follow from its length.
+    pub room: usize,
 }
 
 impl Form {
@@ -39,11 +41,18 @@ impl Form {
     pub const JSON: Self = Self {
         json: |bytes| Some(0..bytes.len()),
         seal: |_| (),
+        room: 4 << 20,
+    };
+    /// JSON with up to eight regular expressions, of which a short one may need 12 MiB.
+    pub const PATTERNS: Self = Self {
+        room: 100 << 20,
+        ..Self::JSON
     };
     /// Numbers and tables, the most important ones in front.
     pub const BINARY: Self = Self {
         json: |_| None,
         seal: |_| (),
+        room: 4 << 20,
     };
 }
 

@@ -16,7 +16,7 @@ const FRONT: usize = 4096;
 /// Damages `bytes` in one to eight places, and repairs checksums most of the time.
 pub fn mutate(bytes: &mut Vec<u8>, target: &Target, random: &mut Rng) {
     let places = 1 << random.u32(..4);
-    let Form { json, seal } = target.form;
+    let Form { json, seal, .. } = target.form;
     match json(bytes) {
         Some(range) if random.u8(..4) > 0 => {
             let donor = random.choice(&target.seeds);
