@@ -20,6 +20,8 @@ use emberflow_kernels::{
 const N: usize = 4096;
 /// Rows that fit in a second-level cache in both formats.
 const ROWS: usize = 64;
+/// Rows of a call, as in a cluster of neurons.
+const CLUSTER: usize = 128;
 /// Rows that do not fit in any cache but the largest ones.
 const MEMORY: usize = 256 << 20;
 const DTYPES: [DType; 2] = [DType::Q4, DType::Q8];
@@ -86,6 +88,35 @@ fn decode(c: &mut Criterion) {
     }
 }
 
+/// Rows of memory and a few tokens: several texts decode together. A pass costs what one token
+/// costs for as long as memory is the limit.
+fn several(c: &mut Criterion) {
+    for dtype in DTYPES {
+        let stride = dtype.row_bytes(N);
+        let weights = rows(dtype, MEMORY / stride);
+        // As many rows per call as a thread takes of a matrix.
+        let calls = MEMORY / stride / CLUSTER;
+        for cpu in cpus() {
+            let mut group = short(c, format!("several/{}/{dtype}", cpu.name()));
+            for tokens in [1, 2, 3, 4, 6, 8, 16] {
+                let xs = floats(tokens * N);
+                let mut quantised = Activations::default();
+                cpu.quantize_activations(&xs, tokens, &mut quantised);
+                let mut y = vec![0.0; tokens * CLUSTER];
+                let mut scratch = vec![0.0; matmul_scratch_q(N)];
+                let bytes = Throughput::Bytes((calls * CLUSTER * stride) as u64);
+                measure(&mut group, &format!("memory/{tokens}"), bytes, || {
+                    for call in weights.chunks_exact(CLUSTER * stride) {
+                        let mut y = Columns::new(&mut y, tokens, CLUSTER, CLUSTER);
+                        cpu.matmul_q(dtype, call, stride, quantised.all(), &mut y, &mut scratch);
+                    }
+                });
+            }
+            group.finish();
+        }
+    }
+}
+
 /// Many tokens.
 fn prefill(c: &mut Criterion) {
     for dtype in DTYPES {
@@ -144,5 +175,5 @@ fn activations(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decode, prefill, activations);
+criterion_group!(benches, decode, several, prefill, activations);
 criterion_main!(benches);

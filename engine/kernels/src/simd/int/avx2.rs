@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     dot::{Unit, padded},
+    gemm::Tokens,
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
@@ -89,37 +90,67 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
-        // SAFETY: the caller guarantees the ISA and the groups; the chunk has 512 bytes.
+        let one = std::slice::from_ref(x);
+        // SAFETY: passed on from the caller; there is one token.
+        let [sums] = unsafe { Self::q4_tokens::<1>(quants, groups, Tokens::new(one, 1)) };
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn q4_tokens<const T: usize>(
+        quants: *const u8,
+        groups: usize,
+        xs: Tokens,
+    ) -> [[__m256i; 2]; T] {
+        // SAFETY: the caller guarantees the ISA, the groups, and `T` chunks of 512 bytes.
         unsafe {
             let mask = _mm256_set1_epi8(15);
-            let mut parts = [[_mm256_setzero_si256(); 4]; 2];
-            for i in 0..8 {
-                // Two groups, one in each half of a register.
-                let bytes = if 2 * i + 1 < groups {
-                    load(quants.add(32 * i))
-                } else if 2 * i < groups {
-                    _mm256_zextsi128_si256(load_16(quants.add(32 * i)))
-                } else {
-                    break;
-                };
-                let low = _mm256_and_si256(bytes, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
-                let x = x.quants.as_ptr().cast::<u8>().add(first_half(2 * i));
-                let (x_low, x_high) = (load(x), load(x.add(SECOND_HALF)));
-                parts[i / 4][i % 4] = if VNNI {
-                    let zero = _mm256_setzero_si256();
-                    let sums = _mm256_dpbusd_avx_epi32(zero, low, x_low);
-                    _mm256_dpbusd_avx_epi32(sums, high, x_high)
-                } else {
-                    // At most 4 × 15 × 127.
-                    let pairs = _mm256_add_epi16(
-                        _mm256_maddubs_epi16(low, x_low),
-                        _mm256_maddubs_epi16(high, x_high),
-                    );
-                    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-                };
+            let mut sums = [[_mm256_setzero_si256(); 2]; T];
+            for half in 0..2 {
+                // Nibbles of two groups each, one in each half of a register.
+                let mut nibbles = [[_mm256_setzero_si256(); 2]; 4];
+                for i in 0..4 {
+                    let pair = 4 * half + i;
+                    let bytes = if 2 * pair + 1 < groups {
+                        load(quants.add(32 * pair))
+                    } else if 2 * pair < groups {
+                        _mm256_zextsi128_si256(load_16(quants.add(32 * pair)))
+                    } else {
+                        break;
+                    };
+                    let high = _mm256_srli_epi16::<4>(bytes);
+                    nibbles[i] = [_mm256_and_si256(bytes, mask), _mm256_and_si256(high, mask)];
+                }
+                for t in 0..T {
+                    let x = xs.chunk(t).cast::<u8>();
+                    let quants = x.add(std::mem::offset_of!(Chunk, quants));
+                    let mut parts = [_mm256_setzero_si256(); 4];
+                    for i in 0..4 {
+                        let x = quants.add(first_half(8 * half + 2 * i));
+                        let (x_low, x_high) = (load(x), load(x.add(SECOND_HALF)));
+                        let [low, high] = nibbles[i];
+                        parts[i] = if VNNI {
+                            let zero = _mm256_setzero_si256();
+                            let sums = _mm256_dpbusd_avx_epi32(zero, low, x_low);
+                            _mm256_dpbusd_avx_epi32(sums, high, x_high)
+                        } else {
+                            // Eight sums of four products, at most 4 × 15 × 127 each.
+                            _mm256_add_epi16(
+                                _mm256_maddubs_epi16(low, x_low),
+                                _mm256_maddubs_epi16(high, x_high),
+                            )
+                        };
+                    }
+                    let of_groups = if VNNI {
+                        sums_of_groups(parts)
+                    } else {
+                        short_sums_of_groups(parts)
+                    };
+                    let by_8 = x.add(std::mem::offset_of!(Chunk, by_8));
+                    sums[t][half] = _mm256_add_epi32(of_groups, load(by_8.add(32 * half)));
+                }
             }
-            correct(parts, &x.by_8)
+            sums
         }
     }
 
@@ -143,11 +174,27 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                     _mm256_permute2x128_si256::<0x31>(a, b),
                 );
             }
+            let mut sums = [sums_of_groups(parts[0]), sums_of_groups(parts[1])];
             if VNNI {
-                correct(parts, &x.by_128)
-            } else {
-                [sums_of_groups(parts[0]), sums_of_groups(parts[1])]
+                for i in 0..2 {
+                    let correction = load(x.by_128[8 * i..].as_ptr().cast());
+                    sums[i] = _mm256_add_epi32(sums[i], correction);
+                }
             }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(scales: *const u8, groups: usize) -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2 and the scales.
+        unsafe {
+            let halves = padded(scales, groups);
+            let [low, high] = [0, 8].map(|i| halves[i..].as_ptr().cast());
+            [
+                _mm256_cvtph_ps(load_16(low)),
+                _mm256_cvtph_ps(load_16(high)),
+            ]
         }
     }
 
@@ -155,17 +202,15 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     unsafe fn add(
         chains: [__m256; 2],
         sums: [__m256i; 2],
-        scales: *const u8,
-        groups: usize,
+        scales: [__m256; 2],
         x: &Chunk,
     ) -> [__m256; 2] {
-        // SAFETY: the caller guarantees the ISA and the scales; the chunk has 16.
+        // SAFETY: the caller guarantees AVX2; the chunk has 16 scales.
         unsafe {
             let mut chains = chains;
-            let halves = padded(scales, groups);
             for i in 0..2 {
-                let scale = _mm256_cvtph_ps(load_16(halves[8 * i..].as_ptr().cast()));
-                let scale = _mm256_mul_ps(scale, _mm256_loadu_ps(x.scales.as_ptr().add(8 * i)));
+                let scale = _mm256_loadu_ps(x.scales.as_ptr().add(8 * i));
+                let scale = _mm256_mul_ps(scales[i], scale);
                 chains[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[i]), scale, chains[i]);
             }
             chains
@@ -220,22 +265,6 @@ unsafe fn products_q8<const VNNI: bool>(quants: *const u8, x: &Chunk, g: usize) 
     }
 }
 
-/// [`sums_of_groups`] of all 16 groups plus their corrections.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn correct(parts: [[__m256i; 4]; 2], correction: &[i32; 16]) -> [__m256i; 2] {
-    // SAFETY: the caller guarantees AVX2; the array is two registers long.
-    unsafe {
-        let from = correction.as_ptr().cast::<u8>();
-        [
-            _mm256_add_epi32(sums_of_groups(parts[0]), load(from)),
-            _mm256_add_epi32(sums_of_groups(parts[1]), load(from.add(32))),
-        ]
-    }
-}
-
 /// Half `l` of part `i` holds the four partial sums of group `2i + l`; lane `g` of the
 /// result is the sum of group `g`.
 ///
@@ -249,6 +278,24 @@ unsafe fn sums_of_groups(parts: [__m256i; 4]) -> __m256i {
         let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
         let sums = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+        _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+    }
+}
+
+/// [`sums_of_groups`] of parts with eight sums of 16 bits for each group, no more than 7,620 in
+/// magnitude: four of them do not overflow.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn short_sums_of_groups(parts: [__m256i; 4]) -> __m256i {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let [a, b, c, d] = parts;
+        let ab = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let cd = _mm256_add_epi16(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        let sums = _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+        let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
         _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
     }
 }

@@ -23,7 +23,7 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
     type Floats = __m256;
 
     const ROWS: usize = ROWS;
-    const PACK_FROM: usize = 4;
+    const PACK_FROM: [usize; 2] = [16, 4];
     // 4 accumulators, 4 chains, weights, their magnitudes, ones and an activation of the 16
     // registers.
     const TOKENS: usize = 4;
@@ -144,14 +144,16 @@ unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
     unsafe {
         let mask = _mm256_set1_epi8(15);
         for first in (0..groups).step_by(2) {
-            let columns = transpose(std::array::from_fn(|r| {
+            let mut lines = [_mm256_setzero_si256(); ROWS];
+            for r in 0..ROWS {
                 let from = rows[r].quants().as_ptr().add(first * GROUP_BYTES);
-                if first + 1 < groups {
+                lines[r] = if first + 1 < groups {
                     load(from)
                 } else {
                     _mm256_zextsi128_si256(load_16(from))
-                }
-            }));
+                };
+            }
+            let columns = transpose(lines);
             for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS / 2)) {
                 let to = panel.group(g);
                 for (step, &bytes) in columns.iter().enumerate() {
@@ -175,9 +177,11 @@ unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     unsafe {
         let flip = _mm256_set1_epi8(if VNNI { i8::MIN } else { 0 });
         for g in 0..rows[0].len().div_ceil(GROUP) {
-            let columns = transpose(std::array::from_fn(|r| {
-                load(rows[r].quants().as_ptr().add(g * GROUP))
-            }));
+            let mut lines = [_mm256_setzero_si256(); ROWS];
+            for r in 0..ROWS {
+                lines[r] = load(rows[r].quants().as_ptr().add(g * GROUP));
+            }
+            let columns = transpose(lines);
             let to = panel.group(g);
             for (step, &bytes) in columns.iter().enumerate() {
                 _mm256_store_si256(to.add(32 * step).cast(), _mm256_xor_si256(bytes, flip));
@@ -197,7 +201,8 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
         let count = ROWS.min(groups - first);
         // SAFETY: the copies are 16 bytes long; the rest as in `pack_q4`.
         unsafe {
-            let columns = transpose(std::array::from_fn(|r| {
+            let mut lines = [_mm256_setzero_si256(); ROWS];
+            for r in 0..ROWS {
                 let scales = &rows[r].scales()[2 * first..2 * (first + count)];
                 let mut padded = [0u8; 2 * ROWS];
                 if let Ok(all) = scales.try_into() {
@@ -205,8 +210,9 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
                 } else {
                     padded[..scales.len()].copy_from_slice(scales);
                 }
-                _mm256_castps_si256(_mm256_cvtph_ps(load_16(padded.as_ptr())))
-            }));
+                lines[r] = _mm256_castps_si256(_mm256_cvtph_ps(load_16(padded.as_ptr())));
+            }
+            let columns = transpose(lines);
             for (i, &scales) in columns[..count].iter().enumerate() {
                 let to = panel.group(first + i).add(ROWS * GROUP);
                 _mm256_store_si256(to.cast(), scales);
@@ -245,13 +251,12 @@ unsafe fn transpose(lines: [__m256i; ROWS]) -> [__m256i; ROWS] {
             _mm256_unpacklo_epi64(pairs[5], pairs[7]),
             _mm256_unpackhi_epi64(pairs[5], pairs[7]),
         ];
-        std::array::from_fn(|c| {
-            let (upper, lower) = (fours[c % 4], fours[4 + c % 4]);
-            if c < 4 {
-                _mm256_permute2x128_si256::<0x20>(upper, lower)
-            } else {
-                _mm256_permute2x128_si256::<0x31>(upper, lower)
-            }
-        })
+        let mut columns = lines;
+        for c in 0..ROWS / 2 {
+            let (upper, lower) = (fours[c], fours[4 + c]);
+            columns[c] = _mm256_permute2x128_si256::<0x20>(upper, lower);
+            columns[4 + c] = _mm256_permute2x128_si256::<0x31>(upper, lower);
+        }
+        columns
     }
 }

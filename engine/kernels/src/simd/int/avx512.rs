@@ -110,13 +110,7 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn add(
-        chains: __m512,
-        sums: __m512i,
-        scales: *const u8,
-        groups: usize,
-        x: &Chunk,
-    ) -> __m512 {
+    unsafe fn scales(scales: *const u8, groups: usize) -> __m512 {
         // SAFETY: the caller guarantees AVX-512 and the scales.
         unsafe {
             let wanted = ((1u32 << groups) - 1) as u16;
@@ -125,7 +119,14 @@ impl Unit for Avx512 {
             } else {
                 _mm256_maskz_loadu_epi16(wanted, scales.cast())
             };
-            let scales = _mm512_cvtph_ps(halves);
+            _mm512_cvtph_ps(halves)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(chains: __m512, sums: __m512i, scales: __m512, x: &Chunk) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512; the chunk has 16 scales.
+        unsafe {
             let scales = _mm512_mul_ps(scales, _mm512_loadu_ps(x.scales.as_ptr()));
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, chains)
         }

@@ -22,7 +22,7 @@ impl Tile for Avx512 {
     type Floats = __m512;
 
     const ROWS: usize = ROWS;
-    const PACK_FROM: usize = 2;
+    const PACK_FROM: [usize; 2] = [9, 9];
     // 12 accumulators, 12 chains, weights and scales of the 32 registers.
     const TOKENS: usize = 12;
     // With two panels each broadcast activation is used twice, so loads are no longer the

@@ -1,8 +1,13 @@
-//! One row times one token: the decode case, bound by memory bandwidth.
+//! One row times one token or a few: the decode case, bound by memory bandwidth.
+//!
+//! A row is read once for all tokens. A tile of up to [`TILE`] tokens shares its decoded weights,
+//! each token with its own chains.
 
+use super::gemm::Tokens;
 use crate::{
     Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
+    columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
 };
@@ -16,6 +21,8 @@ const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
 /// half the memory bandwidth.
 const AHEAD: usize = 8192;
 const CACHE_LINE: usize = 64;
+/// Tokens of the largest tile.
+const TILE: usize = 3;
 
 /// Vector operations for an integer dot product. Pointers need no alignment.
 pub(super) trait Unit {
@@ -46,17 +53,41 @@ pub(super) trait Unit {
     /// reads of `32 * groups` bytes.
     unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
-    /// `fma(sum, weight scale * activation scale, chain)` for the first `groups <= 16`
-    /// chains; reads as many f16.
+    /// [`Unit::q4`] of `T` tokens.
+    ///
+    /// # Safety
+    /// As for [`Unit::q4`] and the chunk of each of `T` tokens.
+    #[inline(always)]
+    unsafe fn q4_tokens<const T: usize>(
+        quants: *const u8,
+        groups: usize,
+        xs: Tokens,
+    ) -> [Self::Sums; T] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let mut sums = [Self::q4(quants, groups, &*xs.chunk(0)); T];
+            for t in 1..T {
+                sums[t] = Self::q4(quants, groups, &*xs.chunk(t));
+            }
+            sums
+        }
+    }
+
+    /// `groups <= 16` scales in f16, widened, one for each chain; the other ones are zero.
     ///
     /// # Safety
     /// The CPU has the instruction set of `Self`, `groups <= 16`, and `scales` is valid for
     /// reads of `2 * groups` bytes.
+    unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains;
+
+    /// `fma(sum, weight scale * activation scale, chain)` for every chain.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
     unsafe fn add(
         chains: Self::Chains,
         sums: Self::Sums,
-        scales: *const u8,
-        groups: usize,
+        scales: Self::Chains,
         x: &Chunk,
     ) -> Self::Chains;
 
@@ -78,13 +109,16 @@ pub(super) trait Unit {
 /// every 512 elements of it.
 #[inline(always)]
 pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
-    // SAFETY: passed on from the caller.
-    unsafe {
+    debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
+    let x = Tokens::new(x, x.len());
+    // SAFETY: passed on from the caller; there is one token.
+    let [sum] = unsafe {
         match row.dtype() {
-            DType::Q4 => chains::<U, true>(row, x, row),
-            _ => chains::<U, false>(row, x, row),
+            DType::Q4 => tile::<U, true, 1>(row, x, None),
+            _ => tile::<U, false, 1>(row, x, None),
         }
-    }
+    };
+    sum
 }
 
 /// [`dot`] of every row.
@@ -94,95 +128,177 @@ pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32]) {
     debug_assert_eq!(rows.count(), y.len());
+    let (x, len) = (Tokens::new(x, x.len()), y.len());
+    // SAFETY: passed on from the caller; there is one token.
+    unsafe { dots_tokens::<U, R>(rows, x, &mut Columns::new(y, 1, len, len)) }
+}
+
+/// [`dot`] of every row and every token: `y.row(t)[r] = row r · token t`.
+///
+/// # Safety
+/// As for [`dot`] and each token; all rows have the same format, and `y` has a row for each token
+/// and a column for each weight row.
+#[inline(always)]
+pub(super) unsafe fn dots_tokens<U: Unit, R: Rows>(rows: R, xs: Tokens, y: &mut Columns<'_, f32>) {
     if rows.count() == 0 {
         return;
     }
     // SAFETY: passed on from the caller.
     unsafe {
         match rows.at(0).dtype() {
-            DType::Q4 => dots_as::<U, R, true>(rows, x, y),
-            _ => dots_as::<U, R, false>(rows, x, y),
+            DType::Q4 => dots_as::<U, R, true>(rows, xs, y),
+            _ => dots_as::<U, R, false>(rows, xs, y),
         }
     }
 }
 
-/// [`dots`] of at least one row, in q4 if `Q4`, otherwise in q8.
+/// [`dots_tokens`] of at least one row, in q4 if `Q4`, otherwise in q8.
 ///
 /// # Safety
-/// As for [`dots`].
+/// As for [`dots_tokens`].
 #[inline(always)]
-unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mut [f32]) {
+unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, xs: Tokens, y: &mut Columns<'_, f32>) {
     let bytes = rows.at(0).quants().len().max(1);
     let distance = AHEAD.div_ceil(bytes);
     let last = rows.count() - 1;
     // Nothing has prefetched the first rows. The very first one is needed at once.
     for r in 1..distance.min(rows.count()) {
-        let row = rows.at(r);
-        for part in [row.quants(), row.scales()] {
-            for line in (0..part.len()).step_by(CACHE_LINE) {
-                U::prefetch(part.as_ptr().wrapping_add(line));
-            }
-        }
+        prefetch_row::<U>(rows.at(r));
     }
-    for (r, y) in y.iter_mut().enumerate() {
+    if y.rows() == 1 {
+        let y = y.row_mut(0);
+        for (r, y) in y.iter_mut().enumerate() {
+            let ahead = rows.at((r + distance).min(last));
+            // SAFETY: passed on from the caller; there is one token.
+            [*y] = unsafe { tile::<U, Q4, 1>(rows.at(r), xs, Some(ahead)) };
+        }
+        return;
+    }
+    for r in 0..rows.count() {
         let ahead = rows.at((r + distance).min(last));
         // SAFETY: passed on from the caller.
-        *y = unsafe { chains::<U, Q4>(rows.at(r), x, ahead) };
+        unsafe { all_tokens::<U, Q4>(rows.at(r), ahead, xs, r, y) };
     }
 }
 
-/// [`dot`] of a q4 row if `Q4`, otherwise of a q8 row; prefetches the row `ahead`.
+/// Prefetches all of a row.
+#[inline(always)]
+pub(super) fn prefetch_row<U: Unit>(row: Row<'_>) {
+    for part in [row.quants(), row.scales()] {
+        for line in (0..part.len()).step_by(CACHE_LINE) {
+            U::prefetch(part.as_ptr().wrapping_add(line));
+        }
+    }
+}
+
+/// Column `r` of `y`: the products of a row and every token, in tiles.
 ///
 /// # Safety
-/// As for [`dot`]; `ahead` is not read.
+/// As for [`dots_tokens`].
 #[inline(always)]
-unsafe fn chains<U: Unit, const Q4: bool>(row: Row<'_>, x: &[Chunk], ahead: Row<'_>) -> f32 {
-    debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
+unsafe fn all_tokens<U: Unit, const Q4: bool>(
+    row: Row<'_>,
+    ahead: Row<'_>,
+    xs: Tokens,
+    r: usize,
+    y: &mut Columns<'_, f32>,
+) {
+    let mut ahead = Some(ahead);
+    let mut t = 0;
+    while t < y.rows() {
+        let left = y.rows() - t;
+        let mut sums = [0.0; TILE];
+        // SAFETY: there are `left` tokens from `t` on.
+        let width = unsafe {
+            let (x, ahead) = (xs.from(t), ahead.take());
+            match left {
+                1 => sums[..1].copy_from_slice(&tile::<U, Q4, 1>(row, x, ahead)),
+                2 => sums[..2].copy_from_slice(&tile::<U, Q4, 2>(row, x, ahead)),
+                _ => sums = tile::<U, Q4, TILE>(row, x, ahead),
+            }
+            left.min(TILE)
+        };
+        for (i, &sum) in sums[..width].iter().enumerate() {
+            y.row_mut(t + i)[r] = sum;
+        }
+        t += width;
+    }
+}
+
+/// The products of a row, in q4 if `Q4`, otherwise in q8, and `T` tokens; prefetches the row
+/// `ahead`.
+///
+/// # Safety
+/// As for [`dot`] and each of `T` tokens; `ahead` is not read.
+#[inline(always)]
+unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
+    row: Row<'_>,
+    xs: Tokens,
+    ahead: Option<Row<'_>>,
+) -> [f32; T] {
     let bytes = if Q4 { Q4_BYTES } else { Q8_BYTES };
     // Every full chunk of a row has all its groups; the last chunk may be short.
-    let full = row.len().div_ceil(GROUP) / CHUNK_GROUPS;
+    let groups = row.len().div_ceil(GROUP);
+    let (full, rest) = (groups / CHUNK_GROUPS, groups % CHUNK_GROUPS);
     let (quants, scales) = (row.quants().as_ptr(), row.scales().as_ptr());
-    let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());
-    // SAFETY: chunk `k < full` of the row has all its bytes, the last one its groups.
+    // SAFETY: chunk `k < full` of the row has all its bytes, the last one its groups; each token
+    // has as many chunks.
     unsafe {
-        let mut chains = U::zero();
-        for (k, x) in x.iter().take(full).enumerate() {
-            for line in (0..bytes).step_by(CACHE_LINE) {
-                U::prefetch(next.wrapping_add(k * bytes + line));
+        let mut chains = [U::zero(); T];
+        for k in 0..full {
+            if let Some(ahead) = ahead {
+                let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());
+                for line in (0..bytes).step_by(CACHE_LINE) {
+                    U::prefetch(next.wrapping_add(k * bytes + line));
+                }
+                U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
             }
-            U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
             let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
-            chains = step::<U, Q4>(chains, quants, scales, CHUNK_GROUPS, x);
+            step::<U, Q4, T>(&mut chains, quants, scales, CHUNK_GROUPS, xs.at_chunk(k));
         }
-        if full < x.len() {
-            let groups = row.len().div_ceil(GROUP) % CHUNK_GROUPS;
+        if rest > 0 {
             let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
-            chains = step::<U, Q4>(chains, quants, scales, groups, &x[full]);
+            step::<U, Q4, T>(&mut chains, quants, scales, rest, xs.at_chunk(full));
         }
-        U::fold(chains)
+        let mut sums = [0.0; T];
+        for t in 0..T {
+            sums[t] = U::fold(chains[t]);
+        }
+        sums
     }
 }
 
-/// Adds `groups` groups, in q4 if `Q4`, else in q8, and one chunk of activations.
+/// Adds `groups` groups, in q4 if `Q4`, else in q8, and one chunk of each token's activations.
 ///
 /// # Safety
-/// As for [`Unit::q4`] or [`Unit::q8`], and [`Unit::add`].
+/// As for [`Unit::q4`] or [`Unit::q8`], and [`Unit::scales`], of each of `T` tokens.
 #[inline(always)]
-unsafe fn step<U: Unit, const Q4: bool>(
-    chains: U::Chains,
+unsafe fn step<U: Unit, const Q4: bool, const T: usize>(
+    chains: &mut [U::Chains; T],
     quants: *const u8,
     scales: *const u8,
     groups: usize,
-    x: &Chunk,
-) -> U::Chains {
+    xs: Tokens,
+) {
     // SAFETY: passed on from the caller.
     unsafe {
-        let sums = if Q4 {
-            U::q4(quants, groups, x)
-        } else {
-            U::q8(quants, groups, x)
-        };
-        U::add(chains, sums, scales, groups, x)
+        let scales = U::scales(scales, groups);
+        if Q4 && T > 1 {
+            let sums = U::q4_tokens::<T>(quants, groups, xs);
+            for t in 0..T {
+                chains[t] = U::add(chains[t], sums[t], scales, &*xs.chunk(t));
+            }
+            return;
+        }
+        for t in 0..T {
+            let x = &*xs.chunk(t);
+            let sums = if Q4 {
+                U::q4(quants, groups, x)
+            } else {
+                U::q8(quants, groups, x)
+            };
+            chains[t] = U::add(chains[t], sums, scales, x);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 use super::dot::{self, Unit};
 use crate::{
     ActivationsRef, Chunk, Row,
-    activations::{CHUNK_GROUPS, HALF},
+    activations::{CHUNK, CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
@@ -79,6 +79,27 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
+    /// The first chunk of tokens of `stride` chunks each.
+    #[inline(always)]
+    pub(super) fn new(chunks: &[Chunk], stride: usize) -> Self {
+        let first = chunks.as_ptr();
+        Self { first, stride }
+    }
+
+    /// The same chunk of the tokens from `t` on.
+    #[inline(always)]
+    pub(super) fn from(self, t: usize) -> Self {
+        let first = self.first.wrapping_add(t * self.stride);
+        Self { first, ..self }
+    }
+
+    /// The chunk `k` further on.
+    #[inline(always)]
+    pub(super) fn at_chunk(self, k: usize) -> Self {
+        let first = self.first.wrapping_add(k);
+        Self { first, ..self }
+    }
+
     /// The chunk of token `t`.
     ///
     /// # Safety
@@ -122,8 +143,9 @@ pub(super) trait Tile {
 
     /// Rows of a panel, at most [`MAX_ROWS`].
     const ROWS: usize;
-    /// Number of tokens from which packing pays off; for fewer, use the dot product of every row.
-    const PACK_FROM: usize;
+    /// Number of tokens from which packing q4 and q8 rows pays off; for fewer, use the dot product
+    /// of every row.
+    const PACK_FROM: [usize; 2];
     /// Tokens of the largest tile of one panel: 12 or 4.
     const TOKENS: usize;
     /// Tokens of the largest tile of two panels: 6, or 0 if two do not fit.
@@ -241,18 +263,16 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     if rows.count() == 0 {
         return;
     }
-    if xs.tokens() < K::PACK_FROM {
-        for t in 0..xs.tokens() {
-            // SAFETY: passed on from the caller.
-            unsafe { dot::dots::<K, R>(rows, xs.range(t, 1).chunks(), y.row_mut(t)) }
-        }
-        return;
-    }
+    let is_q4 = rows.at(0).dtype() == DType::Q4;
     // SAFETY: passed on from the caller.
     unsafe {
-        match rows.at(0).dtype() {
-            DType::Q4 => matmul_as::<K, R, true>(rows, xs, y, scratch),
-            _ => matmul_as::<K, R, false>(rows, xs, y, scratch),
+        if xs.tokens() < K::PACK_FROM[usize::from(!is_q4)] {
+            let tokens = Tokens::new(xs.chunks(), xs.n().div_ceil(CHUNK));
+            dot::dots_tokens::<K, R>(rows, tokens, y);
+        } else if is_q4 {
+            matmul_as::<K, R, true>(rows, xs, y, scratch);
+        } else {
+            matmul_as::<K, R, false>(rows, xs, y, scratch);
         }
     }
 }
@@ -262,7 +282,7 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
 /// # Safety
 /// As for [`matmul`].
 #[inline(always)]
-unsafe fn matmul_as<K: Tile, R: Rows, const Q4: bool>(
+unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
@@ -293,6 +313,10 @@ unsafe fn matmul_as<K: Tile, R: Rows, const Q4: bool>(
             }
         }
         let width = (panels * K::ROWS).min(count - r);
+        // The next panels are read while these are multiplied.
+        for next in r + width..(r + 2 * width).min(count) {
+            dot::prefetch_row::<K>(rows.at(next));
+        }
         // SAFETY: the panels are packed.
         unsafe { tiles::<K, Q4>(panel, pair, xs, y, r, width) }
         r += width;
@@ -377,10 +401,7 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
             chains = [[K::zero(); T]; P];
             if m < panel.groups {
                 let mut group = panel.group(m).cast_const();
-                let mut x = Tokens {
-                    first: x.chunks().as_ptr(),
-                    stride,
-                };
+                let mut x = Tokens::new(x.chunks(), stride);
                 for _ in 0..panel.chain_len(m) {
                     let sums = K::sums::<Q4, P, T>(Step { group, apart, x, m });
                     for p in 0..P {
@@ -391,7 +412,7 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
                         }
                     }
                     group = group.add(panel.group_bytes);
-                    x.first = x.first.wrapping_add(1);
+                    x = x.at_chunk(1);
                 }
             }
             let rounds = i.trailing_ones() as usize;

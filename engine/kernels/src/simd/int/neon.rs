@@ -91,20 +91,30 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    unsafe fn scales(scales: *const u8, groups: usize) -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON and the scales.
+        unsafe {
+            let halves = padded(scales, groups);
+            let mut wide = [vdupq_n_f32(0.0); 4];
+            for i in 0..CHUNK_GROUPS / 4 {
+                wide[i] = widen_f16(vld1_u16(&halves[4 * i]));
+            }
+            wide
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add(
         chains: [float32x4_t; 4],
         sums: [int32x4_t; 4],
-        scales: *const u8,
-        groups: usize,
+        scales: [float32x4_t; 4],
         x: &Chunk,
     ) -> [float32x4_t; 4] {
-        // SAFETY: the caller guarantees NEON and the scales; the chunk has 16.
+        // SAFETY: the caller guarantees NEON; the chunk has 16 scales.
         unsafe {
             let mut chains = chains;
-            let halves = padded(scales, groups);
             for i in 0..CHUNK_GROUPS / 4 {
-                let scale = widen_f16(vld1_u16(&halves[4 * i]));
-                let scale = vmulq_f32(scale, vld1q_f32(&x.scales[4 * i]));
+                let scale = vmulq_f32(scales[i], vld1q_f32(&x.scales[4 * i]));
                 chains[i] = vfmaq_f32(chains[i], vcvtq_f32_s32(sums[i]), scale);
             }
             chains

@@ -17,7 +17,7 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
     type Floats = [float32x4_t; 2];
 
     const ROWS: usize = ROWS;
-    const PACK_FROM: usize = 4;
+    const PACK_FROM: [usize; 2] = [4, 4];
     // 8 accumulators, 8 chains, 8 activations, weights and scales of the 32 registers.
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;

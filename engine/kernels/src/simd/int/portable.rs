@@ -67,19 +67,19 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
+    unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains {
+        // SAFETY: the caller guarantees `groups` f16.
+        unsafe { padded(scales, groups) }.map(f16_to_f32)
+    }
+
+    #[inline(always)]
     unsafe fn add(
         chains: Self::Chains,
         sums: Self::Sums,
-        scales: *const u8,
-        groups: usize,
+        scales: Self::Chains,
         x: &Chunk,
     ) -> Self::Chains {
-        // SAFETY: the caller guarantees `groups` f16.
-        let scales = unsafe { padded(scales, groups) };
-        std::array::from_fn(|g| {
-            let scale = f16_to_f32(scales[g]) * x.scales[g];
-            fused(sums[g] as f32, scale, chains[g])
-        })
+        std::array::from_fn(|g| fused(sums[g] as f32, scales[g] * x.scales[g], chains[g]))
     }
 
     #[inline(always)]
@@ -112,7 +112,7 @@ impl Tile for Portable {
     type Floats = [f32; ROWS];
 
     const ROWS: usize = ROWS;
-    const PACK_FROM: usize = 2;
+    const PACK_FROM: [usize; 2] = [2, 2];
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
 
