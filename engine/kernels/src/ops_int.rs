@@ -81,6 +81,23 @@ impl Cpu {
     ) {
         simd::int::matmul_rows(self, rows, xs, y, scratch);
     }
+
+    /// Products of some pairs of rows and tokens: `out[r × tokens + t] = rows[r] · token t` by the
+    /// chain rule where bit `t` of the mask of row `r` is set, otherwise zero. A mask is
+    /// `ceil(tokens / 64)` words, lowest bit first. A row is read once for all its tokens.
+    ///
+    /// # Panics
+    /// As [`dot_q`](Cpu::dot_q), if the rows differ in format, if `masks` or `out` have another
+    /// length than the rows and tokens ask for, or if a mask names a token that does not exist.
+    pub fn dot_pairs_q(
+        self,
+        rows: &[Row<'_>],
+        xs: ActivationsRef<'_>,
+        masks: &[u64],
+        out: &mut [f32],
+    ) {
+        simd::int::pairs(self, rows, xs, masks, out);
+    }
 }
 
 /// Scratch elements that [`Cpu::matmul_q`] needs for rows of `n` elements, on every instruction

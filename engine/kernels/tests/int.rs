@@ -180,4 +180,33 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn pairs(
+        (m, xs) in length().prop_flat_map(|n| (stored(n, 0usize..40), tokens(n, 1usize..80))),
+        seed: u64,
+        sparse: bool,
+    ) {
+        let count = xs.len().checked_div(m.n).unwrap_or(0);
+        let words = count.div_ceil(64);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut masks = vec![0u64; m.count * words];
+        let mut expected = vec![0.0; m.count * count];
+        for t in 0..count {
+            let x = Quantised::new(&xs[t * m.n..][..m.n]);
+            for (r, &row) in m.rows().iter().enumerate() {
+                if random.u8(..) < if sparse { 40 } else { 200 } {
+                    masks[r * words + t / 64] |= 1 << (t % 64);
+                    expected[r * count + t] = reference::dot_q(row, &x);
+                }
+            }
+        }
+        for cpu in Cpu::all() {
+            let mut x = Activations::default();
+            cpu.quantize_activations(&xs, count, &mut x);
+            let mut out = vec![7.0; expected.len()];
+            cpu.dot_pairs_q(&m.rows(), x.all(), &masks, &mut out);
+            prop_assert_eq!(bits(&out), bits(&expected), "{}", cpu.name());
+        }
+    }
 }

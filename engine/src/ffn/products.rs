@@ -14,18 +14,64 @@ pub(super) fn products_floats(d: usize, tokens: usize) -> usize {
     CLUSTER * tokens + Matrix::scratch_len(d).max(d)
 }
 
-/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of scratch. Each product is
-/// independent of the others in the batch.
+/// Tokens of the largest pass whose pairs are computed one by one.
+const PAIR_TOKENS: usize = 128;
+
+/// Which (row, token) pairs of a list of rows are wanted.
+pub(super) struct WantedPairs {
+    /// A bit for each token of a row, in whole words.
+    masks: ArrayVec<u64, { CLUSTER * PAIR_TOKENS / 64 }>,
+    tokens: usize,
+    wanted: usize,
+}
+
+impl WantedPairs {
+    /// Of no rows yet. `None` where all pairs are to be computed: for one token, and for so many
+    /// that masks would not fit.
+    pub fn new(tokens: usize) -> Option<Self> {
+        (2..=PAIR_TOKENS).contains(&tokens).then(|| Self {
+            masks: ArrayVec::new_const(),
+            tokens,
+            wanted: 0,
+        })
+    }
+
+    /// Appends a row by whether each token wants it.
+    pub fn push(&mut self, mut wanted: impl FnMut(usize) -> bool) {
+        for first in (0..self.tokens).step_by(64) {
+            let mut word = 0;
+            for t in first..self.tokens.min(first + 64) {
+                word |= u64::from(wanted(t)) << (t - first);
+            }
+            self.wanted += word.count_ones() as usize;
+            self.masks.push(word);
+        }
+    }
+
+    /// Whether so many pairs are wanted that a product of matrices is faster.
+    fn is_dense(&self, rows: usize) -> bool {
+        4 * self.wanted > 3 * rows * self.tokens
+    }
+}
+
+/// `out[r × tokens + t] = rows[r] · token t`, with [`products_floats`] of scratch; pairs that are
+/// not `wanted` may be left zero. Each product is independent of the others in the batch.
 pub(super) fn products(
     cpu: Cpu,
     rows: &[Row<'_>],
     input: Input<'_>,
+    wanted: Option<&WantedPairs>,
     out: &mut [f32],
     memory: &mut [f32],
 ) {
     let tokens = input.tokens();
     let Some(first) = rows.first() else { return };
-    match (first.dtype().is_grouped(), tokens) {
+    let is_grouped = first.dtype().is_grouped();
+    if let Some(wanted) = wanted.filter(|wanted| is_grouped && !wanted.is_dense(rows.len())) {
+        cpu.dot_pairs_q(rows, input.quantized, &wanted.masks, out);
+        return;
+    }
+    match (is_grouped, tokens) {
         (true, 1) => cpu.dot_rows_q(rows, input.quantized, out),
         (true, _) => {
             let (by_token, memory) = memory.split_at_mut(CLUSTER * tokens);

@@ -8,7 +8,7 @@ use emberflow_kernels::Cpu;
 
 use super::activation::Gating;
 use super::mask;
-use super::products::{RowList, products, products_floats};
+use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
 use crate::input::Input;
@@ -133,7 +133,15 @@ impl<'a> Job<'a> {
         memory: &mut [f32],
     ) {
         let _span = start.trace(&trace::UP);
-        products(self.cpu, batch.ups.list(), self.input, hidden, memory);
+        let (rows, tokens) = (batch.ups.list(), self.input.tokens());
+        let sparse = (!self.shape.dense).then(|| WantedPairs::new(tokens));
+        let mut firing = sparse.flatten();
+        if let Some(firing) = &mut firing {
+            for gates in gates.chunks_exact(tokens).take(rows.len()) {
+                firing.push(|t| gates[t] != 0.0);
+            }
+        }
+        products(self.cpu, rows, self.input, firing.as_ref(), hidden, memory);
         for (h, g) in hidden.iter_mut().zip(gates) {
             let up = if self.shape.kind.relu_on_up {
                 h.max(0.0)
@@ -213,19 +221,25 @@ impl<'a> Job<'a> {
         let mut rows = RowList::new();
         let mut rest: ArrayVec<NeuronBytes<'a>, CLUSTER> = ArrayVec::new_const();
         let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
+        let mut pairs = self.wanted.and_then(|_| WantedPairs::new(tokens));
         for (_, cluster) in clusters {
             cluster.touch();
+            let wanted = self.wanted_of(cluster.cluster());
             for (i, &id) in cluster.ids().iter().enumerate() {
                 if let Some(bytes) = cluster.neuron(i) {
                     rows.push(id, format.gate(bytes.gate, bytes.scales));
                     rest.push(bytes);
+                    if let (Some(pairs), Some(wanted)) = (&mut pairs, wanted) {
+                        pairs.push(|t| mask::has(wanted, tokens, id as usize % CLUSTER, t));
+                    }
                 }
             }
             ends.push(rows.len());
         }
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
-        products(self.cpu, rows.list(), self.input, gates, memory);
+        let pairs = pairs.as_ref();
+        products(self.cpu, rows.list(), self.input, pairs, gates, memory);
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);

@@ -4,8 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    dot::{Unit, padded},
-    gemm::Tokens,
+    dot::{Chunks, Unit, padded},
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
@@ -90,9 +89,8 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
-        let one = std::slice::from_ref(x);
         // SAFETY: passed on from the caller; there is one token.
-        let [sums] = unsafe { Self::q4_tokens::<1>(quants, groups, Tokens::new(one, 1)) };
+        let [sums] = unsafe { Self::q4_tokens::<1>(quants, groups, [x]) };
         sums
     }
 
@@ -100,7 +98,7 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     unsafe fn q4_tokens<const T: usize>(
         quants: *const u8,
         groups: usize,
-        xs: Tokens,
+        xs: Chunks<T>,
     ) -> [[__m256i; 2]; T] {
         // SAFETY: the caller guarantees the ISA, the groups, and `T` chunks of 512 bytes.
         unsafe {
@@ -122,7 +120,7 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                     nibbles[i] = [_mm256_and_si256(bytes, mask), _mm256_and_si256(high, mask)];
                 }
                 for t in 0..T {
-                    let x = xs.chunk(t).cast::<u8>();
+                    let x = xs[t].cast::<u8>();
                     let quants = x.add(std::mem::offset_of!(Chunk, quants));
                     let mut parts = [_mm256_setzero_si256(); 4];
                     for i in 0..4 {

@@ -3,9 +3,8 @@
 //! A row is read once for all tokens. A tile of up to [`TILE`] tokens shares its decoded weights,
 //! each token with its own chains.
 
-use super::gemm::Tokens;
 use crate::{
-    Chunk, Row,
+    ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
     columns::Columns,
     dtype::{DType, GROUP},
@@ -23,6 +22,9 @@ const AHEAD: usize = 8192;
 const CACHE_LINE: usize = 64;
 /// Tokens of the largest tile.
 const TILE: usize = 3;
+
+/// The same chunk of each of `T` tokens.
+pub(super) type Chunks<const T: usize> = [*const Chunk; T];
 
 /// Vector operations for an integer dot product. Pointers need no alignment.
 pub(super) trait Unit {
@@ -61,13 +63,13 @@ pub(super) trait Unit {
     unsafe fn q4_tokens<const T: usize>(
         quants: *const u8,
         groups: usize,
-        xs: Tokens,
+        xs: Chunks<T>,
     ) -> [Self::Sums; T] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let mut sums = [Self::q4(quants, groups, &*xs.chunk(0)); T];
+            let mut sums = [Self::q4(quants, groups, &*xs[0]); T];
             for t in 1..T {
-                sums[t] = Self::q4(quants, groups, &*xs.chunk(t));
+                sums[t] = Self::q4(quants, groups, &*xs[t]);
             }
             sums
         }
@@ -110,12 +112,11 @@ pub(super) trait Unit {
 #[inline(always)]
 pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
     debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
-    let x = Tokens::new(x, x.len());
     // SAFETY: passed on from the caller; there is one token.
     let [sum] = unsafe {
         match row.dtype() {
-            DType::Q4 => tile::<U, true, 1>(row, x, None),
-            _ => tile::<U, false, 1>(row, x, None),
+            DType::Q4 => tile::<U, true, 1>(row, [x.as_ptr()], None),
+            _ => tile::<U, false, 1>(row, [x.as_ptr()], None),
         }
     };
     sum
@@ -128,57 +129,171 @@ pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32]) {
     debug_assert_eq!(rows.count(), y.len());
-    let (x, len) = (Tokens::new(x, x.len()), y.len());
+    if y.is_empty() {
+        return;
+    }
     // SAFETY: passed on from the caller; there is one token.
-    unsafe { dots_tokens::<U, R>(rows, x, &mut Columns::new(y, 1, len, len)) }
+    unsafe {
+        match rows.at(0).dtype() {
+            DType::Q4 => dots_as::<U, R, true>(rows, x, y),
+            _ => dots_as::<U, R, false>(rows, x, y),
+        }
+    }
+}
+
+/// [`dots`] of at least one row, in q4 if `Q4`, otherwise in q8.
+///
+/// # Safety
+/// As for [`dots`].
+#[inline(always)]
+unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mut [f32]) {
+    let distance = begin::<U, R>(rows);
+    let last = rows.count() - 1;
+    for (r, y) in y.iter_mut().enumerate() {
+        let ahead = rows.at((r + distance).min(last));
+        // SAFETY: passed on from the caller; there is one token.
+        [*y] = unsafe { tile::<U, Q4, 1>(rows.at(r), [x.as_ptr()], Some(ahead)) };
+    }
 }
 
 /// [`dot`] of every row and every token: `y.row(t)[r] = row r · token t`.
 ///
 /// # Safety
-/// As for [`dot`] and each token; all rows have the same format, and `y` has a row for each token
-/// and a column for each weight row.
+/// As for [`dot`] and each token; there is at least one row, all rows have the same format, in q4
+/// if `Q4`, otherwise in q8, and `y` has a row for each token and a column for each weight row.
 #[inline(always)]
-pub(super) unsafe fn dots_tokens<U: Unit, R: Rows>(rows: R, xs: Tokens, y: &mut Columns<'_, f32>) {
-    if rows.count() == 0 {
-        return;
-    }
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match rows.at(0).dtype() {
-            DType::Q4 => dots_as::<U, R, true>(rows, xs, y),
-            _ => dots_as::<U, R, false>(rows, xs, y),
+pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, const Q4: bool>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    y: &mut Columns<'_, f32>,
+) {
+    let (first, stride) = (xs.chunks().as_ptr(), xs.n().div_ceil(CHUNK));
+    let distance = begin::<U, R>(rows);
+    let last = rows.count() - 1;
+    for r in 0..rows.count() {
+        let mut ahead = Some(rows.at((r + distance).min(last)));
+        let mut t = 0;
+        while t < xs.tokens() {
+            let width = TILE.min(xs.tokens() - t);
+            let mut these = [first; TILE];
+            for i in 0..width {
+                these[i] = first.wrapping_add((t + i) * stride);
+            }
+            // SAFETY: the tokens from `t` to `t + width` exist.
+            let sums = unsafe { upto::<U, Q4>(rows.at(r), &these[..width], ahead.take()) };
+            for (i, &sum) in sums[..width].iter().enumerate() {
+                y.row_mut(t + i)[r] = sum;
+            }
+            t += width;
         }
     }
 }
 
-/// [`dots_tokens`] of at least one row, in q4 if `Q4`, otherwise in q8.
+/// [`dot`] of the pairs of row `r` and token `t` whose bit `t` is set in the `r`-th of the masks;
+/// each has a word for 64 tokens. `out[r × tokens + t]` becomes the product, or zero.
 ///
 /// # Safety
-/// As for [`dots_tokens`].
+/// As for [`dot`] and each token; all rows have the same format, `out` has an element for each
+/// pair, and no bit beyond the tokens is set.
 #[inline(always)]
-unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, xs: Tokens, y: &mut Columns<'_, f32>) {
+pub(super) unsafe fn pairs<U: Unit>(
+    rows: &[Row<'_>],
+    xs: ActivationsRef<'_>,
+    masks: &[u64],
+    out: &mut [f32],
+) {
+    let Some(row) = rows.first() else { return };
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match row.dtype() {
+            DType::Q4 => pairs_as::<U, true>(rows, xs, masks, out),
+            _ => pairs_as::<U, false>(rows, xs, masks, out),
+        }
+    }
+}
+
+/// [`pairs`] of at least one row, in q4 if `Q4`, otherwise in q8.
+///
+/// # Safety
+/// As for [`pairs`].
+#[inline(always)]
+unsafe fn pairs_as<U: Unit, const Q4: bool>(
+    rows: &[Row<'_>],
+    xs: ActivationsRef<'_>,
+    masks: &[u64],
+    out: &mut [f32],
+) {
+    let (first, stride) = (xs.chunks().as_ptr(), xs.n().div_ceil(CHUNK));
+    let (tokens, words) = (xs.tokens(), xs.tokens().div_ceil(64));
+    let distance = begin::<U, &[Row<'_>]>(rows);
+    let last = rows.len() - 1;
+    for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
+        let mut ahead = Some(rows[(r + distance).min(last)]);
+        out.fill(0.0);
+        let mask = &masks[r * words..(r + 1) * words];
+        let (mut word, mut bits) = (0, mask[0]);
+        loop {
+            // The next tokens of the row.
+            let (mut these, mut at, mut width) = ([first; TILE], [0; TILE], 0);
+            while width < TILE {
+                if bits == 0 {
+                    word += 1;
+                    if word >= words {
+                        break;
+                    }
+                    bits = mask[word];
+                    continue;
+                }
+                at[width] = 64 * word + bits.trailing_zeros() as usize;
+                these[width] = first.wrapping_add(at[width] * stride);
+                bits &= bits - 1;
+                width += 1;
+            }
+            if width == 0 {
+                break;
+            }
+            // SAFETY: the caller guarantees the tokens that are named.
+            let sums = unsafe { upto::<U, Q4>(rows[r], &these[..width], ahead.take()) };
+            for i in 0..width {
+                out[at[i]] = sums[i];
+            }
+        }
+    }
+}
+
+/// [`tile`] of 1 to [`TILE`] tokens; the other sums are zero.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn upto<U: Unit, const Q4: bool>(
+    row: Row<'_>,
+    xs: &[*const Chunk],
+    ahead: Option<Row<'_>>,
+) -> [f32; TILE] {
+    let mut sums = [0.0; TILE];
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match *xs {
+            [a] => [sums[0]] = tile::<U, Q4, 1>(row, [a], ahead),
+            [a, b] => [sums[0], sums[1]] = tile::<U, Q4, 2>(row, [a, b], ahead),
+            [a, b, c] => sums = tile::<U, Q4, TILE>(row, [a, b, c], ahead),
+            _ => {}
+        }
+    }
+    sums
+}
+
+/// Prefetches the first rows, but for the very first one, which is needed at once. Returns how many
+/// rows to prefetch ahead.
+#[inline(always)]
+fn begin<U: Unit, R: Rows>(rows: R) -> usize {
     let bytes = rows.at(0).quants().len().max(1);
     let distance = AHEAD.div_ceil(bytes);
-    let last = rows.count() - 1;
-    // Nothing has prefetched the first rows. The very first one is needed at once.
     for r in 1..distance.min(rows.count()) {
         prefetch_row::<U>(rows.at(r));
     }
-    if y.rows() == 1 {
-        let y = y.row_mut(0);
-        for (r, y) in y.iter_mut().enumerate() {
-            let ahead = rows.at((r + distance).min(last));
-            // SAFETY: passed on from the caller; there is one token.
-            [*y] = unsafe { tile::<U, Q4, 1>(rows.at(r), xs, Some(ahead)) };
-        }
-        return;
-    }
-    for r in 0..rows.count() {
-        let ahead = rows.at((r + distance).min(last));
-        // SAFETY: passed on from the caller.
-        unsafe { all_tokens::<U, Q4>(rows.at(r), ahead, xs, r, y) };
-    }
+    distance
 }
 
 /// Prefetches all of a row.
@@ -191,40 +306,6 @@ pub(super) fn prefetch_row<U: Unit>(row: Row<'_>) {
     }
 }
 
-/// Column `r` of `y`: the products of a row and every token, in tiles.
-///
-/// # Safety
-/// As for [`dots_tokens`].
-#[inline(always)]
-unsafe fn all_tokens<U: Unit, const Q4: bool>(
-    row: Row<'_>,
-    ahead: Row<'_>,
-    xs: Tokens,
-    r: usize,
-    y: &mut Columns<'_, f32>,
-) {
-    let mut ahead = Some(ahead);
-    let mut t = 0;
-    while t < y.rows() {
-        let left = y.rows() - t;
-        let mut sums = [0.0; TILE];
-        // SAFETY: there are `left` tokens from `t` on.
-        let width = unsafe {
-            let (x, ahead) = (xs.from(t), ahead.take());
-            match left {
-                1 => sums[..1].copy_from_slice(&tile::<U, Q4, 1>(row, x, ahead)),
-                2 => sums[..2].copy_from_slice(&tile::<U, Q4, 2>(row, x, ahead)),
-                _ => sums = tile::<U, Q4, TILE>(row, x, ahead),
-            }
-            left.min(TILE)
-        };
-        for (i, &sum) in sums[..width].iter().enumerate() {
-            y.row_mut(t + i)[r] = sum;
-        }
-        t += width;
-    }
-}
-
 /// The products of a row, in q4 if `Q4`, otherwise in q8, and `T` tokens; prefetches the row
 /// `ahead`.
 ///
@@ -233,7 +314,7 @@ unsafe fn all_tokens<U: Unit, const Q4: bool>(
 #[inline(always)]
 unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
     row: Row<'_>,
-    xs: Tokens,
+    xs: Chunks<T>,
     ahead: Option<Row<'_>>,
 ) -> [f32; T] {
     let bytes = if Q4 { Q4_BYTES } else { Q8_BYTES };
@@ -254,11 +335,11 @@ unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
                 U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
             }
             let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
-            step::<U, Q4, T>(&mut chains, quants, scales, CHUNK_GROUPS, xs.at_chunk(k));
+            step::<U, Q4, T>(&mut chains, quants, scales, CHUNK_GROUPS, further(xs, k));
         }
         if rest > 0 {
             let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
-            step::<U, Q4, T>(&mut chains, quants, scales, rest, xs.at_chunk(full));
+            step::<U, Q4, T>(&mut chains, quants, scales, rest, further(xs, full));
         }
         let mut sums = [0.0; T];
         for t in 0..T {
@@ -266,6 +347,15 @@ unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
         }
         sums
     }
+}
+
+/// The chunks `k` further on.
+#[inline(always)]
+fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
+    for t in 0..T {
+        xs[t] = xs[t].wrapping_add(k);
+    }
+    xs
 }
 
 /// Adds `groups` groups, in q4 if `Q4`, else in q8, and one chunk of each token's activations.
@@ -278,7 +368,7 @@ unsafe fn step<U: Unit, const Q4: bool, const T: usize>(
     quants: *const u8,
     scales: *const u8,
     groups: usize,
-    xs: Tokens,
+    xs: Chunks<T>,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
@@ -286,12 +376,12 @@ unsafe fn step<U: Unit, const Q4: bool, const T: usize>(
         if Q4 && T > 1 {
             let sums = U::q4_tokens::<T>(quants, groups, xs);
             for t in 0..T {
-                chains[t] = U::add(chains[t], sums[t], scales, &*xs.chunk(t));
+                chains[t] = U::add(chains[t], sums[t], scales, &*xs[t]);
             }
             return;
         }
         for t in 0..T {
-            let x = &*xs.chunk(t);
+            let x = &*xs[t];
             let sums = if Q4 {
                 U::q4(quants, groups, x)
             } else {

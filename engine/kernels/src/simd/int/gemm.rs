@@ -8,7 +8,7 @@
 use super::dot::{self, Unit};
 use crate::{
     ActivationsRef, Chunk, Row,
-    activations::{CHUNK, CHUNK_GROUPS, HALF},
+    activations::{CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
@@ -79,27 +79,6 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// The first chunk of tokens of `stride` chunks each.
-    #[inline(always)]
-    pub(super) fn new(chunks: &[Chunk], stride: usize) -> Self {
-        let first = chunks.as_ptr();
-        Self { first, stride }
-    }
-
-    /// The same chunk of the tokens from `t` on.
-    #[inline(always)]
-    pub(super) fn from(self, t: usize) -> Self {
-        let first = self.first.wrapping_add(t * self.stride);
-        Self { first, ..self }
-    }
-
-    /// The chunk `k` further on.
-    #[inline(always)]
-    pub(super) fn at_chunk(self, k: usize) -> Self {
-        let first = self.first.wrapping_add(k);
-        Self { first, ..self }
-    }
-
     /// The chunk of token `t`.
     ///
     /// # Safety
@@ -264,15 +243,14 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
         return;
     }
     let is_q4 = rows.at(0).dtype() == DType::Q4;
+    let few = xs.tokens() < K::PACK_FROM[usize::from(!is_q4)];
     // SAFETY: passed on from the caller.
     unsafe {
-        if xs.tokens() < K::PACK_FROM[usize::from(!is_q4)] {
-            let tokens = Tokens::new(xs.chunks(), xs.n().div_ceil(CHUNK));
-            dot::dots_tokens::<K, R>(rows, tokens, y);
-        } else if is_q4 {
-            matmul_as::<K, R, true>(rows, xs, y, scratch);
-        } else {
-            matmul_as::<K, R, false>(rows, xs, y, scratch);
+        match (is_q4, few) {
+            (true, true) => dot::dots_tokens::<K, R, true>(rows, xs, y),
+            (false, true) => dot::dots_tokens::<K, R, false>(rows, xs, y),
+            (true, false) => matmul_as::<K, R, true>(rows, xs, y, scratch),
+            (false, false) => matmul_as::<K, R, false>(rows, xs, y, scratch),
         }
     }
 }
@@ -401,7 +379,10 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
             chains = [[K::zero(); T]; P];
             if m < panel.groups {
                 let mut group = panel.group(m).cast_const();
-                let mut x = Tokens::new(x.chunks(), stride);
+                let mut x = Tokens {
+                    first: x.chunks().as_ptr(),
+                    stride,
+                };
                 for _ in 0..panel.chain_len(m) {
                     let sums = K::sums::<Q4, P, T>(Step { group, apart, x, m });
                     for p in 0..P {
@@ -412,7 +393,7 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
                         }
                     }
                     group = group.add(panel.group_bytes);
-                    x = x.at_chunk(1);
+                    x.first = x.first.wrapping_add(1);
                 }
             }
             let rounds = i.trailing_ones() as usize;

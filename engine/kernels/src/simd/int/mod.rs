@@ -30,6 +30,17 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn pairs(
+            rows: &[Row<'_>],
+            xs: ActivationsRef<'_>,
+            masks: &[u64],
+            out: &mut [f32],
+        ) {
+            // SAFETY: as in `dot`.
+            unsafe { $crate::simd::int::dot::pairs::<$unit>(rows, xs, masks, out) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn matmul<R: Rows>(
             rows: R,
             xs: ActivationsRef<'_>,
@@ -198,6 +209,31 @@ pub(crate) fn matmul_rows(
     check_result(xs, y, rows.len(), scratch);
     check_rows(rows, xs);
     dispatch!(cpu, matmul(rows, xs, y, scratch))
+}
+
+pub(crate) fn pairs(
+    cpu: Cpu,
+    rows: &[Row<'_>],
+    xs: ActivationsRef<'_>,
+    masks: &[u64],
+    out: &mut [f32],
+) {
+    let (tokens, words) = (xs.tokens(), xs.tokens().div_ceil(64));
+    check_len("out", out.len(), rows.len() * tokens);
+    check_len("masks", masks.len(), rows.len() * words);
+    let beyond = match tokens % 64 {
+        0 => 0,
+        rest => u64::MAX << rest,
+    };
+    let mut last = masks.chunks_exact(words.max(1)).map(|mask| mask[words - 1]);
+    assert!(
+        last.all(|word| word & beyond == 0),
+        "a mask names tokens beyond {tokens}"
+    );
+    check_rows(rows, xs);
+    if tokens > 0 {
+        dispatch!(cpu, pairs(rows, xs, masks, out))
+    }
 }
 
 fn check_result(xs: ActivationsRef<'_>, y: &Columns<'_, f32>, rows: usize, scratch: &[f32]) {
