@@ -4,6 +4,8 @@
 //! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a result. The command
 //! line calls it `--policy`.
 
+use emberflow_storage::cache::Eviction;
+
 /// The set of enabled mechanisms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ablation {
@@ -22,7 +24,8 @@ pub enum Ablation {
     /// The baseline with bundles.
     BundleOnly,
     /// LLM in a flash, as PowerInfer-2 §7.1 describes its re-implementation: bundles, a sliding
-    /// window of the last tokens' neurons, and no overlap of reads with computation.
+    /// window of the neurons of as many last tokens as the memory holds, and no overlap of reads
+    /// with computation.
     LlmFlash,
     /// The FFN section is memory-mapped and left to the page cache. A neuron is verified on its
     /// first use, but not after the kernel drops and rereads it.
@@ -34,7 +37,7 @@ pub enum Ablation {
 pub(crate) enum Keep {
     /// As much as fits, by the eviction policy.
     All,
-    /// The neurons of the last tokens.
+    /// The neurons of the last tokens: as much as fits, the least recently used out first.
     Window,
     /// Nothing.
     Nothing,
@@ -50,9 +53,6 @@ pub(crate) enum Overlap {
     /// Nothing.
     Nothing,
 }
-
-/// Tokens of LLM in a flash's sliding window (its §3.1 uses 4 to 5).
-pub(crate) const WINDOW: usize = 5;
 
 impl Ablation {
     /// All of them.
@@ -86,6 +86,15 @@ impl Ablation {
             Self::Full | Self::NoPipeline | Self::NoBundle | Self::Mmap => Keep::All,
             Self::LlmFlash => Keep::Window,
             Self::NoCache | Self::Baseline | Self::BundleOnly => Keep::Nothing,
+        }
+    }
+
+    /// Who leaves the cold region first.
+    pub(crate) fn eviction(self) -> Eviction {
+        match self.keep() {
+            // What was used least recently was used by the oldest token only.
+            Keep::Window => Eviction::Lru,
+            Keep::All | Keep::Nothing => Eviction::Lrfu,
         }
     }
 

@@ -61,19 +61,19 @@ impl Engine {
     /// An inconsistent container, a failed read or checksum, or a budget below the smallest
     /// feasible one (the error names it).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
-        Self::open_watched(model, options, |_| ())
+        Self::open_watched(model, options, |_| Ok(()))
     }
 
-    /// As [`Engine::open`]. Before allocation, calls `planned` with an upper bound on the bytes to
-    /// load, by which the resident set grows until the engine is open.
+    /// As [`Engine::open`]. Before allocation, calls `planned` with the division of the memory, which
+    /// it may refuse.
     ///
     /// # Errors
-    /// As [`Engine::open`].
-    pub fn open_watched(
+    /// As [`Engine::open`], and what `planned` returns.
+    pub fn open_watched<E: From<Error>>(
         model: Model,
         options: Options,
-        planned: impl FnOnce(u64),
-    ) -> Result<Self, Error> {
+        planned: impl FnOnce(&MemoryPlan) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let mut parts = Parts::of(model, options)?;
         let planner = &parts.planner;
         let division = planner.divide(planner.budget(parts.options.budget))?;
@@ -84,7 +84,7 @@ impl Engine {
                 tracing::info!("{line}");
             }
         }
-        planned(division.memory.loaded());
+        planned(&division.memory)?;
         let o = &mut parts.options;
         (o.threads, o.chunk, o.io_core) = (threads, division.chunk, planner.io_core);
         let recall = (parts.stored.as_ref())

@@ -122,6 +122,14 @@ impl MemoryPlan {
         parts.iter().map(|part| self.ledger.held(part)).sum()
     }
 
+    /// Bytes that the process comes to hold by this plan, which may be less than the budget. Page
+    /// tables and the like are not counted, nor is the margin for what no entry names.
+    pub fn held(&self) -> u64 {
+        let reserves = ["kernel", "margin"].map(|part| self.ledger.held(part));
+        let reserves = reserves.into_iter().fold(0, u64::saturating_add);
+        self.ledger.used().saturating_sub(reserves)
+    }
+
     /// The plan under an ablation that keeps less resident.
     pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
         let wanted = match ablation.keep() {

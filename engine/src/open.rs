@@ -163,8 +163,8 @@ fn auto_budget(needs: &Needs) -> u64 {
     let Some(safe) = mem::auto_budget() else {
         return full;
     };
-    let reach = mem::mem_available().map_or(u64::MAX, |free| needs.process.saturating_add(free));
-    let reach = mem::cgroup_limit().map_or(reach, |limit| limit.min(reach));
+    let conceded = mem::Mem::system().conceded();
+    let reach = conceded.map_or(u64::MAX, |limit| limit.bytes);
     let smallest = needs.smallest_budget();
     let floor = if smallest <= reach { smallest } else { safe };
     safe.max(floor).min(full)

@@ -82,7 +82,7 @@ impl Mem {
     /// reclaimable file pages as free. `None` without a limit.
     #[must_use]
     pub fn cgroup_available(&self) -> Option<u64> {
-        self.groups().into_iter().map(|g| g.available).min()
+        self.groups().into_iter().map(|g| g.available()).min()
     }
 
     /// Upper bound on this process's memory: the machine's memory, or its tightest control-group
@@ -108,6 +108,34 @@ impl Mem {
             (Some(a), Some(b)) => Some(a.min(b)),
             (one, other) => one.or(other),
         }
+    }
+
+    /// Most memory that this process can come to hold without swapping and without taking it from
+    /// others: what is available beside what it holds already, on the machine and in each control
+    /// group. File pages count as free, as the kernel drops them. `None` if the kernel reports
+    /// neither.
+    #[must_use]
+    pub fn conceded(&self) -> Option<Limit> {
+        let own = self.anonymous().unwrap_or(0);
+        let machine = self.mem_available().map(|free| {
+            let most = self.mem_total().unwrap_or(u64::MAX);
+            Limit {
+                bytes: free.saturating_add(own).min(most),
+                giver: Giver::Machine,
+            }
+        });
+        let groups = self.groups().into_iter().map(|group| Limit {
+            bytes: group.conceded(own),
+            giver: Giver::ControlGroup,
+        });
+        machine.into_iter().chain(groups).min_by_key(|l| l.bytes)
+    }
+
+    /// Resident bytes of this process that are no pages of files.
+    fn anonymous(&self) -> Option<u64> {
+        let status = self.text("proc/self/status")?;
+        let shared = kib_field(&status, "RssShmem").unwrap_or(0);
+        Some(kib_field(&status, "RssAnon")?.saturating_add(shared))
     }
 
     /// A safe budget for the whole process: three quarters of its resident plus available memory,
@@ -188,7 +216,25 @@ pub enum Giver {
 
 struct Group {
     limit: u64,
-    available: u64,
+    usage: u64,
+    /// File pages that were not used lately, and those that were.
+    inactive: u64,
+    active: u64,
+}
+
+impl Group {
+    /// Bytes left under the limit once the inactive file pages are dropped.
+    fn available(&self) -> u64 {
+        let used = self.usage.saturating_sub(self.inactive);
+        self.limit.saturating_sub(used)
+    }
+
+    /// Bytes that a member which holds `own` can come to hold beside the others.
+    fn conceded(&self, own: u64) -> u64 {
+        let files = self.inactive.saturating_add(self.active);
+        let others = self.usage.saturating_sub(files.saturating_add(own));
+        self.limit.saturating_sub(others)
+    }
 }
 
 /// File names of one control-group version.
@@ -196,15 +242,18 @@ struct Version {
     fstype: &'static str,
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Key in `memory.stat` of reclaimable file pages.
-    reclaimable: &'static str,
+    /// Keys in `memory.stat` of file pages: not used lately, and used lately.
+    files: [&'static str; 2],
+    /// Key in `memory.stat` of the tightest limit of all ancestors, seen or not.
+    inherited: Option<&'static str>,
 }
 
 const V1: Version = Version {
     fstype: "cgroup",
     limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file",
+    files: ["total_inactive_file", "total_active_file"],
+    inherited: Some("hierarchical_memory_limit"),
 };
 
 const V2: Version = Version {
@@ -212,7 +261,8 @@ const V2: Version = Version {
     // Above `high` a group is throttled and reclaimed, which is as bad for us as full.
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
-    reclaimable: "inactive_file",
+    files: ["inactive_file", "active_file"],
+    inherited: None,
 };
 
 impl Version {
@@ -224,23 +274,23 @@ impl Version {
                 .parse()
                 .ok()
         };
-        let limit = self
-            .limits
-            .iter()
+        let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let counted = |wanted: &str| -> Option<u64> {
+            let mut lines = stat.lines().filter_map(|l| l.split_once(' '));
+            lines.find(|(key, _)| *key == wanted)?.1.trim().parse().ok()
+        };
+        let inherited = self.inherited.and_then(counted);
+        let limit = (self.limits.iter())
             .filter_map(|name| number(name))
+            .chain(inherited)
             .filter(|&n| n < UNLIMITED)
             .min()?;
-        let usage = number(self.usage).unwrap_or(0);
-        let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-        let droppable = stat
-            .lines()
-            .filter_map(|l| l.split_once(' '))
-            .find(|(key, _)| *key == self.reclaimable)
-            .and_then(|(_, n)| n.trim().parse().ok())
-            .unwrap_or(0);
+        let [inactive, active] = self.files.map(|key| counted(key).unwrap_or(0));
         Some(Group {
             limit,
-            available: limit.saturating_sub(usage.saturating_sub(droppable)),
+            usage: number(self.usage).unwrap_or(0),
+            inactive,
+            active,
         })
     }
 }
@@ -380,6 +430,56 @@ mod tests {
         ]);
         assert_eq!(mem.cgroup_limit(), Some(1000));
         assert_eq!(mem.cgroup_available(), Some(600));
+        let giver = Giver::ControlGroup;
+        assert_eq!(mem.conceded(), Some(Limit { bytes: 600, giver }));
+    }
+
+    #[test]
+    fn v1_tells_the_limit_of_an_ancestor_that_is_not_mounted() {
+        let (_d, mem) = tree(&[
+            ("proc/self/cgroup", "4:memory:/outside/inner\n"),
+            ("proc/self/mountinfo", V1_MOUNT),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/memory.stat",
+                "cache 1\nhierarchical_memory_limit 5000\n",
+            ),
+        ]);
+        assert_eq!(mem.cgroup_limit(), Some(5000));
+    }
+
+    #[test]
+    fn what_others_hold_is_not_conceded_and_files_are() {
+        let group = |anon: &str| {
+            tree(&[
+                ("proc/self/status", anon),
+                ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 8 kB\n"),
+                ("proc/self/cgroup", "0::/app\n"),
+                ("proc/self/mountinfo", V2_MOUNT),
+                ("sys/fs/cgroup/app/memory.max", "10000\n"),
+                ("sys/fs/cgroup/app/memory.current", "9000\n"),
+                (
+                    "sys/fs/cgroup/app/memory.stat",
+                    "inactive_file 1000\nactive_file 2000\n",
+                ),
+            ])
+        };
+        // 6000 of the 9000 are no files; 2048 of these are this process's own
+        let (_d, mem) = group("VmRSS: 5 kB\nRssAnon: 1 kB\nRssFile: 3 kB\nRssShmem: 1 kB\n");
+        let conceded = mem.conceded().unwrap();
+        assert_eq!(
+            (conceded.bytes, conceded.giver),
+            (10_000 - 6000 + 2048, Giver::ControlGroup)
+        );
+        assert_eq!(mem.cgroup_available(), Some(2000));
+        // the machine is tighter: 8 KiB, and what the process has
+        let (_d, mem) = group("RssAnon: 9999 kB\n");
+        let conceded = mem.conceded().unwrap();
+        assert_eq!((conceded.bytes, conceded.giver), (9 << 10, Giver::Machine));
+        assert_eq!(Mem::at("/does/not/exist").conceded(), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Budgets against what the machine has: more than that is a promise that nobody can keep.
 
 use emberflow_engine::Budget;
+use emberflow_engine::memory::MemoryPlan;
 use emberflow_storage::mem::{Giver, Mem};
 
 use crate::cli::EngineArgs;
@@ -45,15 +46,43 @@ pub fn beyond(budget: Budget, mem: &Mem) -> Option<String> {
     })
 }
 
-/// What to say where a plan holds `bytes` more and so much is not free now.
-pub fn tight(bytes: u64, mem: &Mem) -> Option<String> {
-    let free = mem.available()?;
-    (bytes > free).then(|| {
+/// Refuses a plan that holds more than is free for it now. With `force` it is told and taken.
+///
+/// # Errors
+/// Wrong usage.
+pub fn may_hold(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Failure> {
+    match crowded(budget, plan.held(), &Mem::system()) {
+        Some(why) if force => {
+            eprintln!("emberflow: {why}; the system may swap or end this program");
+            Ok(())
+        }
+        Some(why) => Err(Failure::usage(format!(
+            "{why}: end other programs, give less, `--memory auto`, or --force to try all the same"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Why a plan that comes to hold `bytes` does not fit beside what others hold.
+pub fn crowded(budget: Budget, bytes: u64, mem: &Mem) -> Option<String> {
+    let asked = match budget {
+        // chosen by what is free
+        Budget::Auto => return None,
+        Budget::Bytes(asked) => format!("--memory {}", size::show(asked)),
+        Budget::FfnShare(share) => format!("--ffn-resident {share}"),
+    };
+    let free = mem.conceded()?;
+    let whose = match free.giver {
+        Giver::Machine => "this machine has free for this process",
+        Giver::ControlGroup => "this process's control group concedes",
+    };
+    // what a shell beside it holds, page tables, rounding
+    let slack = (4 << 20).max(free.bytes / 64);
+    (bytes > free.bytes.saturating_add(slack)).then(|| {
         format!(
-            "the plan holds {} more and {} are free now: the system may swap or end this program; \
-             `auto` takes less",
+            "{asked} holds {}, which is more than the {} that {whose}",
             size::show(bytes),
-            size::show(free)
+            size::show(free.bytes)
         )
     })
 }
@@ -115,19 +144,30 @@ mod tests {
         assert_eq!(beyond(Budget::FfnShare(1.0), &mem), None);
         let nothing = Mem::at("/does/not/exist");
         assert_eq!(beyond(Budget::Bytes(u64::MAX), &nothing), None);
-        assert_eq!(tight(u64::MAX, &nothing), None);
+        assert_eq!(crowded(Budget::Auto, u64::MAX, &mem), None);
+        assert_eq!(crowded(Budget::FfnShare(1.0), u64::MAX, &nothing), None);
     }
 
     #[test]
-    fn what_is_not_free_now_is_told() {
+    fn what_is_not_free_now_is_refused_by_both_names_of_a_budget() {
         let (_dir, mem) = machine(None);
-        assert_eq!(tight(100 << 20, &mem), None);
-        let told = tight(101 << 20, &mem).unwrap();
+        let why = |budget, mib: u64, mem: &Mem| crowded(budget, mib << 20, mem);
+        let bytes = Budget::Bytes(999 << 20);
+        // a few MiB are nobody's business
+        assert_eq!(why(bytes, 104, &mem), None);
+        let told = why(bytes, 105, &mem).unwrap();
         assert!(
-            told.contains("101.0 MiB more and 100.0 MiB are free"),
+            told.contains("--memory 999.0 MiB holds 105.0 MiB, which is more than the 100.0 MiB"),
             "{told}"
         );
+        assert!(told.contains("this machine has free"), "{told}");
         let (_dir, mem) = machine(Some(50 << 20));
-        assert!(tight(60 << 20, &mem).is_some());
+        let told = why(Budget::FfnShare(0.5), 60, &mem).unwrap();
+        assert!(
+            told.contains(
+                "--ffn-resident 0.5 holds 60.0 MiB, which is more than the 50.0 MiB that"
+            ) && told.contains("control group"),
+            "{told}"
+        );
     }
 }

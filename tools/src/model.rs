@@ -3,10 +3,10 @@
 use std::io::Read;
 use std::path::Path;
 
+use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_storage::mem::Mem;
 
 use crate::cli::{EngineArgs, KvArg, ModelArg};
 use crate::progress::Loading;
@@ -44,23 +44,28 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
     Ok(Model::open(open_container(arg)?)?)
 }
 
-/// Opens an engine with room for `context` positions.
-pub fn open_engine(model: Model, args: &EngineArgs, context: usize) -> Result<Engine, Failure> {
-    open(model, engine_options(args, context)?, false)
+/// Opens an engine with room for `context` positions. With `force` it takes memory that is not free.
+pub fn open_engine(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    force: bool,
+) -> Result<Engine, Failure> {
+    open(model, engine_options(args, context)?, force, false)
 }
 
 /// Opens an engine and shows how far it is, unless it is to be `quiet`.
-fn open(model: Model, options: Options, quiet: bool) -> Result<Engine, Failure> {
+fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engine, Failure> {
     let mut bar = None;
-    let planned = |bytes| {
-        if let Some(told) = budget::tight(bytes, &Mem::system()) {
-            eprintln!("emberflow: {told}");
-        }
-        bar = (!quiet).then(|| Loading::start("loading the model", bytes));
+    let budget = options.budget;
+    let planned = |plan: &MemoryPlan| {
+        budget::may_hold(budget, plan, force)?;
+        bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
+        Ok::<(), Failure>(())
     };
     let engine = Engine::open_watched(model, options, planned);
     drop(bar);
-    Ok(engine?)
+    engine
 }
 
 /// What an engine is opened for.
@@ -73,6 +78,8 @@ pub struct Use {
     pub batch: usize,
     /// Spans of each thread in a trace.
     pub spans: usize,
+    /// Whether memory that is not free is taken all the same.
+    pub force: bool,
 }
 
 /// As [`open_engine`], for a known use. Nothing is shown where it is `quiet`.
@@ -88,7 +95,7 @@ pub fn open_for(
         trace: wanted.spans,
         ..engine_options(args, wanted.context)?
     };
-    open(model, options, quiet)
+    open(model, options, wanted.force, quiet)
 }
 
 /// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
@@ -98,13 +105,14 @@ pub fn open_observed(
     args: &EngineArgs,
     context: usize,
     reserve: u64,
+    force: bool,
 ) -> Result<Engine, Failure> {
     let options = Options {
         observe: true,
         reserve,
         ..engine_options(args, context)?
     };
-    open(model, options, false)
+    open(model, options, force, false)
 }
 
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {

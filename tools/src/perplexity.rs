@@ -101,7 +101,7 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     let result = if args.judge {
         judged(args, model, &ids, window as usize)?
     } else {
-        let mut engine = open_engine(model, &args.engine, window as usize)?;
+        let mut engine = open_engine(model, &args.engine, window as usize, args.force)?;
         measure(&mut engine, &ids, window as usize, true)?
     };
     if args.json {
@@ -149,12 +149,12 @@ fn judged(
         ));
     };
     let file_len = model.container().file_len();
-    let mut engine = open_observed(model, &engine_args, window, 0)?;
+    let mut engine = open_observed(model, &engine_args, window, 0, args.force)?;
     let mut see = |seen: &FfnSeen<'_>| judge.see(seen);
     let mut result = measure_observed(&mut engine, ids, window, true, Some(&mut see))?;
     drop(engine);
     engine_args.sparsity = SparsityArg::Predicted;
-    let mut engine = open_engine(open_model(&args.model)?, &engine_args, window)?;
+    let mut engine = open_engine(open_model(&args.model)?, &engine_args, window, args.force)?;
     let with = measure(&mut engine, ids, window, true)?;
     let mut all = Quality::default();
     judge.layers().iter().for_each(|q| all += *q);

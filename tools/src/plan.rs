@@ -51,15 +51,17 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         args.memory.iter().map(|&b| planner.budget(b)).collect()
     };
-    for &wanted in &args.memory {
-        if let Some(why) = budget::beyond(wanted, &Mem::system()) {
-            eprintln!("emberflow: {why}; run takes it with --force only");
-        }
-    }
     let plans = budgets
         .iter()
         .map(|&budget| planner.plan(budget))
         .collect::<Result<Vec<_>, _>>()?;
+    let mem = Mem::system();
+    for (&wanted, plan) in args.memory.iter().zip(&plans) {
+        let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
+        if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
+            eprintln!("emberflow: {why}; run takes it with --force only");
+        }
+    }
     if let Some(path) = &args.svg {
         atomic::write(path, chart(&name, &plans).as_bytes())?;
     }
@@ -168,6 +170,9 @@ fn basis(p: &Plan) -> String {
             "the storage device was not measured ({}): emberflow bench io MODEL --save\n",
             b.device
         );
+    }
+    if b.device_doubtful {
+        out += "the storage device was measured under load: emberflow bench io again\n";
     }
     if !b.statistics {
         out +=

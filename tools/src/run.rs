@@ -67,6 +67,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         prompt: prompt.len(),
         batch,
         spans,
+        force: args.force,
     };
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -286,6 +287,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: 0,
+        force: args.force,
     };
     let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));

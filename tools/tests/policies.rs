@@ -132,6 +132,32 @@ fn each_does_without_what_it_is_named_for() {
     assert_eq!(of("mmap").2, 0.0);
 }
 
+/// Comparisons at equal memory are comparisons at equal bytes, but for policies that keep nothing.
+#[test]
+fn policies_that_keep_neurons_hold_as_many_bytes() {
+    let held = |policy: &str| {
+        let args = ["run", "-p", "A vector is", "-n", "24", "--ignore-eos"];
+        let more = ["--memory", "30MiB", "--json", "--policy", policy];
+        let memory = json(&[&args[..], &more].concat())["memory"].clone();
+        let number = |key: &str| memory[key].as_f64().unwrap();
+        let ffn = number("gates") + number("hot") + number("cold");
+        (ffn, number("peak_rss_bytes"))
+    };
+    let full = held("full");
+    for policy in ["no-pipeline", "no-bundle", "llmflash"] {
+        let other = held(policy);
+        let apart = |a: f64, b: f64| (a / b - 1.0).abs();
+        assert!(
+            apart(other.0, full.0) < 0.04,
+            "{policy}: {other:?} {full:?}"
+        );
+        assert!(
+            apart(other.1, full.1) < 0.08,
+            "{policy}: {other:?} {full:?}"
+        );
+    }
+}
+
 #[test]
 fn decoding_is_measured_beside_its_bounds() {
     let args = [

@@ -150,6 +150,34 @@ fn a_budget_that_nobody_has_is_refused_unless_forced() {
     }
 }
 
+/// A budget above what its control group concedes, by either name, once thrashed in silence. Needs the
+/// right to make a group.
+#[test]
+fn a_budget_that_the_control_group_does_not_concede_is_refused() {
+    let Some(group) = common::Group::of(16 << 20) else {
+        eprintln!("no control group can be made here: nothing was tested");
+        return;
+    };
+    let run = |args: &[&str]| {
+        let mut command = group.command();
+        let common = ["run", "-p", "A vector is", "-n", "2", "--json"];
+        let output = command.args(common).args(args).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), message)
+    };
+    let (code, message) = run(&["--memory", "40MiB"]);
+    assert_eq!(code, Some(2), "{message}");
+    assert!(
+        message.contains("--memory 40.0 MiB is more than the 16.0 MiB that"),
+        "{message}"
+    );
+    let (code, message) = run(&["--ffn-resident", "1"]);
+    assert_eq!(code, Some(2), "{message}");
+    for part in ["--ffn-resident 1 holds ", "control group", "--force"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
 /// Caches fill in the first half of a text; a long one shows its second half beside the whole.
 #[test]
 fn the_second_half_of_a_long_text_is_shown() {

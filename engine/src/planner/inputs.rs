@@ -239,6 +239,7 @@ impl Opened<'_> {
         };
         let sparse = self.naming != Naming::All;
         let embedding = Embedding::bytes_for(layout, c);
+        let eviction = o.ablation.eviction();
         let format = &self.ffn.format;
         Ok(Needs {
             process,
@@ -256,8 +257,8 @@ impl Opened<'_> {
             gates: layout.gate_bytes(),
             gate_len: format.gate_len() as u64,
             rest_len: format.rest_len() as u64,
-            whole_slot: layout.slot_charge(false),
-            rest_slot: layout.slot_charge(true),
+            whole_slot: layout.slot_charge(false, eviction),
+            rest_slot: layout.slot_charge(true, eviction),
             neurons: layout.total(),
             banks: layout.banks() as u64,
             cluster: CLUSTER as u64,

@@ -42,7 +42,8 @@ impl NeuronStore {
     /// Bytes of a cold slot and its bookkeeping.
     fn slot_charge(&self) -> u64 {
         let resident = self.gates_resident_everywhere();
-        self.layout.slot_charge(resident).max(1)
+        let eviction = self.ablation.eviction();
+        self.layout.slot_charge(resident, eviction).max(1)
     }
 
     /// Sets the target of the border: that of `plan`, made for the same budget, with `wanted` hot

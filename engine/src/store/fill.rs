@@ -62,7 +62,7 @@ impl NeuronStore {
             self.keep_cluster(bank, cluster, buffer);
             return;
         }
-        if self.ablation.keep() != Keep::All {
+        if self.ablation.keep() == Keep::Nothing {
             return;
         }
         let first_cold = self.hot.prefix(bank) as usize * CLUSTER;

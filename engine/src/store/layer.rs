@@ -398,19 +398,11 @@ impl NeuronStore {
 
     /// Ends a layer; evicts what the ablation does not keep.
     pub fn end_layer(&mut self) {
-        match self.ablation.keep() {
-            Keep::All => {}
-            keep => {
-                for unit in 0..self.layer.units.len() {
-                    let (bank, ids) = self.of_unit(unit);
-                    if keep == Keep::Window {
-                        self.window
-                            .slide(bank, &self.layer.ids[ids], &mut self.cold);
-                    } else {
-                        for &neuron in &self.layer.ids[ids] {
-                            self.cold.remove(Key { bank, neuron });
-                        }
-                    }
+        if self.ablation.keep() == Keep::Nothing {
+            for unit in 0..self.layer.units.len() {
+                let (bank, ids) = self.of_unit(unit);
+                for &neuron in &self.layer.ids[ids] {
+                    self.cold.remove(Key { bank, neuron });
                 }
             }
         }

@@ -16,9 +16,6 @@ use super::regions::CLUSTER;
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
 
-/// Eviction policy of the cold region.
-pub(super) const COLD: Eviction = Eviction::Lrfu;
-
 /// A validated container, its banks by layer, and its direct I/O alignment.
 ///
 /// A bank holds the bundles of one FFN: (layer, expert). Banks are numbered in container order,
@@ -253,8 +250,8 @@ impl Layout {
     }
 
     /// Bytes of a slot and its bookkeeping.
-    pub fn slot_charge(&self, gates_resident: bool) -> u64 {
-        let overhead = |slots| SlotCache::overhead(COLD, slots, 0);
+    pub fn slot_charge(&self, gates_resident: bool, eviction: Eviction) -> u64 {
+        let overhead = |slots| SlotCache::overhead(eviction, slots, 0);
         self.content(gates_resident).slot_len as u64 + overhead(1) - overhead(0)
     }
 

@@ -32,7 +32,6 @@ mod spread;
 mod tag;
 #[cfg(test)]
 mod tests;
-mod window;
 mod work;
 
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};

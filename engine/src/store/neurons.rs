@@ -13,12 +13,11 @@ use super::asked::Guesses;
 use super::content::SlotContent;
 use super::costs::ReadCosts;
 use super::hot::HotClusters;
-use super::layout::{COLD, Layout};
+use super::layout::Layout;
 use super::plan::Rules;
 use super::reader::Reader;
 use super::resident::Resident;
 use super::spread::Spread;
-use super::window::Window;
 use super::work::LayerWork;
 use crate::ablation::{Ablation, Overlap};
 use crate::counters::Counters;
@@ -111,8 +110,6 @@ pub(crate) struct NeuronStore {
     pub(super) guesses: Guesses,
     pub(super) spreads: Vec<Spread>,
     pub(super) ablation: Ablation,
-    /// Active sets of the last tokens, for the window ablation.
-    pub(super) window: Window,
     /// The mapped file, for the mmap ablation.
     pub(super) mapped: Option<MappedBundles>,
     pub(super) counters: Counters,
@@ -144,14 +141,13 @@ impl NeuronStore {
         let ablation = options.ablation;
         let mut store = Self {
             ablation,
-            window: Window::new(layout.banks(), ablation),
             mapped: match ablation {
                 Ablation::Mmap => Some(layout.map()?),
                 _ => None,
             },
             resident: Arc::new(Resident::read(&layout)?),
             hot: HotClusters::new(&layout, content, memory)?,
-            cold: new_cold(&layout, content, memory)?,
+            cold: new_cold(&layout, content, memory, ablation)?,
             reader: Reader::start(
                 &layout,
                 source,
@@ -207,7 +203,7 @@ impl NeuronStore {
         self.latch(freed)?;
         let content = &self.contents[usize::from(plan.gates_resident())];
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
-        self.cold = new_cold(&self.layout, content, self.memory)?;
+        self.cold = new_cold(&self.layout, content, self.memory, self.ablation)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
     }
@@ -361,11 +357,13 @@ fn new_cold(
     layout: &Layout,
     content: &SlotContent,
     memory: ArenaOptions,
+    ablation: Ablation,
 ) -> Result<SlotCache, Error> {
     let slots = u32::try_from(layout.total()).map_err(|_| layout.too_many())?;
     let arena = Arena::with_limit(0, slots, content.slot_len, layout.memory_align(), memory)
         .map_err(emberflow_storage::Error::from)?;
-    SlotCache::with_eviction(arena, layout.sizes(), COLD).ok_or_else(|| layout.too_many())
+    SlotCache::with_eviction(arena, layout.sizes(), ablation.eviction())
+        .ok_or_else(|| layout.too_many())
 }
 
 /// Bytes of queues, tables and `buffers` stream buffers of a store.
@@ -374,7 +372,7 @@ pub(crate) fn io_bytes(layout: &Layout, buffers: u32) -> u64 {
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);
     (layout.most_in_layer() * per_neuron) as u64
         + Guesses::bytes_for(layout)
-        + SlotCache::overhead(COLD, 0, layout.total())
+        + SlotCache::overhead(Eviction::Lrfu, 0, layout.total())
         + SlotCache::overhead(Eviction::Lru, units, layout.total_clusters())
         + IoThread::overhead(Limits::PRODUCTION)
         + Arena::charge(buffers, layout.stream_len())

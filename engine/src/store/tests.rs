@@ -311,12 +311,44 @@ fn after_a_failure_the_store_refuses_to_work() {
     assert!(failed > 5, "only {failed} stores met damage");
 }
 
+/// What may keep neurons keeps as many as there are slots, from the start and whatever the texts ask
+/// for: policies are compared at equal bytes.
+#[test]
+fn every_policy_that_keeps_neurons_fills_its_slots() {
+    for ablation in Ablation::ALL {
+        if ablation == Ablation::Mmap {
+            continue;
+        }
+        let ways = Ways {
+            ablation,
+            ..Ways::default()
+        };
+        let world = world();
+        let mut store = world.store(&world.plan(true, 0, 500), &ways).unwrap();
+        let mut random = Rng::with_seed(7);
+        for pass in 0..24 {
+            let held = store.cold.resident();
+            match ablation {
+                Ablation::NoCache | Ablation::Baseline | Ablation::BundleOnly => {
+                    assert_eq!(held, 0, "{} after {pass}", ablation.name());
+                }
+                _ => assert_eq!(held, 500, "{} after {pass}", ablation.name()),
+            }
+            store.begin_pass(true);
+            for layer in 0..world.layers() {
+                let needs = needs(&world, layer, 0.02, &mut random);
+                run(&world, &mut store, layer, &needs, &mut random).unwrap();
+            }
+        }
+    }
+}
+
 /// At most one cluster is promoted per layer and pass; moving the border back reads nothing.
 #[test]
 fn the_border_moves_without_a_burst_of_reads() {
     let world = World::new(&[(0, 0, 640)], 24, DType::F32, 9);
     let ways = Ways::default();
-    let mut store = world.store(&world.plan(true, 0, 600), &ways).unwrap();
+    let mut store = world.store(&world.plan(true, 0, 500), &ways).unwrap();
     let mut random = Rng::with_seed(3);
     let all = [Needs {
         bank: 0,

@@ -191,6 +191,9 @@ impl Child {
             Some(1) if why.contains("is too small for this model") => {
                 return Ok(Outcome::Refused(why));
             }
+            Some(2) if why.contains("which is more than the") => {
+                return Ok(Outcome::Refused(why));
+            }
             Some(2) => return Err(Failure::Usage(why)),
             Some(130) => return Err(Failure::Interrupted),
             _ => {

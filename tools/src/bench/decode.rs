@@ -93,7 +93,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
             tokens
         )));
     }
-    let mut engine = open_engine(model, &args.engine, room)?;
+    let mut engine = open_engine(model, &args.engine, room, args.output.force)?;
     // Elsewhere there is no active set to take for granted before bytes are read.
     let known = engine.sparsity() == Sparsity::Exact && engine.memory().gates_resident();
     if args.oracle && !known {

@@ -91,6 +91,7 @@ pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: ROOM,
+        force: args.force,
     };
     let mut engine = open_for(model, &args.engine, &wanted, false)?;
     let Some(trace) = engine.trace().cloned() else {

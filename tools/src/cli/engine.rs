@@ -19,7 +19,7 @@ pub struct ModelArg {
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
     /// Memory for the whole process, such as 600MiB, or `auto`. More than the machine or the control
-    /// group has is refused, unless --force is given.
+    /// group concedes is refused, unless --force is given.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
           conflicts_with = "ffn_resident")]
     pub memory: Budget,

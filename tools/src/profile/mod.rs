@@ -129,7 +129,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let mut recorder = recorder(&checkpoint, &subject)?;
     let resumed_tokens = recorder.tokens();
     let reserve = Recorder::bytes_for(&subject);
-    let mut engine = open_observed(model, &args.engine, cut.positions(), reserve)?;
+    let mut engine = open_observed(model, &args.engine, cut.positions(), reserve, args.force)?;
     record(
         &mut engine,
         &mut recorder,

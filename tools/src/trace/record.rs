@@ -43,7 +43,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let bos = model.text().start_token();
     let chunk = usize::from(args.engine.chunk.unwrap_or(16));
     let reserve = 4 * (chunk * layers * neurons) as u64;
-    let mut engine = open_observed(model, &args.engine, window as usize, reserve)?;
+    let mut engine = open_observed(model, &args.engine, window as usize, reserve, args.force)?;
 
     let file = atomic::Partial::create(&args.output)?;
     let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));

@@ -178,7 +178,7 @@ fn train(
             false => SparsityArg::Dense,
         };
         let model = open_model(&args.model)?;
-        let mut engine = open_engine(model, &engine_args, windows.longest())?;
+        let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;
         let inputs = Inputs::collect(&mut engine, windows, group)?;
         drop(engine);
         // one bar at a time: reading the text has its own

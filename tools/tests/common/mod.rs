@@ -73,3 +73,42 @@ pub fn commands() -> Vec<(String, clap::Command)> {
     assert!(out.len() >= 20, "the walk lost commands");
     out
 }
+
+/// A memory control group that is gone when this is.
+#[allow(dead_code, reason = "few test files limit memory")]
+pub struct Group(std::path::PathBuf);
+
+#[allow(dead_code, reason = "few test files limit memory")]
+impl Group {
+    /// A group that may hold `bytes`; `None` where none can be made.
+    pub fn of(bytes: u64) -> Option<Self> {
+        let name = format!("emberflow-test-{}-{bytes}", std::process::id());
+        let places = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ];
+        places.into_iter().find_map(|(root, limit)| {
+            let dir = Path::new(root).join(&name);
+            std::fs::create_dir(&dir).ok()?;
+            let group = Self(dir);
+            std::fs::write(group.0.join(limit), bytes.to_string()).ok()?;
+            Some(group)
+        })
+    }
+
+    /// The program inside of it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.stdin(Stdio::null());
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+        command.arg(self.0.join("cgroup.procs"));
+        command.arg(env!("CARGO_BIN_EXE_emberflow"));
+        command
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
