@@ -12,11 +12,11 @@ use crate::store::regions::{CLUSTER, prefixes};
 const CHUNK_SHARE: f64 = 1.0 / 32.0;
 
 /// Stream buffers: enough whole clusters in flight to keep the device busy while one is computed.
-const STREAM: u32 = 4;
+const STREAM: u32 = 16;
 
 /// Stream buffers for prefill that streams whole layers: a few clusters per thread, and as many in
 /// flight.
-const STREAM_MANY: u32 = 12;
+const STREAM_MANY: u32 = 16;
 
 /// Number of stream buffers for chunks of up to `chunk` tokens.
 pub(crate) fn stream_buffers(chunk: usize) -> u32 {
