@@ -20,7 +20,7 @@ use crate::store::regions::CLUSTER;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
 /// reads: if all that have arrived were computed first, the device would have nothing to do.
-const SLICE: usize = 2;
+pub(crate) const SLICE: usize = 2;
 
 /// Most clusters that are computed at once in a scan.
 const FEW: usize = 64;

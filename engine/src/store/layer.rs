@@ -184,8 +184,11 @@ impl NeuronStore {
             Source::Cold => self.issue_neurons(item),
             Source::Stream(_) => {
                 if let Some(slot) = self.layer.claim(bank, cluster) {
-                    self.attach(item, slot)?;
-                    return Ok(true);
+                    let attached = self.attach(item, slot);
+                    if attached.is_err() {
+                        self.abandon_layer();
+                    }
+                    return attached.map(|()| true);
                 }
                 let coming = self.layer.coming.contains(&(bank, cluster));
                 if !coming && !self.request_cluster(bank, cluster)? {

@@ -12,7 +12,7 @@ use super::regions::CLUSTER;
 
 /// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
 /// 75 % at 32), so that layers are read whole.
-pub(crate) const MANY: usize = 32;
+pub(super) const MANY: usize = 32;
 
 /// Residency of a needed neuron in the cold region.
 pub(super) enum Held {
@@ -130,8 +130,8 @@ impl LayerWork {
             held: Vec::with_capacity(neurons),
             next: 0,
             ready: Vec::with_capacity(clusters),
-            arrived: Vec::with_capacity(16),
-            coming: Vec::with_capacity(16),
+            arrived: Vec::with_capacity(64),
+            coming: Vec::with_capacity(64),
             ahead: Ahead::default(),
             promoting: false,
         }
