@@ -24,6 +24,7 @@ use crate::rope::RopeTable;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -441,7 +442,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         memory: &division.memory,
         naming,
-        buffers: division.stream_buffers,
+        buffers: division.needs.stream_most.max(LEAST_BUFFERS),
         frequencies: &frequencies,
         options: &options,
         tracer,

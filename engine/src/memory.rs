@@ -8,7 +8,7 @@ use emberflow_storage::budget::Ledger;
 
 use crate::ablation::{Ablation, Keep};
 use crate::error::Error;
-use crate::store::regions::split;
+use crate::store::regions::{LEAST_BUFFERS, split};
 
 /// Sizes in bytes that do not depend on the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +53,10 @@ pub struct Needs {
     pub two_phases: bool,
     /// Fewest cold slots that allow progress.
     pub min_slots: u64,
+    /// Bytes of a stream buffer for a whole cluster. [`LEAST_BUFFERS`] of them are in `scratch`.
+    pub stream_len: u64,
+    /// Most stream buffers that the device has use for.
+    pub stream_most: u32,
     /// Whether resident Gate rows help: `exact` on a sparse activation, and `predicted`.
     pub gates_help: bool,
     /// Whether predictors determine the active set, so that not every Gate row is needed.
@@ -67,6 +71,12 @@ pub const RUNTIME_MARGIN: u64 = 2 << 20;
 /// misses part of it, but cgroups count it; a cgroup limited to the budget would otherwise thrash
 /// the program's own pages. 18 MiB measured at 2.6 GiB.
 const KERNEL_PART: u64 = 128;
+
+/// Part of the neurons' memory for stream buffers beyond the fewest: of a model whose clusters
+/// stream for every token, and of one whose clusters stream for prompts only.
+const STREAM_PART: u64 = 16;
+/// See [`STREAM_PART`].
+const STREAM_PART_COLD: u64 = 64;
 
 /// The smallest budget that leaves `bytes` besides the kernel's share.
 fn with_kernel(bytes: u64) -> u64 {
@@ -93,6 +103,8 @@ pub struct MemoryPlan {
     pub hot_clusters: u64,
     /// Capacity of the cold region in neurons.
     pub slots: u64,
+    /// Stream buffers: whole clusters in flight at once.
+    pub stream_buffers: u32,
     /// Whether the embedding is resident: only where everything else is.
     pub embedding: bool,
 }
@@ -316,8 +328,19 @@ impl Needs {
             let residency = Residency::Bundles;
             (residency, 0, self.whole_slot, self.cold_without_gates())
         };
-        let left = left - gates;
         let unit = self.cluster_len(residency).max(1);
+        let left = left - gates;
+        let least = if uses_cold {
+            self.min_slots.saturating_mul(slot)
+        } else {
+            0
+        };
+        let more = match left / unit >= self.clusters {
+            true => 0,
+            false => self.more_buffers(left, least),
+        };
+        let stream = u64::from(more) * self.stream_len;
+        let left = left - stream;
         let (hot_clusters, slots) = if left / unit >= self.clusters {
             (self.clusters, 0)
         } else if uses_cold {
@@ -332,6 +355,7 @@ impl Needs {
             && left.saturating_sub(ffn) >= self.embedding;
         for (what, bytes) in [
             ("gates", gates),
+            ("stream", stream),
             ("hot", hot_clusters * unit),
             ("cold", slots * slot),
             ("embedding", if embedding { self.embedding } else { 0 }),
@@ -345,8 +369,23 @@ impl Needs {
             residency,
             hot_clusters,
             slots,
+            stream_buffers: LEAST_BUFFERS + more,
             embedding,
         })
+    }
+
+    /// Stream buffers beyond the fewest, out of `left` bytes for neurons, of which cold slots need
+    /// `least`; 0 where there is no cold region.
+    fn more_buffers(&self, left: u64, least: u64) -> u32 {
+        let part = if least > 0 {
+            STREAM_PART_COLD
+        } else {
+            STREAM_PART
+        };
+        let room = (left / part).min(left.saturating_sub(least));
+        let fit = room / self.stream_len.max(1);
+        let wanted = self.stream_most.saturating_sub(LEAST_BUFFERS);
+        wanted.min(u32::try_from(fit).unwrap_or(u32::MAX))
     }
 }
 
@@ -377,9 +416,34 @@ mod tests {
             hot_clusters: 7,
             two_phases: false,
             min_slots: 256,
+            stream_len: 128 * 1024,
+            stream_most: 0,
             gates_help: true,
             predicts: false,
         }
+    }
+
+    #[test]
+    fn stream_buffers_follow_the_budget_and_the_device() {
+        let n = Needs {
+            gates_help: false,
+            stream_most: 12,
+            ..needs()
+        };
+        let at = |share: f64| n.plan(n.budget_for_share(share)).unwrap();
+        assert_eq!(n.plan(n.smallest_budget()).unwrap().stream_buffers, 4);
+        // A 16th of 8 MB is four buffers of 128 KiB.
+        assert_eq!([0.2, 0.5, 0.9].map(|s| at(s).stream_buffers), [4, 6, 7]);
+        let large = Needs {
+            stream_len: 16 << 10,
+            ..n
+        };
+        let half = large.plan(large.budget_for_share(0.5)).unwrap();
+        assert_eq!(half.stream_buffers, 12);
+        assert_eq!(half.ledger.held("stream"), 8 * (16 << 10));
+        // Nothing streams where everything fits.
+        let all = large.plan(large.full_budget()).unwrap();
+        assert_eq!((all.hot_clusters, all.stream_buffers), (63, 4));
     }
 
     #[test]
@@ -511,6 +575,7 @@ mod tests {
             let plan = n.plan(n.smallest_budget() + extra).unwrap();
             let held = n.base() + plan.ledger.held("kernel") + plan.ledger.held("gates") + plan.ledger.held("cold")
                 + plan.ledger.held("embedding")
+                + plan.ledger.held("stream")
                 + plan.ledger.held("hot");
             prop_assert_eq!(held, plan.ledger.used());
             prop_assert!(held <= plan.budget());

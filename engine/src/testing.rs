@@ -178,6 +178,8 @@ impl World {
             },
             hot_clusters,
             slots,
+            // As many as the store has.
+            stream_buffers: u32::MAX,
             embedding: false,
         }
     }

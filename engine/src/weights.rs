@@ -1,5 +1,7 @@
 //! The resident weights: everything outside the FFNs.
 
+use std::thread::{Builder, ScopedJoinHandle};
+
 use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
@@ -18,6 +20,12 @@ pub struct Matrix {
     cols: usize,
     bytes: Slot,
 }
+
+/// Threads that load layers.
+const LOADERS: usize = 4;
+
+/// Bytes of their stacks.
+const STACK: usize = 256 << 10;
 
 /// Rows per work item.
 pub(crate) const ROWS_PER_CHUNK: usize = 32;
@@ -116,51 +124,43 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads and verifies all weights.
+    /// Reads and verifies all weights, several layers at once: one read at a time leaves most of the
+    /// device idle.
     pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
         let src = Loader { container };
         let d = c.d_model as usize;
-        let q_dim = c.heads as usize * c.head_dim as usize;
-        let kv_dim = c.kv_heads as usize * c.head_dim as usize;
         let vocab = c.vocab as usize;
-        let layers = (0..c.layers)
-            .map(|l| {
-                Ok(LayerWeights {
-                    attn_norm: src.vector(Role::AttnNorm, l, d)?,
-                    q: src.matrix(Role::Q, l, q_dim, d)?,
-                    k: src.matrix(Role::K, l, kv_dim, d)?,
-                    v: src.matrix(Role::V, l, kv_dim, d)?,
-                    o: src.matrix(Role::O, l, d, q_dim)?,
-                    qkv_bias: if c.qkv_bias {
-                        Some([
-                            src.vector(Role::QBias, l, q_dim)?,
-                            src.vector(Role::KBias, l, kv_dim)?,
-                            src.vector(Role::VBias, l, kv_dim)?,
-                        ])
-                    } else {
-                        None
-                    },
-                    o_bias: if c.o_bias {
-                        Some(src.vector(Role::OBias, l, d)?)
-                    } else {
-                        None
-                    },
-                    qk_norm: if c.qk_norm {
-                        Some([
-                            src.vector(Role::QNorm, l, c.head_dim as usize)?,
-                            src.vector(Role::KNorm, l, c.head_dim as usize)?,
-                        ])
-                    } else {
-                        None
-                    },
-                    ffn_norm: src.vector(Role::FfnNorm, l, d)?,
+        let load = |first: usize| {
+            let numbers = (first as u32..c.layers).step_by(LOADERS);
+            let layers = numbers.map(|l| src.layer(l, c));
+            layers.collect::<Result<Vec<_>, Error>>()
+        };
+        let load = &load;
+        std::thread::scope(|scope| {
+            let started: Vec<_> = (0..LOADERS)
+                .map(|first| {
+                    let thread = Builder::new().name("ember-load".into()).stack_size(STACK);
+                    (first, thread.spawn_scoped(scope, move || load(first)))
                 })
+                .collect();
+            let head = src.matrix(head_role(c), 0, vocab, d);
+            let final_norm = src.vector(Role::FinalNorm, 0, d);
+            let mut parts = Vec::with_capacity(LOADERS);
+            for (first, thread) in started {
+                let part = match thread.map(ScopedJoinHandle::join) {
+                    Ok(Ok(part)) => part,
+                    Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                    // The system has no thread for it.
+                    Err(_) => load(first),
+                };
+                parts.push(part?.into_iter());
+            }
+            let layers = (0..c.layers as usize).filter_map(|l| parts[l % LOADERS].next());
+            Ok(Self {
+                layers: layers.collect(),
+                head: head?,
+                final_norm: final_norm?,
             })
-            .collect::<Result<Vec<_>, Error>>()?;
-        Ok(Self {
-            head: src.matrix(head_role(c), 0, vocab, d)?,
-            final_norm: src.vector(Role::FinalNorm, 0, d)?,
-            layers,
         })
     }
 
@@ -253,6 +253,43 @@ impl<'a> Loader<'a> {
             )));
         }
         Ok((entry, dtype))
+    }
+
+    fn layer(&self, l: u32, c: &ModelConfig) -> Result<LayerWeights, Error> {
+        let d = c.d_model as usize;
+        let q_dim = c.heads as usize * c.head_dim as usize;
+        let kv_dim = c.kv_heads as usize * c.head_dim as usize;
+        let head_dim = c.head_dim as usize;
+        Ok(LayerWeights {
+            attn_norm: self.vector(Role::AttnNorm, l, d)?,
+            q: self.matrix(Role::Q, l, q_dim, d)?,
+            k: self.matrix(Role::K, l, kv_dim, d)?,
+            v: self.matrix(Role::V, l, kv_dim, d)?,
+            o: self.matrix(Role::O, l, d, q_dim)?,
+            qkv_bias: if c.qkv_bias {
+                Some([
+                    self.vector(Role::QBias, l, q_dim)?,
+                    self.vector(Role::KBias, l, kv_dim)?,
+                    self.vector(Role::VBias, l, kv_dim)?,
+                ])
+            } else {
+                None
+            },
+            o_bias: if c.o_bias {
+                Some(self.vector(Role::OBias, l, d)?)
+            } else {
+                None
+            },
+            qk_norm: if c.qk_norm {
+                Some([
+                    self.vector(Role::QNorm, l, head_dim)?,
+                    self.vector(Role::KNorm, l, head_dim)?,
+                ])
+            } else {
+                None
+            },
+            ffn_norm: self.vector(Role::FfnNorm, l, d)?,
+        })
     }
 
     fn matrix(&self, role: Role, layer: u32, rows: usize, cols: usize) -> Result<Matrix, Error> {

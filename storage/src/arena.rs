@@ -310,6 +310,16 @@ impl Arena {
         })
     }
 
+    /// The memory below the limit, for another thread to make resident: clearing pages takes
+    /// seconds per GiB. Pages stay charged, so the limit must not fall before that thread is done.
+    #[must_use]
+    pub fn pages(&self) -> ArenaPages {
+        ArenaPages {
+            map: Arc::clone(&self.map),
+            len: self.end_of(self.limit),
+        }
+    }
+
     /// Sets how many slots may be handed out, up to the capacity; the lowest indices stay. Memory
     /// of retired slots is freed now if they are home, otherwise when they return. May allocate
     /// when the limit rises.
@@ -425,6 +435,34 @@ impl Arena {
             let given = unsafe { self.map.pages.discard(from..to) };
             if let Err(reason) = given {
                 tracing::warn!(bytes = to - from, %reason, "memory could not be given back");
+            }
+        }
+    }
+}
+
+/// The memory of an arena's slots, for another thread to make resident: see [`Arena::pages`].
+pub struct ArenaPages {
+    map: Arc<Mapping>,
+    len: usize,
+}
+
+impl ArenaPages {
+    /// Bytes below the limit.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // an arena may be empty, which is nothing special
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes the memory resident, from the start, until `stop` is set. Keeps its contents, so the
+    /// slots may be in use meanwhile. No effect before Linux 5.14.
+    pub fn populate(&self, stop: &std::sync::atomic::AtomicBool) {
+        const STEP: usize = 16 << 20;
+        for from in (0..self.len).step_by(STEP) {
+            let part = from..(from + STEP).min(self.len);
+            let stopped = stop.load(std::sync::atomic::Ordering::Relaxed);
+            if stopped || self.map.pages.populate(part).is_err() {
+                return;
             }
         }
     }

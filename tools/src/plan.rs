@@ -144,7 +144,7 @@ fn details(p: &Plan) -> String {
         p.chunk,
         match p.prefetch_clusters {
             0 => "nothing is read beside it".into(),
-            n => format!("the first {n} missing clusters of the next layer are read beside it"),
+            n => format!("up to {n} missing clusters of what comes next are read beside it"),
         }
     );
     for cut in &p.hot_cut {

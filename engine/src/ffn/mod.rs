@@ -41,6 +41,7 @@ mod units;
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;
+pub(crate) use run::SLICE;
 pub use seen::FfnSeen;
 pub(crate) use shape::FfnShape;
 pub(crate) use state::{Ffn, FfnRoom};

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
 
 use super::gates::GateWork;
@@ -16,6 +17,13 @@ use crate::ablation::Overlap;
 use crate::error::Error;
 use crate::store::Step;
 use crate::store::regions::CLUSTER;
+
+/// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
+/// reads: if all that have arrived were computed first, the device would have nothing to do.
+pub(crate) const SLICE: usize = 2;
+
+/// Most clusters that are computed at once in a scan.
+const FEW: usize = 64;
 
 impl Ffn {
     /// Fills the partial sums of a group of items, `width` floats each, in completion order. All
@@ -45,7 +53,12 @@ impl Ffn {
                 continue;
             }
             begun = true;
-            self.store.take_ready(group.end, &mut self.schedule.ready);
+            // Where reads and computation interleave, buffers must soon be free for further reads.
+            let most = match self.store.streams() {
+                true => (SLICE * on.threads()).min(FEW),
+                false => usize::MAX,
+            };
+            (self.store).take_ready(group.end, most, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
                 // Idle: release slots now.
                 if !self.release_done(inputs) {
@@ -61,7 +74,7 @@ impl Ffn {
             self.compute_sums(on, inputs, group.clone(), width);
             self.store.intact()?;
             open -= self.settle()?;
-            if self.store.is_short_of_memory() {
+            if self.store.is_short_of_memory() || self.store.streams() {
                 self.release_done(inputs);
             }
         }
@@ -125,34 +138,49 @@ impl Ffn {
             }
             None => Vec::new(),
         };
+        let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
+        let sum = |from: usize, partials: &mut [f32]| {
+            let end = from + partials.len() / width;
+            let mut item = from;
+            while item < end {
+                let unit = unit_of(item);
+                let of = &units[unit];
+                let stop = end.min(of.end);
+                let job = Job {
+                    cpu: on.cpu,
+                    shape,
+                    gating: of.gating,
+                    store,
+                    input: inputs.of(unit).input,
+                    gates: of.gates(&pairs.gates),
+                    wanted: of.wanted(&pairs.wanted),
+                };
+                let ready = (item..stop).filter(is_ready);
+                let records = records.get(from - group.start..).unwrap_or(&[]);
+                let done = job.sum(from, ready, partials, records);
+                fired.fetch_add(done.fired, Ordering::Relaxed);
+                computed.fetch_add(done.neurons, Ordering::Relaxed);
+                item = stop;
+            }
+        };
         let partials = &mut self.partials[..group.len() * width];
-        // Several items per call make longer row lists.
-        on.workers
-            .for_each_part_mut(partials, width, &|_, at, partials| {
-                let from = group.start + at;
-                let end = from + partials.len() / width;
-                let mut item = from;
-                while item < end {
-                    let unit = unit_of(item);
-                    let of = &units[unit];
-                    let stop = end.min(of.end);
-                    let job = Job {
-                        cpu: on.cpu,
-                        shape,
-                        gating: of.gating,
-                        store,
-                        input: inputs.of(unit).input,
-                        gates: of.gates(&pairs.gates),
-                        wanted: of.wanted(&pairs.wanted),
-                    };
-                    let ready = (item..stop).filter(|&item| now[item] == Some(Step::Sums));
-                    let records = records.get(at..).unwrap_or(&[]);
-                    let done = job.sum(from, ready, partials, records);
-                    fired.fetch_add(done.fired, Ordering::Relaxed);
-                    computed.fetch_add(done.neurons, Ordering::Relaxed);
-                    item = stop;
+        if store.streams() {
+            let each = (group.clone()).zip(partials.chunks_exact_mut(width));
+            let mut few: ArrayVec<_, FEW> = (each.filter(|(item, _)| is_ready(item)))
+                .take(FEW)
+                .collect();
+            on.workers.for_each_chunk_mut(&mut few, 1, &|_, _, one| {
+                for (item, partial) in one {
+                    sum(*item, partial);
                 }
             });
+        } else {
+            // Several items per call make longer row lists.
+            on.workers
+                .for_each_part_mut(partials, width, &|_, at, partials| {
+                    sum(group.start + at, partials);
+                });
+        }
         let rest_len = self.shape.format.rest_len() as u64;
         self.counts.fired += fired.into_inner();
         self.counts.bytes += computed.into_inner() * rest_len;

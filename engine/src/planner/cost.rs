@@ -195,8 +195,8 @@ impl Pass<'_> {
         };
         let naming = neurons * m.name_ns + found * m.lookup_ns;
         let predicting = self.naming(set);
-        let gates = self.gates(self.rates, tokens, named, set) + predicting;
-        let sums = self.sums(self.rates, tokens, fires, set);
+        let gates = self.gates(tokens, named, set) + predicting;
+        let sums = self.sums(tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
         let threads = f64::from(self.rates.threads.max(1));
         let checking = (reads.checked / threads + reads.checked_alone) / m.check_gb_per_s;
@@ -209,19 +209,10 @@ impl Pass<'_> {
             let apart = 1.0 + (gates + naming) / m.wake_ns.max(1.0);
             reads.count.min(pieces).min(apart)
         };
-        // Clusters of a scan arrive one at a time, each computed by one thread.
-        let (mut together, mut alone) = (gates + sums, 0.0);
-        if streams && reads.count > 0.0 {
-            let share = (reads.missed / neurons.max(1.0)).min(1.0);
-            let one = self.gates(self.alone, tokens, named, set)
-                + self.sums(self.alone, tokens, fires, set);
-            together *= 1.0 - share;
-            alone = one * share;
-        }
         // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
         let beside = naming + wakeups * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
-        let own = together + alone + naming + arriving + self.rates.layer_ns;
+        let own = gates + sums + naming + arriving + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
@@ -265,10 +256,10 @@ impl Pass<'_> {
         }
         let wake = self.machine.wake_ns;
         if streams {
+            // What fits into the buffers is read beside attention.
             let buffers = f64::from(self.stream_buffers);
             let ahead = reads.ns * (buffers / reads.count.max(1.0)).min(1.0);
-            let reading = reads.ns - ahead.min(times.attention);
-            return times.work.max(reading + wake + times.last);
+            return times.work.max(reads.ns - ahead.min(times.attention));
         }
         // Round trip: both the I/O thread and the waiting thread sleep.
         let round_trip = 2.0 * wake + reads.latency_ns;
@@ -323,16 +314,16 @@ impl Pass<'_> {
         matrices + ends + kv + elements + 6.0 * self.rates.section_ns
     }
 
-    fn gates(&self, rates: &ThreadRates, tokens: f64, rows: f64, set: f64) -> f64 {
-        let s = self.shape;
+    fn gates(&self, tokens: f64, rows: f64, set: f64) -> f64 {
+        let (s, rates) = (self.shape, self.rates);
         let bytes = rows * s.gate_len;
         let products = Self::products(rates, s.ffn, Rows { rows, bytes }, tokens, set);
         products + Self::end(rates, products, rows / CLUSTER as f64) + rates.section_ns
     }
 
     /// Up products, Down accumulation of `fires` neurons, and the reduction of partial sums.
-    fn sums(&self, rates: &ThreadRates, tokens: f64, fires: f64, set: f64) -> f64 {
-        let s = self.shape;
+    fn sums(&self, tokens: f64, fires: f64, set: f64) -> f64 {
+        let (s, rates) = (self.shape, self.rates);
         let bytes = fires * s.rest_len;
         let one = match rates.kernel(s.ffn) {
             Some(kernel) => kernel.neuron.ns(2.0 * fires, bytes, set),

@@ -4,24 +4,15 @@
 use super::facts::{Planner, Scratched};
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
-use crate::store::MANY;
 use crate::store::regions::{CLUSTER, prefixes};
 
 /// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
 /// decode a little.
 const CHUNK_SHARE: f64 = 1.0 / 32.0;
 
-/// Stream buffers: enough whole clusters in flight to keep the device busy while one is computed.
-const STREAM: u32 = 4;
-
-/// Stream buffers for prefill that streams whole layers: a few clusters per thread, and as many in
-/// flight.
-const STREAM_MANY: u32 = 12;
-
-/// Number of stream buffers for chunks of up to `chunk` tokens.
-pub(crate) fn stream_buffers(chunk: usize) -> u32 {
-    if chunk >= MANY { STREAM_MANY } else { STREAM }
-}
+/// Largest increase of what each token reads, where every cluster out of memory is read for every
+/// token, for a longer chunk: its passes read the same, but fewer of them do.
+const READ_SHARE: f64 = 1.0 / 24.0;
 
 /// The result of a division.
 #[derive(Debug, Clone)]
@@ -32,8 +23,6 @@ pub struct Division {
     pub needs: Needs,
     /// Prompt tokens per pass.
     pub chunk: usize,
-    /// Whole clusters in flight at once.
-    pub stream_buffers: u32,
     /// Number of sequences.
     pub batch: usize,
 }
@@ -79,7 +68,6 @@ impl Planner {
             memory: needs.plan(budget)?.limited_to(self.ablation, &needs),
             needs,
             chunk,
-            stream_buffers: stream_buffers(chunk),
             batch,
         })
     }
@@ -94,6 +82,7 @@ impl Planner {
         let spare = budget.saturating_sub(self.needs.full_budget());
         // If everything fits, keep everything resident.
         let most = match spare {
+            0 if self.streams(&least) => (self.missing(&least) * READ_SHARE) as u64,
             0 => (cache as f64 * CHUNK_SHARE) as u64,
             spare => spare,
         };
@@ -109,6 +98,18 @@ impl Planner {
         }
         let first = self.scratch.first().map_or(1, |s| s.chunk);
         Ok(best.unwrap_or((first, self.needs)))
+    }
+
+    /// Whether whole clusters stream for every token.
+    fn streams(&self, plan: &MemoryPlan) -> bool {
+        let scans = self.shape.dense || !plan.gates_resident() && !self.needs.predicts;
+        scans && plan.slots == 0
+    }
+
+    /// Bytes of the neurons that are not in memory.
+    fn missing(&self, plan: &MemoryPlan) -> f64 {
+        let neuron = (self.needs.gate_len + self.needs.rest_len) as f64;
+        (1.0 - plan.ffn_resident_share(&self.needs)) * self.needs.neurons as f64 * neuron
     }
 
     /// Whether every token needs every neuron, or its Gate part from flash.

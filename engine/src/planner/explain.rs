@@ -50,9 +50,7 @@ impl Plan {
     fn explain_reads(&self) -> String {
         let ahead = match self.prefetch_clusters {
             0 => "nothing is read beside attention".to_owned(),
-            n => format!(
-                "the first {n} missing clusters of the next layer are read beside attention"
-            ),
+            n => format!("up to {n} missing clusters of what comes next are read beside attention"),
         };
         format!(
             "reads: {:.1} KiB for a neuron, {:.1} KiB for a cluster in one piece, {} stream buffers; {ahead}",

@@ -65,7 +65,6 @@ impl Planner {
             memory,
             needs,
             chunk,
-            stream_buffers,
             ..
         } = division;
         let outlook = self.outlook(division);
@@ -87,8 +86,8 @@ impl Planner {
             hot_cut: BATCHES.map(|batch| self.hot_cut(division, batch)).to_vec(),
             random_read_bytes: random,
             sequential_read_bytes: self.shape.cluster_read,
-            stream_buffers: *stream_buffers,
-            prefetch_clusters: if prefetch { *stream_buffers } else { 0 },
+            stream_buffers: memory.stream_buffers,
+            prefetch_clusters: if prefetch { memory.stream_buffers } else { 0 },
             compute_threads: threads,
             io_core: self.io_core,
             chunk: *chunk,
@@ -125,11 +124,10 @@ impl Planner {
             firing: &self.firing,
             machine: &self.rates,
             rates: self.rates.with_threads(threads)?,
-            alone: self.rates.with_threads(1)?,
             device: &self.device,
             stream: &self.stream,
             predictor: self.predictor,
-            stream_buffers: division.stream_buffers,
+            stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
             foresees: self.ablation.looks_ahead() && !self.gates_first,
         })

@@ -116,10 +116,8 @@ pub struct Pass<'a> {
     pub firing: &'a Firing,
     /// The machine's rates.
     pub machine: &'a Rates,
-    /// Rates with the compute threads, and with one thread.
+    /// Rates with the compute threads.
     pub rates: &'a ThreadRates,
-    /// See `rates`.
-    pub alone: &'a ThreadRates,
     /// The device at high queue depth.
     pub device: &'a ReadCost,
     /// The device at low queue depth.

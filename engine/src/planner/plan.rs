@@ -38,7 +38,7 @@ pub struct Plan {
     pub sequential_read_bytes: u64,
     /// Whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Clusters of the next layer prefetched during attention.
+    /// Clusters of the layers to come read ahead, at most.
     pub prefetch_clusters: u32,
     /// Compute threads.
     pub compute_threads: usize,

@@ -208,10 +208,13 @@ impl Pass<'_> {
     /// Every cluster behind neuron `first`.
     pub(super) fn scan(&self, first: usize) -> Reads {
         let behind = (self.shape.neurons - first) as f64;
+        let whole = self.whole(behind / CLUSTER as f64);
         Reads {
             asked: behind,
             missed: behind,
-            ..self.whole(behind / CLUSTER as f64)
+            checked: whole.bytes,
+            checked_alone: 0.0,
+            ..whole
         }
     }
 }

@@ -5,6 +5,7 @@ use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
 use proptest::prelude::*;
 
+use super::Division;
 use super::facts::*;
 use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
@@ -48,6 +49,8 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             hot_clusters: 28 * LAYERS as u64,
             two_phases: false,
             min_slots: 256,
+            stream_len: (CLUSTER * 8192) as u64,
+            stream_most: 16,
             gates_help: true,
             predicts: false,
         },
@@ -342,6 +345,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
         hot_clusters: 0,
         two_phases: true,
         min_slots: 2 * CLUSTER as u64,
+        stream_len: CLUSTER as u64 * u64::from(g.stride),
+        stream_most: 16,
         gates_help: true,
         predicts: true,
     }
@@ -427,4 +432,30 @@ fn a_budget_is_divided_in_microseconds() {
     });
     let best = best.min().unwrap();
     assert!(best.as_micros() < 100, "{best:?}");
+}
+
+/// A model whose every neuron is needed streams what is not in memory for every token.
+#[test]
+fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
+    let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
+    p.shape.dense = true;
+    p.needs.gates_help = false;
+    let longest = p.scratch.clone();
+    let mut chunks = Vec::new();
+    for share in [0.2, 0.5, 0.9] {
+        p.scratch = longest.clone();
+        let budget = p.needs.budget_for_share(share);
+        let long = p.divide(budget).unwrap();
+        p.scratch.truncate(1);
+        let short = p.divide(budget).unwrap();
+        assert_eq!(short.chunk, 16);
+        assert_eq!(long.memory.stream_buffers, short.memory.stream_buffers);
+        assert_eq!(short.memory.stream_buffers, p.needs.stream_most);
+        // A longer chunk hardly changes what a token reads.
+        let missing = |d: &Division| (d.needs.clusters - d.memory.hot_clusters) as f64;
+        assert!(missing(&long) < 1.05 * missing(&short), "{share}");
+        chunks.push(long.chunk);
+    }
+    // The more is read in each pass, the longer the chunk.
+    assert_eq!(chunks, [128, 128, 16]);
 }

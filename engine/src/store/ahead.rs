@@ -1,35 +1,98 @@
-//! Prefetch of certain needs: whole clusters of the next layer. The reads overlap with the rest of
-//! this layer and with attention.
+//! Prefetch of certain needs: whole clusters of the layers to come. The reads overlap with the rest
+//! of this layer, with attention and, beyond the last layer, with the head.
 
 use emberflow_storage::cache::Key;
 
 use super::neurons::NeuronStore;
+use super::work::Ahead;
 use crate::error::Error;
 
 impl NeuronStore {
-    /// In a scan, or with many tokens, all clusters of the next layer are needed: reads the first
-    /// missing ones while stream buffers are free.
+    /// Reads the first missing clusters of what comes next while stream buffers are free. In a scan
+    /// every cluster of every layer is needed, so what is next is always known, beyond the end of
+    /// the pass too. With many tokens that holds for the next layer only.
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
-        let next = (self.layer.number + 1) % self.layout.layers();
-        let mut banks = self.layout.banks_of(next);
-        let (Some(bank), None) = (banks.next(), banks.next()) else {
-            // With experts, the next banks are not certain.
-            return Ok(());
+        let layers = self.layout.layers();
+        // All of the current layer is requested.
+        let next = Ahead {
+            layers: 1,
+            cluster: 0,
         };
-        let rules = self.rules(bank);
-        if next == self.layer.number || !(rules.scans || rules.many) {
-            return Ok(());
-        }
-        while self.layer.ahead < self.layout.clusters(bank) && self.reader.stream.free() > 0 {
-            let cluster = self.layer.ahead as u32;
-            self.layer.ahead += 1;
+        let mut ahead = self.layer.ahead.max(next);
+        while ahead.layers < layers && self.reader.stream.free() > 0 {
+            let number = (self.layer.number + ahead.layers) % layers;
+            let mut banks = self.layout.banks_of(number);
+            let (Some(bank), None) = (banks.next(), banks.next()) else {
+                // With experts, the next banks are not certain.
+                break;
+            };
+            let rules = self.rules(bank);
+            if !(rules.scans || rules.many && ahead.layers == 1) {
+                break;
+            }
+            if ahead.cluster == self.layout.clusters(bank) {
+                ahead = Ahead {
+                    layers: ahead.layers + 1,
+                    cluster: 0,
+                };
+                continue;
+            }
+            let cluster = ahead.cluster as u32;
+            ahead.cluster += 1;
             let belongs_hot = self.hot.wants(bank, cluster);
             let missing = !self.hot.contains(bank, cluster);
-            if missing && rules.read_ahead(belongs_hot, || self.absent(bank, cluster)) {
+            if missing
+                && !self.layer.is_underway(bank, cluster)
+                && rules.read_ahead(belongs_hot, || self.absent(bank, cluster))
+            {
                 self.request_cluster(bank, cluster)?;
             }
         }
+        self.layer.ahead = ahead;
         Ok(())
+    }
+
+    /// Moves on to layer `number`, which visits the banks of the layer's units. Buffers of clusters
+    /// that do not follow from here on are returned.
+    pub(super) fn go_on_to(&mut self, number: usize) {
+        let layers = self.layout.layers();
+        let moved = (number + layers - self.layer.number) % layers;
+        let ahead = self.layer.ahead;
+        self.layer.ahead = match moved {
+            0 => Ahead::default(),
+            _ if moved > ahead.layers => Ahead::default(),
+            _ => Ahead {
+                layers: ahead.layers - moved,
+                ..ahead
+            },
+        };
+        self.layer.number = number;
+    }
+
+    /// Returns the buffers of clusters that are not visited from here on.
+    pub(super) fn drop_strays(&mut self) {
+        let mut i = 0;
+        while i < self.layer.arrived.len() {
+            let (bank, cluster, _) = self.layer.arrived[i];
+            if self.follows(bank, cluster) {
+                i += 1;
+            } else {
+                self.reader.put(self.layer.arrived.swap_remove(i).2);
+            }
+        }
+    }
+
+    /// Whether a cluster is of a visited bank, or was read ahead for what comes next.
+    pub(super) fn follows(&self, bank: u32, cluster: u32) -> bool {
+        let (layers, of) = (self.layout.layers(), self.layout.layer_of(bank));
+        let place = Ahead {
+            layers: (of + layers - self.layer.number) % layers,
+            cluster: cluster as usize,
+        };
+        match place.layers {
+            0 => self.layer.unit_of[bank as usize].is_some(),
+            _ => place < self.layer.ahead,
+        }
     }
 
     /// Number of a cluster's neurons that are not in the cold region.

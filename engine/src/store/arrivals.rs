@@ -7,7 +7,7 @@ use emberflow_storage::io::Completion;
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
 use super::tag::{Half, Tag};
-use super::work::{Held, Source, Step};
+use super::work::{Held, Item, Source, Step};
 use crate::error::Error;
 
 impl NeuronStore {
@@ -115,20 +115,38 @@ impl NeuronStore {
         result: Result<(), Error>,
     ) -> Result<(), Error> {
         self.layer.coming.retain(|&key| key != (bank, cluster));
-        let checked = result.and_then(|()| self.check_cluster(bank, cluster, slot.as_slice()));
-        if let Err(e) = checked {
+        if let Err(e) = result {
             self.reader.put(slot);
             return Err(e);
         }
         let item = self.layer.item_of(bank, cluster);
         match item.filter(|&item| item < self.layer.next) {
             Some(item) if matches!(self.layer.items[item].source, Source::Stream(None)) => {
-                self.layer.items[item].source = Source::Stream(Some(slot));
+                self.attach(item, slot)?;
                 self.layer.items[item].waiting = 0;
                 self.ready_if_complete(item);
             }
-            _ => self.layer.arrived.push((bank, cluster, slot)),
+            _ if self.follows(bank, cluster) => self.layer.arrived.push((bank, cluster, slot)),
+            _ => self.reader.put(slot),
         }
+        Ok(())
+    }
+
+    /// Gives an item its whole cluster. Where all its neurons are needed, the threads that compute
+    /// them check them; otherwise they are checked here.
+    pub(super) fn attach(&mut self, item: usize, slot: Slot) -> Result<(), Error> {
+        let Item { bank, cluster, .. } = self.layer.items[item];
+        let neurons = self.layout.cluster_neurons(bank, cluster).len();
+        let unchecked = self.scans(bank) && self.layer.needs_all(item, neurons);
+        if !unchecked {
+            let checked = self.check_cluster(bank, cluster, slot.as_slice());
+            if let Err(e) = checked {
+                self.reader.put(slot);
+                return self.latch(Err(e));
+            }
+        }
+        let it = &mut self.layer.items[item];
+        (it.source, it.unchecked) = (Source::Stream(Some(slot)), unchecked);
         Ok(())
     }
 

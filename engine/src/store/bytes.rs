@@ -32,7 +32,10 @@ enum Place<'a> {
     /// A slot of the hot region.
     Hot(&'a [u8]),
     /// A stream buffer, laid out as on flash, from the first bundle on.
-    Stream(&'a [u8]),
+    Stream {
+        bundles: &'a [u8],
+        unchecked: bool,
+    },
     /// Cold slots, by needed neuron.
     Cold(&'a [Held]),
     Mapped,
@@ -78,8 +81,15 @@ impl<'a> ClusterBytes<'a> {
                     scales,
                 });
             }
-            Place::Stream(bundles) => {
-                &bundles[neuron as usize % CLUSTER * content.stride..][..content.stride]
+            Place::Stream { bundles, unchecked } => {
+                let at = neuron as usize % CLUSTER * content.stride;
+                let bundle = &bundles[at..][..content.stride];
+                if unchecked {
+                    let key = Key::new(self.bank, neuron);
+                    let checked = self.store.check_bundle(key, bundle);
+                    self.store.intact_or_damage(checked)?;
+                }
+                bundle
             }
             Place::Cold(held) => return self.cold(neuron, &held[i], scales),
             Place::Mapped => self.store.mapped_bundle(self.bank, neuron)?,
@@ -161,7 +171,10 @@ impl NeuronStore {
             Source::Stream(Some(slot)) => {
                 let first = it.cluster * CLUSTER as u32;
                 let shift = self.layout.shift(it.bank, first, 0);
-                Place::Stream(&slot.as_slice()[shift..])
+                Place::Stream {
+                    bundles: &slot.as_slice()[shift..],
+                    unchecked: it.unchecked,
+                }
             }
             Source::Cold => Place::Cold(&self.layer.held[places.clone()]),
             Source::Mapped => Place::Mapped,
@@ -236,12 +249,17 @@ impl NeuronStore {
             self.content(bank),
         );
         let shift = self.layout.shift(bank, neurons.start, 0);
-        let container = &self.layout.container;
         for (neuron, bundle) in neurons.zip(buffer[shift..].chunks_exact(content.stride)) {
-            let (gate, rest) = bundle.split_at(content.gate_span);
-            container.check_gate(bank as usize, neuron, gate)?;
-            container.check_rest(bank as usize, neuron, rest)?;
+            self.check_bundle(Key { bank, neuron }, bundle)?;
         }
         Ok(())
+    }
+
+    /// Verifies the checksums of a bundle as on flash.
+    fn check_bundle(&self, key: Key, bundle: &[u8]) -> Result<(), Error> {
+        let (bank, container) = (key.bank as usize, &self.layout.container);
+        let (gate, rest) = bundle.split_at(self.content(key.bank).gate_span);
+        container.check_gate(bank, key.neuron, gate)?;
+        Ok(container.check_rest(bank, key.neuron, rest)?)
     }
 }

@@ -1,15 +1,49 @@
 //! Warms memory when a plan takes effect, with large sequential reads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+
+use emberflow_storage::arena::ArenaPages;
+
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
 use super::tag::Tag;
 use crate::ablation::Keep;
 use crate::error::Error;
 
+/// Bytes of memory that are worth a thread.
+const LARGE: usize = 64 << 20;
+
+/// Bytes of that thread's stack.
+const STACK: usize = 64 << 10;
+
 impl NeuronStore {
     /// Reads the banks cluster by cluster: all Gate rows where resident, the hot clusters, then the
     /// next neurons by temperature until the cold region is full.
+    ///
+    /// Another thread makes the memory resident meanwhile: clearing its pages takes longer than
+    /// reading what they will hold.
     pub(super) fn fill(&mut self) -> Result<(), Error> {
+        let regions = [self.hot.pages(), self.cold.arena().pages()];
+        let all = self.ablation.keep() == Keep::All;
+        if !all || regions.iter().map(ArenaPages::len).sum::<usize>() < LARGE {
+            return self.read_all();
+        }
+        let filled = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let clear = || regions.iter().for_each(|pages| pages.populate(&filled));
+            // Without the thread, pages are cleared when they are first used.
+            let _ = Builder::new()
+                .name("ember-pages".into())
+                .stack_size(STACK)
+                .spawn_scoped(scope, clear);
+            let outcome = self.read_all();
+            filled.store(true, Ordering::Relaxed);
+            outcome
+        })
+    }
+
+    fn read_all(&mut self) -> Result<(), Error> {
         let cold_per_bank = (self.cold.slots() as usize).div_ceil(self.layout.banks().max(1));
         let wanted = |bank: u32| {
             let clusters = self.layout.clusters(bank) as u32;

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
 use emberflow_storage::cache::{Key, SlotCache, SlotId};
 
 use super::content::SlotContent;
@@ -46,6 +46,11 @@ impl HotClusters {
                 .ok_or_else(|| layout.too_many())?,
             prefix: vec![0; layout.banks()],
         })
+    }
+
+    /// The region's memory.
+    pub fn pages(&self) -> ArenaPages {
+        self.cache.arena().pages()
     }
 
     /// Moves the border to the cold region: at most `units` resident clusters, and the first

@@ -57,11 +57,10 @@ impl NeuronStore {
         self.cold.begin_layer(all.end.saturating_sub(1));
         self.guesses.begin_layer(&self.layout, number);
         self.layer.close();
-        self.layer.number = number;
+        self.go_on_to(number);
         self.layer.many = tokens >= MANY;
         self.layer.ready.clear();
         self.layer.next = 0;
-        self.layer.ahead = 0;
         self.layer.promoting = false;
         for bank in banks {
             let unit = UnitWork {
@@ -73,16 +72,7 @@ impl NeuronStore {
             self.layer.total += self.layout.clusters(bank);
             self.layer.units.push(unit);
         }
-        // Return buffers prefetched for banks that are not visited.
-        let layer = &mut self.layer;
-        let mut i = 0;
-        while i < layer.arrived.len() {
-            if layer.unit_of[layer.arrived[i].0 as usize].is_some() {
-                i += 1;
-            } else {
-                self.reader.put(layer.arrived.swap_remove(i).2);
-            }
-        }
+        self.drop_strays();
         Ok(())
     }
 
@@ -141,6 +131,7 @@ impl NeuronStore {
             source,
             step: if gates_first { Step::Gates } else { Step::Sums },
             gates_first,
+            unchecked: false,
             waiting: 0,
             issued: places.start,
         });
@@ -193,8 +184,11 @@ impl NeuronStore {
             Source::Cold => self.issue_neurons(item),
             Source::Stream(_) => {
                 if let Some(slot) = self.layer.claim(bank, cluster) {
-                    self.layer.items[item].source = Source::Stream(Some(slot));
-                    return Ok(true);
+                    let attached = self.attach(item, slot);
+                    if attached.is_err() {
+                        self.abandon_layer();
+                    }
+                    return attached.map(|()| true);
                 }
                 let coming = self.layer.coming.contains(&(bank, cluster));
                 if !coming && !self.request_cluster(bank, cluster)? {
@@ -315,17 +309,30 @@ impl NeuronStore {
         }
     }
 
-    /// Moves the ready items below `end` to `out`.
-    pub fn take_ready(&mut self, end: usize, out: &mut Vec<(u32, Step)>) {
+    /// Moves up to `most` of the ready items below `end` to `out`: first those in stream buffers,
+    /// which are wanted for further reads.
+    pub fn take_ready(&mut self, end: usize, most: usize, out: &mut Vec<(u32, Step)>) {
         out.clear();
         let items = &self.layer.items;
-        self.layer.ready.retain(|&item| {
-            let takes = (item as usize) < end;
-            if takes {
-                out.push((item, items[item as usize].step));
-            }
-            !takes
-        });
+        let mut take = |read: bool| {
+            self.layer.ready.retain(|&item| {
+                let it = &items[item as usize];
+                let is_read = matches!(it.source, Source::Stream(_));
+                let takes = (item as usize) < end && is_read == read && out.len() < most;
+                if takes {
+                    out.push((item, it.step));
+                }
+                !takes
+            });
+        };
+        take(true);
+        take(false);
+    }
+
+    /// Whether the current layer is a scan whose missing clusters pass through stream buffers.
+    pub fn streams(&self) -> bool {
+        let units = &self.layer.units;
+        units.iter().any(|unit| unit.rules.streams())
     }
 
     /// Whether clusters wait for slots that others hold.

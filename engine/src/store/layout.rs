@@ -99,6 +99,11 @@ impl Layout {
         self.layers.get(layer).cloned().unwrap_or(0..0)
     }
 
+    /// The layer of a bank.
+    pub fn layer_of(&self, bank: u32) -> usize {
+        self.layers.partition_point(|banks| banks.end <= bank)
+    }
+
     /// Neurons of each bank.
     pub fn sizes(&self) -> &[u32] {
         &self.neurons
@@ -167,7 +172,7 @@ impl Layout {
     pub fn stream_len(&self) -> usize {
         let stride = self.container.geometry().stride as usize;
         let len = CLUSTER.min(self.most_neurons()) * stride + self.slack();
-        len.next_multiple_of(self.slack())
+        len.next_multiple_of(4096)
     }
 
     /// Queue depth while `buffers` stream buffers are being filled.

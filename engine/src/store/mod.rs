@@ -40,4 +40,4 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use layout::Layout;
 pub(crate) use neurons::{Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
-pub(crate) use work::{MANY, Step};
+pub(crate) use work::Step;

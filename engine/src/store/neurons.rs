@@ -52,7 +52,7 @@ pub(crate) struct StoreSetup<'a> {
     pub source: FileSource,
     pub memory: &'a MemoryPlan,
     pub naming: Naming,
-    /// Stream buffers.
+    /// Most stream buffers of any plan.
     pub buffers: u32,
     /// Hot clusters of each bank by the statistics.
     pub hot_wanted: Vec<u32>,
@@ -190,9 +190,13 @@ impl NeuronStore {
         let drained = self.drain_stream();
         self.latch(drained)?;
         self.goal = None;
+        // Free first, then allocate.
+        let buffers = plan.stream_buffers.min(self.reader.stream.limit());
+        self.reader.stream.set_limit(buffers);
         let gate_banks = self.gate_banks_of(plan);
         if gate_banks == self.gate_banks {
             self.set_border(plan);
+            self.reader.stream.set_limit(plan.stream_buffers);
             return Ok(());
         }
         // Free the old contents before loading new ones, to stay within the budget.
@@ -212,6 +216,7 @@ impl NeuronStore {
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.gate_banks = self.gate_banks_of(plan);
         self.set_border(plan);
+        self.reader.stream.set_limit(plan.stream_buffers);
         exclusive(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
         self.fill()
     }

@@ -94,6 +94,11 @@ impl Rules {
         }
     }
 
+    /// Whether all missing clusters pass through stream buffers.
+    pub fn streams(&self) -> bool {
+        self.scans && !self.cold && !self.mapped
+    }
+
     /// Whether a missing cluster is read whole regardless of its active set.
     fn always_whole(&self, belongs_hot: bool, promoting: bool) -> bool {
         self.scans && !self.cold || belongs_hot && !(promoting && self.cold)

@@ -34,7 +34,7 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reader {
-    /// Starts the I/O thread and allocates `buffers` stream buffers.
+    /// Starts the I/O thread, with room for up to `buffers` stream buffers, none of them yet.
     pub fn start(
         layout: &Layout,
         source: FileSource,
@@ -48,8 +48,14 @@ impl Reader {
             trace: tracer.clone(),
             ..IoOptions::default()
         };
-        let stream = Arena::new(buffers, layout.stream_len(), layout.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
+        let stream = Arena::with_limit(
+            0,
+            buffers,
+            layout.stream_len(),
+            layout.memory_align(),
+            memory,
+        )
+        .map_err(emberflow_storage::Error::from)?;
         Ok(Self {
             io: IoThread::spawn(source, options.io, io).map_err(error)?,
             stream,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use emberflow_storage::cache::Key;
 
 use super::neurons::NeuronStore;
-use super::work::{Held, Item};
+use super::work::{Ahead, Held, Item, Source};
 use crate::error::Error;
 
 impl NeuronStore {
@@ -83,6 +83,12 @@ impl NeuronStore {
             let Item {
                 bank, first, end, ..
             } = self.layer.items[item];
+            if let Source::Stream(slot) = &mut self.layer.items[item].source
+                && let Some(slot) = slot.take()
+            {
+                // Perhaps not checked: nothing of it stays.
+                self.reader.put(slot);
+            }
             for place in first..end {
                 if let Held::Gate(slot) =
                     std::mem::replace(&mut self.layer.held[place], Held::Nothing)
@@ -101,6 +107,7 @@ impl NeuronStore {
         while self.reader.outstanding() > 0 {
             self.sleep()?;
         }
+        self.layer.ahead = Ahead::default();
         while let Some((_, _, slot)) = self.layer.arrived.pop() {
             self.reader.put(slot);
         }

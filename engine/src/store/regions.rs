@@ -5,6 +5,9 @@
 /// that one miss delays little.
 pub const CLUSTER: usize = 128;
 
+/// Fewest stream buffers for whole clusters: some in flight while one is computed.
+pub const LEAST_BUFFERS: u32 = 4;
+
 /// Share of tokens for which a hot cluster's neurons fire, at least. An LRU cache would keep such
 /// neurons anyway; as a cluster they need no lookup each, and a miss costs one sequential read
 /// instead of many.

@@ -85,7 +85,7 @@ fn run(
     while open > 0 {
         store.poll()?;
         store.advance()?;
-        store.take_ready(usize::MAX, &mut ready);
+        store.take_ready(usize::MAX, 1 + random.usize(..4), &mut ready);
         if ready.is_empty() {
             if done.is_empty() {
                 store.wait()?;
@@ -341,6 +341,103 @@ fn every_policy_that_keeps_neurons_fills_its_slots() {
             }
         }
     }
+}
+
+/// Four layers of three clusters, of which every token needs all.
+fn scan() -> (World, NeuronStore) {
+    let banks: Vec<_> = (0..4).map(|layer| (layer, 0, 384)).collect();
+    let world = World::new(&banks, 24, DType::F32, 3);
+    let ways = Ways {
+        naming: Naming::All,
+        buffers: 8,
+        io: sim(1, Faults::default()),
+        ..Ways::default()
+    };
+    let store = world.store(&world.plan(false, 0, 0), &ways).unwrap();
+    (world, store)
+}
+
+fn every_neuron(bank: u32) -> Vec<Needs> {
+    let clusters = (0..3).map(|c| (c * 128..(c + 1) * 128).collect()).collect();
+    vec![Needs { bank, clusters }]
+}
+
+/// Clusters that were read ahead for layers after the current one.
+fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
+    let arrived = store.layer.arrived.iter().map(|a| (a.0, a.1));
+    let mut all: Vec<_> = store.layer.coming.iter().copied().chain(arrived).collect();
+    all.retain(|a| a.0 as usize != store.layer.number);
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_scan_reads_the_layers_to_come_while_buffers_are_free() {
+    let (_world, mut store) = scan();
+    store.begin_pass(true);
+    store.begin_layer(0, [0].into_iter(), 1).unwrap();
+    for ids in &every_neuron(0)[0].clusters {
+        store.need(0, ids);
+    }
+    store.advance().unwrap();
+    // Eight buffers: this layer's three clusters, and five of the next two layers.
+    let next = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)];
+    assert_eq!(underway(&store), next);
+}
+
+#[test]
+fn a_scan_reads_beyond_the_end_of_a_pass() {
+    let (world, mut store) = scan();
+    let mut random = Rng::with_seed(1);
+    store.begin_pass(true);
+    for layer in 0..3 {
+        run(
+            &world,
+            &mut store,
+            layer,
+            &every_neuron(layer as u32),
+            &mut random,
+        )
+        .unwrap();
+    }
+    store.begin_layer(3, [3].into_iter(), 1).unwrap();
+    for ids in &every_neuron(3)[0].clusters {
+        store.need(0, ids);
+    }
+    store.poll().unwrap();
+    store.advance().unwrap();
+    assert_eq!(underway(&store), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);
+}
+
+#[test]
+fn a_scan_reads_every_cluster_once_a_pass() {
+    let (world, mut store) = scan();
+    let mut random = Rng::with_seed(2);
+    for pass in 0..20 {
+        store.begin_pass(true);
+        for layer in 0..4 {
+            let needs = every_neuron(layer as u32);
+            let seen = run(&world, &mut store, layer, &needs, &mut random).unwrap();
+            assert_eq!(seen, 384, "pass {pass}, layer {layer}");
+        }
+    }
+    let reads = store.counters().reads;
+    assert!((20 * 12..=20 * 12 + 8).contains(&reads), "{reads} reads");
+}
+
+/// A pass that is set aside leaves buffers filled for its next layer; others may run meanwhile.
+#[test]
+fn a_scan_may_go_on_at_any_layer() {
+    let (world, mut store) = scan();
+    let mut random = Rng::with_seed(4);
+    for _ in 0..60 {
+        let layer = random.usize(..4);
+        let needs = every_neuron(layer as u32);
+        let seen = run(&world, &mut store, layer, &needs, &mut random).unwrap();
+        assert_eq!(seen, 384);
+    }
+    store.set_plan(&world.plan(false, 3, 0)).unwrap();
+    assert_eq!(store.reader.stream.free(), 8);
 }
 
 /// At most one cluster is promoted per layer and pass; moving the border back reads nothing.

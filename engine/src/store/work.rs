@@ -12,7 +12,7 @@ use super::regions::CLUSTER;
 
 /// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
 /// 75 % at 32), so that layers are read whole.
-pub(crate) const MANY: usize = 32;
+pub(super) const MANY: usize = 32;
 
 /// Residency of a needed neuron in the cold region.
 pub(super) enum Held {
@@ -69,10 +69,22 @@ pub(super) struct Item {
     pub step: Step,
     /// Two-phase: its gates are computed from Gate parts before its sums.
     pub gates_first: bool,
+    /// The threads that compute a whole cluster check its bytes.
+    pub unchecked: bool,
     /// Reads in flight.
     pub waiting: usize,
     /// Places before this one are held or requested.
     pub issued: usize,
+}
+
+/// A place in the order in which a scan needs clusters: layer after layer, and from the last layer
+/// on to the first one of the next pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ahead {
+    /// Layers after the current one.
+    pub layers: usize,
+    /// Cluster of that layer.
+    pub cluster: usize,
 }
 
 /// The current layer.
@@ -97,8 +109,8 @@ pub(super) struct LayerWork {
     pub arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters in flight.
     pub coming: Vec<(u32, u32)>,
-    /// Clusters of the next layer considered for prefetch.
-    pub ahead: usize,
+    /// The next cluster to consider for prefetch.
+    pub ahead: Ahead,
     /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
 }
@@ -118,9 +130,9 @@ impl LayerWork {
             held: Vec::with_capacity(neurons),
             next: 0,
             ready: Vec::with_capacity(clusters),
-            arrived: Vec::with_capacity(16),
-            coming: Vec::with_capacity(16),
-            ahead: 0,
+            arrived: Vec::with_capacity(64),
+            coming: Vec::with_capacity(64),
+            ahead: Ahead::default(),
             promoting: false,
         }
     }
@@ -142,6 +154,13 @@ impl LayerWork {
         let mut arrived = self.arrived.iter();
         let i = arrived.position(|a| (a.0, a.1) == (bank, cluster))?;
         Some(self.arrived.swap_remove(i).2)
+    }
+
+    /// Whether every needed neuron of a cluster is all there is of it, so that the threads that
+    /// compute them check all of its bytes.
+    pub fn needs_all(&self, item: usize, neurons: usize) -> bool {
+        let it = &self.items[item];
+        it.end - it.first == neurons
     }
 
     /// Clears the items: between layers no place is valid.

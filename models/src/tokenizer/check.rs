@@ -192,6 +192,25 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
         "normalizers",
         &mut check_normalizer,
     )?;
+    check_steps(&file, size)?;
+    let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
+    let decoding = check_decoder(file.decoder.as_ref())?;
+    let added = file
+        .added_tokens
+        .into_iter()
+        .map(|t| (t.content, t.id))
+        .collect();
+    Ok(Checked {
+        decoding,
+        added,
+        special,
+        takes_space,
+        size,
+    })
+}
+
+/// Checks the splitter and the post-processor of a file of `size` tokens.
+fn check_steps(file: &File<'_>, size: u32) -> Result<(), Error> {
     let mut patterns = 0;
     each(
         file.pre_tokenizer.as_ref(),
@@ -222,20 +241,7 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
         let what = "TemplateProcessing steps of the post_processor";
         return Err(bad(what, templates, "one at most"));
     }
-    let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
-    let decoding = check_decoder(file.decoder.as_ref())?;
-    let added = file
-        .added_tokens
-        .into_iter()
-        .map(|t| (t.content, t.id))
-        .collect();
-    Ok(Checked {
-        decoding,
-        added,
-        special,
-        takes_space,
-        size,
-    })
+    Ok(())
 }
 
 fn bad(what: &str, found: impl fmt::Display, expected: &str) -> Error {
