@@ -83,6 +83,7 @@ fn shape() -> Shape {
         d: D,
         vocab: 32000,
         neurons: NEURONS,
+        visited: 1.0,
         ffn: q4,
         attention: q4,
         head: DType::Q8,
@@ -403,6 +404,9 @@ fn mixtral() -> ModelConfig {
         add_bos: false,
         eos: Vec::new(),
         predictor_threshold: None,
+        mixture: None,
+        qk_norm_whole: false,
+        clip_qkv: None,
     }
 }
 

@@ -69,7 +69,7 @@ fn run(
     random: &mut Rng,
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
-    store.begin_layer(layer, needs.iter().map(|n| n.bank), tokens)?;
+    store.begin_layer(layer, needs.iter().map(|n| n.bank), [].into_iter(), tokens)?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {
@@ -92,7 +92,7 @@ fn run(
             }
             for item in done.drain(..) {
                 let keep = random.u64(..);
-                store.release(item, |neuron| keep >> (neuron % 64) & 1 == 1);
+                store.release(item, true, |neuron| keep >> (neuron % 64) & 1 == 1);
             }
             continue;
         }
@@ -116,12 +116,12 @@ fn run(
         }
         if store.is_short_of_memory() || chance(random, 0.3) {
             for item in done.drain(..) {
-                store.release(item, |neuron| neuron % 3 != 0);
+                store.release(item, true, |neuron| neuron % 3 != 0);
             }
         }
     }
     for item in done {
-        store.release(item, |_| true);
+        store.release(item, true, |_| true);
     }
     store.end_layer();
     Ok(seen)

@@ -8,7 +8,6 @@ use emberflow_storage::cache::SlotId;
 
 use super::layout::Layout;
 use super::plan::Rules;
-use super::regions::CLUSTER;
 
 /// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
 /// 75 % at 32), so that layers are read whole.
@@ -97,7 +96,9 @@ pub(super) struct LayerWork {
     pub arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters in flight.
     pub coming: Vec<(u32, u32)>,
-    /// Clusters of the next layer considered for prefetch.
+    /// Banks that are certain to be visited next.
+    pub after: Vec<u32>,
+    /// Clusters of these considered for prefetch.
     pub ahead: usize,
     /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
@@ -105,8 +106,7 @@ pub(super) struct LayerWork {
 
 impl LayerWork {
     pub fn new(layout: &Layout) -> Self {
-        let neurons = layout.most_in_layer();
-        let clusters = neurons.div_ceil(CLUSTER) + layout.banks() / layout.layers().max(1);
+        let (neurons, clusters) = (layout.neurons_at_once(), layout.clusters_at_once());
         Self {
             number: 0,
             many: false,
@@ -120,6 +120,7 @@ impl LayerWork {
             ready: Vec::with_capacity(clusters),
             arrived: Vec::with_capacity(16),
             coming: Vec::with_capacity(16),
+            after: Vec::with_capacity(16),
             ahead: 0,
             promoting: false,
         }

@@ -229,7 +229,7 @@ impl GgufWriter {
             let (Some(bytes), Some(end)) = (bytes, end) else {
                 return Err(Error::export(path, format!("{} is too large", tensor.id)));
             };
-            write_entry(&mut header, tensor, offset);
+            write_entry(&mut header, tensor, offset, file.config);
             left.push(bytes);
             offset = end.next_multiple_of(ALIGNMENT);
         }
@@ -386,8 +386,8 @@ fn stored(
 }
 
 /// A tensor's entry in the header; dimensions are listed innermost first.
-fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64) {
-    write_text(header, &NAMES.spell(tensor.id));
+fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &ModelConfig) {
+    write_text(header, &NAMES.spell(tensor.id, config));
     let dims = match tensor.rows {
         1 => vec![tensor.cols as u64],
         rows => vec![tensor.cols as u64, rows as u64],
