@@ -300,7 +300,7 @@ fn after_a_failure_the_store_refuses_to_work() {
             if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
                 store.cold.check_invariants();
-                let again = store.begin_layer(1, [1].into_iter(), 1);
+                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), 1);
                 assert!(matches!(again, Err(Error::Failed { .. })), "{again:?}");
                 let plan = store.set_plan(&world.plan(false, 0, 300));
                 assert!(matches!(plan, Err(Error::Failed { .. })));

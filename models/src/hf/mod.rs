@@ -24,13 +24,13 @@ use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, Tensor
 use crate::stacked;
 use crate::store::{About, Found, Layout, Store};
 
-const GLOBALS: Spellings = &[
+const OUTSIDE: Spellings = &[
     (Role::Embed, "model.embed_tokens.weight"),
     (Role::Head, "lm_head.weight"),
     (Role::FinalNorm, "model.norm.weight"),
 ];
 
-const LAYERS: Spellings = &[
+const OF_LAYERS: Spellings = &[
     (Role::AttnNorm, "input_layernorm.weight"),
     (Role::Q, "self_attn.q_proj.weight"),
     (Role::K, "self_attn.k_proj.weight"),
@@ -59,9 +59,9 @@ const STACKED: &[(Stack, &str)] = &[
 
 const NAMES: NameTable = NameTable {
     layer_prefix: "model.layers.",
-    globals: GLOBALS,
+    globals: OUTSIDE,
     layers: &[
-        LAYERS,
+        OF_LAYERS,
         &[
             (Role::Router, "mlp.gate.weight"),
             (Role::SharedGate, "mlp.shared_expert_gate.weight"),
@@ -87,9 +87,9 @@ const NAMES: NameTable = NameTable {
 
 const MIXTRAL_NAMES: NameTable = NameTable {
     layer_prefix: "model.layers.",
-    globals: GLOBALS,
+    globals: OUTSIDE,
     layers: &[
-        LAYERS,
+        OF_LAYERS,
         &[
             (Role::Router, "block_sparse_moe.gate.weight"),
             (Role::Router, "mlp.gate.weight"),
