@@ -199,9 +199,7 @@ impl Decoder {
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
-                ffn.store
-                    .tracer()
-                    .section(&trace::ROUTER, [number as u64, 0]);
+                (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
                 s.routes.choose(on, router, mixture, input, &mut s.rows);
                 Some(s.routes.units(bank, n))
             }
@@ -219,15 +217,8 @@ impl Decoder {
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = observer {
-            let (gates, hidden) = ffn.recorded(n);
-            observer(&FfnSeen {
-                layer: number,
-                tokens: n,
-                residual: &pass.x[..n * d],
-                x: &s.normed[..n * d],
-                gates,
-                hidden,
-            });
+            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
+            observer(&ffn.seen(number, n, residual, x));
         }
         add_rows(&mut pass.x, &s.out, n * d);
         lap(&mut times.ffn, &mut last);

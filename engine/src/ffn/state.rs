@@ -6,7 +6,7 @@ use super::pairs::{Gathered, Pairs, Unit};
 use super::predict::Predictors;
 use super::recent::Recent;
 use super::schedule::Schedule;
-use super::seen::Record;
+use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
 use crate::counters::Counters;
 use crate::store::NeuronStore;
@@ -144,9 +144,29 @@ impl Ffn {
         }
     }
 
+    /// What an observer sees of layer `layer`, just computed for `tokens` tokens; `residual` and `x`
+    /// are its input before and after the norm.
+    pub fn seen<'a>(
+        &'a self,
+        layer: usize,
+        tokens: usize,
+        residual: &'a [f32],
+        x: &'a [f32],
+    ) -> FfnSeen<'a> {
+        let (gates, hidden) = self.recorded(tokens);
+        FfnSeen {
+            layer,
+            tokens,
+            residual,
+            x,
+            gates,
+            hidden,
+        }
+    }
+
     /// Gates and hidden values of the last layer, which had one unit, `[neurons × tokens]` each;
     /// empty unless recorded.
-    pub fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
+    fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         match &self.record {
             Some(record) => record.values(neurons * tokens),

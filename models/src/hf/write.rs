@@ -308,20 +308,27 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
     }
 }
 
+/// The class of transformers that runs a family.
+fn class_of(family: &str) -> Option<&'static str> {
+    Some(match family {
+        "llama" => "LlamaForCausalLM",
+        "mistral" => "MistralForCausalLM",
+        "qwen2" => "Qwen2ForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
+        "bamboo" => "BambooForCausalLM",
+        "mixtral" => "MixtralForCausalLM",
+        "qwen2_moe" => "Qwen2MoeForCausalLM",
+        "qwen3_moe" => "Qwen3MoeForCausalLM",
+        "olmoe" => "OlmoeForCausalLM",
+        _ => return None,
+    })
+}
+
 fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
-    let (class, act) = match (c.family.as_str(), c.ffn_kind.activation) {
-        ("llama", act) => ("LlamaForCausalLM", act),
-        ("mistral", act) => ("MistralForCausalLM", act),
-        ("qwen2", act) => ("Qwen2ForCausalLM", act),
-        ("qwen3", act) => ("Qwen3ForCausalLM", act),
-        ("bamboo", act) => ("BambooForCausalLM", act),
-        ("mixtral", act) => ("MixtralForCausalLM", act),
-        ("qwen2_moe", act) => ("Qwen2MoeForCausalLM", act),
-        ("qwen3_moe", act) => ("Qwen3MoeForCausalLM", act),
-        ("olmoe", act) => ("OlmoeForCausalLM", act),
-        (other, _) => return Err(unsupported(format!("family {other:?} has no folder form"))),
-    };
+    let act = c.ffn_kind.activation;
+    let class = class_of(&c.family)
+        .ok_or_else(|| unsupported(format!("family {:?} has no folder form", c.family)))?;
     let mut config = json!({
         "architectures": [class],
         "model_type": c.family,

@@ -50,37 +50,42 @@ pub(crate) struct Folder {
     pub(crate) texts: BTreeMap<&'static str, String>,
 }
 
+/// The configuration of a family.
+fn config_of(family: &str) -> Value {
+    let mut config = json!({
+        "model_type": family,
+        "hidden_size": D,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000.0,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    });
+    if family == "bamboo" {
+        config["hidden_act"] = "relu".into();
+    }
+    if FAMILIES_OF_EXPERTS.contains(&family) {
+        config["num_experts_per_tok"] = 2.into();
+        config["num_local_experts"] = EXPERTS.into();
+        config["moe_intermediate_size"] = FFN.into();
+        config["shared_expert_intermediate_size"] = SHARED.into();
+    }
+    config
+}
+
 impl Folder {
     /// A complete folder of a family.
     pub(crate) fn new(family: &str) -> Self {
-        let mut config = json!({
-            "model_type": family,
-            "hidden_size": D,
-            "intermediate_size": FFN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "vocab_size": VOCAB,
-            "max_position_embeddings": 64,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000.0,
-            "hidden_act": "silu",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        });
-        if family == "bamboo" {
-            config["hidden_act"] = "relu".into();
-        }
-        if FAMILIES_OF_EXPERTS.contains(&family) {
-            config["num_experts_per_tok"] = 2.into();
-            config["num_local_experts"] = EXPERTS.into();
-            config["moe_intermediate_size"] = FFN.into();
-            config["shared_expert_intermediate_size"] = SHARED.into();
-        }
         let mut folder = Self {
             dir: TempDir::new().unwrap(),
-            config,
+            config: config_of(family),
             tensors: BTreeMap::new(),
             texts: BTreeMap::from([("tokenizer.json", TOKENIZER.to_owned())]),
         };
