@@ -65,6 +65,8 @@ impl AttentionLayer<'_> {
         let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
         let scale = 1.0 / libm::sqrtf(hd as f32);
         let mut row = 0;
+        self.norm_and_clip(on, s, spans.iter().map(|span| span.tokens.len()).sum());
+        let by_head = layer.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
         for span in spans.iter_mut() {
             let first = span.sequence.len();
             let kv = &mut span.sequence.kv;
@@ -72,7 +74,7 @@ impl AttentionLayer<'_> {
                 let (cos, sin) = self.rope.at(row);
                 for h in 0..heads {
                     let head = &mut s.q[(row * heads + h) * hd..][..hd];
-                    if let Some([q_norm, _]) = &layer.qk_norm {
+                    if let Some([q_norm, _]) = by_head {
                         cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
                     }
                     cpu.rope_rotate_half(head, cos, sin);
@@ -83,7 +85,7 @@ impl AttentionLayer<'_> {
                 for h in 0..kv_heads {
                     let at = (row * kv_heads + h) * hd;
                     let key = &mut s.k[at..][..hd];
-                    if let Some([_, k_norm]) = &layer.qk_norm {
+                    if let Some([_, k_norm]) = by_head {
                         cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
                     }
                     cpu.rope_rotate_half(key, cos, sin);
@@ -91,6 +93,26 @@ impl AttentionLayer<'_> {
                     page.store_value(cpu, self.number, h, &s.v[at..][..hd]);
                 }
                 row += 1;
+            }
+        }
+    }
+
+    /// What comes before the rotation and is not by head: norms over all heads, and the clamp.
+    fn norm_and_clip(&self, on: &Compute, s: &mut Scratch, rows: usize) {
+        let (c, layer) = (self.config, self.weights);
+        if let Some([q_norm, k_norm]) = layer.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
+            for (values, norm) in [(&mut s.q, q_norm), (&mut s.k, k_norm)] {
+                for row in values.chunks_exact_mut(norm.len()).take(rows) {
+                    on.cpu.rmsnorm_inplace(row, norm, c.rms_eps);
+                }
+            }
+        }
+        if let Some(clip) = c.clip_qkv {
+            let [q, kv] = [c.heads, c.kv_heads].map(|n| rows * n as usize * c.head_dim as usize);
+            for (values, len) in [(&mut s.q, q), (&mut s.k, kv), (&mut s.v, kv)] {
+                values[..len]
+                    .iter_mut()
+                    .for_each(|x| *x = x.clamp(-clip, clip));
             }
         }
     }

@@ -190,14 +190,25 @@ impl Decoder {
 
         rmsnorm_rows(on, &pass.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
         let next = weights.layers.get(number + 1);
+        let bank = ffn.store.layout().banks_of(number).start;
+        let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
+        let dense = [BankWork {
+            bank,
+            rows: Rows::All(n),
+            weights: None,
+        }];
+        let experts = match (&layer.router, &c.mixture) {
+            (Some(router), Some(mixture)) => {
+                (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+                s.routes.choose(on, router, mixture, input, &mut s.rows);
+                Some(s.routes.units(bank, n))
+            }
+            _ => None,
+        };
         let at = LayerInput {
             number,
-            units: &[BankWork {
-                bank: number as u32,
-                rows: Rows::All(n),
-                weights: None,
-            }],
-            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
+            units: experts.as_deref().unwrap_or(&dense),
+            input,
             residual: &pass.x[..n * d],
             next: next.map(|next| Norm {
                 weight: &next.ffn_norm,
@@ -206,15 +217,8 @@ impl Decoder {
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = observer {
-            let (gates, hidden) = ffn.recorded(n);
-            observer(&FfnSeen {
-                layer: number,
-                tokens: n,
-                residual: &pass.x[..n * d],
-                x: &s.normed[..n * d],
-                gates,
-                hidden,
-            });
+            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
+            observer(&ffn.seen(number, n, residual, x));
         }
         add_rows(&mut pass.x, &s.out, n * d);
         lap(&mut times.ffn, &mut last);

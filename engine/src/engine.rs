@@ -177,6 +177,9 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
+        if self.config().mixture.is_some() {
+            return Err(Error::Experts);
+        }
         let hooks = Hooks {
             observer: Some(observer),
             yields: None,

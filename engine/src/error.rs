@@ -41,6 +41,12 @@ pub enum Error {
         /// Found and expected.
         reason: String,
     },
+    /// Neurons of a mixture of experts cannot be observed yet.
+    #[error(
+        "statistics, traces and predictors of models with experts are not implemented yet; \
+         they work with dense models"
+    )]
+    Experts,
     /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
     Predictor {

@@ -36,6 +36,7 @@ mod options;
 pub mod planner;
 mod room;
 mod rope;
+mod router;
 mod run;
 pub mod sampler;
 mod scratch;

@@ -44,7 +44,8 @@ impl Parts {
             Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
             Sparsity::Dense | Sparsity::Exact => None,
         };
-        let gate_bytes = u64::from(c.layers) * u64::from(c.ffn) * format.gate_len() as u64;
+        let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
+        let gate_bytes = neurons * format.gate_len() as u64;
         let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
@@ -63,8 +64,11 @@ impl Parts {
             kind: c.ffn_kind,
             dense,
         };
-        let (layout, source) = Layout::new(container, format, c.layers)?;
+        let (mut layout, source) = Layout::new(container, format, c.layers)?;
         check_banks(&layout, c)?;
+        if let Some(mixture) = &c.mixture {
+            layout.set_visited(mixture.chosen as usize, mixture.shared > 0);
+        }
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
@@ -111,28 +115,40 @@ impl Parts {
     }
 }
 
-/// Verifies that the banks match the model: one dense FFN per layer.
+/// Verifies that the banks match the model.
 fn check_banks(layout: &Layout, c: &ModelConfig) -> Result<(), Error> {
     let bad = |reason: String| Error::Bundles {
         path: layout.container.path().to_path_buf(),
         reason,
     };
-    if c.experts != 1 || layout.banks() != c.layers as usize {
+    let expected = c.banks().count();
+    if layout.banks() != expected {
         return Err(bad(format!(
-            "{} banks for {} layers of {} experts; this version runs dense FFNs (1 expert)",
-            layout.banks(),
-            c.layers,
-            c.experts
+            "{} banks, expected {expected}",
+            layout.banks()
         )));
     }
-    match layout.sizes().iter().position(|&n| n != c.ffn) {
-        Some(layer) => Err(bad(format!(
-            "layer {layer} has {} neurons, expected {}",
-            layout.neurons(layer as u32),
-            c.ffn
-        ))),
-        None => Ok(()),
+    for (layer, of_layer) in (0..c.layers).map(|layer| (layer, c.banks_of(layer))) {
+        let found = layout.banks_of(layer as usize);
+        if found.len() != of_layer.clone().count() {
+            let expected = of_layer.count();
+            return Err(bad(format!(
+                "layer {layer} has {} banks, expected {expected}",
+                found.len()
+            )));
+        }
+        for (bank, expected) in found.zip(of_layer) {
+            if layout.neurons(bank) != expected.neurons as usize {
+                return Err(bad(format!(
+                    "expert {} of layer {layer} has {} neurons, expected {}",
+                    expected.expert,
+                    layout.neurons(bank),
+                    expected.neurons
+                )));
+            }
+        }
     }
+    Ok(())
 }
 
 impl Planner {
@@ -172,6 +188,9 @@ fn auto_budget(needs: &Needs) -> u64 {
 
 /// Validates the options.
 fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
+    if o.observe && c.mixture.is_some() {
+        return Err(Error::Experts);
+    }
     let (found, most) = (o.threads, MAX_THREADS);
     if found > most {
         return Err(Error::Threads { found, most });

@@ -4,6 +4,7 @@ use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::ModelConfig;
 
 use crate::kv::BLOCK;
+use crate::router::Routes;
 use crate::weights::Matrix;
 
 /// Dimensions of the buffers.
@@ -40,6 +41,8 @@ pub(crate) struct Scratch {
     pub rows: Vec<Vec<f32>>,
     /// Quantized input of a matrix.
     pub input: Activations,
+    /// Routes of a layer's rows to experts.
+    pub routes: Routes,
     /// Logits of one token of each sequence, `[batch × vocab]`.
     pub logits: Vec<f32>,
 }
@@ -59,6 +62,7 @@ impl Scratch {
             partials: vec![0.0; partials_len(c, room.context)],
             rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; threads],
             input: Activations::with_capacity(d.max(q), chunk),
+            routes: Routes::new(c, chunk),
             logits: vec![0.0; room.batch * vocab],
         }
     }
@@ -71,7 +75,8 @@ impl Scratch {
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
         let per_thread = Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
-        (4 * (shared + threads * per_thread) + input) as u64
+        let routes = Routes::bytes_for(c, chunk);
+        (4 * (shared + threads * per_thread) + input + routes) as u64
     }
 }
 

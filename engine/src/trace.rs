@@ -14,6 +14,12 @@ pub static FFN: Kind = Kind {
     keys: ["layer", ""],
 };
 
+/// The router of a layer's experts.
+pub static ROUTER: Kind = Kind {
+    name: "router",
+    keys: ["layer", ""],
+};
+
 /// Reduction of a layer's partial sums.
 pub static REDUCE: Kind = Kind {
     name: "reduce",

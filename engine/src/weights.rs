@@ -89,7 +89,16 @@ impl Matrix {
     }
 }
 
-/// Attention weights of one layer.
+/// The router of a layer's experts.
+#[derive(Debug)]
+pub struct Router {
+    /// Scores of the experts, `[experts × d_model]`.
+    pub scores: Matrix,
+    /// Gate of the shared expert, `[d_model]`.
+    pub shared: Option<Vec<f32>>,
+}
+
+/// Attention weights of one layer, and its router.
 #[derive(Debug)]
 pub struct LayerWeights {
     /// RMSNorm before attention.
@@ -106,10 +115,12 @@ pub struct LayerWeights {
     pub qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     pub o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K.
+    /// RMSNorm over each head of Q and of K, or over all of them.
     pub qk_norm: Option<[Vec<f32>; 2]>,
     /// RMSNorm before the FFN.
     pub ffn_norm: Vec<f32>,
+    /// The router, where the FFN is a mixture of experts.
+    pub router: Option<Router>,
 }
 
 /// All resident weights.
@@ -173,7 +184,10 @@ impl Weights {
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
         let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
-        let layer = |l: &LayerWeights| [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>();
+        let layer = |l: &LayerWeights| {
+            let router = l.router.as_ref().map_or(0, |router| bytes(&router.scores));
+            [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>() + router
+        };
         self.layers.iter().map(layer).sum::<u64>() + bytes(&self.head)
     }
 
@@ -259,7 +273,6 @@ impl<'a> Loader<'a> {
         let d = c.d_model as usize;
         let q_dim = c.heads as usize * c.head_dim as usize;
         let kv_dim = c.kv_heads as usize * c.head_dim as usize;
-        let head_dim = c.head_dim as usize;
         Ok(LayerWeights {
             attn_norm: self.vector(Role::AttnNorm, l, d)?,
             q: self.matrix(Role::Q, l, q_dim, d)?,
@@ -281,14 +294,19 @@ impl<'a> Loader<'a> {
                 None
             },
             qk_norm: if c.qk_norm {
+                let [of_q, of_k] = match c.qk_norm_whole {
+                    true => [q_dim, kv_dim],
+                    false => [c.head_dim as usize; 2],
+                };
                 Some([
-                    self.vector(Role::QNorm, l, head_dim)?,
-                    self.vector(Role::KNorm, l, head_dim)?,
+                    self.vector(Role::QNorm, l, of_q)?,
+                    self.vector(Role::KNorm, l, of_k)?,
                 ])
             } else {
                 None
             },
             ffn_norm: self.vector(Role::FfnNorm, l, d)?,
+            router: self.router(c, l)?,
         })
     }
 
@@ -302,6 +320,21 @@ impl<'a> Loader<'a> {
             cols,
             bytes,
         })
+    }
+
+    /// The router of a layer, if it has one.
+    fn router(&self, c: &ModelConfig, layer: u32) -> Result<Option<Router>, Error> {
+        let Some(mixture) = c.mixture_of(layer) else {
+            return Ok(None);
+        };
+        let d = c.d_model as usize;
+        Ok(Some(Router {
+            scores: self.matrix(Role::Router, layer, c.experts as usize, d)?,
+            shared: match mixture.shared {
+                0 => None,
+                _ => Some(self.vector(Role::SharedGate, layer, d)?),
+            },
+        }))
     }
 
     fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {

@@ -110,10 +110,39 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+/// How the FFNs of a mixture of experts are put together. In every layer but those of
+/// `dense_layers`, a router chooses some of [`ModelConfig::experts`] experts for each token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Mixture {
+    /// Experts that a token visits in a layer: those with the highest scores.
+    pub chosen: u32,
+    /// An expert's weight is its share among all experts (softmax of the scores). With this, the
+    /// weights of the chosen ones are divided by their sum.
+    pub renormalise: bool,
+    /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
+    /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
+    pub shared: u32,
+    /// Layers that have a dense FFN instead, ascending.
+    pub dense_layers: Vec<u32>,
+    /// Neurons of these dense FFNs; 0 without any.
+    pub dense_ffn: u32,
+}
+
+/// One FFN's neurons: those of an expert, or of a dense layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bank {
+    /// Layer, from 0.
+    pub layer: u32,
+    /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN.
+    pub expert: u32,
+    /// Number of neurons.
+    pub neurons: u32,
+}
+
 /// The full description of a decoder for the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Family as named by the checkpoint (`llama`, `mistral`, `qwen2`, `qwen3`, `bamboo`).
+    /// Family as named by the checkpoint (`llama`, `qwen3`, `mixtral`, …).
     pub family: String,
     /// Human name, from the checkpoint or its folder.
     pub name: String,
@@ -131,7 +160,7 @@ pub struct ModelConfig {
     pub head_dim: u32,
     /// Neurons per FFN (per expert).
     pub ffn: u32,
-    /// Experts per layer; 1 for a dense FFN.
+    /// Experts per layer, without a shared one; 1 for a dense FFN.
     pub experts: u32,
     /// The FFN's formula.
     pub ffn_kind: FfnKind,
@@ -163,6 +192,15 @@ pub struct ModelConfig {
     /// `None` without one.
     #[serde(default)]
     pub predictor_threshold: Option<f32>,
+    /// The mixture of experts; `None` where every layer has a dense FFN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixture: Option<Mixture>,
+    /// The norms of `qk_norm` are over all heads together (OLMoE).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm_whole: bool,
+    /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_qkv: Option<f32>,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -171,10 +209,41 @@ const MAX_WIDTH: u32 = 1 << 22;
 const MAX_VOCAB: u32 = 1 << 24;
 /// Maximum layers, experts per layer, and heads.
 pub(crate) const MAX_COUNT: u32 = 1 << 12;
+/// Maximum banks of a model.
+const MAX_BANKS: u64 = 1 << 16;
 /// Maximum head dimension.
 const MAX_HEAD_DIM: u32 = 1 << 12;
 
 impl ModelConfig {
+    /// The mixture, if layer `layer` has one.
+    pub fn mixture_of(&self, layer: u32) -> Option<&Mixture> {
+        self.mixture
+            .as_ref()
+            .filter(|mixture| mixture.dense_layers.binary_search(&layer).is_err())
+    }
+
+    /// The banks of layer `layer`, in the order in which a container stores them.
+    pub fn banks_of(&self, layer: u32) -> impl Iterator<Item = Bank> + Clone + use<> {
+        let (experts, neurons, shared) = match (&self.mixture, self.mixture_of(layer)) {
+            (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
+            (Some(mixture), None) => (1, mixture.dense_ffn, 0),
+            (None, None) => (self.experts, self.ffn, 0),
+        };
+        (0..experts)
+            .map(move |expert| (expert, neurons))
+            .chain((shared > 0).then_some((experts, shared)))
+            .map(move |(expert, neurons)| Bank {
+                layer,
+                expert,
+                neurons,
+            })
+    }
+
+    /// All banks, layer by layer.
+    pub fn banks(&self) -> impl Iterator<Item = Bank> + Clone {
+        (0..self.layers).flat_map(|layer| self.banks_of(layer))
+    }
+
     /// Checks the range of every field and their consistency. A valid configuration converts to
     /// sizes without overflow in 64 bits. `path` names the file in errors.
     ///
@@ -195,6 +264,7 @@ impl ModelConfig {
     /// The first field that cannot be, in the order in which a reader looks for them.
     fn first_bad(&self) -> Option<BadField> {
         (self.bad_size())
+            .or_else(|| self.bad_mixture())
             .or_else(|| self.bad_rope())
             .or_else(|| self.bad_number())
             .or_else(|| self.bad_entry())
@@ -221,6 +291,44 @@ impl ModelConfig {
         if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of heads = {}", self.heads);
             return BadField::some("kv_heads", &self.kv_heads, expected);
+        }
+        None
+    }
+
+    /// A mixture that does not fit its layers.
+    fn bad_mixture(&self) -> Option<BadField> {
+        let Some(mixture) = &self.mixture else {
+            return match self.experts {
+                1 => None,
+                _ => BadField::some("experts", &self.experts, "1, as there is no mixture"),
+            };
+        };
+        let banks = u64::from(self.layers) * (u64::from(self.experts) + 1);
+        if self.experts < 2 || banks > MAX_BANKS {
+            let most = MAX_BANKS / u64::from(self.layers);
+            return BadField::some("experts", &self.experts, format!("2 to {}", most - 1));
+        }
+        if mixture.chosen == 0 || mixture.chosen > self.experts {
+            let expected = format!("1 to {} experts", self.experts);
+            return BadField::some("chosen experts", &mixture.chosen, expected);
+        }
+        for (key, value) in [
+            ("shared expert's neurons", mixture.shared),
+            ("dense layers' neurons", mixture.dense_ffn),
+        ] {
+            if value > MAX_WIDTH {
+                return BadField::some(key, &value, format!("at most {MAX_WIDTH}"));
+            }
+        }
+        let dense = &mixture.dense_layers;
+        let ascending = dense.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || dense.last().is_some_and(|&layer| layer >= self.layers) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("dense layers", dense, expected);
+        }
+        if dense.is_empty() != (mixture.dense_ffn == 0) {
+            let expected = "above 0 with dense layers, 0 without";
+            return BadField::some("dense layers' neurons", &mixture.dense_ffn, expected);
         }
         None
     }
@@ -256,7 +364,12 @@ impl ModelConfig {
                 "a finite number, 0 or more",
             );
         }
-        None
+        match self.clip_qkv {
+            Some(clip) if !(clip.is_finite() && clip > 0.0) => {
+                BadField::some("clip_qkv", &clip, "a finite number above 0")
+            }
+            _ => None,
+        }
     }
 
     /// Windows that are not one for each layer, tokens past the vocabulary, or a predictor's

@@ -19,6 +19,7 @@ mod hf;
 pub mod names;
 mod open;
 mod special;
+mod stacked;
 mod store;
 mod tensor_id;
 pub mod tokenizer;

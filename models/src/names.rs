@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::ModelConfig;
+use crate::config::{Bank, ModelConfig};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -13,34 +13,104 @@ pub(crate) struct NameTable {
     /// Prefix of the layer number: `model.layers.`.
     pub(crate) layer_prefix: &'static str,
     /// Roles outside the layers.
-    pub(crate) globals: &'static [(Role, &'static str)],
+    pub(crate) globals: Spellings,
     /// Roles inside a layer.
-    pub(crate) layers: &'static [(Role, &'static str)],
+    pub(crate) layers: &'static [Spellings],
+    /// Tensors of experts, inside a layer.
+    pub(crate) experts: ExpertNames,
+}
+
+/// Roles and their names.
+pub(crate) type Spellings = &'static [(Role, &'static str)];
+
+/// The names of a mixture's experts inside a layer.
+pub(crate) struct ExpertNames {
+    /// Prefix of an expert's number, and the names after the number.
+    pub(crate) one: (&'static str, Spellings),
+    /// The shared expert.
+    pub(crate) shared: Spellings,
+    /// Tensors that hold a matrix of every expert.
+    pub(crate) stacked: &'static [(Stack, &'static str)],
+}
+
+/// What a tensor that holds a matrix of every expert consists of, expert by expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stack {
+    /// One matrix: Gate, Up, or Down stored `[d_model × ffn]`.
+    One(Role),
+    /// The rows of Gate, then those of Up.
+    GateUp,
+}
+
+/// What a name denotes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// One tensor.
+    One(TensorId),
+    /// Those of all experts of a layer.
+    Stacked(Stack, u32),
 }
 
 impl NameTable {
-    /// The tensor that `name` denotes.
-    pub(crate) fn parse(&self, name: &str) -> Option<TensorId> {
-        let find = |table: &[(Role, &str)], name: &str| {
-            table
-                .iter()
+    /// What `name` denotes in a model of `experts` experts per layer.
+    pub(crate) fn parse(&self, name: &str, experts: u32) -> Option<Named> {
+        fn find<T: Copy>(table: &[(T, &str)], name: &str) -> Option<T> {
+            let mut entries = table.iter();
+            entries
                 .find(|(_, spelling)| *spelling == name)
                 .map(|entry| entry.0)
-        };
+        }
         if let Some(role) = find(self.globals, name) {
-            return Some(TensorId::global(role));
+            return Some(Named::One(TensorId::global(role)));
         }
         let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
-        find(self.layers, rest).map(|role| TensorId::layer(role, layer))
+        if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
+            return Some(Named::One(TensorId::layer(role, layer)));
+        }
+        let one = |role, expert| {
+            Named::One(TensorId {
+                role,
+                layer,
+                expert,
+            })
+        };
+        if let Some(role) = find(self.experts.shared, rest) {
+            return Some(one(role, experts));
+        }
+        if let Some(stack) = find(self.experts.stacked, rest) {
+            return Some(Named::Stacked(stack, layer));
+        }
+        let (prefix, names) = self.experts.one;
+        let (expert, rest) = split_index(rest.strip_prefix(prefix)?)?;
+        let role = find(names, rest).filter(|_| expert < experts)?;
+        Some(one(role, expert))
     }
 
-    /// The format's name of `id`, or the canonical name if it has none.
-    pub(crate) fn spell(&self, id: TensorId) -> String {
-        if let Some((_, name)) = self.globals.iter().find(|entry| entry.0 == id.role) {
-            return (*name).to_owned();
+    /// The format's name of `id`, a tensor of a model of this configuration, or the canonical name
+    /// if it has none.
+    pub(crate) fn spell(&self, id: TensorId, config: &ModelConfig) -> String {
+        let find = |table: Spellings| Some(table.iter().find(|entry| entry.0 == id.role)?.1);
+        if let Some(name) = find(self.globals) {
+            return name.to_owned();
         }
-        match self.layers.iter().find(|entry| entry.0 == id.role) {
-            Some((_, name)) => format!("{}{}.{name}", self.layer_prefix, id.layer),
+        let is_expert = matches!(id.role, Role::Gate | Role::Up | Role::Down)
+            && config.mixture_of(id.layer).is_some();
+        let (prefix, names) = self.experts.one;
+        let stacked = |stack: &Stack| matches!(stack, Stack::One(role) if *role == id.role);
+        let rest = match () {
+            () if !is_expert => {
+                let name = self.layers.iter().find_map(|table| find(table));
+                name.map(str::to_owned)
+            }
+            () if id.expert == config.experts => find(self.experts.shared).map(str::to_owned),
+            () if prefix.is_empty() => {
+                let mut all = self.experts.stacked.iter();
+                all.find(|entry| stacked(&entry.0)).map(|e| e.1.to_owned())
+            }
+            () => find(names).map(|name| format!("{prefix}{}.{name}", id.expert)),
+        };
+        match rest {
+            Some(rest) => format!("{}{}.{rest}", self.layer_prefix, id.layer),
             None => id.to_string(),
         }
     }
@@ -61,7 +131,6 @@ pub struct Required {
 /// without the optional predictors. The configuration must have passed [`ModelConfig::validate`].
 pub fn required(config: &ModelConfig) -> Vec<Required> {
     let d = config.d_model as usize;
-    let ffn = config.ffn as usize;
     let vocab = config.vocab as usize;
     let head_dim = config.head_dim as usize;
     let q = config.heads as usize * head_dim;
@@ -82,25 +151,35 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
             push(at(Role::VBias), 1, kv);
         }
         if config.qk_norm {
-            push(at(Role::QNorm), 1, head_dim);
-            push(at(Role::KNorm), 1, head_dim);
+            let [of_q, of_k] = match config.qk_norm_whole {
+                true => [q, kv],
+                false => [head_dim; 2],
+            };
+            push(at(Role::QNorm), 1, of_q);
+            push(at(Role::KNorm), 1, of_k);
         }
         push(at(Role::O), d, q);
         if config.o_bias {
             push(at(Role::OBias), 1, d);
         }
         push(at(Role::FfnNorm), 1, d);
-        for expert in 0..config.experts {
+        if let Some(mixture) = config.mixture_of(layer) {
+            push(at(Role::Router), config.experts as usize, d);
+            if mixture.shared > 0 {
+                push(at(Role::SharedGate), 1, d);
+            }
+        }
+        for Bank {
+            expert, neurons, ..
+        } in config.banks_of(layer)
+        {
             for role in [Role::Gate, Role::Up, Role::Down] {
-                push(
-                    TensorId {
-                        role,
-                        layer,
-                        expert,
-                    },
-                    ffn,
-                    d,
-                );
+                let id = TensorId {
+                    role,
+                    layer,
+                    expert,
+                };
+                push(id, neurons as usize, d);
             }
         }
     }

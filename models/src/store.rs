@@ -204,7 +204,11 @@ impl Store {
             self.about.config.d_model as usize,
             self.about.config.ffn as usize,
         );
-        for layer in 0..self.about.config.layers {
+        let predicted = match self.about.config.mixture {
+            None => self.about.config.layers,
+            Some(_) => 0,
+        };
+        for layer in 0..predicted {
             let fc1 = TensorId::layer(Role::PredictorFc1, layer);
             let fc2 = TensorId::layer(Role::PredictorFc2, layer);
             let rank = match (by_id.get(&fc1), by_id.get(&fc2)) {
@@ -308,7 +312,7 @@ impl Store {
             name: String::new(),
             ..self.about.config.clone()
         };
-        part(format!("{config:?}").as_bytes());
+        part(identity(&config).as_bytes());
         part(self.about.tokenizer_json.as_bytes());
         part(self.about.chat_template.as_deref().unwrap_or("").as_bytes());
         for file in &self.files {
@@ -467,6 +471,20 @@ impl Checkpoint for Store {
     }
 }
 
+/// A configuration as part of a fingerprint. Fields that came later count only where they are set,
+/// so that statistics which name a fingerprint stay valid.
+fn identity(config: &ModelConfig) -> String {
+    let unset = [
+        ", mixture: None",
+        ", qk_norm_whole: false",
+        ", clip_qkv: None",
+    ];
+    let text = format!("{config:?}");
+    unset
+        .iter()
+        .fold(text, |text, unset| text.replace(unset, ""))
+}
+
 /// Stored position of rotate-half position `row` in interleaved order.
 fn interleaved(row: usize, head_dim: usize) -> usize {
     let (head, inside) = (row / head_dim, row % head_dim);
@@ -479,7 +497,7 @@ fn is_matrix(role: Role) -> bool {
     use Role::*;
     matches!(
         role,
-        Embed | Head | Q | K | V | O | Gate | Up | Down | PredictorFc1 | PredictorFc2
+        Embed | Head | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1 | PredictorFc2
     )
 }
 

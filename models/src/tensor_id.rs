@@ -31,12 +31,17 @@ pub enum Role {
     VBias,
     /// Bias of the output projection, `[1 × d_model]`.
     OBias,
-    /// RMSNorm weight shared by all query heads, `[1 × head_dim]`.
+    /// RMSNorm weight shared by all query heads, `[1 × head_dim]`, or of all together,
+    /// `[1 × heads·head_dim]`.
     QNorm,
-    /// RMSNorm weight shared by all key heads, `[1 × head_dim]`.
+    /// The same of the key heads.
     KNorm,
     /// Weight of the RMSNorm before the FFN, `[1 × d_model]`.
     FfnNorm,
+    /// Scores of a mixture's experts, `[experts × d_model]`.
+    Router,
+    /// Gate of a mixture's shared expert, `[1 × d_model]`.
+    SharedGate,
     /// Gate projection, `[ffn × d_model]`: row i belongs to neuron i.
     Gate,
     /// Up projection, `[ffn × d_model]`: row i belongs to neuron i.
@@ -59,7 +64,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 20] = [
+const ROLES: [(Role, Place, &str); 22] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::FinalNorm, Place::Global, "final_norm"),
@@ -75,6 +80,8 @@ const ROLES: [(Role, Place, &str); 20] = [
     (Role::QNorm, Place::Layer, "attn.q_norm"),
     (Role::KNorm, Place::Layer, "attn.k_norm"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
+    (Role::Router, Place::Layer, "ffn.router"),
+    (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
     (Role::Gate, Place::Expert, "gate"),
     (Role::Up, Place::Expert, "up"),
     (Role::Down, Place::Expert, "down"),
@@ -90,7 +97,8 @@ pub struct TensorId {
     pub role: Role,
     /// Layer, from 0; 0 for the tensors outside the layers.
     pub layer: u32,
-    /// Expert, from 0; 0 for a dense FFN and outside the FFN.
+    /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN and outside the
+    /// FFN.
     pub expert: u32,
 }
 

@@ -5,6 +5,7 @@ use std::io::Write as _;
 
 use emberflow_engine::meta::{ContainerMeta, Order};
 use emberflow_kernels::DType;
+use emberflow_models::config::{Mixture, ModelConfig};
 use emberflow_predictor::stats::{ActivationStats, LayerStats, hot_share};
 use emberflow_storage::container::{BundleGeometry, Container, Placement, TensorEntry};
 use serde::Serialize;
@@ -248,6 +249,26 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
     out
 }
 
+/// The experts of a layer, in words.
+fn experts_text(c: &ModelConfig, mixture: &Mixture) -> String {
+    let mut text = format!(
+        "{} of {} experts of {} neurons",
+        mixture.chosen, c.experts, c.ffn
+    );
+    if mixture.shared > 0 {
+        let _ = write!(text, ", a shared one of {}", mixture.shared);
+    }
+    if !mixture.dense_layers.is_empty() {
+        let dense = mixture.dense_layers.len();
+        let _ = write!(
+            text,
+            " ({dense} dense layers of {} neurons)",
+            mixture.dense_ffn
+        );
+    }
+    text
+}
+
 /// The file, its model, formats, bundle and source.
 fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::fmt::Result {
     let c = &meta.config;
@@ -258,10 +279,13 @@ fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::f
         "model      {} ({}): {} layers, d_model {}, {} query / {} kv heads of {}, vocabulary {}",
         c.name, c.family, c.layers, c.d_model, c.heads, c.kv_heads, c.head_dim, c.vocab
     )?;
+    let neurons = match &c.mixture {
+        None => format!("{} neurons per layer", c.ffn),
+        Some(mixture) => experts_text(c, mixture),
+    };
     writeln!(
         out,
-        "ffn        {} neurons per layer, {:?}{}",
-        c.ffn,
+        "ffn        {neurons}, {:?}{}",
         c.ffn_kind.activation,
         if c.ffn_kind.relu_on_up {
             ", relu on up"

@@ -173,7 +173,7 @@ impl<'a> Packed<'a> {
     ) -> Result<(), Failure> {
         let g = self.container.geometry();
         let (stride, span) = (g.stride as usize, g.gate_span as usize);
-        let neurons = self.config().ffn as usize;
+        let neurons = self.container.banks()[bank].neurons as usize;
         let per_neuron = self.format.resident_scales();
         let mut scales = vec![0; neurons * per_neuron];
         if per_neuron > 0 {
@@ -211,16 +211,15 @@ impl<'a> Packed<'a> {
 fn check_banks(container: &Container, c: &ModelConfig) -> Result<(), Failure> {
     let fault = |what: String| Failure::Fault(format!("{}: {what}", container.path().display()));
     let banks = container.banks();
-    let count = u64::from(c.layers) * u64::from(c.experts);
-    if banks.len() as u64 != count {
+    let count = c.banks().count();
+    if banks.len() != count {
         return Err(fault(format!(
-            "{} banks, expected {count}: {} layers of {} experts",
+            "{} banks, expected {count} in {} layers",
             banks.len(),
             c.layers,
-            c.experts
         )));
     }
-    let expected = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e, c.ffn)));
+    let expected = c.banks().map(|b| (b.layer, b.expert, b.neurons));
     match banks
         .iter()
         .map(|b| (b.layer, b.expert, b.neurons))

@@ -94,6 +94,27 @@ impl Activations {
             .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
     }
 
+    /// Empties it and begins to gather tokens of `n` activations.
+    pub fn clear(&mut self, n: usize) {
+        (self.n, self.tokens) = (n, 0);
+        self.chunks.clear();
+    }
+
+    /// Appends one token of other activations with as many elements.
+    ///
+    /// # Panics
+    /// If there is no such token, or it has another number of activations.
+    pub fn push(&mut self, from: ActivationsRef<'_>, token: usize) {
+        assert!(
+            from.n == self.n,
+            "{} activations, expected {}",
+            from.n,
+            self.n
+        );
+        self.chunks.extend_from_slice(from.range(token, 1).chunks);
+        self.tokens += 1;
+    }
+
     /// Activations per token.
     #[inline]
     pub fn n(&self) -> usize {

@@ -4,16 +4,17 @@ use emberflow_kernels::Compute;
 
 use super::activation::Gating;
 use super::lookahead::{FEW, Upcoming};
-use super::pairs::{Inputs, Unit, gather};
+use super::pairs::{Inputs, Unit};
 use super::state::{Ffn, clusters_per_group};
-use super::units::LayerInput;
+use super::units::{BankWork, LayerInput};
 use crate::counters::nanoseconds;
 use crate::error::Error;
 use crate::store::regions::CLUSTER;
 use crate::trace;
 
 impl Ffn {
-    /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row.
+    /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row. Units are computed
+    /// in parts of a few, so that the buffers need not hold all experts of a layer.
     pub fn layer(
         &mut self,
         on: &Compute,
@@ -21,23 +22,55 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
-        gather(on.cpu, at, &mut gathered);
-        let inputs = Inputs {
-            at,
-            gathered: &gathered,
-        };
         let out = &mut out[..at.residual.len()];
         out.fill(0.0);
-        let computed = self.compute(on, inputs, out);
+        let mut outcome = Ok(());
+        let mut first = 0;
+        while first < at.units.len() && outcome.is_ok() {
+            let end = self.part_end(at.units, first);
+            let part = LayerInput {
+                units: &at.units[first..end],
+                ..*at
+            };
+            gathered.fill(&part, self.predictors.is_some());
+            let inputs = Inputs {
+                at: &part,
+                gathered: &gathered,
+            };
+            let next = self.part_end(at.units, end);
+            outcome = self.compute(on, inputs, &at.units[end..next], out);
+            first = end;
+        }
         self.gathered = gathered;
-        computed
+        outcome
     }
 
-    fn compute(&mut self, on: &Compute, inputs: Inputs<'_>, out: &mut [f32]) -> Result<(), Error> {
+    /// The end of the part of `units` that begins at `first`: as many as fit the buffers, at least
+    /// one.
+    fn part_end(&self, units: &[BankWork<'_>], first: usize) -> usize {
+        let layout = self.store.layout();
+        let mut clusters = 0;
+        let fits = |unit: &&BankWork<'_>| {
+            clusters += layout.clusters(unit.bank);
+            clusters <= layout.clusters_at_once()
+        };
+        let rest = units.get(first..).unwrap_or(&[]);
+        let count = rest.iter().take_while(fits).count();
+        first + count.max(1).min(rest.len())
+    }
+
+    /// Computes one part of a layer's units; `after` is the next one.
+    fn compute(
+        &mut self,
+        on: &Compute,
+        inputs: Inputs<'_>,
+        after: &[BankWork<'_>],
+        out: &mut [f32],
+    ) -> Result<(), Error> {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
         self.store.tracer().section(&trace::FFN, trace_layer);
-        self.begin_layer(at)?;
+        self.begin_layer(at, after)?;
         for unit in 0..self.units.len() {
             self.name(on, unit, inputs.of(unit))?;
         }
@@ -66,10 +99,10 @@ impl Ffn {
     }
 
     /// Sets up the units and the store.
-    fn begin_layer(&mut self, at: &LayerInput<'_>) -> Result<(), Error> {
-        let banks = at.units.iter().map(|unit| unit.bank);
+    fn begin_layer(&mut self, at: &LayerInput<'_>, after: &[BankWork<'_>]) -> Result<(), Error> {
+        let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
         self.store
-            .begin_layer(at.number, banks, at.input.tokens())?;
+            .begin_layer(at.number, banks, after, at.input.tokens())?;
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);

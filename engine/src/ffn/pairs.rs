@@ -1,6 +1,8 @@
 //! The units of a layer during its computation: inputs, and the state of each (neuron, row) pair.
 
-use emberflow_kernels::{Activations, Cpu};
+use std::ops::Range;
+
+use emberflow_kernels::Activations;
 
 use super::activation::Gating;
 use super::mask;
@@ -47,12 +49,74 @@ pub(super) struct Pairs {
     pub margins: Vec<f32>,
 }
 
-/// Gathered rows of a unit that takes only some rows of a pass.
+/// Gathered rows of the units that take only some rows of a pass, unit after unit.
 #[derive(Default)]
 pub(super) struct Gathered {
     x: Vec<f32>,
+    /// Empty unless the predictors look at it.
     residual: Vec<f32>,
     quantized: Activations,
+    /// By unit: its first gathered row.
+    first: Vec<usize>,
+}
+
+impl Gathered {
+    /// For up to `rows` rows of `d` elements, gathered for all units of a layer together.
+    pub fn new(rows: usize, d: usize, residual: bool) -> Self {
+        Self {
+            x: Vec::with_capacity(rows * d),
+            residual: Vec::with_capacity(if residual { rows * d } else { 0 }),
+            quantized: Activations::with_capacity(d, rows),
+            first: Vec::with_capacity(16),
+        }
+    }
+
+    /// Bytes that [`Gathered::new`] allocates.
+    pub fn bytes_for(rows: usize, d: usize, residual: bool) -> usize {
+        4 * rows * d * (1 + usize::from(residual)) + Activations::bytes(d, rows)
+    }
+
+    /// Gathers the rows of the units of `at`.
+    pub fn fill(&mut self, at: &LayerInput<'_>, residual: bool) {
+        let d = at.input.n();
+        self.first.clear();
+        self.x.clear();
+        self.residual.clear();
+        self.quantized.clear(d);
+        for work in at.units {
+            self.first.push(self.quantized.tokens());
+            let Rows::Some(rows) = work.rows else {
+                continue;
+            };
+            for &row in rows {
+                let row = row as usize;
+                self.x.extend_from_slice(&at.input.x[row * d..][..d]);
+                if residual {
+                    self.residual
+                        .extend_from_slice(&at.residual[row * d..][..d]);
+                }
+                self.quantized.push(at.input.quantized, row);
+            }
+        }
+    }
+
+    /// The gathered input of unit `unit`, of `rows` rows of `d` elements.
+    fn of(&self, unit: usize, rows: usize, d: usize) -> UnitInput<'_> {
+        let first = self.first[unit];
+        let part = |values| -> &[f32] { slice_or_empty(values, first * d..(first + rows) * d) };
+        UnitInput {
+            input: Input {
+                x: part(&self.x),
+                quantized: self.quantized.all().range(first, rows),
+            },
+            residual: part(&self.residual),
+        }
+    }
+}
+
+/// The values of `range`, or none if there are none.
+fn slice_or_empty(values: &[f32], range: Range<usize>) -> &[f32] {
+    values.get(range).unwrap_or(&[])
 }
 
 /// The input of a unit.
@@ -66,7 +130,7 @@ pub(super) struct UnitInput<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
-    pub gathered: &'a [Gathered],
+    pub gathered: &'a Gathered,
 }
 
 impl<'a> Inputs<'a> {
@@ -76,37 +140,7 @@ impl<'a> Inputs<'a> {
                 input: self.at.input,
                 residual: self.at.residual,
             },
-            Rows::Some(_) => {
-                let own = &self.gathered[unit];
-                UnitInput {
-                    input: Input {
-                        x: &own.x,
-                        quantized: own.quantized.all(),
-                    },
-                    residual: &own.residual,
-                }
-            }
+            Rows::Some(rows) => self.gathered.of(unit, rows.len(), self.at.input.n()),
         }
-    }
-}
-
-/// Gathers the input of each unit that takes only some rows.
-pub(super) fn gather(cpu: Cpu, at: &LayerInput<'_>, gathered: &mut Vec<Gathered>) {
-    let d = at.input.n();
-    for (unit, work) in at.units.iter().enumerate() {
-        let Rows::Some(rows) = work.rows else {
-            continue;
-        };
-        if gathered.len() <= unit {
-            gathered.resize_with(unit + 1, Gathered::default);
-        }
-        let own = &mut gathered[unit];
-        for (from, to) in [(at.input.x, &mut own.x), (at.residual, &mut own.residual)] {
-            to.clear();
-            for &row in rows {
-                to.extend_from_slice(&from[row as usize * d..][..d]);
-            }
-        }
-        cpu.quantize_activations(&own.x, rows.len(), &mut own.quantized);
     }
 }

@@ -51,6 +51,12 @@ impl Recent {
         &self.ends
     }
 
+    /// Whether a bank that `rows` visit is one of those that the last rows do.
+    fn visits(&self, rows: Rows<'_>) -> bool {
+        self.ends.len() == self.rows
+            || (self.ends.iter().cloned().flatten()).any(|row| rows.place(row).is_some())
+    }
+
     /// Whether the next token is likely to need a neuron that `fires(place)`: it fired for one of a
     /// sequence's last rows, or for at least half of the unit's rows.
     fn keeps(&self, rows: Rows<'_>, fires: impl Fn(usize) -> bool) -> bool {
@@ -88,7 +94,8 @@ impl Done<'_> {
             );
             let known = store.gates_known(item);
             let words = mask::words(unit.rows);
-            store.release(item, |neuron| {
+            let again = self.recent.visits(self.work[at].rows);
+            store.release(item, again, |neuron| {
                 let (n, c) = (neuron as usize, neuron as usize / CLUSTER);
                 self.recent.keeps(self.work[at].rows, |place| match wanted {
                     _ if known => gates[n * unit.rows + place] != 0.0,

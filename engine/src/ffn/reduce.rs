@@ -62,16 +62,15 @@ impl Ffn {
         let mut release = || _ = done.take().map(|done| done.release(store));
         // Units over some rows are added row by row.
         let plain = at.units.iter().all(is_plain);
-        let piece = if plain { PIECE } else { group.d };
         let lanes = Lanes {
-            units: out.len().div_ceil(piece),
-            first: Lane::new(out, piece),
+            units: out.len().div_ceil(PIECE),
+            first: Lane::new(out, PIECE),
             second: Lane::<u8>::none(),
             third: Lane::<u8>::none(),
         };
         let add = |p: usize, out: &mut [f32], _: &mut [u8], _: &mut [u8]| match plain {
             true => group.add_plain(p * PIECE, out),
-            false => group.add_row(p, out),
+            false => group.add_rows(p * PIECE, out),
         };
         (on.workers).for_each_part_then(lanes, 1, &add, &mut |_, _, _, _| release());
     }
@@ -103,8 +102,20 @@ impl Group<'_> {
         }
     }
 
-    /// Adds the items' partials for row `row` of the pass.
-    fn add_row(&self, row: usize, out: &mut [f32]) {
+    /// Adds elements from `first` on, row by row.
+    fn add_rows(&self, first: usize, out: &mut [f32]) {
+        let (mut at, mut rest) = (first, out);
+        while !rest.is_empty() {
+            let (row, column) = (at / self.d, at % self.d);
+            let (here, behind) = rest.split_at_mut((self.d - column).min(rest.len()));
+            at += here.len();
+            self.add_row(row, column, here);
+            rest = behind;
+        }
+    }
+
+    /// Adds elements of row `row` of the pass, from `column` on.
+    fn add_row(&self, row: usize, column: usize, out: &mut [f32]) {
         for i in self.used() {
             let item = self.items.start + i;
             let unit = self.units.partition_point(|unit| unit.first <= item) - 1;
@@ -113,7 +124,8 @@ impl Group<'_> {
                 continue;
             };
             let weight = work.weights.map_or(1.0, |weights| weights[place]);
-            let part = &self.partials[i * self.width + place * self.d..][..self.d];
+            let first = i * self.width + place * self.d + column;
+            let part = &self.partials[first..][..out.len()];
             for (y, p) in out.iter_mut().zip(part) {
                 *y += weight * p;
             }

@@ -6,7 +6,7 @@ use super::pairs::{Gathered, Pairs, Unit};
 use super::predict::Predictors;
 use super::recent::Recent;
 use super::schedule::Schedule;
-use super::seen::Record;
+use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
 use crate::counters::Counters;
 use crate::store::NeuronStore;
@@ -26,9 +26,11 @@ pub(super) fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads
 pub(crate) struct FfnRoom {
     /// Most rows of a pass.
     pub rows: usize,
-    /// Most neurons and clusters of all banks of a layer.
+    /// Most neurons and clusters that are computed at once: those that a row visits in a layer.
     pub neurons: usize,
     pub clusters: usize,
+    /// Banks of which a row visits as many as are chosen, each with some rows; 0 without experts.
+    pub chosen: usize,
     pub threads: usize,
     /// Keep gates and hidden values for [`Ffn::recorded`].
     pub observe: bool,
@@ -38,6 +40,11 @@ impl FfnRoom {
     /// (neuron, row) pairs, in whole clusters.
     pub(super) fn pairs(&self) -> usize {
         self.clusters * CLUSTER * self.rows
+    }
+
+    /// Rows gathered for all units.
+    fn gathered(&self) -> usize {
+        self.chosen * self.rows
     }
 
     /// Elements of partial sums.
@@ -70,7 +77,7 @@ pub(crate) struct Ffn {
     pub oracle: Oracle,
     pub(super) units: Vec<Unit>,
     pub(super) pairs: Pairs,
-    pub(super) gathered: Vec<Gathered>,
+    pub(super) gathered: Gathered,
     pub(super) partials: Vec<f32>,
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
@@ -94,9 +101,11 @@ impl Ffn {
         } else {
             0
         };
+        let gathered = Gathered::new(room.gathered(), d, predictors.is_some());
         Self {
             lookahead,
             predictors,
+            gathered,
             oracle: Oracle::default(),
             units: Vec::with_capacity(16),
             pairs: Pairs {
@@ -104,7 +113,6 @@ impl Ffn {
                 wanted: vec![0; pairs / 64],
                 margins: vec![0.0; margins],
             },
-            gathered: Vec::new(),
             partials: vec![0.0; room.partials(d)],
             schedule: Schedule::new(room.clusters),
             recent: Recent::new(room.rows),
@@ -124,7 +132,8 @@ impl Ffn {
             0
         };
         let floats = pairs + partials + 2 * room.neurons;
-        (4 * floats + pairs / 8) as u64 + Recent::bytes_for(room.rows) + record
+        let gathered = Gathered::bytes_for(room.gathered(), shape.format.d, true);
+        (4 * floats + pairs / 8 + gathered) as u64 + Recent::bytes_for(room.rows) + record
     }
 
     /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
@@ -135,9 +144,29 @@ impl Ffn {
         }
     }
 
+    /// What an observer sees of layer `layer`, just computed for `tokens` tokens; `residual` and `x`
+    /// are its input before and after the norm.
+    pub fn seen<'a>(
+        &'a self,
+        layer: usize,
+        tokens: usize,
+        residual: &'a [f32],
+        x: &'a [f32],
+    ) -> FfnSeen<'a> {
+        let (gates, hidden) = self.recorded(tokens);
+        FfnSeen {
+            layer,
+            tokens,
+            residual,
+            x,
+            gates,
+            hidden,
+        }
+    }
+
     /// Gates and hidden values of the last layer, which had one unit, `[neurons × tokens]` each;
     /// empty unless recorded.
-    pub fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
+    fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         match &self.record {
             Some(record) => record.values(neurons * tokens),

@@ -43,6 +43,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
         rows: ROWS,
         neurons: 730,
         clusters: 8,
+        chosen: 4,
         threads,
         observe: false,
     };
@@ -239,6 +240,7 @@ fn groups_of_clusters_fit_the_partial_sums() {
         rows: 512,
         neurons: 11008,
         clusters: 86,
+        chosen: 0,
         threads: 2,
         observe: false,
     };

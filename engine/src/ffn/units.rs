@@ -8,7 +8,6 @@ pub(crate) enum Rows<'a> {
     /// All rows; their number.
     All(usize),
     /// Some rows, by index, ascending.
-    #[cfg_attr(not(test), expect(dead_code, reason = "experts choose rows"))]
     Some(&'a [u32]),
 }
 

@@ -120,6 +120,13 @@ impl Planner {
 
     /// First neuron outside the hot region, by layer.
     pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
+        if self.shape.visited < 1.0 {
+            // Of the visited experts as many clusters are resident as of all.
+            let needs = &division.needs;
+            let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
+            let first = (self.shape.neurons as f64 * held) as usize;
+            return vec![first; self.shape.layers];
+        }
         let hot = self.hot(division.batch);
         let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
         let wanted = if self.scans(division) { &all } else { hot };

@@ -109,7 +109,8 @@ impl Planner {
         let first = self.first_cold(division);
         let slots = match self.scans(division) {
             true => 0,
-            false => division.memory.slots,
+            // Those of visited neurons.
+            false => (division.memory.slots as f64 * self.shape.visited.min(1.0)) as u64,
         };
         Outlook {
             absent: self.firing.absent(slots, &first),

@@ -69,7 +69,8 @@ impl Planner {
             persistence,
             misses,
         } = Temperature::read(layout, most)?;
-        let (banks, neurons) = (layout.banks(), layout.most_neurons());
+        // A model with experts is planned as one of the neurons that a token visits.
+        let (banks, neurons) = (layout.layers(), layout.neurons_at_once());
         let firing = if frequencies.is_empty() {
             Firing::unknown(banks, neurons)
         } else {
@@ -130,8 +131,13 @@ impl Opened<'_> {
     pub(crate) fn room(&self, chunk: usize, threads: usize) -> FfnRoom {
         FfnRoom {
             rows: chunk.max(self.options.batch),
-            neurons: self.layout.most_in_layer(),
-            clusters: self.layout.most_in_layer().div_ceil(CLUSTER),
+            neurons: self.layout.neurons_at_once(),
+            clusters: self.layout.clusters_at_once(),
+            chosen: self
+                .config
+                .mixture
+                .as_ref()
+                .map_or(0, |m| m.chosen as usize),
             threads,
             observe: self.options.observe,
         }
@@ -180,7 +186,9 @@ impl Opened<'_> {
             layers: self.layout.layers(),
             d,
             vocab: c.vocab as usize,
-            neurons: self.layout.most_neurons(),
+            neurons: self.layout.neurons_at_once(),
+            visited: (self.layout.layers() * self.layout.neurons_at_once()) as f64
+                / (self.layout.total() as f64).max(1.0),
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),

@@ -25,8 +25,10 @@ pub struct Shape {
     pub d: usize,
     /// Rows of the head.
     pub vocab: usize,
-    /// Neurons per layer.
+    /// Neurons per layer that a token visits: with experts, those of the chosen ones.
     pub neurons: usize,
+    /// Their share of all; 1 without experts.
+    pub visited: f64,
     /// Format of the neurons.
     pub ffn: DType,
     /// Format of the attention matrices.

@@ -86,6 +86,7 @@ fn shape() -> Shape {
         d: D,
         vocab: 32000,
         neurons: NEURONS,
+        visited: 1.0,
         ffn: q4,
         attention: q4,
         head: DType::Q8,
@@ -415,6 +416,9 @@ fn mixtral() -> ModelConfig {
         add_bos: false,
         eos: Vec::new(),
         predictor_threshold: None,
+        mixture: None,
+        qk_norm_whole: false,
+        clip_qkv: None,
     }
 }
 

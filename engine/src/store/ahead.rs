@@ -4,6 +4,7 @@
 use emberflow_storage::cache::Key;
 
 use super::neurons::NeuronStore;
+use super::plan::Rules;
 use super::work::Ahead;
 use crate::error::Error;
 
@@ -12,6 +13,32 @@ impl NeuronStore {
     /// every cluster of every layer is needed, so what is next is always known, beyond the end of
     /// the pass too. With many tokens that holds for the next layer only.
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
+        match self.layer.after.is_empty() {
+            true => self.read_layers_ahead(),
+            false => self.read_parts_ahead(),
+        }
+    }
+
+    /// The same for the rest of a layer that is visited in parts.
+    fn read_parts_ahead(&mut self) -> Result<(), Error> {
+        let mut before = 0;
+        for i in 0..self.layer.after.len() {
+            let bank = self.layer.after[i];
+            let (rules, clusters) = (self.rules(bank), self.layout.clusters(bank));
+            if !(rules.scans || rules.many) {
+                break;
+            }
+            while self.layer.after_taken < before + clusters && self.reader.stream.free() > 0 {
+                let cluster = (self.layer.after_taken - before) as u32;
+                self.layer.after_taken += 1;
+                self.read_cluster_ahead(bank, cluster)?;
+            }
+            before += clusters;
+        }
+        Ok(())
+    }
+
+    fn read_layers_ahead(&mut self) -> Result<(), Error> {
         let layers = self.layout.layers();
         // All of the current layer is requested.
         let next = Ahead {
@@ -39,16 +66,20 @@ impl NeuronStore {
             }
             let cluster = ahead.cluster as u32;
             ahead.cluster += 1;
-            let belongs_hot = self.hot.wants(bank, cluster);
-            let missing = !self.hot.contains(bank, cluster);
-            if missing
-                && !self.layer.is_underway(bank, cluster)
-                && rules.read_ahead(belongs_hot, || self.absent(bank, cluster))
-            {
-                self.request_cluster(bank, cluster)?;
-            }
+            self.read_cluster_ahead(bank, cluster)?;
         }
         self.layer.ahead = ahead;
+        Ok(())
+    }
+
+    /// Reads a cluster of a bank that comes next, if it is missing and will be read whole.
+    fn read_cluster_ahead(&mut self, bank: u32, cluster: u32) -> Result<(), Error> {
+        let belongs_hot = self.belongs_hot(bank, cluster);
+        let known = self.hot.contains(bank, cluster) || self.layer.is_underway(bank, cluster);
+        let certain = |rules: Rules| rules.read_ahead(belongs_hot, || self.absent(bank, cluster));
+        if !known && certain(self.rules(bank)) {
+            self.request_cluster(bank, cluster)?;
+        }
         Ok(())
     }
 
@@ -67,6 +98,7 @@ impl NeuronStore {
             },
         };
         self.layer.number = number;
+        self.layer.after_taken = 0;
     }
 
     /// Returns the buffers of clusters that are not visited from here on.
@@ -90,7 +122,7 @@ impl NeuronStore {
             cluster: cluster as usize,
         };
         match place.layers {
-            0 => self.layer.unit_of[bank as usize].is_some(),
+            0 => self.layer.unit_of[bank as usize].is_some() || self.layer.after.contains(&bank),
             _ => place < self.layer.ahead,
         }
     }

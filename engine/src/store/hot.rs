@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
-use emberflow_storage::cache::{Key, SlotCache, SlotId};
+use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
 
 use super::content::SlotContent;
 use super::layout::Layout;
@@ -41,8 +41,13 @@ impl HotClusters {
         let len = unit_len(content);
         let arena =
             Arena::with_limit(0, units, len, 1, memory).map_err(emberflow_storage::Error::from)?;
+        // Which experts a token visits changes; of a scan, the first clusters stay.
+        let eviction = match layout.has_experts() {
+            true => Eviction::Lrfu,
+            false => Eviction::Lru,
+        };
         Ok(Self {
-            cache: SlotCache::new(arena, &layout.clusters_of_each())
+            cache: SlotCache::with_eviction(arena, &layout.clusters_of_each(), eviction)
                 .ok_or_else(|| layout.too_many())?,
             prefix: vec![0; layout.banks()],
         })
@@ -103,6 +108,26 @@ impl HotClusters {
     /// Unpins a cluster.
     pub fn unpin(&mut self, bank: u32, cluster: u32) {
         self.cache.unpin(key(bank, cluster));
+    }
+
+    /// Unpins a cluster that the next token is not likely to need.
+    pub fn unpin_unused(&mut self, bank: u32, cluster: u32) {
+        self.cache.unpin_unused(key(bank, cluster));
+    }
+
+    /// Whether a cluster can be added without evicting another.
+    pub fn has_room(&self) -> bool {
+        self.cache.resident() < self.cache.slots()
+    }
+
+    /// Begins a pass; see [`SlotCache::begin_pass`].
+    pub fn begin_pass(&mut self) {
+        self.cache.begin_pass();
+    }
+
+    /// Begins a layer; see [`SlotCache::begin_layer`].
+    pub fn begin_layer(&mut self, last: u32) {
+        self.cache.begin_layer(last);
     }
 
     /// Removes an unpinned cluster.

@@ -37,15 +37,17 @@ impl NeuronStore {
     /// Begins a pass over all layers, of one token or several.
     pub fn begin_pass(&mut self, single: bool) {
         self.cold.begin_pass();
+        self.hot.begin_pass();
         self.guesses.begin_pass(single);
     }
 
-    /// Begins layer `number` for `tokens` tokens. It visits `banks`, banks of that layer, in this
-    /// order.
+    /// Begins layer `number` for `tokens` tokens, or a part of it. It visits `banks`, banks of that
+    /// layer, in this order, and then `after`: the banks of the layer's next part.
     pub fn begin_layer(
         &mut self,
         number: usize,
         banks: impl Iterator<Item = u32>,
+        after: impl Iterator<Item = u32>,
         tokens: usize,
     ) -> Result<(), Error> {
         self.usable()?;
@@ -53,8 +55,14 @@ impl NeuronStore {
             let whole = mapped.still_whole();
             self.latch(whole.map_err(Error::from))?;
         }
-        let all = self.layout.banks_of(number);
-        self.cold.begin_layer(all.end.saturating_sub(1));
+        self.layer.after.clear();
+        self.layer.after.extend(after);
+        let end = match self.layer.after.first() {
+            Some(&next) => next,
+            None => self.layout.banks_of(number).end,
+        };
+        self.cold.begin_layer(end.saturating_sub(1));
+        self.hot.begin_layer(end.saturating_sub(1));
         self.guesses.begin_layer(&self.layout, number);
         self.layer.close();
         self.go_on_to(number);
@@ -95,7 +103,7 @@ impl NeuronStore {
         };
         found.hot = hot.is_some();
         if found.needed > 0 && !found.hot {
-            found.belongs_hot = self.hot.wants(bank, cluster);
+            found.belongs_hot = self.belongs_hot(bank, cluster);
             found.underway = self.layer.is_underway(bank, cluster);
             found.promoting = self.layer.promoting;
         }

@@ -27,6 +27,8 @@ pub(crate) struct Layout {
     layers: Vec<Range<u32>>,
     /// Neurons of each bank.
     neurons: Vec<u32>,
+    /// Most clusters that are visited at once.
+    at_once: usize,
     align: Align,
 }
 
@@ -69,14 +71,44 @@ impl Layout {
             return Err(bad(format!("layer {layer} has no bank")));
         }
         let (source, align) = open_source(&container)?;
-        let layout = Self {
+        let mut layout = Self {
             format,
             layers: of_layer,
             neurons,
+            at_once: 0,
             align,
             container,
         };
+        layout.set_visited(usize::MAX, true);
         Ok((layout, source))
+    }
+
+    /// Bounds what a layer visits at once to what a row does: the `chosen` largest experts of a
+    /// layer of several banks, and its last one, if that is `shared`.
+    pub fn set_visited(&mut self, chosen: usize, shared: bool) {
+        let of_layer = |banks: &Range<u32>| {
+            let experts = banks.len() - usize::from(shared && banks.len() > 1);
+            let of = |bank: u32| self.clusters(bank);
+            let most = (banks.clone().take(experts).map(of).max()).unwrap_or(0);
+            let rest: usize = banks.clone().skip(experts).map(of).sum();
+            chosen.min(experts) * most + rest
+        };
+        self.at_once = self.layers.iter().map(of_layer).max().unwrap_or(0);
+    }
+
+    /// Whether any layer has several banks, of which a row visits some.
+    pub fn has_experts(&self) -> bool {
+        self.neurons.len() > self.layers.len()
+    }
+
+    /// Most clusters that are visited at once: those that a row visits in a layer.
+    pub fn clusters_at_once(&self) -> usize {
+        self.at_once
+    }
+
+    /// Neurons of these clusters.
+    pub fn neurons_at_once(&self) -> usize {
+        (self.at_once * CLUSTER).min(self.most_in_layer())
     }
 
     /// The container's file, mapped into memory.

@@ -280,6 +280,17 @@ impl NeuronStore {
         }
     }
 
+    /// Whether any of a bank's clusters may become hot: in models with experts, where whole clusters
+    /// of those banks are read which the router chooses.
+    pub(super) fn roams(&self, bank: u32) -> bool {
+        self.layout.has_experts() && self.scans(bank) && self.hot.units() > 0
+    }
+
+    /// Whether a cluster goes to the hot region when it is read.
+    pub(super) fn belongs_hot(&self, bank: u32, cluster: u32) -> bool {
+        self.hot.wants(bank, cluster) || self.roams(bank)
+    }
+
     /// Whether a bank's neurons are read in two phases, Gate part first.
     pub(super) fn reads_gates_first(&self, bank: u32) -> bool {
         self.gates_first && !self.gates_resident(bank)
@@ -375,10 +386,15 @@ fn new_cold(
 pub(crate) fn io_bytes(layout: &Layout, buffers: u32) -> u64 {
     let per_neuron = size_of::<Read>() + 2 * size_of::<Completion>() + 40;
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);
-    (layout.most_in_layer() * per_neuron) as u64
+    let roaming = match layout.has_experts() {
+        true => layout.total_clusters(),
+        false => 0,
+    };
+    (layout.neurons_at_once() * per_neuron) as u64
         + Guesses::bytes_for(layout)
         + SlotCache::overhead(Eviction::Lrfu, 0, layout.total())
         + SlotCache::overhead(Eviction::Lru, units, layout.total_clusters())
+        + SlotCache::overhead(Eviction::Lrfu, 0, roaming)
         + IoThread::overhead(Limits::PRODUCTION)
         + Arena::charge(buffers, layout.stream_len())
 }

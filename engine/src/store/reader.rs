@@ -60,7 +60,7 @@ impl Reader {
             io: IoThread::spawn(source, options.io, io).map_err(error)?,
             stream,
             batch: Vec::with_capacity(BATCH),
-            completions: Vec::with_capacity(2 * layout.most_in_layer()),
+            completions: Vec::with_capacity(2 * layout.neurons_at_once()),
             waited: Duration::ZERO,
             tracer,
         })

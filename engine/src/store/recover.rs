@@ -97,7 +97,7 @@ impl NeuronStore {
                     self.cold.abandon(key, slot);
                 }
             }
-            self.release(item, |_| false);
+            self.release(item, false, |_| false);
         }
         self.layer.ready.clear();
     }

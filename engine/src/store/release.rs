@@ -11,14 +11,17 @@ use crate::ablation::Keep;
 impl NeuronStore {
     /// Ends the use of an item. A streamed cluster goes to the hot region if it belongs there.
     /// Otherwise its needed neurons for which `keeps` holds go to the cold region, as if read
-    /// individually.
-    pub fn release(&mut self, item: usize, keeps: impl Fn(u32) -> bool) {
+    /// individually. `again`: the next token may well visit its bank.
+    pub fn release(&mut self, item: usize, again: bool, keeps: impl Fn(u32) -> bool) {
         let it = &mut self.layer.items[item];
         let (bank, cluster, places) = (it.bank, it.cluster, it.first..it.end);
         match std::mem::replace(&mut it.source, Source::Unused) {
-            Source::Hot(_) => self.hot.unpin(bank, cluster),
+            Source::Hot(_) if again => self.hot.unpin(bank, cluster),
+            Source::Hot(_) => self.hot.unpin_unused(bank, cluster),
             Source::Stream(Some(slot)) => {
-                if self.hot.wants(bank, cluster) {
+                if self.roams(bank) && !again && !self.hot.has_room() {
+                    // An expert that others of the pass's rows visited.
+                } else if self.belongs_hot(bank, cluster) {
                     self.keep_cluster(bank, cluster, slot.as_slice());
                     // One copy is enough.
                     for neuron in self.layout.cluster_neurons(bank, cluster) {

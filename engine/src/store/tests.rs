@@ -69,7 +69,7 @@ fn run(
     random: &mut Rng,
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
-    store.begin_layer(layer, needs.iter().map(|n| n.bank), tokens)?;
+    store.begin_layer(layer, needs.iter().map(|n| n.bank), [].into_iter(), tokens)?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {
@@ -92,7 +92,7 @@ fn run(
             }
             for item in done.drain(..) {
                 let keep = random.u64(..);
-                store.release(item, |neuron| keep >> (neuron % 64) & 1 == 1);
+                store.release(item, true, |neuron| keep >> (neuron % 64) & 1 == 1);
             }
             continue;
         }
@@ -116,12 +116,12 @@ fn run(
         }
         if store.is_short_of_memory() || chance(random, 0.3) {
             for item in done.drain(..) {
-                store.release(item, |neuron| neuron % 3 != 0);
+                store.release(item, true, |neuron| neuron % 3 != 0);
             }
         }
     }
     for item in done {
-        store.release(item, |_| true);
+        store.release(item, true, |_| true);
     }
     store.end_layer();
     Ok(seen)
@@ -300,7 +300,7 @@ fn after_a_failure_the_store_refuses_to_work() {
             if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
                 store.cold.check_invariants();
-                let again = store.begin_layer(1, [1].into_iter(), 1);
+                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), 1);
                 assert!(matches!(again, Err(Error::Failed { .. })), "{again:?}");
                 let plan = store.set_plan(&world.plan(false, 0, 300));
                 assert!(matches!(plan, Err(Error::Failed { .. })));
@@ -375,7 +375,9 @@ fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
 fn a_scan_reads_the_layers_to_come_while_buffers_are_free() {
     let (_world, mut store) = scan();
     store.begin_pass(true);
-    store.begin_layer(0, [0].into_iter(), 1).unwrap();
+    store
+        .begin_layer(0, [0].into_iter(), [].into_iter(), 1)
+        .unwrap();
     for ids in &every_neuron(0)[0].clusters {
         store.need(0, ids);
     }
@@ -400,7 +402,9 @@ fn a_scan_reads_beyond_the_end_of_a_pass() {
         )
         .unwrap();
     }
-    store.begin_layer(3, [3].into_iter(), 1).unwrap();
+    store
+        .begin_layer(3, [3].into_iter(), [].into_iter(), 1)
+        .unwrap();
     for ids in &every_neuron(3)[0].clusters {
         store.need(0, ids);
     }

@@ -8,7 +8,6 @@ use emberflow_storage::cache::SlotId;
 
 use super::layout::Layout;
 use super::plan::Rules;
-use super::regions::CLUSTER;
 
 /// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
 /// 75 % at 32), so that layers are read whole.
@@ -109,16 +108,19 @@ pub(super) struct LayerWork {
     pub arrived: Vec<(u32, u32, Slot)>,
     /// Whole clusters in flight.
     pub coming: Vec<(u32, u32)>,
-    /// The next cluster to consider for prefetch.
+    /// The next cluster to consider for prefetch from the layers to come.
     pub ahead: Ahead,
+    /// Banks of the same layer that are certain to be visited next.
+    pub after: Vec<u32>,
+    /// Clusters of these considered for prefetch.
+    pub after_taken: usize,
     /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
 }
 
 impl LayerWork {
     pub fn new(layout: &Layout) -> Self {
-        let neurons = layout.most_in_layer();
-        let clusters = neurons.div_ceil(CLUSTER) + layout.banks() / layout.layers().max(1);
+        let (neurons, clusters) = (layout.neurons_at_once(), layout.clusters_at_once());
         Self {
             number: 0,
             many: false,
@@ -133,6 +135,8 @@ impl LayerWork {
             arrived: Vec::with_capacity(64),
             coming: Vec::with_capacity(64),
             ahead: Ahead::default(),
+            after: Vec::with_capacity(16),
+            after_taken: 0,
             promoting: false,
         }
     }

@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
 
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// `expert_gating_func` of a softmax; 0 leaves it to the architecture.
+const SOFTMAX: u32 = 1;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -22,43 +25,79 @@ pub(super) struct Arch {
     pub(super) interleaved: bool,
     qkv_bias: bool,
     qk_norm: bool,
+    /// Over all heads together.
+    qk_norm_whole: bool,
     relu_on_up: bool,
+    experts: Experts,
     /// A sliding window applies to every layer (Mistral, stored as `llama`).
     windowed: bool,
 }
 
-const ARCHS: [Arch; 4] = [
+/// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Experts {
+    /// None, or an unknown form of them.
+    Never,
+    /// If `expert_count` is set; with renormalised weights (Mixtral, stored as `llama`).
+    Optional,
+    /// Always.
+    Always { renormalise: bool },
+}
+
+const PLAIN: Arch = Arch {
+    name: "",
+    interleaved: false,
+    qkv_bias: false,
+    qk_norm: false,
+    qk_norm_whole: false,
+    relu_on_up: false,
+    experts: Experts::Never,
+    windowed: false,
+};
+
+const ARCHS: [Arch; 7] = [
     Arch {
         name: "llama",
         interleaved: true,
-        qkv_bias: false,
-        qk_norm: false,
-        relu_on_up: false,
+        experts: Experts::Optional,
         windowed: true,
+        ..PLAIN
     },
     Arch {
         name: "qwen2",
-        interleaved: false,
         qkv_bias: true,
-        qk_norm: false,
-        relu_on_up: false,
-        windowed: false,
+        ..PLAIN
     },
     Arch {
         name: "qwen3",
-        interleaved: false,
-        qkv_bias: false,
         qk_norm: true,
-        relu_on_up: false,
-        windowed: false,
+        ..PLAIN
     },
     Arch {
         name: "bamboo",
         interleaved: true,
-        qkv_bias: false,
-        qk_norm: false,
         relu_on_up: true,
         windowed: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "qwen2moe",
+        qkv_bias: true,
+        experts: Experts::Always { renormalise: false },
+        ..PLAIN
+    },
+    Arch {
+        name: "qwen3moe",
+        qk_norm: true,
+        experts: Experts::Always { renormalise: true },
+        ..PLAIN
+    },
+    Arch {
+        name: "olmoe",
+        qk_norm: true,
+        qk_norm_whole: true,
+        experts: Experts::Always { renormalise: false },
+        ..PLAIN
     },
 ];
 
@@ -78,10 +117,22 @@ pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Er
 /// The architecture that llama.cpp uses for a family.
 pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
     let name = match family {
-        "mistral" | "bamboo" => "llama",
+        "mistral" | "bamboo" | "mixtral" => "llama",
+        "qwen2_moe" => "qwen2moe",
+        "qwen3_moe" => "qwen3moe",
         other => other,
     };
     ARCHS.iter().find(|arch| arch.name == name)
+}
+
+/// The family of a file, by the name that checkpoints of Hugging Face give it.
+fn family_of(arch: &Arch, has_experts: bool) -> &'static str {
+    match arch.name {
+        "llama" if has_experts => "mixtral",
+        "qwen2moe" => "qwen2_moe",
+        "qwen3moe" => "qwen3_moe",
+        name => name,
+    }
 }
 
 /// Configuration facts from the tensors and the vocabulary.
@@ -108,15 +159,6 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    if metadata
-        .u32(&key("expert_count"))?
-        .is_some_and(|experts| experts > 0)
-    {
-        return Err(metadata.unsupported(
-            &key("expert_count"),
-            "mixtures of experts are not implemented",
-        ));
-    }
     if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
         return Err(metadata.unsupported("split.count", "merge the parts into one file"));
     }
@@ -131,8 +173,13 @@ pub(super) fn model_config(
         .uniform_u32(&key("attention.head_count_kv"))?
         .unwrap_or(heads);
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
+    let experts = experts(metadata, arch)?;
+    let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
+        Some(ffn) if experts.is_some() => ffn,
+        _ => need("feed_forward_length")?,
+    };
     Ok(ModelConfig {
-        family: arch.name.to_owned(),
+        family: family_of(arch, experts.is_some()).to_owned(),
         name: metadata
             .text("general.name")?
             .filter(|name| !name.is_empty())
@@ -143,8 +190,8 @@ pub(super) fn model_config(
         heads,
         kv_heads,
         head_dim,
-        ffn: need("feed_forward_length")?,
-        experts: 1,
+        ffn,
+        experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind: ffn_kind(metadata, arch, facts)?,
         rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope(metadata, arch, head_dim)?,
@@ -161,11 +208,66 @@ pub(super) fn model_config(
         predictor_threshold: metadata
             .f32("powerinfer.sparse_threshold")?
             .or(facts.powerinfer.then_some(0.0)),
+        mixture: experts.map(|experts| experts.1),
+        qk_norm_whole: arch.qk_norm_whole,
+        clip_qkv: metadata
+            .f32(&key("attention.clamp_kqv"))?
+            .filter(|clip| *clip != 0.0),
     })
 }
 
+/// The number of experts and how they are mixed; `None` without experts.
+fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
+    let (count, renormalise) = match (arch.experts, count) {
+        (Experts::Never | Experts::Optional, None) => return Ok(None),
+        (Experts::Never, Some(_)) => {
+            let why = "experts are not known for this architecture";
+            return Err(metadata.unsupported(&key("expert_count"), why));
+        }
+        (Experts::Optional, Some(count)) => (count, true),
+        (Experts::Always { renormalise }, Some(count)) => (count, renormalise),
+        (Experts::Always { .. }, None) => {
+            return Err(metadata.missing(&key("expert_count"), "an integer"));
+        }
+    };
+    if metadata
+        .u32(&key("expert_gating_func"))?
+        .is_some_and(|function| function > SOFTMAX)
+    {
+        let why = "implemented: 1, softmax";
+        return Err(metadata.unsupported(&key("expert_gating_func"), why));
+    }
+    let scale = metadata.f32(&key("expert_weights_scale"))?;
+    if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
+        let why = "only 1 is implemented";
+        return Err(metadata.unsupported(&key("expert_weights_scale"), why));
+    }
+    let chosen = key("expert_used_count");
+    let mixture = Mixture {
+        chosen: metadata
+            .u32(&chosen)?
+            .ok_or_else(|| metadata.missing(&chosen, "an integer"))?,
+        renormalise: metadata
+            .bool(&key("expert_weights_norm"))?
+            .unwrap_or(renormalise),
+        shared: match arch.name {
+            "qwen2moe" => metadata
+                .u32(&key("expert_shared_feed_forward_length"))?
+                .ok_or_else(|| {
+                    metadata.missing(&key("expert_shared_feed_forward_length"), "an integer")
+                })?,
+            _ => 0,
+        },
+        dense_layers: Vec::new(),
+        dense_ffn: 0,
+    };
+    Ok(Some((count, mixture)))
+}
+
 /// Keys of an architecture that are read here, or do not affect what is read.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 29] = [
     "context_length",
     "embedding_length",
     "block_count",
@@ -186,13 +288,15 @@ const KNOWN: [&str; 27] = [
     // of scalings that are rejected by their type
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
-    // the number of experts is checked; without experts the rest has no effect
+    // without experts, the others have no effect
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
     "expert_weights_scale",
     "expert_weights_norm",
+    "expert_gating_func",
+    "attention.clamp_kqv",
     // where the weights come from, and how a server pools embeddings
     "tensor_data_layout",
     "pooling_type",

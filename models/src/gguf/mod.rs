@@ -22,8 +22,9 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::gguf_vocab::GgufVocab;
-use crate::names::{NameTable, Role, TensorId};
+use crate::names::{ExpertNames, NameTable, Named, Role, Stack, TensorId};
 use crate::special::SpecialTokens;
+use crate::stacked;
 use crate::store::{About, Found, Layout, Store, shape_text};
 
 /// Magic of a PowerInfer file for sparse inference.
@@ -40,7 +41,7 @@ const NAMES: NameTable = NameTable {
         (Role::Head, "output.weight"),
         (Role::FinalNorm, "output_norm.weight"),
     ],
-    layers: &[
+    layers: &[&[
         (Role::AttnNorm, "attn_norm.weight"),
         (Role::Q, "attn_q.weight"),
         (Role::K, "attn_k.weight"),
@@ -57,9 +58,26 @@ const NAMES: NameTable = NameTable {
         (Role::Up, "ffn_up.weight"),
         (Role::Down, "ffn_down.weight"),
         (Role::Down, DOWN_T),
+        (Role::Router, "ffn_gate_inp.weight"),
+        (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
         (Role::PredictorFc1, "fc1.weight"),
         (Role::PredictorFc2, "fc2.weight"),
-    ],
+    ]],
+    experts: ExpertNames {
+        // only stacked
+        one: ("", &[]),
+        shared: &[
+            (Role::Gate, "ffn_gate_shexp.weight"),
+            (Role::Up, "ffn_up_shexp.weight"),
+            (Role::Down, "ffn_down_shexp.weight"),
+        ],
+        stacked: &[
+            (Stack::One(Role::Gate), "ffn_gate_exps.weight"),
+            (Stack::One(Role::Up), "ffn_up_exps.weight"),
+            (Stack::One(Role::Down), "ffn_down_exps.weight"),
+            (Stack::GateUp, "ffn_gate_up_exps.weight"),
+        ],
+    },
 };
 
 /// Whether the magic is that of a GGUF (or PowerInfer) file.
@@ -99,13 +117,14 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     if let Some(leading) = SpecialTokens::parse(path, &tokenizer_json)?.leading {
         (config.bos, config.add_bos) = (Some(leading), true);
     }
+    let spelled = config.clone();
     let mut found = Vec::with_capacity(tensors.len());
     for raw in tensors {
         if raw.name == ROPE_FACTORS {
             scale_rope(&mut config, &file, &raw)?;
         } else if !raw.name.ends_with(".attn_rot_embd.weight") {
             // attn_rot_embd repeats the plain frequencies, in old files only.
-            found.push(identify(raw, &file, arch, &config)?);
+            found.append(&mut identify(raw, &file, arch, &config)?);
         }
     }
     let about = About {
@@ -118,7 +137,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
-        _ => NAMES.spell(id),
+        _ => NAMES.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
 }
@@ -176,14 +195,24 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
     })
 }
 
-fn identify(raw: Raw, file: &DataFile, arch: &Arch, config: &ModelConfig) -> Result<Found, Error> {
-    let Some(id) = NAMES.parse(&raw.name) else {
+/// What a tensor is: one of the decoder's, or those of all experts.
+fn identify(
+    raw: Raw,
+    file: &DataFile,
+    arch: &Arch,
+    config: &ModelConfig,
+) -> Result<Vec<Found>, Error> {
+    let Some(named) = NAMES.parse(&raw.name, config.experts) else {
         let (path, tensor) = (file.path.clone(), raw.name);
         return Err(Error::UnexpectedTensor {
             path,
             tensor,
             family: arch.name.to_owned(),
         });
+    };
+    let id = match named {
+        Named::One(id) => id,
+        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
@@ -192,7 +221,7 @@ fn identify(raw: Raw, file: &DataFile, arch: &Arch, config: &ModelConfig) -> Res
         },
         _ => Layout::AsIs,
     };
-    Ok(Found {
+    let whole = Found {
         id,
         name: raw.name,
         shape: raw.shape,
@@ -200,7 +229,11 @@ fn identify(raw: Raw, file: &DataFile, arch: &Arch, config: &ModelConfig) -> Res
         layout,
         file: 0,
         offset: raw.offset,
-    })
+    };
+    match named {
+        Named::One(_) => Ok(vec![whole]),
+        Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+    }
 }
 
 /// Converts the frequency divisors to a scaling.

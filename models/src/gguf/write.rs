@@ -161,9 +161,28 @@ pub struct GgufTensor {
     pub row_bytes: usize,
     /// Head size if rows are stored in interleaved rotary order.
     interleaved: Option<usize>,
+    /// Its place in a tensor that holds a matrix of every expert.
+    stack: Option<Place>,
+}
+
+/// An expert's place among those of its layer, and their number.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    expert: u32,
+    experts: u32,
 }
 
 impl GgufTensor {
+    /// Whether a tensor of the file begins with it.
+    fn begins(&self) -> bool {
+        self.stack.is_none_or(|place| place.expert == 0)
+    }
+
+    /// Whether a tensor of the file ends with it.
+    fn ends(&self) -> bool {
+        (self.stack).is_none_or(|place| place.expert + 1 == place.experts)
+    }
+
     /// The row of the tensor, as presented by [`crate::Checkpoint`], that is stored as row
     /// `stored`. For Down, which is stored transposed, the column.
     pub fn presented_row(&self, stored: usize) -> usize {
@@ -203,7 +222,7 @@ impl GgufWriter {
             let family = &file.config.family;
             Error::export(path, format!("family {family:?} has no gguf form"))
         })?;
-        let tensors = required(file.config)
+        let tensors = in_file_order(file.config)
             .into_iter()
             .map(|want| stored(want, file.encoding, arch.interleaved, file.config))
             .collect::<Option<Vec<_>>>()
@@ -215,7 +234,8 @@ impl GgufWriter {
         let keys = keys(path, arch, &file)?;
         let mut header = b"GGUF".to_vec();
         header.extend(3u32.to_le_bytes());
-        header.extend((tensors.len() as u64).to_le_bytes());
+        let entries = tensors.iter().filter(|tensor| tensor.begins()).count();
+        header.extend((entries as u64).to_le_bytes());
         header.extend((keys.len() as u64).to_le_bytes());
         for (key, value) in &keys {
             write_text(&mut header, key);
@@ -229,9 +249,14 @@ impl GgufWriter {
             let (Some(bytes), Some(end)) = (bytes, end) else {
                 return Err(Error::export(path, format!("{} is too large", tensor.id)));
             };
-            write_entry(&mut header, tensor, offset);
+            if tensor.begins() {
+                write_entry(&mut header, tensor, offset, file.config);
+            }
             left.push(bytes);
-            offset = end.next_multiple_of(ALIGNMENT);
+            offset = match tensor.ends() {
+                true => end.next_multiple_of(ALIGNMENT),
+                false => end,
+            };
         }
         header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
 
@@ -283,9 +308,12 @@ impl GgufWriter {
         self.put(bytes)?;
         if rest == 0 {
             let tensor = &self.tensors[self.at];
-            let end = tensor.rows as u64 * tensor.row_bytes as u64;
-            let padding = end.next_multiple_of(ALIGNMENT) - end;
-            self.put(&[0; ALIGNMENT as usize][..padding as usize])?;
+            if tensor.ends() {
+                let experts = tensor.stack.map_or(1, |place| u64::from(place.experts));
+                let end = tensor.rows as u64 * tensor.row_bytes as u64 * experts;
+                let padding = end.next_multiple_of(ALIGNMENT) - end;
+                self.put(&[0; ALIGNMENT as usize][..padding as usize])?;
+            }
             self.at += 1;
         }
         Ok(())
@@ -373,7 +401,12 @@ fn stored(
         Role::Down => (cols, rows),
         _ => (rows, cols),
     };
-    let encoding = if rows == 1 { Encoding::F32 } else { matrices };
+    let stacked = is_stacked(id, config);
+    let encoding = match id.role {
+        Role::Router => Encoding::F32,
+        _ if rows == 1 && !stacked => Encoding::F32,
+        _ => matrices,
+    };
     let rotary = interleaves && matches!(id.role, Role::Q | Role::K);
     Some(GgufTensor {
         id,
@@ -382,15 +415,43 @@ fn stored(
         encoding,
         row_bytes: encoding.row_bytes(cols)?,
         interleaved: rotary.then_some(config.head_dim as usize),
+        stack: stacked.then_some(Place {
+            expert: id.expert,
+            experts: config.experts,
+        }),
     })
 }
 
+/// Whether a tensor is stored in one with those of the other experts.
+fn is_stacked(id: TensorId, config: &ModelConfig) -> bool {
+    matches!(id.role, Role::Gate | Role::Up | Role::Down)
+        && config.mixture_of(id.layer).is_some()
+        && id.expert < config.experts
+}
+
+/// Every tensor; those that are stored in one come one after the other.
+fn in_file_order(config: &ModelConfig) -> Vec<Required> {
+    let mut list = required(config);
+    let stacked = |want: &Required| is_stacked(want.id, config);
+    let mut first = 0;
+    while first < list.len() {
+        let count = list[first..]
+            .iter()
+            .take_while(|want| stacked(want))
+            .count();
+        list[first..first + count].sort_by_key(|want| (want.id.role, want.id.expert));
+        first += count.max(1);
+    }
+    list
+}
+
 /// A tensor's entry in the header; dimensions are listed innermost first.
-fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64) {
-    write_text(header, &NAMES.spell(tensor.id));
-    let dims = match tensor.rows {
-        1 => vec![tensor.cols as u64],
-        rows => vec![tensor.cols as u64, rows as u64],
+fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &ModelConfig) {
+    write_text(header, &NAMES.spell(tensor.id, config));
+    let dims = match (tensor.rows, tensor.stack) {
+        (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
+        (1, None) => vec![tensor.cols as u64],
+        (rows, None) => vec![tensor.cols as u64, rows as u64],
     };
     header.extend((dims.len() as u32).to_le_bytes());
     header.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
@@ -412,7 +473,13 @@ fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
         c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
         c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
-        c if c.experts != 1 => Some("a mixture of experts"),
+        c if c
+            .mixture
+            .as_ref()
+            .is_some_and(|m| !m.dense_layers.is_empty()) =>
+        {
+            Some("dense layers among those with experts")
+        }
         _ => None,
     }
 }
@@ -461,6 +528,18 @@ fn model_keys(
     own("attention.layer_norm_rms_epsilon", F32(c.rms_eps));
     own("rope.dimension_count", U32(c.rope.dims));
     own("rope.freq_base", F32(c.rope.theta));
+    if let Some(mixture) = &c.mixture {
+        own("expert_count", U32(c.experts));
+        own("expert_used_count", U32(mixture.chosen));
+        own("expert_feed_forward_length", U32(c.ffn));
+        own("expert_weights_norm", Bool(mixture.renormalise));
+        if mixture.shared > 0 {
+            own("expert_shared_feed_forward_length", U32(mixture.shared));
+        }
+    }
+    if let Some(clip) = c.clip_qkv {
+        own("attention.clamp_kqv", F32(clip));
+    }
     keys.push((HIDDEN_ACT.into(), Text(act.into())));
     keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
     Ok(keys)

@@ -7,13 +7,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::experts::{self, ExpertKeys};
 use super::foreign;
 use super::json::Keys;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
-
-/// Base of the rotary frequencies if neither form of the key is present.
-const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
 /// What distinguishes the families from one another.
 struct Family {
@@ -24,8 +22,18 @@ struct Family {
     optional_bias: bool,
     /// RMSNorm on each head of Q and K.
     qk_norm: bool,
+    /// Over all heads together.
+    qk_norm_whole: bool,
+    /// `clip_qkv` clamps queries, keys and values.
+    clip_qkv: bool,
+    /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
+    head_dim_default: bool,
     /// ReLU on the up projection as well.
     relu_on_up: bool,
+    /// The keys of its experts.
+    experts: Option<ExpertKeys>,
+    /// Base of the rotary frequencies if neither form of the key is present.
+    theta: f32,
     /// `num_key_value_heads` may be absent and then equals the query heads.
     kv_heads_default: bool,
     windows: Windows,
@@ -39,6 +47,8 @@ enum Windows {
     Every,
     /// Those from `max_window_layers` on, if `use_sliding_window` is set.
     ByLayer,
+    /// None; releases disagree on what `use_sliding_window` means.
+    Disputed,
 }
 
 const PLAIN: Family = Family {
@@ -46,12 +56,17 @@ const PLAIN: Family = Family {
     qkv_bias: false,
     optional_bias: false,
     qk_norm: false,
+    qk_norm_whole: false,
+    clip_qkv: false,
+    head_dim_default: true,
     relu_on_up: false,
+    experts: None,
+    theta: 10_000.0,
     kv_heads_default: false,
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 9] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -73,6 +88,7 @@ const FAMILIES: [Family; 5] = [
         name: "qwen3",
         optional_bias: true,
         qk_norm: true,
+        head_dim_default: false,
         windows: Windows::ByLayer,
         ..PLAIN
     },
@@ -80,6 +96,38 @@ const FAMILIES: [Family; 5] = [
         name: "bamboo",
         relu_on_up: true,
         windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "mixtral",
+        windows: Windows::Every,
+        experts: Some(ExpertKeys::Mixtral),
+        theta: 1_000_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "qwen2_moe",
+        windows: Windows::Disputed,
+        experts: Some(ExpertKeys::Qwen { shared: true }),
+        ..PLAIN
+    },
+    Family {
+        name: "qwen3_moe",
+        optional_bias: true,
+        qk_norm: true,
+        head_dim_default: false,
+        windows: Windows::Disputed,
+        experts: Some(ExpertKeys::Qwen { shared: false }),
+        ..PLAIN
+    },
+    Family {
+        name: "olmoe",
+        optional_bias: true,
+        qk_norm: true,
+        qk_norm_whole: true,
+        clip_qkv: true,
+        kv_heads_default: true,
+        experts: Some(ExpertKeys::Olmoe),
         ..PLAIN
     },
 ];
@@ -110,6 +158,18 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
     let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
+    let experts = match family.experts {
+        Some(of) => Some(experts::read(&keys, of, layers)?),
+        None => None,
+    };
+    let clip_qkv = match family.clip_qkv {
+        true => keys.f32("clip_qkv")?,
+        false => None,
+    };
+    let qkv_bias = match family.experts {
+        Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
+        _ => family.qkv_bias,
+    };
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -119,13 +179,16 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         heads,
         kv_heads,
         head_dim,
-        ffn: keys.need_u32("intermediate_size")?,
-        experts: 1,
+        ffn: match &experts {
+            Some(experts) => experts.ffn,
+            None => keys.need_u32("intermediate_size")?,
+        },
+        experts: experts.as_ref().map_or(1, |experts| experts.count),
         ffn_kind: ffn_kind(path, &keys, family)?,
         rms_eps: keys.need_f32("rms_norm_eps")?,
-        rope: rope(&keys, head_dim)?,
+        rope: rope(&keys, family, head_dim)?,
         window: windows(&keys, family, layers)?,
-        qkv_bias: family.qkv_bias || attention_bias,
+        qkv_bias: qkv_bias || attention_bias,
         o_bias: attention_bias,
         qk_norm: family.qk_norm,
         tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(false),
@@ -134,6 +197,9 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         add_bos: false,
         eos: keys.tokens("eos_token_id")?,
         predictor_threshold: None,
+        mixture: experts.map(|experts| experts.mixture),
+        qk_norm_whole: family.qk_norm_whole,
+        clip_qkv,
     })
 }
 
@@ -143,7 +209,12 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }
-    foreign::refuse(keys, family.qk_norm)?;
+    let has = foreign::Has {
+        qk_norm: family.qk_norm,
+        experts: family.experts.is_some(),
+        clip_qkv: family.clip_qkv,
+    };
+    foreign::refuse(keys, has)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
         return Err(keys.unsupported("attention_bias", "this family has no such option"));
     }
@@ -153,7 +224,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
 fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
     match keys.u32("head_dim")? {
         Some(head_dim) => Ok(head_dim),
-        None if family.qk_norm => Err(keys.missing("head_dim", "an integer")),
+        None if !family.head_dim_default => Err(keys.missing("head_dim", "an integer")),
         None if heads > 0 && d_model.is_multiple_of(heads) => Ok(d_model / heads),
         None => Err(keys.bad(
             "num_attention_heads",
@@ -203,7 +274,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
 
 /// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
 /// (earlier). Values inside the object override those beside it.
-fn rope(keys: &Keys, head_dim: u32) -> Result<Rope, Error> {
+fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
     let mut theta = keys.f32("rope_theta")?;
@@ -231,7 +302,7 @@ fn rope(keys: &Keys, head_dim: u32) -> Result<Rope, Error> {
         theta = object.f32("rope_theta")?.or(theta);
     }
     Ok(Rope {
-        theta: theta.unwrap_or(DEFAULT_ROPE_THETA),
+        theta: theta.unwrap_or(family.theta),
         dims: head_dim,
         scaling: scaling.unwrap_or(RopeScaling::None),
     })
@@ -285,7 +356,11 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
         Windows::Never => None,
         Windows::Every => window()?,
         Windows::ByLayer if used == Some(true) => window()?,
-        Windows::ByLayer => None,
+        Windows::Disputed if used == Some(true) => {
+            let why = "releases of transformers give its layers different windows";
+            return Err(keys.unsupported("use_sliding_window", why));
+        }
+        Windows::ByLayer | Windows::Disputed => None,
     };
     if let Some(kinds) = kinds {
         return by_layer_types(keys, kinds, window, layers);

@@ -28,7 +28,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 44] = [
+const FOREIGN: [(&str, Harmless); 55] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -71,12 +71,27 @@ const FOREIGN: [(&str, Harmless); 44] = [
     ("final_logit_softcapping", Off),
     // norms and the FFN
     ("norm_type", Words(&["rmsnorm", "rms_norm", "RMSNorm"])),
-    ("num_experts", AtMostOne),
-    ("num_local_experts", AtMostOne),
     ("n_routed_experts", AtMostOne),
+    ("n_shared_experts", Off),
+    ("num_shared_experts", Off),
+    ("first_k_dense_replace", Off),
+    ("n_group", AtMostOne),
+    ("topk_group", AtMostOne),
+    ("routed_scaling_factor", One),
+    ("scoring_func", Words(&["softmax"])),
+    ("topk_method", Words(&["greedy"])),
+    ("moe_layer_freq", One),
+    ("moe_primary_router_apply_softmax", Nothing),
+    ("swiglu_limit", Nothing),
+    ("num_zero_experts", Off),
+    ("use_expert_bias", Off),
     ("mlp_bias", Off),
     ("use_bias", Off),
 ];
+
+/// The same, where the family has no experts.
+const OF_EXPERTS: [(&str, Harmless); 2] =
+    [("num_experts", AtMostOne), ("num_local_experts", AtMostOne)];
 
 impl Harmless {
     fn is(self, value: &Value) -> bool {
@@ -96,17 +111,30 @@ impl Harmless {
     }
 }
 
-/// Rejects a key that would change the output. `qk_norm`: the family has a norm on queries and
-/// keys.
-pub(super) fn refuse(keys: &Keys, qk_norm: bool) -> Result<(), Error> {
+/// What a family has.
+#[derive(Clone, Copy)]
+pub(super) struct Has {
+    /// A norm on queries and keys.
+    pub(super) qk_norm: bool,
+    /// Experts.
+    pub(super) experts: bool,
+    /// A clamp on queries, keys and values.
+    pub(super) clip_qkv: bool,
+}
+
+/// Rejects a key that would change the output.
+pub(super) fn refuse(keys: &Keys, has: Has) -> Result<(), Error> {
     const WHY: &str = "it changes what a model computes, and is not implemented for this family";
-    for (key, harmless) in FOREIGN {
+    let experts = OF_EXPERTS.iter().filter(|_| !has.experts);
+    let clip = [("clip_qkv", Nothing)];
+    let clip = clip.iter().filter(|_| !has.clip_qkv);
+    for &(key, harmless) in FOREIGN.iter().chain(experts).chain(clip) {
         if keys.get(key).is_some_and(|value| !harmless.is(value)) {
             return Err(keys.unsupported(key, WHY));
         }
     }
     for key in ["qk_norm", "use_qk_norm", "qk_layernorm"] {
-        if keys.get(key).is_some_and(|value| !Off.is(value)) && !qk_norm {
+        if keys.get(key).is_some_and(|value| !Off.is(value)) && !has.qk_norm {
             return Err(keys.unsupported(key, WHY));
         }
     }

@@ -2,6 +2,7 @@
 //! beside them.
 
 mod config;
+mod experts;
 mod foreign;
 mod json;
 mod safetensors;
@@ -15,39 +16,106 @@ use std::path::{Path, PathBuf};
 use self::safetensors::DTYPES;
 use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::{DataFile, need_text};
-use crate::names::{NameTable, Role};
+use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, TensorId};
+use crate::stacked;
 use crate::store::{About, Found, Layout, Store};
+
+const OUTSIDE: Spellings = &[
+    (Role::Embed, "model.embed_tokens.weight"),
+    (Role::Head, "lm_head.weight"),
+    (Role::FinalNorm, "model.norm.weight"),
+];
+
+const OF_LAYERS: Spellings = &[
+    (Role::AttnNorm, "input_layernorm.weight"),
+    (Role::Q, "self_attn.q_proj.weight"),
+    (Role::K, "self_attn.k_proj.weight"),
+    (Role::V, "self_attn.v_proj.weight"),
+    (Role::O, "self_attn.o_proj.weight"),
+    (Role::QBias, "self_attn.q_proj.bias"),
+    (Role::KBias, "self_attn.k_proj.bias"),
+    (Role::VBias, "self_attn.v_proj.bias"),
+    (Role::OBias, "self_attn.o_proj.bias"),
+    (Role::QNorm, "self_attn.q_norm.weight"),
+    (Role::KNorm, "self_attn.k_norm.weight"),
+    (Role::FfnNorm, "post_attention_layernorm.weight"),
+    (Role::Gate, "mlp.gate_proj.weight"),
+    (Role::Up, "mlp.up_proj.weight"),
+    (Role::Down, "mlp.down_proj.weight"),
+    (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
+    (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
+];
+
+/// Experts in three-dimensional tensors, as `save_pretrained(save_original_format=False)` writes
+/// them.
+const STACKED: &[(Stack, &str)] = &[
+    (Stack::GateUp, "mlp.experts.gate_up_proj"),
+    (Stack::One(Role::Down), "mlp.experts.down_proj"),
+];
 
 const NAMES: NameTable = NameTable {
     layer_prefix: "model.layers.",
-    globals: &[
-        (Role::Embed, "model.embed_tokens.weight"),
-        (Role::Head, "lm_head.weight"),
-        (Role::FinalNorm, "model.norm.weight"),
-    ],
+    globals: OUTSIDE,
     layers: &[
-        (Role::AttnNorm, "input_layernorm.weight"),
-        (Role::Q, "self_attn.q_proj.weight"),
-        (Role::K, "self_attn.k_proj.weight"),
-        (Role::V, "self_attn.v_proj.weight"),
-        (Role::O, "self_attn.o_proj.weight"),
-        (Role::QBias, "self_attn.q_proj.bias"),
-        (Role::KBias, "self_attn.k_proj.bias"),
-        (Role::VBias, "self_attn.v_proj.bias"),
-        (Role::OBias, "self_attn.o_proj.bias"),
-        (Role::QNorm, "self_attn.q_norm.weight"),
-        (Role::KNorm, "self_attn.k_norm.weight"),
-        (Role::FfnNorm, "post_attention_layernorm.weight"),
-        (Role::Gate, "mlp.gate_proj.weight"),
-        (Role::Up, "mlp.up_proj.weight"),
-        (Role::Down, "mlp.down_proj.weight"),
-        (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
-        (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
+        OF_LAYERS,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::SharedGate, "mlp.shared_expert_gate.weight"),
+        ],
     ],
+    experts: ExpertNames {
+        one: (
+            "mlp.experts.",
+            &[
+                (Role::Gate, "gate_proj.weight"),
+                (Role::Up, "up_proj.weight"),
+                (Role::Down, "down_proj.weight"),
+            ],
+        ),
+        shared: &[
+            (Role::Gate, "mlp.shared_expert.gate_proj.weight"),
+            (Role::Up, "mlp.shared_expert.up_proj.weight"),
+            (Role::Down, "mlp.shared_expert.down_proj.weight"),
+        ],
+        stacked: STACKED,
+    },
 };
+
+const MIXTRAL_NAMES: NameTable = NameTable {
+    layer_prefix: "model.layers.",
+    globals: OUTSIDE,
+    layers: &[
+        OF_LAYERS,
+        &[
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        one: (
+            "block_sparse_moe.experts.",
+            &[
+                (Role::Gate, "w1.weight"),
+                (Role::Up, "w3.weight"),
+                (Role::Down, "w2.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: STACKED,
+    },
+};
+
+/// The names of a family's tensors.
+fn names_of(family: &str) -> &'static NameTable {
+    match family {
+        "mixtral" => &MIXTRAL_NAMES,
+        _ => &NAMES,
+    }
+}
 
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
@@ -105,17 +173,21 @@ fn open_with(
     let value = json::parse(&config_path, &text)?;
     let mut config = config::model_config(&config_path, &value, model_name(folder))?;
     let texts = texts::read(folder, &mut config)?;
+    config.validate(&config_path)?;
+    let names = names_of(&config.family);
+    let spelled = config.clone();
 
     let mut files = Vec::new();
     let mut found = Vec::new();
     let mut stored_heads = Vec::new();
     for (file, header) in shards()? {
         for raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
-            let tensor = identify(raw, &file, files.len(), &config.family)?;
-            if config.tied_head && tensor.id.role == Role::Head {
-                stored_heads.push(tensor);
-            } else {
-                found.push(tensor);
+            for tensor in identify(raw, &file, files.len(), &config)? {
+                if config.tied_head && tensor.id.role == Role::Head {
+                    stored_heads.push(tensor);
+                } else {
+                    found.push(tensor);
+                }
             }
         }
         files.push(file);
@@ -128,24 +200,25 @@ fn open_with(
         chat_template: texts.chat_template,
         sampling: texts.sampling,
     };
-    let store = Store::new(about, files, found, &|id| NAMES.spell(id))?;
+    let store = Store::new(about, files, found, &|id| names.spell(id, &spelled))?;
     for head in &stored_heads {
         store.expect_the_embedding(head)?;
     }
     Ok(Box::new(store))
 }
 
+/// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     raw: safetensors::Raw,
     file: &DataFile,
     index: usize,
-    family: &str,
-) -> Result<Found, Error> {
-    let Some(id) = NAMES.parse(&raw.name) else {
+    config: &ModelConfig,
+) -> Result<Vec<Found>, Error> {
+    let Some(named) = names_of(&config.family).parse(&raw.name, config.experts) else {
         return Err(Error::UnexpectedTensor {
             path: file.path.clone(),
             tensor: raw.name,
-            family: family.to_owned(),
+            family: config.family.clone(),
         });
     };
     let dtype = match raw.dtype.as_str() {
@@ -161,20 +234,31 @@ fn identify(
             });
         }
     };
-    let layout = if id.role == Role::Down {
-        Layout::Transposed
-    } else {
-        Layout::AsIs
+    let id = match named {
+        Named::One(id) => id,
+        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
     };
-    Ok(Found {
+    let shape = match (id.role, &raw.shape[..]) {
+        // a vector, stored as a matrix of one row
+        (Role::SharedGate, &[1, n]) => vec![n],
+        _ => raw.shape,
+    };
+    let whole = Found {
         id,
         name: raw.name,
-        shape: raw.shape,
+        shape,
         dtype,
-        layout,
+        layout: match id.role {
+            Role::Down => Layout::Transposed,
+            _ => Layout::AsIs,
+        },
         file: index,
         offset: raw.offset,
-    })
+    };
+    match named {
+        Named::One(_) => Ok(vec![whole]),
+        Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+    }
 }
 
 /// Redundant tensors that some releases wrote: the rotary frequencies.

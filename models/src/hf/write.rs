@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{NAMES, config, texts};
+use super::{config, names_of, texts};
 use crate::checkpoint::SamplingDefaults;
-use crate::config::{Activation, ModelConfig, RopeScaling};
+use crate::config::{Activation, Mixture, ModelConfig, RopeScaling};
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId};
 
@@ -68,7 +68,11 @@ pub fn write_folder<E: From<Error>>(
         file.sync_all().map_err(Error::io("flush", &path))?;
     }
     check_reads_back(dir, &partial.path, &config, folder.config)?;
-    let mut file = Weights::create(partial.path.join("model.safetensors"), folder.tensors)?;
+    let mut file = Weights::create(
+        partial.path.join("model.safetensors"),
+        folder.config,
+        folder.tensors,
+    )?;
     weights(&mut |id, row| file.row(id, row))?;
     file.finish()?;
     Ok(partial.publish(dir)?)
@@ -178,7 +182,7 @@ struct Slot {
 
 impl Weights {
     /// Writes the header.
-    fn create(path: PathBuf, tensors: &[Required]) -> Result<Self, Error> {
+    fn create(path: PathBuf, config: &ModelConfig, tensors: &[Required]) -> Result<Self, Error> {
         let mut header = serde_json::Map::new();
         header.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut slots = Vec::with_capacity(tensors.len());
@@ -199,7 +203,7 @@ impl Weights {
                 "shape": shape_of(id, rows, cols),
                 "data_offsets": [end, next],
             });
-            header.insert(NAMES.spell(id), entry);
+            header.insert(names_of(&config.family).spell(id, config), entry);
             slots.push(Slot {
                 want,
                 rows: 0,
@@ -304,16 +308,27 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
     }
 }
 
+/// The class of transformers that runs a family.
+fn class_of(family: &str) -> Option<&'static str> {
+    Some(match family {
+        "llama" => "LlamaForCausalLM",
+        "mistral" => "MistralForCausalLM",
+        "qwen2" => "Qwen2ForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
+        "bamboo" => "BambooForCausalLM",
+        "mixtral" => "MixtralForCausalLM",
+        "qwen2_moe" => "Qwen2MoeForCausalLM",
+        "qwen3_moe" => "Qwen3MoeForCausalLM",
+        "olmoe" => "OlmoeForCausalLM",
+        _ => return None,
+    })
+}
+
 fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
-    let (class, act) = match (c.family.as_str(), c.ffn_kind.activation) {
-        ("llama", act) => ("LlamaForCausalLM", act),
-        ("mistral", act) => ("MistralForCausalLM", act),
-        ("qwen2", act) => ("Qwen2ForCausalLM", act),
-        ("qwen3", act) => ("Qwen3ForCausalLM", act),
-        ("bamboo", act) => ("BambooForCausalLM", act),
-        (other, _) => return Err(unsupported(format!("family {other:?} has no folder form"))),
-    };
+    let act = c.ffn_kind.activation;
+    let class = class_of(&c.family)
+        .ok_or_else(|| unsupported(format!("family {:?} has no folder form", c.family)))?;
     let mut config = json!({
         "architectures": [class],
         "model_type": c.family,
@@ -363,17 +378,45 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
             });
         }
     }
-    if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3") {
+    if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3" | "qwen3_moe" | "olmoe") {
         config["attention_bias"] = json!(c.o_bias);
+    }
+    if let Some(clip) = c.clip_qkv {
+        config["clip_qkv"] = json!(clip);
+    }
+    if let Some(mixture) = &c.mixture {
+        experts_json(c, mixture, &mut config);
     }
     windows_json(c, &mut config).map_err(unsupported)?;
     Ok(config)
 }
 
+/// A mixture of experts, in the keys of its family.
+fn experts_json(c: &ModelConfig, mixture: &Mixture, config: &mut Value) {
+    config["num_experts_per_tok"] = json!(mixture.chosen);
+    if c.family == "mixtral" {
+        config["num_local_experts"] = json!(c.experts);
+        return;
+    }
+    config["num_experts"] = json!(c.experts);
+    config["norm_topk_prob"] = json!(mixture.renormalise);
+    if c.family == "olmoe" {
+        return;
+    }
+    config["moe_intermediate_size"] = json!(c.ffn);
+    config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
+    config["mlp_only_layers"] = json!(mixture.dense_layers);
+    config["decoder_sparse_step"] = json!(1);
+    if c.family == "qwen2_moe" {
+        config["shared_expert_intermediate_size"] = json!(mixture.shared);
+        config["qkv_bias"] = json!(c.qkv_bias);
+    }
+}
+
 /// Sliding windows, in the keys that the family's reader understands.
 fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
     let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
-        if matches!(c.family.as_str(), "mistral" | "bamboo") {
+        if matches!(c.family.as_str(), "mistral" | "bamboo" | "mixtral") {
             // if absent, other programs would use the family's 4096
             config["sliding_window"] = Value::Null;
         }
@@ -381,7 +424,7 @@ fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
     };
     let every = c.window.iter().all(|&w| w == window);
     match c.family.as_str() {
-        "mistral" | "bamboo" if every => config["sliding_window"] = json!(window),
+        "mistral" | "bamboo" | "mixtral" if every => config["sliding_window"] = json!(window),
         "qwen2" | "qwen3" if c.window.iter().all(|&w| w == 0 || w == window) => {
             config["sliding_window"] = json!(window);
             config["use_sliding_window"] = json!(true);

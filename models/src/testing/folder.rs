@@ -50,31 +50,42 @@ pub(crate) struct Folder {
     pub(crate) texts: BTreeMap<&'static str, String>,
 }
 
+/// The configuration of a family.
+fn config_of(family: &str) -> Value {
+    let mut config = json!({
+        "model_type": family,
+        "hidden_size": D,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000.0,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    });
+    if family == "bamboo" {
+        config["hidden_act"] = "relu".into();
+    }
+    if FAMILIES_OF_EXPERTS.contains(&family) {
+        config["num_experts_per_tok"] = 2.into();
+        config["num_local_experts"] = EXPERTS.into();
+        config["moe_intermediate_size"] = FFN.into();
+        config["shared_expert_intermediate_size"] = SHARED.into();
+    }
+    config
+}
+
 impl Folder {
     /// A complete folder of a family.
     pub(crate) fn new(family: &str) -> Self {
-        let mut config = json!({
-            "model_type": family,
-            "hidden_size": D,
-            "intermediate_size": FFN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "vocab_size": VOCAB,
-            "max_position_embeddings": 64,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000.0,
-            "hidden_act": "silu",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        });
-        if family == "bamboo" {
-            config["hidden_act"] = "relu".into();
-        }
         let mut folder = Self {
             dir: TempDir::new().unwrap(),
-            config,
+            config: config_of(family),
             tensors: BTreeMap::new(),
             texts: BTreeMap::from([("tokenizer.json", TOKENIZER.to_owned())]),
         };
@@ -92,15 +103,35 @@ impl Folder {
             add("self_attn.k_proj.weight", &[kv, D]);
             add("self_attn.v_proj.weight", &[kv, D]);
             add("self_attn.o_proj.weight", &[D, q]);
-            add("mlp.gate_proj.weight", &[FFN, D]);
-            add("mlp.up_proj.weight", &[FFN, D]);
-            add("mlp.down_proj.weight", &[D, FFN]);
-            if family == "qwen2" {
+            if family == "olmoe" {
+                add("self_attn.q_norm.weight", &[q]);
+                add("self_attn.k_norm.weight", &[kv]);
+            }
+            let (block, parts) = match family {
+                "mixtral" => ("block_sparse_moe", ["w1", "w3", "w2"]),
+                _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+            };
+            let mut ffn = |prefix: &str, neurons: usize| {
+                for (part, shape) in parts.iter().zip([[neurons, D], [neurons, D], [D, neurons]]) {
+                    add(&format!("{block}.{prefix}{part}.weight"), &shape);
+                }
+            };
+            if FAMILIES_OF_EXPERTS.contains(&family) {
+                (0..EXPERTS).for_each(|e| ffn(&format!("experts.{e}."), FFN));
+                if family == "qwen2_moe" {
+                    ffn("shared_expert.", SHARED);
+                    add("mlp.shared_expert_gate.weight", &[1, D]);
+                }
+                add(&format!("{block}.gate.weight"), &[EXPERTS, D]);
+            } else {
+                ffn("", FFN);
+            }
+            if family.starts_with("qwen2") {
                 add("self_attn.q_proj.bias", &[q]);
                 add("self_attn.k_proj.bias", &[kv]);
                 add("self_attn.v_proj.bias", &[kv]);
             }
-            if family == "qwen3" {
+            if family.starts_with("qwen3") {
                 add("self_attn.q_norm.weight", &[HEAD_DIM]);
                 add("self_attn.k_norm.weight", &[HEAD_DIM]);
             }

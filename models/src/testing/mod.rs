@@ -18,6 +18,12 @@ pub(crate) const HEADS: usize = 4;
 pub(crate) const KV_HEADS: usize = 2;
 pub(crate) const HEAD_DIM: usize = 8;
 pub(crate) const VOCAB: usize = 11;
+/// Experts per layer, and neurons of a shared one.
+pub(crate) const EXPERTS: usize = 3;
+pub(crate) const SHARED: usize = 5;
+
+/// The families with experts.
+pub(crate) const FAMILIES_OF_EXPERTS: [&str; 4] = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
 
 /// A weight that depends on the tensor's name and the position, and is exact in f16 and bf16.
 pub(crate) fn weight(name: &str, index: usize) -> f32 {

@@ -6,7 +6,7 @@ use emberflow_engine::bundle::NeuronFormat;
 use emberflow_engine::meta::{
     ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
 };
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::Role;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
@@ -42,12 +42,11 @@ impl PackLayout {
         let c = source.config();
         let fingerprint = format!("{:016x}", source.fingerprint());
         let stats = stats_for(c, options, &fingerprint)?;
-        let bank_ids = (0..c.layers).flat_map(|l| (0..c.experts).map(move |e| (l, e)));
         let order: Vec<Vec<u32>> = match &stats {
-            Some(stats) => bank_ids
-                .clone()
+            Some(stats) => c
+                .banks()
                 .enumerate()
-                .map(|(bank, (l, e))| order_of(stats, bank, l, e, options.coactivation))
+                .map(|(number, bank)| order_of(stats, number, bank, options.coactivation))
                 .collect(),
             None => Vec::new(),
         };
@@ -79,11 +78,12 @@ impl PackLayout {
                     .unwrap_or_default(),
                 predictor_len: 0,
                 tensors: tensors.iter().map(|t| spec_of(t, options)).collect(),
-                banks: bank_ids
-                    .map(|(layer, expert)| BankSpec {
-                        layer,
-                        expert,
-                        neurons: c.ffn,
+                banks: c
+                    .banks()
+                    .map(|bank| BankSpec {
+                        layer: bank.layer,
+                        expert: bank.expert,
+                        neurons: bank.neurons,
                         flags: 0,
                     })
                     .collect(),
@@ -122,6 +122,11 @@ fn stats_for(
     let Some((path, bytes)) = &options.stats else {
         return Ok(None);
     };
+    if c.mixture.is_some() {
+        return Err(Failure::usage(
+            "--stats is not implemented for models with experts yet; pack without it",
+        ));
+    }
     let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
     let stats =
         ActivationStats::parse(bytes, layers, experts, neurons).map_err(Failure::stats(path))?;
@@ -177,17 +182,11 @@ fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
 
 /// The order of one FFN's neurons: by temperature, and where the statistics know which
 /// fire together, those of similar temperature side by side.
-fn order_of(
-    stats: &ActivationStats,
-    bank: usize,
-    layer: u32,
-    expert: u32,
-    coactivation: bool,
-) -> Vec<u32> {
-    let counts = stats.counts(layer, expert).unwrap_or_default();
+fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bool) -> Vec<u32> {
+    let counts = stats.counts(bank.layer, bank.expert).unwrap_or_default();
     match &stats.profile {
         Some(profile) if coactivation => {
-            let fired = profile.sample.transposed(bank, counts.len());
+            let fired = profile.sample.transposed(number, counts.len());
             order::by_coactivation(counts, stats.tokens, &fired)
         }
         _ => order::by_temperature(counts),

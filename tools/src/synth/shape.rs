@@ -120,6 +120,9 @@ impl Shape {
             add_bos: true,
             eos: vec![super::vocab::EOS],
             predictor_threshold: None,
+            mixture: None,
+            qk_norm_whole: false,
+            clip_qkv: None,
         }
     }
 }

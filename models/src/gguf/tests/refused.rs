@@ -272,7 +272,8 @@ fn an_unknown_architecture_names_the_known_ones() {
 #[test]
 fn features_that_would_change_the_output() {
     let cases = [
-        ("llama.expert_count", Kv::U32(8)),
+        ("llama.expert_gating_func", Kv::U32(2)),
+        ("llama.expert_weights_scale", Kv::F32(2.5)),
         ("split.count", Kv::U32(2)),
         ("llama.attention.value_length", Kv::U32(16)),
         ("llama.rope.dimension_count", Kv::U32(4)),
@@ -288,8 +289,19 @@ fn features_that_would_change_the_output() {
         ("llama.what_comes_next", text("something")),
     ];
     for (key, value) in cases {
-        assert_refused!(refused(|f| f.set(key, value)), Unsupported, key);
+        let with = |f: &mut Gguf| {
+            if key.contains("expert") {
+                f.set("llama.expert_count", Kv::U32(8));
+            }
+            f.set(key, value);
+        };
+        assert_refused!(refused(with), Unsupported, key);
     }
+    assert_refused!(
+        refused(|f| f.set("llama.expert_count", Kv::U32(8))),
+        MissingKey,
+        "llama.expert_used_count"
+    );
     let mut file = Gguf::new("llama");
     for (key, value) in [
         ("llama.attention.scale", Kv::F32(0.0)),

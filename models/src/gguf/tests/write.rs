@@ -62,6 +62,28 @@ fn activations() -> Vec<FfnKind> {
 }
 
 #[test]
+fn experts_come_back() {
+    for family in FAMILIES_OF_EXPERTS {
+        let source = Folder::new(family).open().unwrap();
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("out.gguf");
+        let vocab = vocab();
+        let config = ModelConfig {
+            add_bos: true,
+            ..source.config().clone()
+        };
+        let writer = GgufWriter::create(&path, file(&config, &vocab)).unwrap();
+        copy(source.as_ref(), writer).unwrap();
+        let back = crate::open(&path).unwrap();
+        assert_eq!(back.config(), &config, "{family}");
+        for info in source.tensors() {
+            let [found, expected] = [&back, &source].map(|c| read_all(c.as_ref(), info.id));
+            assert_eq!(found, expected, "{family}: {}", info.id);
+        }
+    }
+}
+
+#[test]
 fn every_tensor_and_activation_comes_back() {
     for arch in ["llama", "qwen2", "qwen3"] {
         let original = Gguf::new(arch);

@@ -14,6 +14,7 @@ macro_rules! assert_refused {
 }
 
 mod config_refused;
+mod experts;
 mod tensors_refused;
 mod write;
 
@@ -37,7 +38,8 @@ fn remove(config: &mut Value, key: &str) {
 
 #[test]
 fn every_tensor_of_every_family_reads_as_written() {
-    for family in ["llama", "mistral", "qwen2", "qwen3", "bamboo"] {
+    let dense = ["llama", "mistral", "qwen2", "qwen3", "bamboo"];
+    for family in dense.into_iter().chain(FAMILIES_OF_EXPERTS) {
         let folder = Folder::new(family);
         let checkpoint = folder.open().unwrap();
         assert_eq!(checkpoint.tensors().len(), folder.tensors.len(), "{family}");

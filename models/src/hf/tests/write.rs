@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::hf::write::{Folder as Writing, RowSink, write_folder};
 use crate::names::required;
-use crate::testing::Folder;
+use crate::testing::{FAMILIES_OF_EXPERTS, Folder};
 
 fn config(family: &str) -> ModelConfig {
     Folder::new(family).open().unwrap().config().clone()
@@ -44,7 +44,8 @@ fn all_rows(config: &ModelConfig, sink: &mut RowSink<'_>) -> Result<(), Error> {
 
 #[test]
 fn every_family_reads_back() {
-    for family in ["llama", "mistral", "qwen2", "qwen3", "bamboo"] {
+    let dense = ["llama", "mistral", "qwen2", "qwen3", "bamboo"];
+    for family in dense.into_iter().chain(FAMILIES_OF_EXPERTS) {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("out");
         let config = config(family);

@@ -1,0 +1,252 @@
+//! The router of a mixture of experts: which experts each row visits, and with what weights.
+//!
+//! Scores become weights in f32 and in a fixed order. Of equal scores the lower expert is chosen.
+
+use emberflow_kernels::{Compute, math};
+use emberflow_models::config::{Mixture, ModelConfig};
+
+use crate::ffn::{BankWork, Rows};
+use crate::input::Input;
+use crate::weights::Router;
+
+/// An expert and its weight.
+#[derive(Debug, Clone, Copy, Default)]
+struct Choice {
+    expert: u32,
+    weight: f32,
+}
+
+/// The routes of the rows of a layer.
+#[derive(Debug, Default)]
+pub(crate) struct Routes {
+    /// Experts per layer, and how many of them a row visits.
+    experts: usize,
+    chosen: usize,
+    /// Scores, then shares, `[rows × experts]`.
+    scores: Vec<f32>,
+    /// By row, the chosen experts.
+    choices: Vec<Choice>,
+    /// First route of each expert among `rows` and `weights`, and the end.
+    first: Vec<u32>,
+    /// Rows by expert, ascending, and their weights.
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+    /// Weight of the shared expert by row; empty without one.
+    shared: Vec<f32>,
+}
+
+impl Routes {
+    /// For up to `rows` rows.
+    pub fn new(c: &ModelConfig, rows: usize) -> Self {
+        let Some(mixture) = &c.mixture else {
+            return Self::default();
+        };
+        let (experts, chosen) = (c.experts as usize, mixture.chosen as usize);
+        Self {
+            experts,
+            chosen,
+            scores: vec![0.0; rows * experts],
+            choices: vec![Choice::default(); rows * chosen],
+            first: vec![0; experts + 1],
+            rows: vec![0; rows * chosen],
+            weights: vec![0.0; rows * chosen],
+            shared: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Bytes that [`Routes::new`] allocates, and those of a layer's units.
+    pub fn bytes_for(c: &ModelConfig, rows: usize) -> usize {
+        let Some(mixture) = &c.mixture else {
+            return 0;
+        };
+        let (experts, chosen) = (c.experts as usize, mixture.chosen as usize);
+        let choice = size_of::<Choice>() + size_of::<u32>() + size_of::<f32>();
+        4 * rows * (experts + 1)
+            + rows * chosen * choice
+            + (experts + 1) * (size_of::<u32>() + size_of::<BankWork<'_>>())
+    }
+
+    /// Chooses the experts of every row of `input`.
+    pub fn choose(
+        &mut self,
+        on: &Compute,
+        router: &Router,
+        mixture: &Mixture,
+        input: Input<'_>,
+        scratch: &mut [Vec<f32>],
+    ) {
+        let (n, experts, chosen) = (input.tokens(), self.experts, self.chosen);
+        (router.scores).matmul(on, input, scratch, &mut self.scores);
+        let rows = self.scores.chunks_exact_mut(experts);
+        let choices = self.choices.chunks_exact_mut(chosen);
+        for (scores, choices) in rows.zip(choices).take(n) {
+            softmax(scores);
+            pick(scores, choices, mixture.renormalise);
+        }
+        self.sort(n);
+        self.shared.clear();
+        if let Some(gate) = &router.shared {
+            let rows = input.x.chunks_exact(input.n());
+            (self.shared).extend(rows.map(|x| sigmoid(on.cpu.dot_f32(gate, x))));
+        }
+    }
+
+    /// Groups the choices of `n` rows by expert.
+    fn sort(&mut self, n: usize) {
+        let choices = &self.choices[..n * self.chosen];
+        self.first.fill(0);
+        for choice in choices {
+            self.first[choice.expert as usize + 1] += 1;
+        }
+        for expert in 0..self.experts {
+            self.first[expert + 1] += self.first[expert];
+        }
+        // `first` moves to the end of each expert's routes, which is the first of the next.
+        for (row, choices) in (0..).zip(choices.chunks_exact(self.chosen)) {
+            for choice in choices {
+                let next = &mut self.first[choice.expert as usize];
+                self.rows[*next as usize] = row;
+                self.weights[*next as usize] = choice.weight;
+                *next += 1;
+            }
+        }
+        self.first.copy_within(0..self.experts, 1);
+        self.first[0] = 0;
+    }
+
+    /// The units of work of a layer of `n` rows whose banks begin at `bank`: the visited experts,
+    /// ascending, and the shared one.
+    pub fn units(&self, bank: u32, n: usize) -> Vec<BankWork<'_>> {
+        let mut units = Vec::with_capacity(self.experts + 1);
+        for (expert, ends) in (bank..).zip(self.first.windows(2)) {
+            let routes = ends[0] as usize..ends[1] as usize;
+            if routes.is_empty() {
+                continue;
+            }
+            units.push(BankWork {
+                bank: expert,
+                rows: match routes.len() == n {
+                    true => Rows::All(n),
+                    false => Rows::Some(&self.rows[routes.clone()]),
+                },
+                weights: Some(&self.weights[routes]),
+            });
+        }
+        if !self.shared.is_empty() {
+            units.push(BankWork {
+                bank: bank + self.experts as u32,
+                rows: Rows::All(n),
+                weights: Some(&self.shared[..n]),
+            });
+        }
+        units
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + math::exp(-x))
+}
+
+/// Scores to shares of their sum.
+fn softmax(scores: &mut [f32]) {
+    let most = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let mut sum = 0.0;
+    for score in &mut *scores {
+        *score = math::exp(*score - most);
+        sum += *score;
+    }
+    scores.iter_mut().for_each(|score| *score /= sum);
+}
+
+/// The largest shares, descending, as `choices`; takes them out of `shares`.
+fn pick(shares: &mut [f32], choices: &mut [Choice], renormalise: bool) {
+    /// Below every share.
+    const TAKEN: f32 = -1.0;
+    let mut sum = 0.0;
+    for choice in &mut *choices {
+        let mut best = 0;
+        for (expert, share) in shares.iter().enumerate() {
+            if *share > shares[best] {
+                best = expert;
+            }
+        }
+        *choice = Choice {
+            expert: best as u32,
+            weight: shares[best],
+        };
+        sum += shares[best];
+        shares[best] = TAKEN;
+    }
+    if renormalise {
+        choices.iter_mut().for_each(|choice| choice.weight /= sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes(experts: usize, chosen: usize, shares: &[f32]) -> Routes {
+        let n = shares.len() / experts;
+        let mut routes = Routes {
+            experts,
+            chosen,
+            choices: vec![Choice::default(); n * chosen],
+            first: vec![0; experts + 1],
+            rows: vec![0; n * chosen],
+            weights: vec![0.0; n * chosen],
+            ..Routes::default()
+        };
+        let mut shares = shares.to_vec();
+        let rows = shares.chunks_exact_mut(experts);
+        for (shares, choices) in rows.zip(routes.choices.chunks_exact_mut(chosen)) {
+            pick(shares, choices, false);
+        }
+        routes.sort(n);
+        routes
+    }
+
+    #[test]
+    fn rows_are_grouped_by_expert() {
+        let shares = [
+            0.1, 0.4, 0.2, 0.3, //
+            0.0, 0.6, 0.4, 0.0, //
+            0.3, 0.3, 0.2, 0.2,
+        ];
+        let routes = routes(4, 2, &shares);
+        let units = routes.units(10, 3);
+        let found: Vec<_> = units
+            .iter()
+            .map(|unit| {
+                let rows = match unit.rows {
+                    Rows::All(n) => (0..n as u32).collect(),
+                    Rows::Some(rows) => rows.to_vec(),
+                };
+                (unit.bank, rows, unit.weights.unwrap_or_default().to_vec())
+            })
+            .collect();
+        let expected = [
+            (10, vec![2], vec![0.3]),
+            (11, vec![0, 1, 2], vec![0.4, 0.6, 0.3]),
+            (12, vec![1], vec![0.4]),
+            (13, vec![0], vec![0.3]),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn equal_shares_go_to_the_lower_expert() {
+        let mut choices = [Choice::default(); 3];
+        pick(&mut [0.25; 4], &mut choices, true);
+        assert_eq!(choices.map(|c| c.expert), [0, 1, 2]);
+        assert!(choices.iter().all(|c| (c.weight - 1.0 / 3.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn shares_sum_to_one() {
+        let mut scores = [100.0, 99.0, -50.0];
+        softmax(&mut scores);
+        assert!((scores.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!((scores[0] / scores[1] - std::f32::consts::E).abs() < 1e-4);
+    }
+}

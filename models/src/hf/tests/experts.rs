@@ -1,0 +1,184 @@
+//! Folders of mixtures of experts.
+
+use super::*;
+use crate::config::Mixture;
+
+/// Puts the experts of every layer into two tensors, as transformers 5 holds them.
+fn stack(folder: &mut Folder) {
+    for layer in 0..LAYERS {
+        let prefix = format!("model.layers.{layer}.");
+        let mixtral = folder.config["model_type"] == "mixtral";
+        let (block, parts) = match mixtral {
+            true => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            false => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+        };
+        let [mut rows, mut downs] = [Vec::new(), Vec::new()];
+        for expert in 0..EXPERTS {
+            let mut take = |part: &str, to: &mut Vec<u8>| {
+                let name = format!("{prefix}{block}.experts.{expert}.{part}.weight");
+                to.extend(folder.tensors.remove(&name).unwrap().bytes);
+            };
+            take(parts[0], &mut rows);
+            take(parts[1], &mut rows);
+            take(parts[2], &mut downs);
+        }
+        for (name, shape, bytes) in [
+            ("gate_up_proj", [EXPERTS, 2 * FFN, D], rows),
+            ("down_proj", [EXPERTS, D, FFN], downs),
+        ] {
+            let tensor = Tensor {
+                dtype: Dtype::BF16,
+                shape: shape.to_vec(),
+                bytes,
+            };
+            let name = format!("{prefix}mlp.experts.{name}");
+            folder.tensors.insert(name, tensor);
+        }
+        let router = format!("{prefix}{block}.gate.weight");
+        let router = folder.tensors.remove(&router).unwrap();
+        let name = format!("{prefix}mlp.gate.weight");
+        folder.tensors.insert(name, router);
+    }
+}
+
+#[test]
+fn stacked_experts_read_like_single_ones() {
+    for family in FAMILIES_OF_EXPERTS {
+        let mut folder = Folder::new(family);
+        let single = folder.open().unwrap();
+        let expected: Vec<_> = (single.tensors().iter())
+            .map(|info| (info.id, read_all(single.as_ref(), info.id)))
+            .collect();
+        stack(&mut folder);
+        let stacked = folder.open().unwrap();
+        assert_eq!(stacked.tensors().len(), expected.len());
+        for (id, values) in expected {
+            assert_eq!(read_all(stacked.as_ref(), id), values, "{family}: {id}");
+        }
+    }
+}
+
+#[test]
+fn the_keys_of_each_family() {
+    let plain = Mixture {
+        chosen: 2,
+        renormalise: false,
+        shared: 0,
+        dense_layers: Vec::new(),
+        dense_ffn: 0,
+    };
+    for (family, expected) in [
+        (
+            "mixtral",
+            Mixture {
+                renormalise: true,
+                ..plain.clone()
+            },
+        ),
+        (
+            "qwen2_moe",
+            Mixture {
+                shared: SHARED as u32,
+                ..plain.clone()
+            },
+        ),
+        ("qwen3_moe", plain.clone()),
+        ("olmoe", plain.clone()),
+    ] {
+        let config = config_of(family, |_| ());
+        assert_eq!((config.experts, config.ffn), (EXPERTS as u32, FFN as u32));
+        assert_eq!(config.mixture, Some(expected), "{family}");
+        assert_eq!(config.qk_norm_whole, family == "olmoe");
+    }
+    let renormalised = config_of("qwen3_moe", |c| c["norm_topk_prob"] = true.into());
+    assert!(renormalised.mixture.unwrap().renormalise);
+    let clipped = config_of("olmoe", |c| c["clip_qkv"] = 0.5.into());
+    assert_eq!(clipped.clip_qkv, Some(0.5));
+}
+
+#[test]
+fn layers_may_be_dense() {
+    let config = |step: u32, named: Value| {
+        let mut folder = Folder::new("qwen3_moe");
+        folder.config["decoder_sparse_step"] = step.into();
+        folder.config["mlp_only_layers"] = named;
+        folder.config["intermediate_size"] = 5.into();
+        folder
+            .tensors
+            .retain(|name, _| !name.contains("layers.0.mlp"));
+        for (part, shape) in [("gate", [5, D]), ("up", [5, D]), ("down", [D, 5])] {
+            folder.add(&format!("model.layers.0.mlp.{part}_proj.weight"), &shape);
+        }
+        folder.open().unwrap().config().clone()
+    };
+    for config in [config(2, Value::Null), config(1, json!([0]))] {
+        let mixture = config.mixture.clone().unwrap();
+        assert_eq!((mixture.dense_layers, mixture.dense_ffn), (vec![0], 5));
+        let banks: Vec<_> = (config.banks())
+            .map(|b| (b.layer, b.expert, b.neurons as usize))
+            .collect();
+        let mut expected = vec![(0, 0, 5)];
+        expected.extend((0..EXPERTS as u32).map(|e| (1, e, FFN)));
+        assert_eq!(banks, expected);
+    }
+}
+
+#[test]
+fn what_would_change_the_output_is_refused_by_name() {
+    let refused = |family: &str, key: &str, value: Value| {
+        let mut folder = Folder::new(family);
+        folder.config[key] = value;
+        folder.refused()
+    };
+    for family in FAMILIES_OF_EXPERTS {
+        for (key, value) in [
+            ("n_routed_experts", json!(8)),
+            ("routed_scaling_factor", json!(2.5)),
+            ("scoring_func", json!("sigmoid")),
+            ("n_group", json!(4)),
+        ] {
+            let error = refused(family, key, value);
+            assert_refused!(error, Unsupported, "config.json", key);
+        }
+        let error = refused(family, "num_experts_per_tok", 4.into());
+        assert_refused!(error, BadKey, "config.json", "chosen experts");
+        let error = refused(family, "num_local_experts", 1.into());
+        assert_refused!(error, BadKey, "config.json", "experts");
+        let error = refused(family, "num_experts", 7.into());
+        assert_refused!(error, BadKey, "config.json", "num_local_experts");
+    }
+    for family in ["qwen2_moe", "qwen3_moe"] {
+        let error = refused(family, "use_sliding_window", true.into());
+        assert_refused!(error, Unsupported, "config.json", "use_sliding_window");
+    }
+    let error = refused("qwen3_moe", "clip_qkv", 1.0.into());
+    assert_refused!(error, Unsupported, "config.json", "clip_qkv");
+    let error = refused("llama", "num_local_experts", 8.into());
+    assert_refused!(error, Unsupported, "config.json", "num_local_experts");
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused_by_name() {
+    let mut folder = Folder::new("mixtral");
+    let name = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+    let tensor = folder.tensors.remove(name).unwrap();
+    assert_refused!(folder.refused(), MissingTensor, "", name);
+    let beyond = "model.layers.1.block_sparse_moe.experts.3.w3.weight";
+    folder.tensors.insert(name.into(), tensor.clone());
+    folder.tensors.insert(beyond.into(), tensor);
+    assert_refused!(
+        folder.refused(),
+        UnexpectedTensor,
+        "model.safetensors",
+        beyond
+    );
+
+    let mut folder = Folder::new("qwen3_moe");
+    stack(&mut folder);
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    folder.add(name, &[EXPERTS, D, 2 * FFN]);
+    assert_refused!(folder.refused(), WrongShape, "model.safetensors", name);
+    let mut folder = Folder::new("qwen3_moe");
+    folder.add(name, &[EXPERTS, 2 * FFN, D]);
+    assert_refused!(folder.refused(), Duplicate, "model.safetensors", "layers.0");
+}

@@ -1,0 +1,203 @@
+//! Mixtures of experts under a budget: what is read, what stays, what is refused.
+
+use std::path::PathBuf;
+
+use emberflow_engine::memory::Needs;
+use emberflow_engine::{Engine, Error, Logits, Model, Options, Sparsity};
+use emberflow_kernels::DType;
+use emberflow_storage::container::Container;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
+
+/// The families with experts.
+const CASES: [&str; 6] = [
+    "mixtral",
+    "mixtral_relu",
+    "qwen2_moe",
+    "qwen2_moe_dense",
+    "qwen3_moe",
+    "olmoe",
+];
+
+fn case(name: &str) -> PathBuf {
+    fixtures().join("models").join(name)
+}
+
+/// Neurons that a token visits, over all layers.
+fn visited(engine: &Engine) -> u64 {
+    let c = engine.config();
+    let of_layer = |layer: u32| match c.mixture_of(layer) {
+        Some(m) => m.chosen * c.ffn + m.shared,
+        None => c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn),
+    };
+    (0..c.layers).map(|layer| u64::from(of_layer(layer))).sum()
+}
+
+#[test]
+fn only_visited_experts_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES.into_iter().filter(|&name| name != "mixtral_relu") {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        let container = packed(&case, dir.path(), DType::F32);
+        let mut engine = open(&container, roomy(golden.tokens.len()));
+        squeeze(&mut engine, 0.0);
+        let each = visited(&engine);
+        let mut sequence = engine.new_sequence().unwrap();
+        for token in &golden.tokens {
+            let before = engine.counters();
+            engine
+                .forward(&mut sequence, &[*token], Logits::Last)
+                .unwrap();
+            let spent = engine.counters().since(before);
+            assert_eq!(spent.possible, each, "{name}");
+            assert_eq!(spent.misses + spent.hot_hits, each, "{name}");
+        }
+    }
+}
+
+/// Tokens whose experts are resident read nothing, and what has room stays.
+#[test]
+fn resident_experts_are_hits() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        let container = packed(&case, dir.path(), DType::Q8);
+        let mut engine = open(&container, roomy(golden.tokens.len()));
+        let before = engine.counters();
+        all_logits(&mut engine, &golden.tokens, 8);
+        let spent = engine.counters().since(before);
+        assert_eq!((spent.misses, spent.reads), (0, 0), "{name}");
+
+        if name == "mixtral_relu" {
+            continue;
+        }
+        // The same token again, with room for some of the experts.
+        let needs = Needs {
+            process_peak: 0,
+            ..*engine.needs()
+        };
+        let [least, most] = [needs.smallest_budget(), needs.full_budget()];
+        engine.set_budget(least + (most - least) * 7 / 10).unwrap();
+        assert!(engine.memory().hot_clusters < needs.clusters, "{name}");
+        let mut again = |token: u32| {
+            let mut sequence = engine.new_sequence().unwrap();
+            let before = engine.counters();
+            engine
+                .forward(&mut sequence, &[token], Logits::Last)
+                .unwrap();
+            engine.counters().since(before).misses
+        };
+        again(golden.tokens[0]);
+        assert_eq!(again(golden.tokens[0]), 0, "{name}");
+    }
+}
+
+#[test]
+fn budgets_from_the_smallest_up_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        for quant in [DType::F16, DType::Q4] {
+            let container = packed(&case, dir.path(), quant);
+            let options = Options {
+                batch: 2,
+                ..roomy(golden.tokens.len())
+            };
+            let mut engine = open(&container, options.clone());
+            let expected = bits(&all_logits(&mut engine, &golden.tokens, 16));
+            for (step, share) in [0.0, 0.2, 0.5, 0.8, 0.3, 0.0].into_iter().enumerate() {
+                squeeze(&mut engine, share);
+                let chunk = [1, 7, 16][step % 3];
+                let found = bits(&all_logits(&mut engine, &golden.tokens, chunk));
+                assert!(
+                    found == expected,
+                    "{name} {quant:?}: {share}, chunks of {chunk}"
+                );
+            }
+            let threads = Options {
+                threads: 3,
+                chunk: 5,
+                ..options
+            };
+            let found = bits(&all_logits(
+                &mut open(&container, threads),
+                &golden.tokens,
+                5,
+            ));
+            assert!(found == expected, "{name} {quant:?}: three threads");
+        }
+    }
+}
+
+/// Two sequences in one pass give what each gives alone.
+#[test]
+fn a_batch_routes_each_row_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        let container = packed(&case, dir.path(), DType::Q8);
+        let options = Options {
+            batch: 2,
+            ..roomy(golden.tokens.len())
+        };
+        let mut engine = open(&container, options);
+        let backwards: Vec<u32> = golden.tokens.iter().rev().copied().collect();
+        let texts = [&golden.tokens[..12], &backwards[..12]];
+        let alone = texts.map(|text| bits(&all_logits(&mut engine, text, 1)));
+        let [mut first, mut second] = [(); 2].map(|()| engine.new_sequence().unwrap());
+        for at in 0..12 {
+            let mut found = Vec::new();
+            let mut sink = |_: usize, logits: &[f32]| found.push(bits(logits));
+            let mut spans = [
+                emberflow_engine::Span {
+                    sequence: &mut first,
+                    tokens: &texts[0][at..=at],
+                },
+                emberflow_engine::Span {
+                    sequence: &mut second,
+                    tokens: &texts[1][at..=at],
+                },
+            ];
+            engine
+                .forward_batch(&mut spans, Logits::Each(&mut sink))
+                .unwrap();
+            for (found, alone) in found.iter().zip(&alone) {
+                let vocab = found.len();
+                assert!(*found == alone[at * vocab..][..vocab], "{name} at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_work_yet_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = packed(&case("qwen3_moe"), dir.path(), DType::Q8);
+    let model = || Model::open(Container::open(&container).unwrap()).unwrap();
+    let observed = Options {
+        observe: true,
+        ..roomy(64)
+    };
+    let error = Engine::open(model(), observed).err().unwrap();
+    assert!(matches!(error, Error::Experts), "{error}");
+    let exact = Options {
+        sparsity: Sparsity::Exact,
+        ..roomy(64)
+    };
+    assert!(matches!(
+        Engine::open(model(), exact).err(),
+        Some(Error::NotSparse { .. })
+    ));
+    let tight = Options {
+        budget: emberflow_engine::Budget::Bytes(1 << 20),
+        ..roomy(64)
+    };
+    let error = Engine::open(model(), tight).err().unwrap();
+    let Error::BudgetTooSmall { smallest, full, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(smallest > 1 << 20 && smallest <= full);
+}
