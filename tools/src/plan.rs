@@ -171,6 +171,9 @@ fn basis(p: &Plan) -> String {
             b.device
         );
     }
+    if b.device_doubtful {
+        out += "the storage device was measured under load: emberflow bench io again\n";
+    }
     if !b.statistics {
         out +=
             "the model has no activation statistics, so hits are a guess: pack it with --stats\n";

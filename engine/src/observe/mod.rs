@@ -5,6 +5,7 @@ pub mod energy;
 mod judge;
 mod probe;
 mod report;
+mod seen;
 mod summary;
 
 pub use details::Details;

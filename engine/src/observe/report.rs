@@ -4,6 +4,7 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use super::details::Details;
+use super::seen::Seen;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -231,6 +232,18 @@ pub struct Expected {
     pub measured: bool,
     /// The most relevant missing measurement; `null` if the forecast is reliable.
     pub doubt: Option<&'static str>,
+    /// Number of this run's first tokens that the forecast rests on, in place of profiles that are
+    /// missing or far off; 0 where it rests on those.
+    pub by_first_tokens: usize,
+    /// Time stalled for a read in the first tokens as a multiple of what the plan assumed; `null`
+    /// with too few reads or tokens.
+    pub disk_times: Option<f64>,
+    /// The same of a token's computation.
+    pub compute_times: Option<f64>,
+    /// Whether a profile was there that is far from what was seen: of the disk, of the machine.
+    pub disk_far: bool,
+    /// See `disk_far`.
+    pub machine_far: bool,
 }
 
 /// Timings of a generation, in milliseconds.
@@ -330,7 +343,46 @@ impl Expected {
             chunk: plan.chunk,
             measured: plan.basis.all_measured(),
             doubt: plan.basis.doubt(decode),
+            by_first_tokens: 0,
+            disk_times: None,
+            compute_times: None,
+            disk_far: false,
+            machine_far: false,
         }
+    }
+
+    /// The plan's forecast, or the same at the speed of this run's first tokens where profiles are
+    /// missing, doubtful or far off.
+    fn after(engine: &Engine, generation: &Generation) -> Result<Self, Error> {
+        let plan = engine.plan()?;
+        let expected = Self::of(&plan);
+        let Some(seen) = Seen::of(generation, &plan.decode) else {
+            return Ok(expected);
+        };
+        let basis = &plan.basis;
+        let expected = Self {
+            disk_times: seen.disk(&plan.decode),
+            compute_times: Some(seen.compute),
+            disk_far: basis.device_measured
+                && !basis.device_doubtful
+                && seen.disk_is_far(&plan.decode),
+            machine_far: basis.machine_measured && seen.machine_is_far(),
+            ..expected
+        };
+        let fits = expected.doubt.is_none() && !seen.is_off(&plan.decode);
+        // Without statistics nobody knows what the cache will hold, at any speed.
+        if fits || !basis.statistics {
+            return Ok(expected);
+        }
+        let corrected = seen.correct(&plan.decode);
+        Ok(Self {
+            expected_tokens_per_s: corrected.tokens_per_s,
+            expected_compute_ms: corrected.compute_ms,
+            expected_wait_ms: corrected.wait_ms,
+            by_first_tokens: seen.tokens,
+            doubt: None,
+            ..expected
+        })
     }
 }
 
@@ -368,7 +420,7 @@ impl Report {
                 predictor_recall: engine.predictor_recall(),
             },
             settled: settled(generation),
-            plan: Expected::of(&engine.plan()?),
+            plan: Expected::after(engine, generation)?,
             energy: energy(generation.energy.as_ref(), times.ms.len()),
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
@@ -399,6 +451,8 @@ impl Report {
             steps: Vec::new(),
             energy: batch.energy.clone(),
             settled: None,
+            // forecasts are those of one text
+            early: None,
         };
         texts.resize(batch.samples.len(), String::new());
         let mut report = Self::new(engine, &generation, texts[best].clone())?;

@@ -101,18 +101,41 @@ impl Expected {
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(
-                "{:.1} tok/s{}; limit: {}",
+                "{:.1} tok/s{}{}; limit: {}{}",
                 self.expected_tokens_per_s,
+                match self.by_first_tokens {
+                    0 => String::new(),
+                    n => format!(" by the first {n} tokens"),
+                },
                 // where nothing is read there is nothing to warm
                 if self.expected_bytes_per_token > 0.0 {
                     " once the cache is warm"
                 } else {
                     ""
                 },
-                self.limit
+                self.limit,
+                self.far()
             ),
             Some(doubt) => format!("unknown: {doubt}"),
         }
+    }
+
+    /// Which profile does not hold now, and what to do.
+    fn far(&self) -> String {
+        let mut out = String::new();
+        if let Some(times) = self.disk_times.filter(|_| self.disk_far) {
+            out += &format!(
+                "; a read stalls {times:.1} times as long as by the disk's profile, `emberflow bench io` \
+                 measures it again"
+            );
+        }
+        if let Some(times) = self.compute_times.filter(|_| self.machine_far) {
+            out += &format!(
+                "; computing takes {times:.1} times what the machine's profile says, which others at \
+                 work explain or `emberflow bench device` measures again"
+            );
+        }
+        out
     }
 }
 
@@ -135,12 +158,28 @@ mod tests {
             chunk: 16,
             measured: true,
             doubt: None,
+            by_first_tokens: 0,
+            disk_times: Some(2.25),
+            compute_times: Some(1.0),
+            disk_far: false,
+            machine_far: false,
         };
         assert_eq!(
             expected(4096.0).summary(),
             "12.3 tok/s once the cache is warm; limit: random reads"
         );
         assert_eq!(expected(0.0).summary(), "12.3 tok/s; limit: random reads");
+        let seen = Expected {
+            by_first_tokens: 8,
+            disk_far: true,
+            ..expected(4096.0)
+        };
+        let text = seen.summary();
+        assert!(
+            text.starts_with("12.3 tok/s by the first 8 tokens once the cache is warm; limit")
+                && text.contains("a read stalls 2.2 times as long as by the disk's profile"),
+            "{text}"
+        );
         let doubted = Expected {
             doubt: Some("nobody measured"),
             ..expected(1.0)

@@ -98,6 +98,7 @@ impl Planner {
             basis: Basis {
                 machine_measured: self.rates.measured,
                 device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
+                device_doubtful: self.device.origin() == Origin::Doubtful,
                 device: self.device.origin().to_string(),
                 statistics: self.firing.measured,
             },

@@ -63,6 +63,8 @@ pub struct Basis {
     pub machine_measured: bool,
     /// Whether the storage device was measured.
     pub device_measured: bool,
+    /// Whether that was done under load, so that the numbers may be wrong.
+    pub device_doubtful: bool,
     /// Source of the device's numbers, in words.
     pub device: String,
     /// Whether the model has activation statistics.
@@ -72,7 +74,7 @@ pub struct Basis {
 impl Basis {
     /// Whether all inputs were measured.
     pub fn all_measured(&self) -> bool {
-        self.machine_measured && self.device_measured && self.statistics
+        self.machine_measured && self.device_measured && !self.device_doubtful && self.statistics
     }
 
     /// The most relevant assumption behind `forecast`, with the command that measures it. `None` if
@@ -85,6 +87,9 @@ impl Basis {
             }
             () if reads && !self.device_measured => {
                 Some("the disk was not measured, `emberflow bench io MODEL --save` does it")
+            }
+            () if reads && self.device_doubtful => {
+                Some("the disk was measured under load, `emberflow bench io` does it again")
             }
             () if !self.statistics => {
                 Some("the model has no activation statistics, pack it with --stats")

@@ -232,6 +232,7 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
     let basis = |machine_measured, device_measured, statistics| Basis {
         machine_measured,
         device_measured,
+        device_doubtful: false,
         device: String::new(),
         statistics,
     };
@@ -244,6 +245,12 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
     says(basis(false, false, false), &full, Some("machine"));
     says(basis(true, false, true), &least, Some("disk"));
     says(basis(true, false, true), &full, None);
+    let under_load = Basis {
+        device_doubtful: true,
+        ..basis(true, true, true)
+    };
+    assert!(!under_load.all_measured());
+    says(under_load, &least, Some("under load"));
     says(basis(true, true, false), &least, Some("statistics"));
 }
 

@@ -39,7 +39,13 @@ pub(super) struct Clock {
     latencies: Vec<Duration>,
     steps: Option<Vec<Step>>,
     half: Option<(usize, Counters)>,
+    /// Counters at the first token, and what was counted in the first further ones.
+    first_counted: Counters,
+    early: Option<Counters>,
 }
+
+/// Further tokens that tell how fast this machine is now.
+const EARLY: usize = 8;
 
 /// Measurements of a [`Clock`].
 pub(super) struct Times {
@@ -53,6 +59,9 @@ pub(super) struct Times {
     pub energy: Option<Energy>,
     /// Counters since [`Clock::half`], and the number of passes before it.
     pub settled: Option<(usize, Counters)>,
+    /// Number of the first further passes that were counted apart, and their counters. `None` if
+    /// there were fewer.
+    pub early: Option<(usize, Counters)>,
 }
 
 impl Clock {
@@ -69,6 +78,8 @@ impl Clock {
             latencies: Vec::with_capacity(tokens),
             steps: keep_steps.then(Vec::new),
             half: None,
+            first_counted: before,
+            early: None,
             start: Instant::now(),
             last: Instant::now(),
         }
@@ -80,8 +91,12 @@ impl Clock {
         if first {
             self.first_token = Some(self.start.elapsed());
             self.joules[1] = self.meter.as_mut().and_then(Meter::joules);
+            self.first_counted = engine.counters();
         } else {
             self.latencies.push(self.last.elapsed());
+            if self.latencies.len() == EARLY {
+                self.early = Some(engine.counters().since(self.first_counted));
+            }
         }
         if let Some(steps) = &mut self.steps {
             let counters = engine.counters();
@@ -127,6 +142,7 @@ impl Clock {
             latencies: self.latencies,
             counters: counters.since(self.before),
             steps: self.steps.unwrap_or_default(),
+            early: self.early.map(|counted| (EARLY, counted)),
             settled: (self.half).map(|(passes, counted)| (passes, counters.since(counted))),
         }
     }

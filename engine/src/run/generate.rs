@@ -45,6 +45,9 @@ pub struct Generation {
     /// Counters for the second half of the requested tokens, when the caches are warm, and the
     /// number of further tokens before it. `None` if generation ended earlier.
     pub settled: Option<(usize, Counters)>,
+    /// Number of the first further tokens that were counted apart, and their counters: what they
+    /// tell about the machine. `None` if generation ended earlier.
+    pub early: Option<(usize, Counters)>,
 }
 
 impl Engine {
@@ -95,6 +98,7 @@ impl Engine {
             steps: times.steps,
             energy: times.energy,
             settled: times.settled,
+            early: times.early,
         })
     }
 

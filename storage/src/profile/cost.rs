@@ -34,6 +34,8 @@ const LENGTHS: [u64; 9] = [
 pub enum Origin {
     /// `emberflow bench io` on this device.
     Measured,
+    /// The same, but others were at work meanwhile, or its rounds disagree.
+    Doubtful,
     /// Model of a simulated device.
     Simulated(Profile),
     /// Nothing is known about the device; assume one of the same kind, on the slow side.
@@ -44,6 +46,7 @@ impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Measured => f.write_str("measured"),
+            Self::Doubtful => f.write_str("measured under load"),
             Self::Simulated(profile) => write!(f, "simulated {profile}"),
             Self::Assumed(profile) => write!(f, "assumed to be like {profile}"),
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::cost::{Curve, between};
-use super::{DeviceProfile, FileFacts, Pattern, Point, ReadCost, distinct};
+use super::{DeviceProfile, FileFacts, Origin, Pattern, Point, ReadCost, distinct};
 
 impl DeviceProfile {
     /// The saved profile of the device in `facts`, from [`DeviceProfile::default_path`]. `None` if
@@ -90,7 +90,12 @@ impl DeviceProfile {
                 .filter_map(at)
                 .collect()
         };
+        let origin = match self.doubt() {
+            Some(_) => Origin::Doubtful,
+            None => Origin::Measured,
+        };
         Some(ReadCost {
+            origin,
             latency: curve(1, &|p| p.p50_us * 1000.0),
             cpu: curve(depth, &|p| p.cpu_us_per_read * 1000.0),
             ..cost

@@ -102,7 +102,7 @@ impl FileFacts {
 }
 
 /// Device numbers from Linux's 64-bit encoding.
-fn numbers(dev: u64) -> (u64, u64) {
+pub(super) fn numbers(dev: u64) -> (u64, u64) {
     let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & 0xffff_f000);
     let minor = (dev & 0xff) | ((dev >> 12) & 0xffff_ff00);
     (major, minor)

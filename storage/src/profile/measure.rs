@@ -1,10 +1,12 @@
 //! Measurement loop: keeps the I/O thread supplied with reads and counts completions.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{FileFacts, Pattern, Point, ProfileError};
+use super::machine::numbers;
+use super::{Conditions, FileFacts, Pattern, Point, ProfileError};
 use crate::arena::{Arena, ArenaOptions, Slot};
 use crate::io::{
     Completion, FileSource, IoChoice, IoError, IoOptions, IoThread, Read, process_cpu_ns,
@@ -22,6 +24,19 @@ const ALIGN: u32 = 4096;
 const RANDOM: [u32; 5] = [4 << 10, 8 << 10, 24 << 10, 64 << 10, 512 << 10];
 const SEQUENTIAL: u32 = 1 << 20;
 
+/// Parts of the time of [`settle`], each with a rate of its own, and how many of them have to agree.
+const SETTLING: u32 = 40;
+const STEADY: usize = 6;
+
+/// Share of the bytes read that the device has to have given.
+const GIVEN: f64 = 0.9;
+
+/// Where the kernel counts the reads of a file's device.
+fn counters(meta: &Metadata) -> PathBuf {
+    let (major, minor) = numbers(meta.dev());
+    PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"))
+}
+
 /// Which points to measure, and for how long.
 #[derive(Debug, Clone)]
 pub struct MeasurePlan {
@@ -37,6 +52,8 @@ pub struct MeasurePlan {
     pub ranges: Vec<u64>,
     /// Time per point, plus a quarter for latency.
     pub time: Duration,
+    /// Longest time to read before that, past what the device gives in a burst only.
+    pub settle: Duration,
 }
 
 impl MeasurePlan {
@@ -50,10 +67,11 @@ impl MeasurePlan {
             depths: vec![1, 2, 4, 8, 16, 32, 64],
             ranges: vec![128 << 20, 512 << 20],
             time: Duration::from_millis(250),
+            settle: Duration::from_secs(8),
         }
     }
 
-    /// A few seconds; the whole file only.
+    /// Some ten seconds in two rounds; the whole file only.
     #[must_use]
     pub fn quick(engines: Vec<IoChoice>) -> Self {
         Self {
@@ -62,7 +80,8 @@ impl MeasurePlan {
             sequential: vec![SEQUENTIAL],
             depths: vec![1, 8, 32],
             ranges: Vec::new(),
-            time: Duration::from_millis(50),
+            time: Duration::from_millis(80),
+            settle: Duration::from_secs(2),
         }
     }
 
@@ -108,6 +127,10 @@ impl MeasurePlan {
 pub struct Target {
     file: File,
     facts: FileFacts,
+    /// The kernel's counters of its device; may be absent.
+    counters: PathBuf,
+    /// Bytes of the file that are on the device.
+    held: u64,
 }
 
 impl Target {
@@ -149,7 +172,52 @@ impl Target {
         let align = FileSource::from_file(copy, label, 0).dio_align();
         facts.sector = align.map(|a| a.offset);
         facts.memory_align = align.map(|a| a.mem);
-        Ok(Self { file, facts })
+        let meta = file.metadata().map_err(ProfileError::file(&facts.path))?;
+        Ok(Self {
+            file,
+            facts,
+            counters: counters(&meta),
+            held: meta.blocks().saturating_mul(512),
+        })
+    }
+
+    /// Refuses a file with holes, which no device reads.
+    ///
+    /// # Errors
+    /// [`ProfileError::Holes`].
+    pub fn filled(&self) -> Result<(), ProfileError> {
+        if self.held < self.facts.len / 20 * 19 {
+            return Err(ProfileError::Holes {
+                path: self.facts.path.clone(),
+                len: self.facts.len,
+                held: self.held,
+            });
+        }
+        Ok(())
+    }
+
+    /// Bytes read from its device since the system started, by anybody; `None` where the kernel
+    /// does not count them.
+    #[must_use]
+    pub fn device_bytes(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(&self.counters).ok()?;
+        let sectors: u64 = text.split_whitespace().nth(2)?.parse().ok()?;
+        sectors.checked_mul(512)
+    }
+
+    /// Proves that reads reached the device: that it gave what was read.
+    ///
+    /// # Errors
+    /// [`ProfileError::NotRead`].
+    pub fn proven(&self, read: u64, conditions: &Conditions) -> Result<(), ProfileError> {
+        match conditions.device_bytes {
+            Some(share) if share < GIVEN => Err(ProfileError::NotRead {
+                path: self.facts.path.clone(),
+                read,
+                given: (share * read as f64) as u64,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Facts about the file.
@@ -212,6 +280,87 @@ impl Work {
     }
 }
 
+/// One measurement of all points.
+#[derive(Debug)]
+pub struct Round {
+    /// The points.
+    pub points: Vec<Point>,
+    /// Bytes read for them, latencies and warm-up included.
+    pub bytes: u64,
+}
+
+/// What long reads gave before the points were measured, 10^6 bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settled {
+    /// At the start.
+    pub first: f64,
+    /// In the end.
+    pub last: f64,
+    /// Bytes read for that.
+    pub bytes: u64,
+}
+
+/// Reads large blocks until the rate has fallen and is steady, or for `most`. Disks that are
+/// limited by their host, and flash with a fast cache, give more for the first seconds than later.
+///
+/// # Errors
+/// The first failure of the engine or a read.
+pub fn settle(target: &Target, engine: IoChoice, most: Duration) -> Result<Settled, ProfileError> {
+    let work = Work {
+        engine,
+        pattern: Pattern::Sequential,
+        size: u32::try_from(target.facts.len).map_or(SEQUENTIAL, |len| len.min(SEQUENTIAL)) / ALIGN
+            * ALIGN,
+        depth: 8,
+        range: target.facts.len,
+    };
+    let (_arena, mut slots) = slots_for(&[work])?;
+    let (mut rates, mut bytes) = (Vec::new(), 0);
+    let start = Instant::now();
+    while rates.is_empty() || start.elapsed() < most {
+        let (point, read) = one(target, work, most / SETTLING, &mut slots)?;
+        rates.push(point.mb_per_s);
+        bytes += read;
+        if has_settled(&rates) {
+            break;
+        }
+    }
+    let last = &rates[rates.len().saturating_sub(STEADY)..];
+    Ok(Settled {
+        first: rates.first().copied().unwrap_or(0.0),
+        last: last.iter().sum::<f64>() / last.len().max(1) as f64,
+        bytes,
+    })
+}
+
+/// Whether the last rates are steady, well below the highest.
+fn has_settled(rates: &[f64]) -> bool {
+    let Some((before, last)) = rates.split_at_checked(rates.len().wrapping_sub(STEADY)) else {
+        return false;
+    };
+    let most = last.iter().copied().fold(0.0, f64::max);
+    let least = last.iter().copied().fold(f64::MAX, f64::min);
+    let highest = before.iter().copied().fold(0.0, f64::max);
+    most < 1.15 * least && most < 0.8 * highest
+}
+
+/// Memory for the reads of some points of one size. The arena has to outlive the slots' use.
+fn slots_for(group: &[Work]) -> Result<(Arena, Vec<Slot>), ProfileError> {
+    let count = group.iter().map(|w| w.supply().1).max().unwrap_or(1);
+    let size = group.first().map_or(ALIGN, |w| w.size);
+    let huge = ArenaOptions {
+        huge_pages: true,
+        ..ArenaOptions::default()
+    };
+    let mut arena = Arena::new(count, size as usize, ALIGN as usize, huge)?;
+    let mut slots: Vec<Slot> = std::iter::from_fn(|| arena.take()).collect();
+    for slot in &mut slots {
+        // Fault pages in before the clock starts.
+        slot.as_mut_slice().fill(1);
+    }
+    Ok((arena, slots))
+}
+
 /// Measures all points of `plan`; calls `tick` after each. The caller must leave out engines that
 /// do not work here.
 ///
@@ -221,29 +370,19 @@ pub fn measure(
     target: &Target,
     plan: &MeasurePlan,
     mut tick: impl FnMut(&Point),
-) -> Result<Vec<Point>, ProfileError> {
+) -> Result<Round, ProfileError> {
     let work = plan.work(target.facts.len);
-    let mut points = Vec::with_capacity(work.len());
+    let (mut points, mut bytes) = (Vec::with_capacity(work.len()), 0);
     for group in work.chunk_by(|a, b| a.size == b.size) {
-        let slots = group.iter().map(|w| w.supply().1).max().unwrap_or(1);
-        let size = group.first().map_or(ALIGN, |w| w.size);
-        let huge = ArenaOptions {
-            huge_pages: true,
-            ..ArenaOptions::default()
-        };
-        let mut arena = Arena::new(slots, size as usize, ALIGN as usize, huge)?;
-        let mut slots: Vec<Slot> = std::iter::from_fn(|| arena.take()).collect();
-        for slot in &mut slots {
-            // Fault pages in before the clock starts.
-            slot.as_mut_slice().fill(1);
-        }
+        let (_arena, mut slots) = slots_for(group)?;
         for &work in group {
-            let point = one(target, work, plan.time, &mut slots)?;
+            let (point, read) = one(target, work, plan.time, &mut slots)?;
             tick(&point);
             points.push(point);
+            bytes += read;
         }
     }
-    Ok(points)
+    Ok(Round { points, bytes })
 }
 
 fn one(
@@ -251,7 +390,7 @@ fn one(
     work: Work,
     time: Duration,
     slots: &mut Vec<Slot>,
-) -> Result<Point, ProfileError> {
+) -> Result<(Point, u64), ProfileError> {
     let (chunk, keep) = work.supply();
     let options = IoOptions {
         limits: work.limits(keep),
@@ -277,7 +416,7 @@ fn one(
         ns as f64 / 1000.0 / reads as f64
     };
     let iops = pass.reads as f64 / pass.time.as_secs_f64().max(1e-9);
-    Ok(Point {
+    let point = Point {
         engine: io.engine().to_owned(),
         pattern: work.pattern,
         size: work.size,
@@ -290,7 +429,8 @@ fn one(
         p50_us: percentile(50),
         p99_us: percentile(99),
         reads: pass.reads,
-    })
+    };
+    Ok((point, io.stats().bytes))
 }
 
 /// Reads counted between the first and the last clock reading.
@@ -446,7 +586,7 @@ mod tests {
         let mut plan = MeasurePlan::quick(vec![sim]);
         plan.depths = vec![32];
         let mut ticks = 0;
-        let points = measure(&target(2 << 20), &plan, |_| ticks += 1).unwrap();
+        let points = (measure(&target(2 << 20), &plan, |_| ticks += 1).unwrap()).points;
         assert_eq!((points.len(), ticks), (6, 6));
         for (at, want) in [(0, 40.0), (4, 250.0)] {
             let p = &points[at];
@@ -467,9 +607,45 @@ mod tests {
             time: Duration::from_millis(2),
             ..MeasurePlan::quick(vec![IoChoice::Auto, IoChoice::Pread])
         };
-        let points = measure(&target(1 << 20), &plan, |_| ()).unwrap();
+        let round = measure(&target(1 << 20), &plan, |_| ()).unwrap();
+        let points = round.points;
         assert_eq!(points.len(), 6 * 3 * 2);
+        let counted = |p: &Point| p.reads * u64::from(p.size);
+        assert!(round.bytes >= points.iter().map(counted).sum());
         assert!(points.iter().all(|p| p.iops > 0.0 && p.p50_us > 0.0));
+    }
+
+    #[test]
+    fn a_burst_is_waited_for() {
+        let settled = |rates: &[f64]| has_settled(rates);
+        assert!(!settled(&[]));
+        assert!(!settled(&[900.0; 20]), "no burst was seen yet");
+        let fallen = [2300.0, 2200.0, 1500.0, 800.0, 790.0, 810.0, 805.0, 800.0];
+        assert!(!settled(&fallen));
+        assert!(settled(&[&fallen[..], &[795.0]].concat()));
+        let sim = IoChoice::Sim(SimOptions::new(Profile::Ufs4, 1));
+        let most = Duration::from_millis(40);
+        let seen = settle(&target(2 << 20), sim, most).unwrap();
+        assert!(seen.first > 0.0 && seen.last > 0.0 && seen.bytes > 0);
+    }
+
+    #[test]
+    fn holes_and_what_no_device_gave_are_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        let sparse = Target::unnamed(file, &std::env::temp_dir()).unwrap();
+        let error = sparse.filled().unwrap_err().to_string();
+        assert!(error.contains("holes are not read"), "{error}");
+        let full = target(1 << 20);
+        full.filled().unwrap();
+        let gave = |device_bytes| Conditions {
+            device_bytes,
+            ..Conditions::default()
+        };
+        full.proven(1000, &gave(None)).unwrap();
+        full.proven(1000, &gave(Some(0.99))).unwrap();
+        let error = full.proven(1000, &gave(Some(0.5))).unwrap_err().to_string();
+        assert!(error.contains("the device gave 500"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! engine. PowerInfer-2 §2.3.2 shows that all four matter on phones; [`measure()`] measures them.
 //! [`ReadCost`] derives decisions from such a curve, and from assumptions if nothing was measured.
 
+mod conditions;
 mod cost;
 mod curves;
 mod machine;
@@ -15,9 +16,10 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use conditions::{Conditions, Watch, spread_of_rounds};
 pub use cost::{Fetch, Origin, ReadCost, Reads};
 pub use machine::{FileFacts, Machine};
-pub use measure::{MeasurePlan, Target, measure};
+pub use measure::{MeasurePlan, Round, Settled, Target, measure, settle};
 
 /// Version of the file format; others are rejected.
 pub const VERSION: u32 = 1;
@@ -52,6 +54,32 @@ pub enum ProfileError {
         len: u64,
         /// Required length in bytes.
         needed: u64,
+    },
+    /// Parts of the file are not on the device.
+    #[error(
+        "{} is {len} bytes long and {held} of them are on the device: holes are not read; measure \
+         with another file, or fill it (cp --sparse=never)", path.display()
+    )]
+    Holes {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// Allocated bytes.
+        held: u64,
+    },
+    /// Reads were not answered by the device.
+    #[error(
+        "{read} bytes of {} were read and the device gave {given}: the rest came from a cache or \
+         was never written, so this measures no device; take another file, or none", path.display()
+    )]
+    NotRead {
+        /// The file.
+        path: PathBuf,
+        /// Bytes read.
+        read: u64,
+        /// Bytes that the device counted.
+        given: u64,
     },
     /// A saved profile is invalid.
     #[error("{} is no profile: {reason}; measure again with `{how}`", path.display())]
@@ -139,6 +167,9 @@ pub struct DeviceProfile {
     pub points: Vec<Point>,
     /// The recommendation; absent without measurements.
     pub best: Option<Best>,
+    /// What else went on meanwhile; absent in profiles of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Conditions>,
 }
 
 impl DeviceProfile {
@@ -152,7 +183,35 @@ impl DeviceProfile {
             file,
             points,
             best,
+            conditions: None,
         }
+    }
+
+    /// Why the profile may not be that of the device alone; `None` if nothing speaks against it.
+    #[must_use]
+    pub fn doubt(&self) -> Option<String> {
+        self.conditions?.doubt()
+    }
+
+    /// Highest random throughput of the best engine over the widest range, by bytes per read,
+    /// ascending: (bytes, 10^6 bytes per second).
+    #[must_use]
+    pub fn random_by_size(&self) -> Vec<(u32, f64)> {
+        let range = self.points.iter().map(|p| p.range).max();
+        let engine = self.best.as_ref().map(|best| best.engine.as_str());
+        let here = || {
+            self.points.iter().filter(|p| {
+                p.pattern == Pattern::Random
+                    && Some(p.range) == range
+                    && Some(p.engine.as_str()) == engine
+            })
+        };
+        let speed = |size| {
+            let same = here().filter(|p| p.size == size);
+            same.map(|p| p.mb_per_s).fold(0.0, f64::max)
+        };
+        let sizes = distinct(here().map(|p| p.size));
+        sizes.into_iter().map(|size| (size, speed(size))).collect()
     }
 
     /// Random throughput in 10^6 bytes per second for reads of `size` bytes over `range` bytes, at

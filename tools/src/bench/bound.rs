@@ -81,11 +81,12 @@ impl Device {
         };
         let mut plan = MeasurePlan::quick(vec![*engine]);
         plan.depths = DEPTHS.to_vec();
+        plan.time = Duration::from_millis(50);
         if *quick {
             plan.depths.truncate(1);
             plan.time = Duration::from_millis(20);
         }
-        points.extend(measure(target, &plan, |_| {})?);
+        points.extend(measure(target, &plan, |_| {})?.points);
         Ok(())
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
-    Best, DeviceProfile, FileFacts, Machine, MeasurePlan, Pattern, Point, ReadCost, Target, measure,
+    Best, Conditions, DeviceProfile, FileFacts, Machine, MeasurePlan, Pattern, Point, ReadCost,
+    Target, Watch, measure, settle, spread_of_rounds,
 };
 use serde::Serialize;
 
@@ -20,11 +21,17 @@ use crate::stats::Range;
 use crate::{Failure, atomic, progress, size};
 
 const FULL: u64 = 1 << 30;
-const QUICK: u64 = 64 << 20;
+const QUICK: u64 = 256 << 20;
 
 /// Rounds of a full measurement, and the milliseconds of a point in each.
 const ROUNDS: u32 = 3;
 const MILLIS: u64 = 125;
+
+/// Rounds of a quick one: without a second there is nothing to compare with.
+const QUICK_ROUNDS: u32 = 2;
+
+/// Times as long as a point that is read beforehand, at most, where that was given.
+const SETTLE: u32 = 25;
 
 /// What `--json` has beside what all benchmarks have: the profile, and where it went.
 #[derive(Serialize)]
@@ -33,6 +40,9 @@ struct Report<'a> {
     file: &'a FileFacts,
     points: &'a [Row<'a>],
     best: &'a Option<Best>,
+    conditions: &'a Option<Conditions>,
+    /// Why the numbers may not be those of the device alone.
+    doubt: Option<String>,
     saved_to: &'a Option<PathBuf>,
 }
 
@@ -69,15 +79,13 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         );
     }
     let plan = plan(args, engines(choice, &target)?);
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
-    let steps = u64::from(rounds) * plan.points(target.facts().len) as u64;
-    let bar = progress::steps("measuring", steps);
-    let rounds: Vec<Vec<Point>> = (0..rounds)
-        .map(|_| measure(&target, &plan, |_| bar.inc(1)))
-        .collect::<Result<_, _>>()?;
-    bar.finish_and_clear();
+    let least = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    let (rounds, conditions) = measure_rounds(&target, &plan, args.rounds.unwrap_or(least))?;
     let points = middle(&rounds);
-    let profile = DeviceProfile::new(Machine::here(), target.facts().clone(), points);
+    let profile = DeviceProfile {
+        conditions: Some(conditions),
+        ..DeviceProfile::new(Machine::here(), target.facts().clone(), points)
+    };
     let rows = rows(&profile.points, &rounds, choice);
     // Minutes of measuring are shown even where they cannot be kept.
     let saved = save(args, &profile);
@@ -111,11 +119,53 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
             file: &profile.file,
             points: &rows,
             best: &profile.best,
+            conditions: &profile.conditions,
+            doubt: profile.doubt(),
             saved_to: &saved_to,
         },
     }
     .finish(&args.output)?;
     saved.map(drop)
+}
+
+/// Measures all points `rounds` times, past the device's burst, and watches what else goes on. What
+/// no device gave is refused.
+fn measure_rounds(
+    target: &Target,
+    plan: &MeasurePlan,
+    rounds: u32,
+) -> Result<(Vec<Vec<Point>>, Conditions), Failure> {
+    let sim = |choice: &IoChoice| matches!(choice, IoChoice::Sim(_));
+    let real = !plan.engines.iter().any(sim) && target.facts().sector.is_some();
+    if real {
+        target.filled()?;
+    }
+    let device = || target.device_bytes().filter(|_| real);
+    let watch = Watch::start(device());
+    let mut settled = None;
+    if let Some(&engine) = plan.engines.first().filter(|_| real) {
+        let bar = progress::steps("reading past the burst", 1);
+        settled = Some(settle(target, engine, plan.settle)?);
+        bar.finish_and_clear();
+    }
+    let mut read = settled.map_or(0, |s| s.bytes);
+    let steps = u64::from(rounds) * plan.points(target.facts().len) as u64;
+    let bar = progress::steps("measuring", steps);
+    let mut all = Vec::new();
+    for _ in 0..rounds {
+        let round = measure(target, plan, |_| bar.inc(1))?;
+        read += round.bytes;
+        all.push(round.points);
+    }
+    bar.finish_and_clear();
+    let conditions = Conditions {
+        spread: spread_of_rounds(&all),
+        first_mb_per_s: settled.map_or(0.0, |s| s.first),
+        settled_mb_per_s: settled.map_or(0.0, |s| s.last),
+        ..watch.end(read, device())
+    };
+    target.proven(read, &conditions)?;
+    Ok((all, conditions))
 }
 
 /// Each point as it was in the round in which it had its median speed.
@@ -163,15 +213,48 @@ fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) 
     let mut notes = vec![format!("bound: {bound}")];
     notes.extend(profile.best.as_ref().map(|best| {
         format!(
-            "best: {} at depth {}; {:.0} MB/s random, {:.0} MB/s sequential",
-            best.engine, best.depth, best.random_mb_per_s, best.sequential_mb_per_s
+            "best: {} at depth {}; {}; {:.0} MB/s sequential",
+            best.engine,
+            best.depth,
+            random(profile),
+            best.sequential_mb_per_s
         )
     }));
+    if let Some(c) = profile
+        .conditions
+        .filter(|c| c.first_mb_per_s > 1.25 * c.settled_mb_per_s)
+    {
+        notes.push(format!(
+            "the device gave {:.0} MB/s at first and {:.0} after that: measured past its burst",
+            c.first_mb_per_s, c.settled_mb_per_s
+        ));
+    }
+    if let Some(c) = profile.conditions.filter(|_| profile.file.sector.is_some()) {
+        let proof = match c.device_bytes {
+            Some(_) => "direct reads: the device itself counted the bytes",
+            None => "direct reads; whether a device gave them is not counted here",
+        };
+        notes.extend((!matches!(choice, IoChoice::Sim(_))).then(|| proof.to_owned()));
+    }
+    if let Some(doubt) = profile.doubt() {
+        notes.push(format!(
+            "measured under load ({doubt}): measure again when the machine is left alone"
+        ));
+    }
     let saved = saved_to
         .iter()
         .map(|path| format!("saved to {}", path.display()));
     notes.extend(saved);
     notes
+}
+
+/// Random throughput by bytes per read: the longest reads alone would promise too much of a run,
+/// whose reads are short.
+pub fn random(profile: &DeviceProfile) -> String {
+    let speeds = profile.random_by_size();
+    let speed = |&(len, mb): &(u32, f64)| format!("{mb:.0} in {}", size::show(u64::from(len)));
+    let speeds: Vec<String> = speeds.iter().map(speed).collect();
+    format!("MB/s random: {}", speeds.join(", "))
 }
 
 /// Saves the profile where the user or the planner wants it, and says where.
@@ -220,7 +303,10 @@ fn plan(args: &BenchIoArgs, engines: Vec<IoChoice>) -> MeasurePlan {
         plan.ranges = args.ranges.iter().copied().filter(|&r| r > 0).collect();
     }
     match args.millis {
-        Some(ms) => plan.time = Duration::from_millis(u64::from(ms)),
+        Some(ms) => {
+            plan.time = Duration::from_millis(u64::from(ms));
+            plan.settle = plan.settle.min(plan.time * SETTLE);
+        }
         None if !args.quick => plan.time = Duration::from_millis(MILLIS),
         None => {}
     }
@@ -478,7 +564,8 @@ mod tests {
         );
         let notes = notes(&profile, IoChoice::Pread, &None);
         assert!(
-            notes[1].contains("best: uring at depth 8; 555 MB/s random"),
+            notes[1]
+                .contains("best: uring at depth 8; MB/s random: 333 in 4.0 KiB, 555 in 8.0 KiB;"),
             "{notes:?}"
         );
     }

@@ -393,10 +393,10 @@ pub struct BenchIoArgs {
     /// A large file to read; default: a temporary one in the current folder.
     #[arg(value_name = "FILE", conflicts_with = "size")]
     pub file: Option<PathBuf>,
-    /// Size of the temporary file; default: 1GiB, or 64MiB with --quick.
+    /// Size of the temporary file; default: 1GiB, or 256MiB with --quick.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub size: Option<u64>,
-    /// Fewer points and less time for each: a few seconds in all.
+    /// Fewer points and less time for each: some ten seconds in all.
     #[arg(long)]
     pub quick: bool,
     /// Which engine: auto takes all that work here, sim plays a device.
@@ -414,7 +414,7 @@ pub struct BenchIoArgs {
     /// Time for each point in a round.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub millis: Option<u32>,
-    /// Times that all points are measured, in turns; default: 3, or 1 with --quick.
+    /// Times that all points are measured, in turns; default: 3, or 2 with --quick.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
     #[command(flatten)]

@@ -8,6 +8,7 @@ use emberflow_storage::profile::{DeviceProfile, FileFacts, Machine, ProfileError
 use serde_json::Value;
 
 use super::check::Check;
+use crate::bench::io::random;
 
 /// Facts of the file, or of a folder by a file made there for a moment.
 pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
@@ -144,8 +145,11 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
         Some(best) => Check::ok(
             NAME,
             format!(
-                "{on}: {} at depth {}, {:.0} MB/s random, {:.0} MB/s sequential",
-                best.engine, best.depth, best.random_mb_per_s, best.sequential_mb_per_s
+                "{on}: {} at depth {}; {}; {:.0} MB/s sequential",
+                best.engine,
+                best.depth,
+                random(profile),
+                best.sequential_mb_per_s
             ),
         )
         .with("engine", best.engine.as_str())
@@ -160,6 +164,10 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
         check.advise("it is of another device than this folder's; run `emberflow bench io` here")
     } else if other || profile.best.is_none() {
         check.advise("kernel or cores have changed since; run `emberflow bench io` again")
+    } else if let Some(doubt) = profile.doubt() {
+        check.advise(format!(
+            "it was measured under load ({doubt}); run `emberflow bench io` again"
+        ))
     } else {
         check
     }
