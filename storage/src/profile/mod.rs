@@ -9,6 +9,7 @@ mod cost;
 mod curves;
 mod machine;
 mod measure;
+mod target;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use serde::{Deserialize, Serialize};
 pub use conditions::{Conditions, Watch, spread_of_rounds};
 pub use cost::{Fetch, Origin, ReadCost, Reads};
 pub use machine::{FileFacts, Machine};
-pub use measure::{MeasurePlan, Round, Settled, Target, measure, settle};
+pub use measure::{MeasurePlan, Round, Settled, measure, settle};
+pub use target::Target;
 
 /// Version of the file format; others are rejected.
 pub const VERSION: u32 = 1;
