@@ -49,9 +49,9 @@ fn most_of_the_ffn_can_stay_on_disk() {
     ] {
         assert!(summary.contains(part), "summary lacks {part}: {summary}");
     }
-    // it was one line of 300 characters
+    // of which energy, and what the profiles of disk and machine are off by, need not be there
     let lines: Vec<&str> = summary.trim().lines().collect();
-    assert!((5..=7).contains(&lines.len()), "{summary}");
+    assert!((5..=8).contains(&lines.len()), "{summary}");
     for line in &lines {
         assert!(line.chars().count() <= 110, "{line}");
         let (what, text) = line.split_at(10);

@@ -18,6 +18,9 @@ impl Report {
         }
         line("speed", self.speed());
         line("expected", self.plan.summary());
+        for (profile, text) in self.plan.far() {
+            line(profile, text);
+        }
         line("flash", self.flash());
         line("memory", self.held());
         if let Some(EnergyReport {
@@ -101,7 +104,7 @@ impl Expected {
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(
-                "{:.1} tok/s{}{}; limit: {}{}",
+                "{:.1} tok/s{}{}; limit: {}",
                 self.expected_tokens_per_s,
                 match self.by_first_tokens {
                     0 => String::new(),
@@ -114,26 +117,25 @@ impl Expected {
                     ""
                 },
                 self.limit,
-                self.far()
             ),
             Some(doubt) => format!("unknown: {doubt}"),
         }
     }
 
-    /// Which profile does not hold now, and what to do.
-    fn far(&self) -> String {
-        let mut out = String::new();
+    /// Which profiles do not hold now, and what to do.
+    fn far(&self) -> Vec<(&'static str, String)> {
+        let mut out = Vec::new();
         if let Some(times) = self.disk_times.filter(|_| self.disk_far) {
-            out += &format!(
-                "; a read stalls {times:.1} times as long as by the disk's profile, `emberflow bench io` \
-                 measures it again"
+            let text = format!(
+                "a read stalls {times:.1} times as long as in its profile: `emberflow bench io` measures again"
             );
+            out.push(("disk", text));
         }
         if let Some(times) = self.compute_times.filter(|_| self.machine_far) {
-            out += &format!(
-                "; computing takes {times:.1} times what the machine's profile says, which others at \
-                 work explain or `emberflow bench device` measures again"
+            let text = format!(
+                "computes for {times:.1} times its profile: others at work, or `emberflow bench device` again"
             );
+            out.push(("machine", text));
         }
         out
     }
@@ -174,12 +176,15 @@ mod tests {
             disk_far: true,
             ..expected(4096.0)
         };
-        let text = seen.summary();
-        assert!(
-            text.starts_with("12.3 tok/s by the first 8 tokens once the cache is warm; limit")
-                && text.contains("a read stalls 2.2 times as long as by the disk's profile"),
-            "{text}"
+        assert_eq!(
+            seen.summary(),
+            "12.3 tok/s by the first 8 tokens once the cache is warm; limit: random reads"
         );
+        let [("disk", text)] = &seen.far()[..] else {
+            panic!("{:?}", seen.far());
+        };
+        assert!(text.starts_with("a read stalls 2.2 times"), "{text}");
+        assert!(expected(4096.0).far().is_empty());
         let doubted = Expected {
             doubt: Some("nobody measured"),
             ..expected(1.0)
