@@ -253,6 +253,10 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen2_window", "chatml"),
     ("qwen3", "chatml"),
     ("bamboo", "chatml"),
+    ("mixtral", "mistral"),
+    ("qwen2_moe", "chatml"),
+    ("qwen2_moe_dense", "chatml"),
+    ("qwen3_moe", "chatml"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside
