@@ -46,7 +46,8 @@ impl GateWork<'_> {
                 let row = |id: usize| resident.gate(bank, id as u32);
                 let rows: ArrayVec<Row<'_>, CLUSTER> = neurons.filter_map(row).collect();
                 with_thread_buffer(products_floats(self.input.n(), tokens), |memory| {
-                    products(cpu, &rows, self.input, None, gates, memory);
+                    let all = WantedPairs::new(tokens, false);
+                    products(cpu, &rows, self.input, &all, gates, memory);
                 });
             }
         }
@@ -77,18 +78,16 @@ impl GateWork<'_> {
                 while left.peek().is_some() {
                     let mut rows = ArrayVec::<Row<'_>, CLUSTER>::new_const();
                     let mut at = ArrayVec::<usize, CLUSTER>::new_const();
-                    let mut pairs = WantedPairs::new(tokens);
+                    let mut pairs = WantedPairs::new(tokens, true);
                     for i in left.by_ref().take(CLUSTER) {
                         if let Some(row) = resident.gate(bank, (first + i) as u32) {
                             rows.push(row);
                             at.push(i);
-                            if let Some(pairs) = &mut pairs {
-                                pairs.push(|t| mask::has(bits(i), tokens, i % CLUSTER, t));
-                            }
+                            pairs.push(|t| mask::has(bits(i), tokens, i % CLUSTER, t));
                         }
                     }
                     let values = &mut values[..rows.len() * tokens];
-                    products(cpu, &rows, self.input, pairs.as_ref(), values, memory);
+                    products(cpu, &rows, self.input, &pairs, values, memory);
                     self.gating.apply(cpu, values);
                     for (i, values) in at.into_iter().zip(values.chunks_exact_mut(tokens)) {
                         mask::keep_wanted(bits(i), i % CLUSTER, values);
@@ -106,11 +105,11 @@ impl GateWork<'_> {
         let tokens = self.input.tokens();
         gates.fill(0.0);
         let mut rows = RowList::new();
-        let mut pairs = wanted.and_then(|_| WantedPairs::new(tokens));
+        let mut pairs = WantedPairs::new(tokens, wanted.is_some());
         for (i, &id) in bytes.ids().iter().enumerate() {
             if let Some(neuron) = bytes.neuron(i) {
                 rows.push(id, self.format.gate(neuron.gate, neuron.scales));
-                if let (Some(pairs), Some(wanted)) = (&mut pairs, wanted) {
+                if let Some(wanted) = wanted {
                     pairs.push(|t| mask::has(wanted, tokens, id as usize % CLUSTER, t));
                 }
             }
@@ -121,14 +120,7 @@ impl GateWork<'_> {
             |memory| {
                 let (values, memory) = memory.split_at_mut(values_len);
                 let values = &mut values[..rows.len() * tokens];
-                products(
-                    self.cpu,
-                    rows.list(),
-                    self.input,
-                    pairs.as_ref(),
-                    values,
-                    memory,
-                );
+                products(self.cpu, rows.list(), self.input, &pairs, values, memory);
                 self.gating.apply(self.cpu, values);
                 for (i, values) in values.chunks_exact_mut(tokens).enumerate() {
                     let n = rows.id(i);

@@ -21,22 +21,26 @@ const PAIR_TOKENS: usize = 128;
 pub(super) struct WantedPairs {
     /// A bit for each token of a row, in whole words.
     masks: ArrayVec<u64, { CLUSTER * PAIR_TOKENS / 64 }>,
+    /// Tokens of a row; 0 where all pairs are wanted.
     tokens: usize,
     wanted: usize,
 }
 
 impl WantedPairs {
-    /// Of no rows yet. `None` where all pairs are to be computed: for one token, and for so many
-    /// that masks would not fit.
-    pub fn new(tokens: usize) -> Option<Self> {
-        (2..=PAIR_TOKENS).contains(&tokens).then(|| Self {
+    /// Of no rows yet. All pairs are wanted unless `some` are, and in passes of one token or of so
+    /// many that masks would not fit.
+    #[inline]
+    pub fn new(tokens: usize, some: bool) -> Self {
+        let masked = some && (2..=PAIR_TOKENS).contains(&tokens);
+        Self {
             masks: ArrayVec::new_const(),
-            tokens,
+            tokens: if masked { tokens } else { 0 },
             wanted: 0,
-        })
+        }
     }
 
     /// Appends a row by whether each token wants it.
+    #[inline]
     pub fn push(&mut self, mut wanted: impl FnMut(usize) -> bool) {
         for first in (0..self.tokens).step_by(64) {
             let mut word = 0;
@@ -48,9 +52,10 @@ impl WantedPairs {
         }
     }
 
-    /// Whether so many pairs are wanted that a product of matrices is faster.
-    fn is_dense(&self, rows: usize) -> bool {
-        4 * self.wanted > 3 * rows * self.tokens
+    /// Whether so few pairs are wanted that they are computed one by one, faster than a product of
+    /// matrices.
+    fn is_sparse(&self, rows: usize) -> bool {
+        self.tokens > 0 && 4 * self.wanted <= 3 * rows * self.tokens
     }
 }
 
@@ -60,14 +65,14 @@ pub(super) fn products(
     cpu: Cpu,
     rows: &[Row<'_>],
     input: Input<'_>,
-    wanted: Option<&WantedPairs>,
+    wanted: &WantedPairs,
     out: &mut [f32],
     memory: &mut [f32],
 ) {
     let tokens = input.tokens();
     let Some(first) = rows.first() else { return };
     let is_grouped = first.dtype().is_grouped();
-    if let Some(wanted) = wanted.filter(|wanted| is_grouped && !wanted.is_dense(rows.len())) {
+    if is_grouped && wanted.is_sparse(rows.len()) {
         cpu.dot_pairs_q(rows, input.quantized, &wanted.masks, out);
         return;
     }

@@ -134,14 +134,11 @@ impl<'a> Job<'a> {
     ) {
         let _span = start.trace(&trace::UP);
         let (rows, tokens) = (batch.ups.list(), self.input.tokens());
-        let sparse = (!self.shape.dense).then(|| WantedPairs::new(tokens));
-        let mut firing = sparse.flatten();
-        if let Some(firing) = &mut firing {
-            for gates in gates.chunks_exact(tokens).take(rows.len()) {
-                firing.push(|t| gates[t] != 0.0);
-            }
+        let mut firing = WantedPairs::new(tokens, !self.shape.dense);
+        for gates in gates.chunks_exact(tokens).take(rows.len()) {
+            firing.push(|t| gates[t] != 0.0);
         }
-        products(self.cpu, rows, self.input, firing.as_ref(), hidden, memory);
+        products(self.cpu, rows, self.input, &firing, hidden, memory);
         for (h, g) in hidden.iter_mut().zip(gates) {
             let up = if self.shape.kind.relu_on_up {
                 h.max(0.0)
@@ -221,7 +218,7 @@ impl<'a> Job<'a> {
         let mut rows = RowList::new();
         let mut rest: ArrayVec<NeuronBytes<'a>, CLUSTER> = ArrayVec::new_const();
         let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
-        let mut pairs = self.wanted.and_then(|_| WantedPairs::new(tokens));
+        let mut pairs = WantedPairs::new(tokens, self.wanted.is_some());
         for (_, cluster) in clusters {
             cluster.touch();
             let wanted = self.wanted_of(cluster.cluster());
@@ -229,7 +226,7 @@ impl<'a> Job<'a> {
                 if let Some(bytes) = cluster.neuron(i) {
                     rows.push(id, format.gate(bytes.gate, bytes.scales));
                     rest.push(bytes);
-                    if let (Some(pairs), Some(wanted)) = (&mut pairs, wanted) {
+                    if let Some(wanted) = wanted {
                         pairs.push(|t| mask::has(wanted, tokens, id as usize % CLUSTER, t));
                     }
                 }
@@ -238,8 +235,7 @@ impl<'a> Job<'a> {
         }
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
-        let pairs = pairs.as_ref();
-        products(self.cpu, rows.list(), self.input, pairs, gates, memory);
+        products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);
