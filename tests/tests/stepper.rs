@@ -149,6 +149,43 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
 /// A pass that stopped between two layers goes on without computing anything again, also when others
 /// ran in between.
 #[test]
+fn texts_that_do_not_fit_together_take_turns() {
+    const TEXTS: u32 = 8;
+    let mut one = engine(1, 0.2, false);
+    let asked = |n: u32| (prompt(n, 12), request(40, n.into()));
+    let expected: Vec<Text> = (0..TEXTS)
+        .map(asked)
+        .map(|(prompt, request)| alone(&mut one, &prompt, &request))
+        .collect();
+    drop(one);
+    let mut narrow = Vec::new();
+    for share in [0.2, 1.0] {
+        let mut engine = engine(TEXTS as usize, share, false);
+        let mut stepper = Stepper::new(&mut engine);
+        let ids: Vec<_> = (0..TEXTS)
+            .map(asked)
+            .map(|(prompt, request)| admit(&mut stepper, &prompt, request, 1))
+            .collect();
+        let mut passes = 0;
+        loop {
+            let live = stepper.len();
+            match stepper.step().unwrap() {
+                Stepped::Passed { rows, .. } => passes += usize::from(rows < live),
+                Stepped::Yielded => {}
+                Stepped::Idle => break,
+            }
+        }
+        let found: Vec<_> = (ids.iter())
+            .map(|&id| text(stepper.take(id).unwrap()))
+            .collect();
+        assert_eq!(found, expected);
+        narrow.push(passes);
+    }
+    assert!(narrow[0] > 0, "eight texts share every pass");
+    assert_eq!(narrow[1], 0, "texts in memory take turns");
+}
+
+#[test]
 fn a_pass_that_was_set_aside_computes_nothing_twice() {
     let mut engine = engine(3, 1.0, true);
     let pairs = |stepper: &Stepper<'_>| stepper.engine().counters().possible;

@@ -11,6 +11,7 @@ mod request;
 mod spans;
 mod stepper;
 mod text;
+mod turns;
 
 pub use batch::{Batch, Sample};
 pub use clock::{Energy, Step};

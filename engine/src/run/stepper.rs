@@ -11,11 +11,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::request::{Request, RequestId, Stop};
-use super::spans::divide;
+use super::spans::{Wants, divide};
 use super::text::Text;
+use super::turns::{self, Turns};
+use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -50,6 +53,7 @@ pub struct Stepper<'e> {
     /// Set from any thread to make the pass yield between two layers.
     yields: Arc<AtomicBool>,
     next: u64,
+    turns: Turns,
 }
 
 impl<'e> Stepper<'e> {
@@ -64,6 +68,7 @@ impl<'e> Stepper<'e> {
             events: Vec::new(),
             yields: Arc::new(AtomicBool::new(false)),
             next: 0,
+            turns: Turns::new(),
         }
     }
 
@@ -132,7 +137,8 @@ impl<'e> Stepper<'e> {
             text.waits_for = Some(first);
             self.texts.push(text);
         }
-        self.engine.set_batch(self.texts.len())?;
+        self.turns.admitted();
+        self.set_batch()?;
         Ok(first)
     }
 
@@ -159,8 +165,13 @@ impl<'e> Stepper<'e> {
             return Ok(Stepped::Idle);
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
+        let whole = self.engine.pass.layers.is_none();
+        let (start, before) = (Instant::now(), self.engine.counters());
         if !self.run()? {
             return Ok(Stepped::Yielded);
+        }
+        if whole {
+            self.count_turn(rows, start.elapsed(), before)?;
         }
         self.take_tokens()?;
         Ok(Stepped::Passed {
@@ -169,9 +180,41 @@ impl<'e> Stepper<'e> {
         })
     }
 
+    /// Counts an uninterrupted pass to the turn of its group, if all its rows decode.
+    fn count_turn(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
+        let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
+        if decoding.clone().filter(|t| self.turns.has(t.id)).count() != rows {
+            return Ok(());
+        }
+        let counted = self.engine.counters().since(before);
+        let store = &self.engine.decoder.ffn.store;
+        let pass = turns::Pass {
+            tokens: rows,
+            needed: counted.hot_hits + counted.hits + counted.misses,
+            neurons: store.layout().total(),
+            slots: store.capacity(),
+            time,
+            wait: Duration::from_nanos(counted.wait_ns),
+        };
+        self.turns.passed(pass, decoding.count());
+        self.set_batch()
+    }
+
+    /// Plans memory for the requests that run together.
+    fn set_batch(&mut self) -> Result<(), Error> {
+        let together = self.texts.len().min(self.turns.width());
+        self.engine.set_batch(together)
+    }
+
     /// Schedules the next pass. False if no request can run.
     fn choose(&mut self) -> bool {
-        let wants = self.texts.iter().map(Text::wants);
+        let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
+        self.turns.choose(decoding.map(|text| text.id));
+        let turns = &self.turns;
+        let wants = self.texts.iter().map(|text| match text.wants() {
+            Wants::Decode if !turns.has(text.id) => Wants::Nothing,
+            wants => wants,
+        });
         let rows = divide(wants, self.engine.most_rows());
         let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
         self.running
@@ -318,7 +361,7 @@ impl<'e> Stepper<'e> {
                 }
             }
         }
-        self.engine.set_batch(self.texts.len())
+        self.set_batch()
     }
 
     /// Preempts a request until [`Stepper::resume`]. Its rows of a yielded pass keep their
@@ -378,7 +421,7 @@ impl<'e> Stepper<'e> {
         let text = self.texts.remove(at);
         self.hand_over(&text);
         // Cannot fail: a plan for as many sequences was made before.
-        let _ = self.engine.set_batch(self.texts.len());
+        let _ = self.set_batch();
         Some(text.finish(Stop::Caller))
     }
 

@@ -16,6 +16,7 @@ use super::hot::HotClusters;
 use super::layout::Layout;
 use super::plan::Rules;
 use super::reader::Reader;
+use super::regions::CLUSTER;
 use super::resident::Resident;
 use super::spread::Spread;
 use super::work::LayerWork;
@@ -323,6 +324,16 @@ impl NeuronStore {
     /// The bytes of the resident hot clusters.
     pub fn hot_bytes(&mut self) -> Vec<&[u8]> {
         self.hot.resident(&self.layout.clusters_of_each())
+    }
+
+    /// Most neurons that can be resident at once.
+    pub fn capacity(&self) -> u64 {
+        let total = self.layout.total();
+        let hot = self.hot.units() * CLUSTER as u64;
+        match self.mapped {
+            Some(_) => total,
+            None => total.min(hot + u64::from(self.cold.slots())),
+        }
     }
 
     /// The container's banks.
