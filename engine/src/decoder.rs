@@ -112,13 +112,14 @@ impl Decoder {
                 row += 1;
             }
         }
+        for span in spans.iter_mut() {
+            // Also when the pass goes on: others may have come to share the pages meanwhile.
+            let first = span.sequence.len();
+            span.sequence.kv.prepare(first, span.tokens.len());
+        }
         let first = match pass.layers {
             Some(layers) => layers,
             None => {
-                for span in spans.iter_mut() {
-                    let first = span.sequence.len();
-                    span.sequence.kv.prepare(first, span.tokens.len());
-                }
                 self.embed(pass, spans)?;
                 0
             }

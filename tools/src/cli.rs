@@ -4,6 +4,7 @@ mod bench;
 mod containers;
 mod engine;
 mod run;
+mod serve;
 mod trace;
 mod values;
 
@@ -16,6 +17,7 @@ pub use self::bench::*;
 pub use self::containers::*;
 pub use self::engine::*;
 pub use self::run::*;
+pub use self::serve::*;
 pub use self::trace::*;
 pub(crate) use self::values::{
     ReadSize, io_names, parse_budget, parse_read_size, parse_sector, parse_share,
@@ -55,6 +57,8 @@ fault found (a damaged container, not the given source, weights that the chosen 
 pub enum Command {
     /// Generate text.
     Run(RunArgs),
+    /// Answer requests over HTTP, as OpenAI's interface has them.
+    Serve(ServeArgs),
     /// Turn a checkpoint (Hugging Face folder, .safetensors, .gguf) into a container.
     Pack(PackArgs),
     /// Explain a container: configuration, sections, sizes, padding, temperature.

@@ -98,6 +98,22 @@ pub fn open_for(
     open(model, options, wanted.force, quiet)
 }
 
+/// As [`open_for`], for a server that will hold `reserve` bytes and sets requests aside for others.
+pub fn open_serving(
+    model: Model,
+    args: &EngineArgs,
+    wanted: &Use,
+    reserve: u64,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        batch: wanted.batch,
+        preemption: true,
+        reserve,
+        ..engine_options(args, wanted.context)?
+    };
+    open(model, options, wanted.force, false)
+}
+
 /// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
 /// hold `reserve` bytes.
 pub fn open_observed(
