@@ -60,9 +60,9 @@ pub use model::{Model, Text, demo_container};
 pub use observe::{Details, Judge, Probe, Report, energy};
 pub use options::{Budget, Options, Phases, Sparsity};
 pub use run::{
-    Admission, Batch, Energy, Event, Finished, Generation, Progress, Request, RequestId, Sample,
-    Step, Stepped, Stepper, Stop,
+    Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,
+    RequestId, Sample, Step, Stepped, Stepper, Stop, log_probability,
 };
-pub use sampler::{Sampler, Sampling};
+pub use sampler::{Bias, Sampler, Sampling};
 pub use sequence::{Sequence, Span};
 pub use store::regions::{self, CLUSTER};

@@ -70,6 +70,7 @@ fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: u
         prompt: prompt.to_vec(),
         request,
         samples,
+        bias: Vec::new(),
     };
     stepper.admit(admission).unwrap()
 }
@@ -321,6 +322,7 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
         prompt,
         request: request(1, 0),
         samples,
+        bias: Vec::new(),
     };
     let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");

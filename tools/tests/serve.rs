@@ -304,6 +304,88 @@ fn several_texts_and_seeds() {
     assert_eq!(texts(&body)[0], first[1]);
 }
 
+/// As evaluation harnesses ask: tokens in, their log-probabilities out. The same as `perplexity` says.
+#[test]
+fn log_probabilities_are_those_of_perplexity() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt").display().to_string();
+    let text = "A vector is a contiguous growable array type, written as `Vec<T>`. ".repeat(9);
+    std::fs::write(&file, &text).unwrap();
+    let wanted = json(&["perplexity", "-f", &file, "--json"]);
+    let server = Server::start(&["--ffn-resident", "0.5", "--parallel", "2"]);
+    let tokens = json!({"content": text, "add_special": true});
+    let tokens = server.post("/tokenize", &tokens).json()["tokens"].clone();
+    let mut body = request("", 0);
+    body["prompt"] = tokens.clone();
+    body["echo"] = json!(true);
+    body["logprobs"] = json!(1);
+    // A second time with the prompt known: it is computed again for its logits.
+    for _ in 0..2 {
+        let choice = server.post("/v1/completions", &body).json()["choices"][0].take();
+        assert_eq!(choice["text"], text);
+        let log_probs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        assert_eq!(log_probs.len(), tokens.as_array().unwrap().len());
+        assert!(log_probs[0].is_null());
+        let sum: f64 = log_probs[1..].iter().map(|l| l.as_f64().unwrap()).sum();
+        let perplexity = (-sum / (log_probs.len() - 1) as f64).exp();
+        let difference = perplexity / wanted["perplexity"].as_f64().unwrap() - 1.0;
+        assert!(difference.abs() < 1e-5, "{perplexity} and {wanted}");
+        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
+        assert_eq!(offsets[1], 0, "the first token is special");
+        assert!(offsets.windows(2).all(|w| w[0].as_u64() <= w[1].as_u64()));
+    }
+    // Beside generated tokens, whole and in a stream.
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "What is a vector?"}],
+        "logprobs": true, "top_logprobs": 3, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+    });
+    let choice = server.post("/v1/chat/completions", &body).json()["choices"][0].take();
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 12);
+    let joined: String = content
+        .iter()
+        .map(|t| t["token"].as_str().unwrap())
+        .collect();
+    assert_eq!(choice["message"]["content"], joined);
+    for token in content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        assert_eq!(
+            top[0]["token"], token["token"],
+            "greedy takes the likeliest"
+        );
+        assert_eq!(top[0]["logprob"], token["logprob"]);
+        let bytes = json!(token["token"].as_str().unwrap().as_bytes());
+        assert_eq!(token["bytes"], bytes);
+    }
+    body["stream"] = json!(true);
+    let reply = server.post("/v1/chat/completions", &body);
+    let mut streamed = Vec::new();
+    for event in reply.events() {
+        let chunk: Value = serde_json::from_str(event).unwrap_or_default();
+        let more = chunk["choices"][0]["logprobs"]["content"].as_array();
+        streamed.extend(more.cloned().unwrap_or_default());
+    }
+    assert_eq!(&streamed, content);
+}
+
+#[test]
+fn biases_and_penalties_change_what_is_drawn() {
+    let server = Server::start(&[]);
+    let mut body = request("A vector is a contiguous", 30);
+    let plain = server.complete(&body);
+    body["frequency_penalty"] = json!(2);
+    body["presence_penalty"] = json!(1.5);
+    assert_ne!(server.complete(&body), plain);
+    let tokens = server
+        .post("/tokenize", &json!({"content": " vector"}))
+        .json();
+    let token = tokens["tokens"][0].to_string();
+    let mut body = request("A vector is a contiguous", 3);
+    body["logit_bias"] = json!({token: 100});
+    assert_eq!(server.complete(&body), " vector vector vector");
+}
+
 #[test]
 fn wrong_requests_are_told_what_is_wrong() {
     let server = Server::start(&["--api-key", "secret", "--context", "64"]);
@@ -339,6 +421,10 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("stop", json!(vec!["x"; 17])),
         ("tools", json!([{"type": "function"}])),
         ("prompt", json!([999_999])),
+        ("logprobs", json!(21)),
+        ("top_logprobs", json!(2)),
+        ("logit_bias", json!({"999999": 1})),
+        ("logit_bias", json!({"1": 1000})),
         ("prompt", json!("")),
         ("prompt", json!([[1, 2], []])),
     ] {

@@ -3,7 +3,9 @@
 //! Unknown fields are ignored, as clients expect. Known fields that would change the output and are
 //! not supported are refused by name.
 
-use emberflow_engine::{Request, Sampling, Text};
+use std::collections::BTreeMap;
+
+use emberflow_engine::{Bias, Request, Sampling, Text};
 use emberflow_models::chat::{ChatTemplate, Message};
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,8 +15,20 @@ use super::error::ApiError;
 /// Most stop strings of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP: usize = 256;
+/// Most tokens that are told at a place, and that can have a bias.
+const MAX_TOP: usize = 20;
+const MAX_BIAS: usize = 300;
 /// Tokens of a completion that names no number.
 const COMPLETION_TOKENS: usize = 16;
+
+/// Which of the two kinds of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+}
 
 /// Fields that both kinds of request share.
 #[derive(Debug, Default, Deserialize)]
@@ -39,9 +53,9 @@ pub struct Common {
     priority: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    logit_bias: Option<Value>,
-    logprobs: Option<Value>,
-    top_logprobs: Option<Value>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    logprobs: Option<LogProbsAsked>,
+    top_logprobs: Option<usize>,
     response_format: Option<Value>,
     tools: Option<Value>,
     functions: Option<Value>,
@@ -49,6 +63,14 @@ pub struct Common {
     json_schema: Option<Value>,
     suffix: Option<Value>,
     best_of: Option<usize>,
+}
+
+/// Whether (chats) or how many (completions).
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum LogProbsAsked {
+    Whether(bool),
+    Top(usize),
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -125,9 +147,6 @@ impl Common {
         };
         let plain = |value: &Value| value["type"] == "text";
         let refused = [
-            ("logit_bias", given(&self.logit_bias)),
-            ("logprobs", given(&self.logprobs)),
-            ("top_logprobs", given(&self.top_logprobs)),
             (
                 "response_format",
                 given(&self.response_format) && !self.response_format.as_ref().is_some_and(plain),
@@ -138,14 +157,6 @@ impl Common {
             ("json_schema", given(&self.json_schema)),
             ("suffix", given(&self.suffix)),
             ("best_of", self.best_of.is_some_and(|b| b != self.samples())),
-            (
-                "presence_penalty",
-                self.presence_penalty.is_some_and(|p| p != 0.0),
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty.is_some_and(|p| p != 0.0),
-            ),
         ];
         for (name, is_given) in refused {
             if is_given {
@@ -186,6 +197,49 @@ impl Common {
         Ok(stops)
     }
 
+    /// How many of the likeliest tokens to say at each token, if log-probabilities are asked for.
+    fn log_probs(&self) -> Result<Option<usize>, ApiError> {
+        let top = match self.logprobs {
+            None | Some(LogProbsAsked::Whether(false)) => match self.top_logprobs {
+                None | Some(0) => return Ok(None),
+                Some(_) => {
+                    let message = "`top_logprobs` needs `logprobs`";
+                    return Err(ApiError::param("top_logprobs", message));
+                }
+            },
+            Some(LogProbsAsked::Whether(true)) => self.top_logprobs.unwrap_or(0),
+            Some(LogProbsAsked::Top(top)) => top,
+        };
+        match top <= MAX_TOP {
+            true => Ok(Some(top)),
+            false => {
+                let message = format!("at most {MAX_TOP} tokens are told at each place");
+                Err(ApiError::param("logprobs", message))
+            }
+        }
+    }
+
+    /// What is added to logits.
+    pub fn bias(&self, vocab: u32) -> Result<Vec<Bias>, ApiError> {
+        let Some(bias) = &self.logit_bias else {
+            return Ok(Vec::new());
+        };
+        if bias.len() > MAX_BIAS {
+            let message = format!("at most {MAX_BIAS} tokens");
+            return Err(ApiError::param("logit_bias", message));
+        }
+        let one = |(token, &add): (&String, &f32)| {
+            let token = token.parse().ok().filter(|&token| token < vocab);
+            let add = Some(add).filter(|add| add.abs() <= 100.0);
+            token.zip(add).map(|(token, add)| Bias { token, add })
+        };
+        let all: Option<Vec<Bias>> = bias.iter().map(one).collect();
+        all.ok_or_else(|| {
+            let message = format!("numbers of tokens below {vocab}, with values of -100 to 100");
+            ApiError::param("logit_bias", message)
+        })
+    }
+
     /// What to generate after a prompt of `prompt` of `context` positions. `seed` is used where none
     /// is given.
     pub fn request(
@@ -203,14 +257,17 @@ impl Common {
             repetition_penalty: (self.repeat_penalty)
                 .or(defaults.repetition_penalty)
                 .unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or(seed, i64::cast_unsigned),
         };
         sampling.validate().map_err(ApiError::invalid)?;
         let asked = self.max_completion_tokens.or(self.max_tokens);
         Ok(Request {
-            max_tokens: asked.unwrap_or(default_tokens).max(1),
+            max_tokens: asked.unwrap_or(default_tokens),
             sampling,
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            log_probs: self.log_probs()?,
             ..Request::default()
         })
     }

@@ -5,23 +5,29 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
+use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use emberflow_engine::{LogProbs, Request};
 use futures_util::stream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::api::Common;
+use super::api::{Common, Kind};
 use super::app::{App, now};
 use super::error::ApiError;
-use super::reply::{Head, Kind, Usage, reason};
+use super::log_probs::{LogProbsJson, Piece, Writer};
+use super::reply::{Choice, Head, Usage, reason};
 use super::worker::{Job, Out};
 
 /// Time between comments while a stream has nothing to say.
 const PING: Duration = Duration::from_secs(10);
 /// Most texts of one request.
 const MAX_TEXTS: usize = 128;
+/// Most log-probabilities of one response.
+pub const MAX_ENTRIES: usize = 8192;
+/// Bytes that one of them takes until the response is sent.
+pub const ENTRY_BYTES: u64 = 256;
 
 /// A checked request.
 pub struct Asked {
@@ -41,15 +47,26 @@ pub struct Asked {
 
 /// A response in the making.
 struct Pending {
+    app: Arc<App>,
     out: UnboundedReceiver<Out>,
     head: Head,
     usage: Usage,
     /// Texts that have not ended.
     left: usize,
-    /// What each text begins with.
-    begin: Vec<String>,
+    texts: Vec<Text>,
     /// Held until the response is complete.
     _permit: OwnedSemaphorePermit,
+}
+
+/// One text of a response.
+#[derive(Debug, Clone, Default)]
+struct Text {
+    /// What it begins with.
+    begin: String,
+    /// The prompt's first token, if log-probabilities begin with the prompt.
+    first: Option<u32>,
+    /// Characters whose log-probabilities were sent.
+    offset: usize,
 }
 
 /// Runs a request.
@@ -71,41 +88,38 @@ pub async fn respond(
 }
 
 /// Hands the request to the engine's thread.
-fn submit(app: &App, asked: Asked, permit: OwnedSemaphorePermit) -> Result<Pending, ApiError> {
+fn submit(app: &Arc<App>, asked: Asked, permit: OwnedSemaphorePermit) -> Result<Pending, ApiError> {
     let samples = asked.common.samples();
     let texts = asked.prompts.len() * samples;
     if texts == 0 || texts > MAX_TEXTS {
         let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
         return Err(ApiError::param("prompt", message));
     }
-    for prompt in &asked.prompts {
-        app.check_tokens(prompt)?;
-        let len = prompt.len();
-        if len == 0 {
-            return Err(ApiError::param("prompt", "the prompt is empty"));
-        }
-        if len > app.context {
-            let message = format!(
-                "the prompt has {len} tokens, and there is room for {} (see --context)",
-                app.context
-            );
-            return Err(ApiError::param("prompt", message));
-        }
-    }
+    check_prompts(app, &asked.prompts)?;
     let number = app.next();
     let seed = now().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
-    let request = (asked.common).request(&app.text, asked.default_tokens, seed)?;
+    let mut request = (asked.common).request(&app.text, asked.default_tokens, seed)?;
+    let echoes = !asked.echo.is_empty();
+    request.prompt_log_probs = echoes && request.log_probs.is_some();
+    check_log_probs(&asked, &request)?;
     let stops = asked.common.stops()?;
+    let bias = asked.common.bias(app.text.config().vocab)?;
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
+    let mut all = vec![Text::default(); texts];
     for (at, prompt) in asked.prompts.into_iter().enumerate() {
         usage.prompt += prompt.len();
+        for text in &mut all[at * samples..][..samples] {
+            text.begin = asked.echo.get(at).cloned().unwrap_or_default();
+            text.first = prompt.first().copied().filter(|_| request.prompt_log_probs);
+        }
         let job = Job {
             prompt,
             request,
             first: at * samples,
             samples,
             stops: stops.clone(),
+            bias: bias.clone(),
             proactive: asked.proactive,
             arrived: Instant::now(),
             out: sender.clone(),
@@ -120,11 +134,8 @@ fn submit(app: &App, asked: Asked, permit: OwnedSemaphorePermit) -> Result<Pendi
         Kind::Chat => "chatcmpl",
         Kind::Text => "cmpl",
     };
-    let mut begin = vec![String::new(); texts];
-    for (text, begin) in begin.iter_mut().enumerate() {
-        *begin = asked.echo.get(text / samples).cloned().unwrap_or_default();
-    }
     Ok(Pending {
+        app: app.clone(),
         out,
         head: Head {
             kind: asked.kind,
@@ -134,25 +145,94 @@ fn submit(app: &App, asked: Asked, permit: OwnedSemaphorePermit) -> Result<Pendi
         },
         usage,
         left: texts,
-        begin,
+        texts: all,
         _permit: permit,
     })
 }
 
+/// Whether prompts fit the model and the context.
+fn check_prompts(app: &App, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+    for prompt in prompts {
+        app.check_tokens(prompt)?;
+        let len = prompt.len();
+        if len == 0 {
+            return Err(ApiError::param("prompt", "the prompt is empty"));
+        }
+        if len > app.context {
+            let message = format!(
+                "the prompt has {len} tokens, and there is room for {} (see --context)",
+                app.context
+            );
+            return Err(ApiError::param("prompt", message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the log-probabilities that are asked for can be told.
+fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
+    let Some(top) = request.log_probs else {
+        return Ok(());
+    };
+    let refuse = |message: String| Err(ApiError::param("logprobs", message));
+    if request.prompt_log_probs && (asked.common.samples() > 1 || asked.common.stream == Some(true))
+    {
+        return refuse(
+            "those of the prompt are told whole and for one text: no `n`, no `stream`".into(),
+        );
+    }
+    let prompts = asked
+        .prompts
+        .iter()
+        .map(|prompt| match request.prompt_log_probs {
+            true => prompt.len() + request.max_tokens,
+            false => request.max_tokens * asked.common.samples(),
+        });
+    let entries = prompts.sum::<usize>().saturating_mul(top + 1);
+    match entries <= MAX_ENTRIES {
+        true => Ok(()),
+        false => refuse(format!(
+            "these would be up to {entries} log-probabilities, and a response has room for \
+             {MAX_ENTRIES}; ask for fewer tokens (`max_tokens`) or fewer beside each"
+        )),
+    }
+}
+
 /// Waits for all texts.
 async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
-    let mut texts = std::mem::take(&mut pending.begin);
-    let mut reasons = vec!["length"; texts.len()];
+    let count = pending.texts.len();
+    let mut choices = Vec::with_capacity(count);
+    for (index, text) in pending.texts.iter().enumerate() {
+        choices.push(Choice {
+            index,
+            text: text.begin.clone(),
+            ..Choice::default()
+        });
+    }
+    let mut log_probs = vec![Vec::new(); count];
+    let mut asked = pending.texts.iter().any(|text| text.first.is_some());
     while pending.left > 0 {
         match pending.out.recv().await {
             Some(Out::Started(cached)) => pending.usage.cached += cached,
-            Some(Out::Text { index, text }) => texts[index].push_str(&text),
+            Some(Out::Prompt {
+                index,
+                log_probs: more,
+            }) => log_probs[index].extend(more),
+            Some(Out::Text {
+                index,
+                text,
+                log_probs: more,
+            }) => {
+                choices[index].text.push_str(&text);
+                asked |= !more.is_empty();
+                log_probs[index].extend(more);
+            }
             Some(Out::Done {
                 index,
                 stopped,
                 tokens,
             }) => {
-                reasons[index] = reason(stopped);
+                choices[index].reason = Some(reason(stopped));
                 pending.usage.completion += tokens;
                 pending.left -= 1;
             }
@@ -160,8 +240,26 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
             None => return Err(ApiError::failed("the engine has stopped")),
         }
     }
-    let response = pending.head.whole(&texts, &reasons, pending.usage);
-    Ok(Json(response).into_response())
+    if asked {
+        for (choice, tokens) in choices.iter_mut().zip(&log_probs) {
+            choice.log_probs = Some(pending.log_probs(choice.index, tokens));
+        }
+    }
+    let body = pending.head.whole(&choices, pending.usage);
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+impl Pending {
+    /// Log-probabilities of the next piece of a text.
+    fn log_probs(&mut self, index: usize, tokens: &[LogProbs]) -> LogProbsJson {
+        let writer = Writer {
+            kind: self.head.kind,
+            tokenizer: self.app.text.tokenizer(),
+        };
+        let text = &mut self.texts[index];
+        let first = text.first.take();
+        writer.write(Piece { first, tokens }, &mut text.offset)
+    }
 }
 
 /// A stream in the making.
@@ -174,12 +272,18 @@ struct Streamed {
 }
 
 /// Streams the texts as server-sent events.
-fn streamed(pending: Pending, with_usage: bool) -> Response {
+fn streamed(mut pending: Pending, with_usage: bool) -> Response {
     let mut ready = VecDeque::new();
-    for (index, begin) in pending.begin.iter().enumerate() {
-        ready.extend(pending.head.first(index).map(|chunk| chunk.to_string()));
-        if !begin.is_empty() {
-            ready.push_back(pending.head.piece(index, begin).to_string());
+    for (index, text) in pending.texts.iter_mut().enumerate() {
+        ready.extend(pending.head.first(index));
+        if !text.begin.is_empty() {
+            text.offset = text.begin.chars().count();
+            let text = text.begin.clone();
+            ready.push_back(pending.head.piece(&Choice {
+                index,
+                text,
+                ..Choice::default()
+            }));
         }
     }
     let state = Streamed {
@@ -207,31 +311,52 @@ impl Streamed {
 
     /// Takes output of the engine's thread.
     async fn take(&mut self) {
-        let (head, usage) = (&self.pending.head, &mut self.pending.usage);
         match self.pending.out.recv().await {
-            Some(Out::Started(cached)) => usage.cached += cached,
-            Some(Out::Text { index, text }) => {
-                self.ready.push_back(head.piece(index, &text).to_string());
+            Some(Out::Started(cached)) => self.pending.usage.cached += cached,
+            // Not asked for in streams.
+            Some(Out::Prompt { .. }) => {}
+            Some(Out::Text {
+                index,
+                text,
+                log_probs,
+            }) => {
+                let asked = !log_probs.is_empty();
+                let log_probs = asked.then(|| self.pending.log_probs(index, &log_probs));
+                self.ready.push_back(self.pending.head.piece(&Choice {
+                    index,
+                    text,
+                    log_probs,
+                    reason: None,
+                }));
             }
             Some(Out::Done {
                 index,
                 stopped,
                 tokens,
-            }) => {
-                usage.completion += tokens;
-                let last = head.last(index, reason(stopped));
-                self.ready.push_back(last.to_string());
-                self.pending.left -= 1;
-                if self.pending.left == 0 {
-                    if self.with_usage {
-                        self.ready.push_back(head.usage(*usage).to_string());
-                    }
-                    self.ready.push_back("[DONE]".to_owned());
-                    self.ended = true;
-                }
-            }
+            }) => self.end(index, reason(stopped), tokens),
             Some(Out::Failed(why)) => self.fail(&why),
             None => self.fail("the engine has stopped"),
+        }
+    }
+
+    /// Ends a text, and after the last one the stream.
+    fn end(&mut self, index: usize, reason: &'static str, tokens: usize) {
+        let Pending {
+            head, usage, left, ..
+        } = &mut self.pending;
+        usage.completion += tokens;
+        *left -= 1;
+        self.ready.push_back(head.piece(&Choice {
+            index,
+            reason: Some(reason),
+            ..Choice::default()
+        }));
+        if *left == 0 {
+            if self.with_usage {
+                self.ready.push_back(head.usage(*usage));
+            }
+            self.ready.push_back("[DONE]".to_owned());
+            self.ended = true;
         }
     }
 

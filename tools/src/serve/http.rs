@@ -14,11 +14,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::api::{ChatRequest, CompletionRequest};
+use super::api::{ChatRequest, CompletionRequest, Kind};
 use super::app::App;
 use super::error::ApiError;
 use super::generate::{Asked, respond};
-use super::reply::Kind;
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(30);

@@ -14,6 +14,7 @@ mod app;
 mod error;
 mod generate;
 mod http;
+mod log_probs;
 mod metrics;
 mod reply;
 mod shared;
@@ -65,7 +66,9 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
-    let reserve = HTTP + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
+    let log_probs = u64::from(args.parallel) * generate::MAX_ENTRIES as u64 * generate::ENTRY_BYTES;
+    let reserve =
+        HTTP + log_probs + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
         Failure::usage(format!(

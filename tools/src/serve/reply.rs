@@ -1,15 +1,10 @@
 //! Responses: whole, or as a stream of server-sent events.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Which of the two kinds of response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Text,
-}
+use super::api::Kind;
+use super::log_probs::LogProbsJson;
 
 /// What all parts of a response have in common.
 #[derive(Debug, Clone)]
@@ -37,7 +32,7 @@ pub struct Usage {
 
 impl Usage {
     /// As a `usage` object.
-    pub fn json(self) -> Value {
+    fn json(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -45,6 +40,19 @@ impl Usage {
             "prompt_tokens_details": {"cached_tokens": self.cached},
         })
     }
+}
+
+/// A text, or a piece of it.
+#[derive(Debug, Clone, Default)]
+pub struct Choice {
+    /// Which of the response's texts.
+    pub index: usize,
+    /// The text.
+    pub text: String,
+    /// How likely its tokens were, if that was asked.
+    pub log_probs: Option<LogProbsJson>,
+    /// Why it ended, if it did.
+    pub reason: Option<&'static str>,
 }
 
 /// Why a text ended, as a `finish_reason`.
@@ -55,79 +63,136 @@ pub fn reason(stopped: bool) -> &'static str {
     }
 }
 
+#[derive(Serialize)]
+struct Response<'a> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<ChoiceJson<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct ChoiceJson<'a> {
+    index: usize,
+    #[serde(flatten)]
+    text: TextJson<'a>,
+    logprobs: Option<&'a LogProbsJson>,
+    finish_reason: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum TextJson<'a> {
+    Text(&'a str),
+    Message(Message<'a>),
+    Delta(Delta<'a>),
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'a str,
+    content: &'a str,
+    refusal: Option<&'a str>,
+}
+
+/// What a chunk of a chat adds.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Delta<'a> {
+    First {
+        role: &'a str,
+        content: Option<&'a str>,
+    },
+    Piece {
+        content: &'a str,
+    },
+    Last {},
+}
+
 impl Head {
-    fn object(&self, chunk: bool) -> &'static str {
-        match (self.kind, chunk) {
-            (Kind::Chat, true) => "chat.completion.chunk",
-            (Kind::Chat, false) => "chat.completion",
-            (Kind::Text, _) => "text_completion",
-        }
+    fn with(&self, object: &str, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
+        let response = Response {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: usage.map(Usage::json),
+        };
+        // Strings and numbers: cannot fail.
+        serde_json::to_string(&response).unwrap_or_default()
     }
 
-    fn with(&self, chunk: bool, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": self.object(chunk),
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
+    fn chunk(&self, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
+        let object = match self.kind {
+            Kind::Chat => "chat.completion.chunk",
+            Kind::Text => "text_completion",
+        };
+        self.with(object, choices, usage)
     }
 
-    /// The first chunk of choice `index`; completions have none.
-    pub fn first(&self, index: usize) -> Option<Value> {
-        let choice = json!({
-            "index": index,
-            "delta": {"role": "assistant", "content": null},
-            "logprobs": null,
-            "finish_reason": null,
-        });
-        (self.kind == Kind::Chat).then(|| self.with(true, vec![choice]))
+    /// The first chunk of text `index`; completions have none.
+    pub fn first(&self, index: usize) -> Option<String> {
+        let choice = ChoiceJson {
+            index,
+            text: TextJson::Delta(Delta::First {
+                role: "assistant",
+                content: None,
+            }),
+            logprobs: None,
+            finish_reason: None,
+        };
+        (self.kind == Kind::Chat).then(|| self.chunk(vec![choice], None))
     }
 
-    /// A chunk of text.
-    pub fn piece(&self, index: usize, text: &str) -> Value {
-        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": null});
-        match self.kind {
-            Kind::Chat => choice["delta"] = json!({"content": text}),
-            Kind::Text => choice["text"] = json!(text),
-        }
-        self.with(true, vec![choice])
-    }
-
-    /// The last chunk of a choice.
-    pub fn last(&self, index: usize, reason: &str) -> Value {
-        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": reason});
-        match self.kind {
-            Kind::Chat => choice["delta"] = json!({}),
-            Kind::Text => choice["text"] = json!(""),
-        }
-        self.with(true, vec![choice])
+    /// A further chunk: text, or the reason why it ended.
+    pub fn piece(&self, choice: &Choice) -> String {
+        let text = match (self.kind, choice.reason) {
+            (Kind::Text, _) => TextJson::Text(&choice.text),
+            (Kind::Chat, None) => TextJson::Delta(Delta::Piece {
+                content: &choice.text,
+            }),
+            (Kind::Chat, Some(_)) => TextJson::Delta(Delta::Last {}),
+        };
+        self.chunk(vec![choice.json(text)], None)
     }
 
     /// The chunk after the last one, with the numbers of tokens.
-    pub fn usage(&self, usage: Usage) -> Value {
-        let mut chunk = self.with(true, Vec::new());
-        chunk["usage"] = usage.json();
-        chunk
+    pub fn usage(&self, usage: Usage) -> String {
+        self.chunk(Vec::new(), Some(usage))
     }
 
-    /// A whole response of these texts and the reasons why they ended.
-    pub fn whole(&self, texts: &[String], reasons: &[&str], usage: Usage) -> Value {
-        let choice = |(index, (text, reason)): (usize, (&String, &&str))| {
-            let mut choice = json!({"index": index, "logprobs": null, "finish_reason": reason});
-            match self.kind {
-                Kind::Chat => {
-                    choice["message"] =
-                        json!({"role": "assistant", "content": text, "refusal": null});
-                }
-                Kind::Text => choice["text"] = json!(text),
-            }
-            choice
+    /// A whole response.
+    pub fn whole(&self, choices: &[Choice], usage: Usage) -> String {
+        let mut all = Vec::with_capacity(choices.len());
+        for choice in choices {
+            all.push(choice.json(match self.kind {
+                Kind::Chat => TextJson::Message(Message {
+                    role: "assistant",
+                    content: &choice.text,
+                    refusal: None,
+                }),
+                Kind::Text => TextJson::Text(&choice.text),
+            }));
+        }
+        let object = match self.kind {
+            Kind::Chat => "chat.completion",
+            Kind::Text => "text_completion",
         };
-        let choices = texts.iter().zip(reasons).enumerate().map(choice).collect();
-        let mut response = self.with(false, choices);
-        response["usage"] = usage.json();
-        response
+        self.with(object, all, Some(usage))
+    }
+}
+
+impl Choice {
+    fn json<'a>(&'a self, text: TextJson<'a>) -> ChoiceJson<'a> {
+        ChoiceJson {
+            index: self.index,
+            text,
+            logprobs: self.log_probs.as_ref(),
+            finish_reason: self.reason,
+        }
     }
 }

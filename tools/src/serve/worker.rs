@@ -11,7 +11,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::{
-    Admission, Engine, Error, Event, Finished, Request, RequestId, Sequence, Stepped, Stepper, Stop,
+    Admission, Bias, Engine, Error, Event, Finished, LogProbs, Request, RequestId, Sequence,
+    Stepped, Stepper, Stop,
 };
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
@@ -40,6 +41,8 @@ pub struct Job {
     pub samples: usize,
     /// Where each text ends.
     pub stops: Vec<String>,
+    /// What is added to logits.
+    pub bias: Vec<Bias>,
     /// Background work.
     pub proactive: bool,
     /// When it arrived.
@@ -57,8 +60,17 @@ pub enum Out {
     Text {
         /// Of this continuation.
         index: usize,
-        /// The text, of whole characters, not empty.
+        /// The text, of whole characters; empty only if there are log-probabilities.
         text: String,
+        /// Those of its tokens, if the request asks.
+        log_probs: Vec<LogProbs>,
+    },
+    /// Log-probabilities of the next tokens of the prompt, after its first one.
+    Prompt {
+        /// The prompt's first continuation.
+        index: usize,
+        /// In order.
+        log_probs: Vec<LogProbs>,
     },
     /// A continuation ended.
     Done {
@@ -79,6 +91,8 @@ struct Live<'t> {
     index: usize,
     stream: StreamDecoder<'t>,
     stops: Stops,
+    /// Log-probabilities of the tokens whose text was not sent.
+    log_probs: Vec<LogProbs>,
     tokens: usize,
     prompt: usize,
     proactive: bool,
@@ -93,6 +107,15 @@ impl Live<'_> {
     /// Whether it may be made to wait for reactive requests.
     fn yields(&self) -> bool {
         self.proactive && self.arrived.elapsed() < OVERDUE
+    }
+
+    /// Sends text. Whether anybody still waits for it is looked at before each pass.
+    fn send(&mut self, text: String) {
+        let _ = self.out.send(Out::Text {
+            index: self.index,
+            text,
+            log_probs: std::mem::take(&mut self.log_probs),
+        });
     }
 }
 
@@ -217,7 +240,12 @@ impl<'t> Worker<'_, 't> {
 
     fn admit(&mut self, job: Job) {
         let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
-        let sequence = match self.take_idle(&job.prompt, room) {
+        // What is known has no logits any more.
+        let reusable = match job.request.prompt_log_probs {
+            true => &[],
+            false => &job.prompt[..job.prompt.len() - 1],
+        };
+        let sequence = match self.take_idle(reusable, room) {
             Ok(sequence) => sequence,
             Err(e) => {
                 let _ = job.out.send(Out::Failed(e.to_string()));
@@ -230,6 +258,7 @@ impl<'t> Worker<'_, 't> {
             prompt: job.prompt[known..].to_vec(),
             request: job.request,
             samples: job.samples,
+            bias: job.bias,
         });
         let first = match admitted {
             Ok(first) => first,
@@ -250,6 +279,7 @@ impl<'t> Worker<'_, 't> {
                 index: job.first + index,
                 stream: self.tokenizer.stream_after_prompt(),
                 stops: Stops::new(job.stops.clone()),
+                log_probs: Vec::new(),
                 tokens: 0,
                 prompt: job.prompt.len(),
                 proactive: job.proactive,
@@ -261,12 +291,11 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// A sequence to begin with: the ended one that shares the longest beginning with `prompt`, cut
+    /// A sequence to begin with: the ended one that shares the longest beginning with `tokens`, cut
     /// to it, or an empty one. At most `room` ended ones are kept beside it.
-    fn take_idle(&mut self, prompt: &[u32], room: usize) -> Result<Sequence, Error> {
-        let most = &prompt[..prompt.len() - 1];
+    fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
         let common = |sequence: &Sequence| {
-            let pairs = sequence.tokens().iter().zip(most);
+            let pairs = sequence.tokens().iter().zip(tokens);
             pairs.take_while(|(a, b)| a == b).count()
         };
         let all = self.idle.iter().map(common).enumerate();
@@ -332,7 +361,18 @@ impl<'t> Worker<'_, 't> {
         };
         for event in events {
             match event {
-                Event::Token { id, token, stop } => self.token(id, token, stop),
+                Event::Token {
+                    id,
+                    token,
+                    stop,
+                    log_probs,
+                } => self.token(id, token, stop, log_probs),
+                Event::Prompt { id, log_probs } => {
+                    if let Some(live) = self.live.iter().find(|live| live.id == id) {
+                        let index = live.index;
+                        let _ = live.out.send(Out::Prompt { index, log_probs });
+                    }
+                }
                 Event::Ended { id, stop } => self.end(id, stop == Stop::Eos),
                 Event::Failed { id, error } => self.fail(id, &error.to_string()),
             }
@@ -341,7 +381,13 @@ impl<'t> Worker<'_, 't> {
     }
 
     /// Sends the text of a token.
-    fn token(&mut self, id: RequestId, token: u32, stop: Option<Stop>) {
+    fn token(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        stop: Option<Stop>,
+        log_probs: Option<LogProbs>,
+    ) {
         let Some(live) = self.live.iter_mut().find(|live| live.id == id) else {
             return;
         };
@@ -353,16 +399,14 @@ impl<'t> Worker<'_, 't> {
             times.first.add(live.arrived.elapsed());
         }
         let mut stopped = stop == Some(Stop::Eos);
-        // The end-of-text token has no text.
+        // The end-of-text token is not a part of the text.
+        live.log_probs.extend(log_probs.filter(|_| !stopped));
         let piece = (!stopped).then(|| live.stream.push(token)).flatten();
         if let Some(piece) = piece {
             let passed = live.stops.push(&piece);
             stopped = passed.stopped;
             if !passed.text.is_empty() {
-                let _ = live.out.send(Out::Text {
-                    index: live.index,
-                    text: passed.text,
-                });
+                live.send(passed.text);
             }
         }
         if stopped || stop.is_some() {
@@ -381,13 +425,12 @@ impl<'t> Worker<'_, 't> {
             // What only began like a stop string is text.
             let mut rest = live.stops.finish();
             if !stopped {
-                rest.push_str(&live.stream.finish().unwrap_or_default());
+                let fresh = self.tokenizer.stream_after_prompt();
+                let stream = std::mem::replace(&mut live.stream, fresh);
+                rest.push_str(&stream.finish().unwrap_or_default());
             }
-            if !rest.is_empty() {
-                let _ = live.out.send(Out::Text {
-                    index: live.index,
-                    text: rest,
-                });
+            if !rest.is_empty() || !live.log_probs.is_empty() {
+                live.send(rest);
             }
             let _ = live.out.send(Out::Done {
                 index: live.index,
