@@ -24,6 +24,7 @@ use crate::rope::RopeTable;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::LayerResidency;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
@@ -389,6 +390,12 @@ impl Engine {
             head_ns: nanoseconds(times.head),
             ..self.decoder.ffn.counters()
         }
+    }
+
+    /// What is in memory of each layer's neurons. Looks up every neuron: milliseconds for a large
+    /// model.
+    pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
+        self.decoder.ffn.store.by_layer()
     }
 
     /// Bytes of keys and values per position.

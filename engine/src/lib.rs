@@ -65,4 +65,5 @@ pub use run::{
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use sequence::{Sequence, Span};
+pub use store::LayerResidency;
 pub use store::regions::{self, CLUSTER};

@@ -497,6 +497,42 @@ fn the_budget_holds_and_the_end_is_clean() {
 }
 
 #[test]
+fn what_it_does_can_be_looked_at() {
+    let server = Server::start(&["--memory", "48MiB", "--parallel", "2"]);
+    assert!(server.get("/").body.contains("<!doctype html>"));
+    let head = "POST /v1/completions HTTP/1.0\r\nX-Emberflow-Class: proactive";
+    let running = server.send(head, &request("A vector", 900).to_string());
+    server.wait_for("requests_processing", 1);
+    let start = Instant::now();
+    let slot = loop {
+        let slots = server.get("/slots").json();
+        if slots[0]["tokens"].as_u64() > Some(3) {
+            break slots[0].clone();
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{slots}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(slot["class"], "proactive");
+    assert_eq!(slot["state"], "decoding");
+    drop(running);
+    server.wait_for("requests_processing", 0);
+    let stats = server.get("/stats").json();
+    assert_eq!(stats["memory"]["budget_bytes"], 48 << 20);
+    let parts = stats["memory"]["parts"].as_object().unwrap();
+    let sum: u64 = parts.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert!(sum <= 48 << 20, "{stats}");
+    let layers = stats["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 8);
+    let held = |layer: &Value| layer["hot"].as_u64().unwrap() + layer["cold"].as_u64().unwrap();
+    assert!(
+        layers
+            .iter()
+            .all(|layer| held(layer) <= 960 && held(layer) > 0)
+    );
+    assert!(stats["totals"]["pass_ns"].as_u64() > stats["totals"]["ffn_ns"].as_u64());
+}
+
+#[test]
 fn an_interactive_request_overtakes_background_work() {
     let server = Server::start(&["--parallel", "2"]);
     let mut background = request("A vector", 600);

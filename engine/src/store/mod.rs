@@ -11,6 +11,7 @@ mod ahead;
 mod arrivals;
 mod asked;
 mod border;
+mod by_layer;
 mod bytes;
 mod content;
 mod costs;
@@ -34,6 +35,7 @@ mod tag;
 mod tests;
 mod work;
 
+pub use by_layer::LayerResidency;
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
 use emberflow_engine::Text;
@@ -44,6 +44,8 @@ pub struct App {
     pub origin: Option<String>,
     /// Seconds since 1970 at the start.
     pub created: u64,
+    /// When it started.
+    pub started: Instant,
     /// Number of responses so far.
     pub count: AtomicU64,
 }

@@ -18,6 +18,7 @@ use super::api::{ChatRequest, CompletionRequest, Kind};
 use super::app::App;
 use super::error::ApiError;
 use super::generate::{Asked, respond};
+use super::stats::{slots, stats};
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -40,6 +41,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .route("/props", get(props))
         .route("/health", get(health))
+        .route(
+            "/slots",
+            get(|State(app): State<Arc<App>>| async move { Json(slots(&app)) }),
+        )
+        .route(
+            "/stats",
+            get(|State(app): State<Arc<App>>| async move { Json(stats(&app)) }),
+        )
+        .route("/", get(page))
         .fallback(|| async { ApiError::unknown("there is nothing at this path") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(middleware::from_fn_with_state(app.clone(), guard))
@@ -51,7 +61,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let origin = request.headers().get(header::ORIGIN);
     let origin = origin.filter(|o| app.allows_origin(o)).cloned();
     let path = request.uri().path();
-    let public = ["/health", "/models", "/v1/models"].contains(&path);
+    let public = ["/", "/health", "/models", "/v1/models"].contains(&path);
     let mut response = if request.method() == Method::OPTIONS {
         StatusCode::OK.into_response()
     } else if public || app.allows_key(sent_key(request.headers())) {
@@ -183,6 +193,17 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.shared.totals().text())
+}
+
+/// The page to look at. It may run nothing from elsewhere and ask nobody else.
+async fn page() -> impl IntoResponse {
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                  connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+    ];
+    (headers, include_str!("page.html"))
 }
 
 async fn props(State(app): State<Arc<App>>) -> Json<Value> {

@@ -31,15 +31,23 @@ pub struct Totals {
     pub waiting: usize,
     /// The engine's counters.
     pub counters: Counters,
-    /// Times of interactive requests.
-    pub reactive: Times,
-    /// Times of background requests.
-    pub proactive: Times,
+    /// Time in passes.
+    pub pass: Duration,
+    /// Interactive requests.
+    pub reactive: Class,
+    /// Background requests.
+    pub proactive: Class,
 }
 
-/// Times of a class of requests.
+/// A class of requests.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Times {
+pub struct Class {
+    /// Texts that run now.
+    pub running: usize,
+    /// Requests that wait now.
+    pub waiting: usize,
+    /// Texts that ended.
+    pub ended: u64,
     /// From arrival to the start.
     pub queue: Histogram,
     /// From arrival to the first token.
@@ -62,6 +70,11 @@ impl Histogram {
         let seconds = time.as_secs_f64();
         self.counts[BOUNDS.partition_point(|&bound| bound < seconds)] += 1;
         self.sum += seconds;
+    }
+
+    /// Mean in seconds; 0 if there is none.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.counts.iter().sum::<u64>().max(1) as f64
     }
 
     fn write(&self, out: &mut String, name: &str, class: &str) {
@@ -144,30 +157,30 @@ const METRICS: [Metric; 13] = [
 struct Timing {
     name: &'static str,
     help: &'static str,
-    of: fn(&Times) -> &Histogram,
+    of: fn(&Class) -> &Histogram,
 }
 
 const TIMINGS: [Timing; 3] = [
     Timing {
         name: "queue_seconds",
         help: "From arrival to the start.",
-        of: |times| &times.queue,
+        of: |class| &class.queue,
     },
     Timing {
         name: "first_token_seconds",
         help: "From arrival to the first token.",
-        of: |times| &times.first,
+        of: |class| &class.first,
     },
     Timing {
         name: "token_seconds",
         help: "Mean time of a text's further tokens.",
-        of: |times| &times.token,
+        of: |class| &class.token,
     },
 ];
 
 impl Totals {
-    /// Times of a class.
-    pub fn times(&mut self, proactive: bool) -> &mut Times {
+    /// A class.
+    pub fn class(&mut self, proactive: bool) -> &mut Class {
         match proactive {
             true => &mut self.proactive,
             false => &mut self.reactive,

@@ -18,6 +18,8 @@ mod log_probs;
 mod metrics;
 mod reply;
 mod shared;
+mod snapshot;
+mod stats;
 mod stops;
 mod worker;
 
@@ -27,6 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
 
 use emberflow_engine::Model;
 use tokio::net::TcpListener;
@@ -121,6 +124,7 @@ fn app(
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),
         created: app::now(),
+        started: Instant::now(),
         count: AtomicU64::new(0),
     }))
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::metrics::Totals;
+use super::snapshot::Snapshot;
 
 /// Time that running requests have to end after the signal to stop.
 const GRACE: Duration = Duration::from_secs(20);
@@ -13,6 +14,9 @@ const GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Default)]
 pub struct Shared {
     totals: Mutex<Totals>,
+    snapshot: Mutex<Snapshot>,
+    /// Somebody wants a new snapshot.
+    asked: AtomicBool,
     /// Makes the running pass yield; set once the engine is open.
     yields: OnceLock<Arc<AtomicBool>>,
     closing: OnceLock<Instant>,
@@ -49,6 +53,23 @@ impl Shared {
     /// Whether running requests have had their time.
     pub fn must_end(&self) -> bool {
         self.closing.get().is_some_and(|at| at.elapsed() > GRACE)
+    }
+
+    /// Whether somebody has asked for a new snapshot since the last call.
+    pub fn is_asked(&self) -> bool {
+        self.asked.swap(false, Ordering::Relaxed)
+    }
+
+    /// Publishes a snapshot.
+    pub fn set_snapshot(&self, snapshot: Snapshot) {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    /// The last snapshot; asks for the next one.
+    pub fn snapshot(&self) -> Snapshot {
+        self.asked.store(true, Ordering::Relaxed);
+        let snapshot = self.snapshot.lock();
+        snapshot.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Publishes totals.

@@ -19,6 +19,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::metrics::Totals;
 use super::shared::Shared;
+use super::snapshot::{Part, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
 
@@ -88,6 +89,8 @@ pub enum Out {
 /// One continuation that runs.
 struct Live<'t> {
     id: RequestId,
+    /// Among all texts since the start.
+    number: u64,
     index: usize,
     stream: StreamDecoder<'t>,
     stops: Stops,
@@ -128,6 +131,8 @@ struct Worker<'e, 't> {
     /// Sequences of ended requests, the oldest first: their beginnings may come again.
     idle: Vec<Sequence>,
     totals: Totals,
+    /// Texts so far.
+    texts: u64,
 }
 
 /// Runs jobs until all senders are gone. Calls `started` when it takes jobs.
@@ -151,6 +156,7 @@ pub fn work(
         live: Vec::new(),
         idle: Vec::new(),
         totals: Totals::default(),
+        texts: 0,
     };
     loop {
         if worker.live.is_empty() && worker.waiting.is_empty() {
@@ -268,14 +274,15 @@ impl<'t> Worker<'_, 't> {
             }
         };
         self.totals.requests += 1;
-        let times = self.totals.times(job.proactive);
-        times.queue.add(job.arrived.elapsed());
+        let class = self.totals.class(job.proactive);
+        class.queue.add(job.arrived.elapsed());
         self.totals.prompt_tokens += (job.prompt.len() - known) as u64;
         self.totals.cached_tokens += known as u64;
         let _ = job.out.send(Out::Started(known));
         for index in 0..job.samples {
             self.live.push(Live {
                 id: first.sample(index),
+                number: self.texts + index as u64,
                 index: job.first + index,
                 stream: self.tokenizer.stream_after_prompt(),
                 stops: Stops::new(job.stops.clone()),
@@ -289,6 +296,7 @@ impl<'t> Worker<'_, 't> {
                 out: job.out.clone(),
             });
         }
+        self.texts += job.samples as u64;
     }
 
     /// A sequence to begin with: the ended one that shares the longest beginning with `tokens`, cut
@@ -355,7 +363,10 @@ impl<'t> Worker<'_, 't> {
 
     /// Runs a pass and sends what came of it.
     fn step(&mut self) -> Result<(), Failure> {
-        let events: Vec<Event> = match self.stepper.step()? {
+        let start = Instant::now();
+        let stepped = self.stepper.step()?;
+        self.totals.pass += start.elapsed();
+        let events: Vec<Event> = match stepped {
             Stepped::Passed { events, .. } => std::mem::take(events),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
@@ -395,8 +406,8 @@ impl<'t> Worker<'_, 't> {
         self.totals.predicted_tokens += 1;
         if live.first.is_none() {
             live.first = Some(Instant::now());
-            let times = self.totals.times(live.proactive);
-            times.first.add(live.arrived.elapsed());
+            let class = self.totals.class(live.proactive);
+            class.first.add(live.arrived.elapsed());
         }
         let mut stopped = stop == Some(Stop::Eos);
         // The end-of-text token is not a part of the text.
@@ -418,9 +429,10 @@ impl<'t> Worker<'_, 't> {
     fn end(&mut self, id: RequestId, stopped: bool) {
         if let Some(at) = self.live.iter().position(|live| live.id == id) {
             let mut live = self.live.remove(at);
+            let class = self.totals.class(live.proactive);
+            class.ended += 1;
             if let (Some(first), true) = (live.first, live.tokens > 1) {
-                let mean = first.elapsed() / (live.tokens - 1) as u32;
-                self.totals.times(live.proactive).token.add(mean);
+                class.token.add(first.elapsed() / (live.tokens - 1) as u32);
             }
             // What only began like a stop string is text.
             let mut rest = live.stops.finish();
@@ -447,6 +459,33 @@ impl<'t> Worker<'_, 't> {
         self.totals.processing = self.live.len();
         self.totals.waiting = self.waiting.len();
         self.totals.counters = self.stepper.engine().counters();
+        for proactive in [false, true] {
+            let running = self.live.iter().filter(|l| l.proactive == proactive);
+            let waiting = self.waiting.iter().filter(|j| j.proactive == proactive);
+            let class = self.totals.class(proactive);
+            (class.running, class.waiting) = (running.count(), waiting.count());
+        }
         shared.set(self.totals);
+        if shared.is_asked() || self.live.is_empty() {
+            shared.set_snapshot(self.snapshot());
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let engine = self.stepper.engine();
+        let entries = engine.memory().ledger.entries().iter();
+        let slot = |live: &Live<'_>| Slot {
+            id: live.number,
+            proactive: live.proactive,
+            prompt: live.prompt,
+            tokens: live.tokens,
+            aside: live.aside,
+        };
+        Snapshot {
+            slots: self.live.iter().map(slot).collect(),
+            layers: engine.resident_by_layer(),
+            memory: entries.map(|&(name, bytes)| Part { name, bytes }).collect(),
+            budget: engine.memory().budget(),
+        }
     }
 }
