@@ -217,8 +217,18 @@ impl Decoder {
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = observer {
-            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
-            observer(&ffn.seen(number, n, residual, x));
+            observer(&ffn.seen(FfnSeen {
+                layer: number,
+                tokens: n,
+                residual: &pass.x[..n * d],
+                x: &s.normed[..n * d],
+                choices: match experts {
+                    Some(_) => s.routes.choices(n),
+                    None => &[],
+                },
+                gates: &[],
+                hidden: &[],
+            }));
         }
         add_rows(&mut pass.x, &s.out, n * d);
         lap(&mut times.ffn, &mut last);

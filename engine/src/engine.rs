@@ -165,8 +165,8 @@ impl Engine {
         self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
-    /// As [`Engine::forward`]; `observer` sees every FFN's input and, with [`Options::observe`],
-    /// its gates and hidden values. Like the logits, these depend on weights and tokens only.
+    /// As [`Engine::forward`]; `observer` sees every FFN's input, the experts that each token visits
+    /// and, with [`Options::observe`], gates and hidden values. Like the logits, these depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -177,9 +177,6 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        if self.config().mixture.is_some() {
-            return Err(Error::Experts);
-        }
         let hooks = Hooks {
             observer: Some(observer),
             yields: None,

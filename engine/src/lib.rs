@@ -54,7 +54,7 @@ pub use counters::Counters;
 pub use decoder::FfnObserver;
 pub use engine::{Engine, Logits};
 pub use error::Error;
-pub use ffn::{FfnSeen, GATE_PIECES};
+pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Details, Judge, Probe, Report, energy};

@@ -29,6 +29,15 @@ impl Rows<'_> {
     }
 }
 
+/// An expert that a row visits.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Choice {
+    /// Number in its layer.
+    pub expert: u32,
+    /// Factor of its result.
+    pub weight: f32,
+}
+
 /// One bank's share of a layer. A dense FFN is one unit over all rows; a mixture of experts has one
 /// per chosen expert, with the rows routed to it and their router weights.
 #[derive(Debug, Clone, Copy)]
