@@ -115,6 +115,22 @@ pub fn open_observed(
     open(model, options, force, false)
 }
 
+/// As [`open_engine`], for an engine whose routers are observed, by somebody who will hold `reserve`
+/// bytes.
+pub fn open_routed(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    reserve: u64,
+    force: bool,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        reserve,
+        ..engine_options(args, context)?
+    };
+    open(model, options, force, false)
+}
+
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
     Ok(Options {
         budget: match args.ffn_resident {
