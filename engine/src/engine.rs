@@ -415,7 +415,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         layout,
         source,
         planner,
-        frequencies,
+        known,
         ..
     } = parts;
     let tracer = match options.trace {
@@ -443,7 +443,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         memory: &division.memory,
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
-        frequencies: &frequencies,
+        known: &known,
         options: &options,
         tracer,
     })?;

@@ -24,7 +24,7 @@ use crate::options::{Options, Phases};
 use crate::room::thread_floats;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
-use crate::store::{Layout, Naming, ReadCosts, io_bytes};
+use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
 use crate::weights::Weights;
 
 /// Bytes of stack and allocator per thread.
@@ -52,9 +52,8 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Planner {
-    /// Collects the inputs of a plan. Also returns each neuron's activation frequency by bank;
-    /// empty without statistics.
-    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Vec<Vec<f32>>), Error> {
+    /// Collects the inputs of a plan, and what statistics say of neurons and experts.
+    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
         } = of;
@@ -68,7 +67,8 @@ impl Planner {
             frequencies,
             persistence,
             misses,
-        } = Temperature::read(layout, most)?;
+            popularity,
+        } = Temperature::read(layout, of.config, most)?;
         // A model with experts is planned as one of the neurons that a token visits.
         let (banks, neurons) = (layout.layers(), layout.neurons_at_once());
         let firing = if frequencies.is_empty() {
@@ -100,6 +100,7 @@ impl Planner {
             needs,
             scratch,
             shape: of.shape(),
+            expert_misses: popularity.misses,
             firing: match of.naming {
                 Naming::All => Firing::always(banks, neurons),
                 _ => firing,
@@ -117,7 +118,11 @@ impl Planner {
             gates_first: of.gates_first(costs),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        Ok((planner, frequencies))
+        let known = Known {
+            frequencies,
+            visits: popularity.visits,
+        };
+        Ok((planner, known))
     }
 
     /// Read costs for run-time decisions.
@@ -243,7 +248,7 @@ impl Opened<'_> {
             4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
-            io_bytes(self.layout, LEAST_BUFFERS),
+            io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Each sampler's candidate list.

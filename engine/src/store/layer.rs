@@ -46,14 +46,15 @@ impl NeuronStore {
     pub fn begin_layer(
         &mut self,
         number: usize,
-        banks: impl Iterator<Item = u32>,
+        banks: impl Iterator<Item = u32> + Clone,
         after: impl Iterator<Item = u32>,
         tokens: usize,
     ) -> Result<(), Error> {
         self.usable()?;
-        if let Some(mapped) = &self.mapped {
-            let whole = mapped.still_whole();
-            self.latch(whole.map_err(Error::from))?;
+        if let Some(mapped) = &mut self.mapped {
+            let whole = mapped.bundles.still_whole().map_err(Error::from);
+            let begun = whole.and_then(|()| mapped.begin(&self.layout, banks.clone()));
+            self.latch(begun)?;
         }
         self.layer.after.clear();
         self.layer.after.extend(after);

@@ -19,6 +19,7 @@ mod guesses;
 mod hot;
 mod layer;
 mod layout;
+mod mapping;
 mod margins;
 mod neurons;
 mod plan;
@@ -38,6 +39,6 @@ pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 
 pub(crate) use layout::Layout;
-pub(crate) use neurons::{Naming, NeuronStore, StoreSetup, io_bytes};
+pub(crate) use neurons::{Known, Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
 pub(crate) use work::Step;
