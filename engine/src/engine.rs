@@ -21,9 +21,11 @@ use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
 use crate::rope::RopeTable;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
@@ -393,6 +395,11 @@ impl Engine {
         self.pool.shape().position_bytes()
     }
 
+    /// What reading experts ahead has done since the engine was opened; `None` without experts.
+    pub fn foreseen(&self) -> Option<Foreseen> {
+        self.decoder.ffn.store.foreseen()
+    }
+
     /// Enabled mechanisms.
     pub fn ablation(&self) -> Ablation {
         self.options.ablation
@@ -464,6 +471,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
             },
         ),
         ffn: Ffn::new(shape, store, predictors, room),
+        ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),
         config: c,

@@ -141,6 +141,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
         ablation: args.policy,
+        read_ahead: args.read_ahead.into(),
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,

@@ -203,6 +203,40 @@ fn popular_experts_stay_and_are_planned_for() {
     assert!(bytes < number(&plain["decode"], "bytes_read"), "{known}");
 }
 
+/// Reading ahead is told in the report, can be switched off, and changes no text.
+#[test]
+fn reading_ahead_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let ember = model(dir.path(), "--layers 8").display().to_string();
+    let run = |mode: &str, json_too: bool| {
+        let mut args = vec![
+            "run",
+            &ember,
+            "-p",
+            "A vector is",
+            "-n",
+            "60",
+            "--ignore-eos",
+        ];
+        args.extend(["--ffn-resident", "0.4", "--read-ahead", mode]);
+        args.extend(json_too.then_some("--json"));
+        call(&args)
+    };
+    let [on, off] = ["on", "off"]
+        .map(|mode| -> Value { serde_json::from_slice(&run(mode, true).stdout).unwrap() });
+    assert_eq!(on["logits_hash"], off["logits_hash"]);
+    let ahead = &on["read_ahead"];
+    assert_eq!(ahead["passes_share"], 1.0);
+    assert!(number(ahead, "precision") > 0.6, "{ahead}");
+    assert!(
+        number(ahead, "clusters") > 0.0 && number(ahead, "used_share") > 0.5,
+        "{ahead}"
+    );
+    assert_eq!(off["read_ahead"]["guessed"], 0);
+    let summary = String::from_utf8(run("on", false).stderr).unwrap();
+    assert!(summary.contains("guessed a layer early"), "{summary}");
+}
+
 #[test]
 fn routes_are_recorded_and_replayed() {
     let dir = tempfile::tempdir().unwrap();

@@ -68,4 +68,6 @@ pub(crate) struct LayerInput<'a> {
     pub residual: &'a [f32],
     /// The norm before the next layer's FFN.
     pub next: Option<Norm<'a>>,
+    /// Banks of the next layer that a guess names; empty without one.
+    pub ahead: &'a [u32],
 }

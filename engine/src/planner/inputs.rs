@@ -22,6 +22,7 @@ use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::options::{Options, Phases};
 use crate::room::thread_floats;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
@@ -118,11 +119,7 @@ impl Planner {
             gates_first: of.gates_first(costs),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        let known = Known {
-            frequencies,
-            visits: popularity.visits,
-        };
-        Ok((planner, known))
+        Ok((planner, Known::new(frequencies, popularity.visits)))
     }
 
     /// Read costs for run-time decisions.
@@ -248,6 +245,7 @@ impl Opened<'_> {
             4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
+            RouterAhead::bytes_for(self.config, self.threads),
             io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,

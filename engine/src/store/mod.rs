@@ -15,6 +15,7 @@ mod bytes;
 mod content;
 mod costs;
 mod fill;
+pub(crate) mod foresight;
 mod guesses;
 mod hot;
 mod layer;

@@ -11,6 +11,7 @@ use emberflow_storage::trace::Tracer;
 use super::asked::Guesses;
 use super::content::SlotContent;
 use super::costs::ReadCosts;
+use super::foresight::{Foreseen, Foresight};
 use super::hot::HotClusters;
 use super::layout::Layout;
 use super::mapping::Mapping;
@@ -53,6 +54,15 @@ pub(crate) struct Known {
     pub frequencies: Vec<Vec<f32>>,
     /// Share of the tokens that visit an expert.
     pub visits: Vec<f32>,
+}
+
+impl Known {
+    pub fn new(frequencies: Vec<Vec<f32>>, visits: Vec<f32>) -> Self {
+        Self {
+            frequencies,
+            visits,
+        }
+    }
 }
 
 /// Arguments of [`NeuronStore::open`].
@@ -119,6 +129,7 @@ pub(crate) struct NeuronStore {
     pub(super) layer: LayerWork,
     pub(super) rows: RowsUnderway,
     pub(super) guesses: Guesses,
+    pub(super) foresight: Foresight,
     pub(super) spreads: Vec<Spread>,
     pub(super) ablation: Ablation,
     /// The mapped file, for the mmap ablation.
@@ -170,6 +181,7 @@ impl NeuronStore {
             layer: LayerWork::new(&layout),
             rows: RowsUnderway::default(),
             guesses: Guesses::new(&layout),
+            foresight: Foresight::new(options.read_ahead),
             spreads: vec![Spread::default(); layout.banks()],
             naming: setup.naming,
             contents,
@@ -353,6 +365,22 @@ impl NeuronStore {
     /// The container's banks.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether guesses at the experts of layer `next` are worth reading in this pass.
+    pub fn foresees(&self, next: usize) -> bool {
+        let mut banks = self.layout.banks_of(next);
+        let several = banks.len() > 1;
+        several
+            && self.foresight.pays()
+            && self.ablation.looks_ahead()
+            && self.hot.units() < self.layout.total_clusters()
+            && banks.next().is_some_and(|bank| self.scans(bank))
+    }
+
+    /// What reading experts ahead has done; `None` without experts.
+    pub fn foreseen(&self) -> Option<Foreseen> {
+        self.layout.has_experts().then_some(self.foresight.seen)
     }
 
     /// The tracer for events of this store.

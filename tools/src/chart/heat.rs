@@ -60,23 +60,11 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
         (top + bottom) / 2.0,
         escape(labels.y)
     );
+    let title = escape(labels.y);
     for (i, (name, values)) in rows.iter().enumerate() {
-        let cell = PLOT_W / values.len().max(1) as f64;
-        for (j, value) in values.iter().enumerate() {
-            // writing to a String cannot fail
-            let _ = writeln!(
-                out,
-                "<rect x=\"{:.2}\" y=\"{:.1}\" width=\"{cell:.2}\" height=\"{ROW}\" fill=\"{}\">\
-                 <title>{} {}, {}: {:.2} %</title></rect>",
-                left + cell * j as f64,
-                top + ROW * i as f64,
-                shade(value / most),
-                escape(labels.y),
-                escape(name),
-                j + 1,
-                100.0 * value
-            );
-        }
+        let at = Place::new(left, top + ROW * i as f64);
+        let name = format!("{title} {}", escape(name));
+        draw_row(&mut out, at, &name, values, most);
     }
     for step in 0..STEPS {
         let _ = writeln!(
@@ -89,6 +77,24 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     }
     out.push_str("</svg>\n");
     out
+}
+
+/// Draws a row's cells; `most` is the greatest value of all.
+fn draw_row(out: &mut String, at: Place, name: &str, values: &[f64], most: f64) {
+    let cell = PLOT_W / values.len().max(1) as f64;
+    for (j, value) in values.iter().enumerate() {
+        // writing to a String cannot fail
+        let _ = writeln!(
+            out,
+            "<rect x=\"{:.2}\" y=\"{:.1}\" width=\"{cell:.2}\" height=\"{ROW}\" fill=\"{}\">\
+                 <title>{name}, {}: {:.2} %</title></rect>",
+            at.x + cell * j as f64,
+            at.y,
+            shade(value / most),
+            j + 1,
+            100.0 * value
+        );
+    }
 }
 
 /// From nearly white to dark red.
