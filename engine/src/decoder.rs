@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Ffn, FfnSeen, LayerInput, Norm, Rows};
 use crate::input::Input;
 use crate::rope::RopeTable;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::trace;
@@ -48,6 +49,8 @@ pub(crate) struct Decoder {
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
     pub ffn: Ffn,
+    /// Of a model with experts.
+    pub ahead: Option<RouterAhead>,
     pub rope: RopeTable,
     pub scratch: Scratch,
     pub times: Times,
@@ -164,32 +167,43 @@ impl Decoder {
         spans: &mut [Span<'_>],
         observer: &mut Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
-        let Self {
-            on,
-            config: c,
-            weights,
-            ffn,
-            rope,
-            scratch: s,
-            times,
-            ..
-        } = self;
         let mut last = Instant::now();
-        let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
-        (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
+        self.attend(number, pass, spans);
+        lap(&mut self.times.attention, &mut last);
+        let fed = self.feed(number, pass, observer);
+        lap(&mut self.times.ffn, &mut last);
+        fed
+    }
+
+    /// Adds a layer's attention to the residual stream.
+    fn attend(&mut self, number: usize, pass: &mut Pass, spans: &mut [Span<'_>]) {
+        let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
+        let (n, layer) = (pass.rows, &self.weights.layers[number]);
+        let tracer = self.ffn.store.tracer();
+        tracer.section(&trace::ATTENTION, [number as u64, 0]);
         rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
         let attention = AttentionLayer {
             config: c,
             weights: layer,
             number,
-            rope,
+            rope: &self.rope,
         };
         attention.run(on, spans, n, s);
-        add_rows(&mut pass.x, &s.out, n * d);
-        lap(&mut times.attention, &mut last);
+        add_rows(&mut pass.x, &s.out, n * c.d_model as usize);
+    }
 
+    /// Adds a layer's FFN to the residual stream.
+    fn feed(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        observer: &mut Option<&mut FfnObserver<'_>>,
+    ) -> Result<(), Error> {
+        let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
+        let layers = &self.weights.layers;
+        let (n, d, layer) = (pass.rows, c.d_model as usize, &layers[number]);
         rmsnorm_rows(on, &pass.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
-        let next = weights.layers.get(number + 1);
+        let next = layers.get(number + 1);
         let bank = ffn.store.layout().banks_of(number).start;
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
         let dense = [BankWork {
@@ -205,6 +219,13 @@ impl Decoder {
             }
             _ => None,
         };
+        let ahead = match (&mut self.ahead, next) {
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
+                let first = ffn.store.layout().banks_of(number + 1).start;
+                ahead.banks(on, c, next, &pass.x[..d], first)
+            }
+            _ => &[],
+        };
         let at = LayerInput {
             number,
             units: experts.as_deref().unwrap_or(&dense),
@@ -214,14 +235,22 @@ impl Decoder {
                 weight: &next.ffn_norm,
                 eps: c.rms_eps,
             }),
+            ahead,
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = observer {
-            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
-            observer(&ffn.seen(number, n, residual, x));
+            let choices = experts.map_or(&[][..], |_| s.routes.choices(n));
+            observer(&ffn.seen(FfnSeen {
+                layer: number,
+                tokens: n,
+                residual: &pass.x[..n * d],
+                x: &s.normed[..n * d],
+                choices,
+                gates: &[],
+                hidden: &[],
+            }));
         }
         add_rows(&mut pass.x, &s.out, n * d);
-        lap(&mut times.ffn, &mut last);
         Ok(())
     }
 

@@ -21,9 +21,11 @@ use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
 use crate::rope::RopeTable;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
@@ -165,8 +167,8 @@ impl Engine {
         self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
-    /// As [`Engine::forward`]; `observer` sees every FFN's input and, with [`Options::observe`],
-    /// its gates and hidden values. Like the logits, these depend on weights and tokens only.
+    /// As [`Engine::forward`]; `observer` sees every FFN's input, the experts that each token visits
+    /// and, with [`Options::observe`], gates and hidden values. Like the logits, these depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -177,9 +179,6 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        if self.config().mixture.is_some() {
-            return Err(Error::Experts);
-        }
         let hooks = Hooks {
             observer: Some(observer),
             yields: None,
@@ -396,6 +395,11 @@ impl Engine {
         self.pool.shape().position_bytes()
     }
 
+    /// What reading experts ahead has done since the engine was opened; `None` without experts.
+    pub fn foreseen(&self) -> Option<Foreseen> {
+        self.decoder.ffn.store.foreseen()
+    }
+
     /// Enabled mechanisms.
     pub fn ablation(&self) -> Ablation {
         self.options.ablation
@@ -418,7 +422,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         layout,
         source,
         planner,
-        frequencies,
+        known,
         ..
     } = parts;
     let tracer = match options.trace {
@@ -446,7 +450,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         memory: &division.memory,
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
-        frequencies: &frequencies,
+        known: &known,
         options: &options,
         tracer,
     })?;
@@ -467,6 +471,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
             },
         ),
         ffn: Ffn::new(shape, store, predictors, room),
+        ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),
         config: c,

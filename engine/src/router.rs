@@ -5,16 +5,9 @@
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{Mixture, ModelConfig};
 
-use crate::ffn::{BankWork, Rows};
+use crate::ffn::{BankWork, Choice, Rows};
 use crate::input::Input;
 use crate::weights::Router;
-
-/// An expert and its weight.
-#[derive(Debug, Clone, Copy, Default)]
-struct Choice {
-    expert: u32,
-    weight: f32,
-}
 
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]
@@ -89,6 +82,11 @@ impl Routes {
             let rows = input.x.chunks_exact(input.n());
             (self.shared).extend(rows.map(|x| sigmoid(on.cpu.dot_f32(gate, x))));
         }
+    }
+
+    /// What [`Routes::choose`] chose for `n` rows, by row, the largest share first.
+    pub fn choices(&self, n: usize) -> &[Choice] {
+        &self.choices[..n * self.chosen]
     }
 
     /// Groups the choices of `n` rows by expert.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Error, Logits, Model, Options, Sparsity};
+use emberflow_engine::{Engine, Error, Logits, Model, Options, ReadAhead, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -127,6 +127,40 @@ fn budgets_from_the_smallest_up_change_no_bit() {
                 5,
             ));
             assert!(found == expected, "{name} {quant:?}: three threads");
+        }
+    }
+}
+
+/// Guesses at the next layer's experts change no bit, right or wrong.
+#[test]
+fn reading_ahead_changes_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        let container = packed(&case, dir.path(), DType::Q8);
+        let [off, on, auto] = [ReadAhead::Off, ReadAhead::On, ReadAhead::Auto].map(|read_ahead| {
+            let options = Options {
+                read_ahead,
+                ..roomy(golden.tokens.len())
+            };
+            let mut engine = open(&container, options);
+            squeeze(&mut engine, 0.3);
+            let mut found = Vec::new();
+            for _ in 0..3 {
+                found = bits(&all_logits(&mut engine, &golden.tokens, 1));
+            }
+            (found, engine.foreseen().unwrap())
+        });
+        assert!(off.0 == on.0 && off.0 == auto.0, "{name}");
+        assert_eq!((off.1.guessed, off.1.clusters), (0, 0), "{name}");
+        assert!(
+            on.1.right <= on.1.guessed && on.1.used <= on.1.clusters,
+            "{name}"
+        );
+        assert_eq!(on.1.ahead, on.1.passes, "{name}");
+        if ["mixtral", "qwen3_moe", "olmoe"].contains(&name) {
+            assert!(on.1.right > 0 && on.1.used > 0, "{name}: {:?}", on.1);
         }
     }
 }

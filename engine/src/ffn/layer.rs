@@ -75,7 +75,9 @@ impl Ffn {
             self.name(on, unit, inputs.of(unit))?;
         }
         self.report_recent(on, inputs);
-        self.look_ahead(on, at)?;
+        if after.is_empty() {
+            self.look_ahead(on, at)?;
+        }
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -136,6 +138,9 @@ impl Ffn {
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
     /// device busy until the next layer's active set is known.
     fn look_ahead(&mut self, on: &Compute, at: &LayerInput<'_>) -> Result<(), Error> {
+        if !at.ahead.is_empty() {
+            return self.store.read_guessed(at.ahead);
+        }
         let next = at.number + 1;
         let mut banks = self.store.layout().banks_of(next);
         let (Some(bank), None, Some(norm)) = (banks.next(), banks.next(), at.next) else {

@@ -85,6 +85,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
         input: Input::new(on.cpu, x, rows, &mut memory),
         residual: x,
         next: None,
+        ahead: &[],
     };
     let mut out = vec![f32::NAN; x.len()];
     ffn.begin_pass((0..rows).map(|_| 1), true);

@@ -29,6 +29,15 @@ impl Rows<'_> {
     }
 }
 
+/// An expert that a row visits.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Choice {
+    /// Number in its layer.
+    pub expert: u32,
+    /// Factor of its result.
+    pub weight: f32,
+}
+
 /// One bank's share of a layer. A dense FFN is one unit over all rows; a mixture of experts has one
 /// per chosen expert, with the rows routed to it and their router weights.
 #[derive(Debug, Clone, Copy)]
@@ -59,4 +68,6 @@ pub(crate) struct LayerInput<'a> {
     pub residual: &'a [f32],
     /// The norm before the next layer's FFN.
     pub next: Option<Norm<'a>>,
+    /// Banks of the next layer that a guess names; empty without one.
+    pub ahead: &'a [u32],
 }

@@ -63,6 +63,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             .to_vec(),
         shape: shape(),
         firing,
+        expert_misses: None,
         rates: Rates::assumed(4),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),

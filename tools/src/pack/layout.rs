@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::options::PackOptions;
 use crate::Failure;
+use crate::activity::parse;
 
 /// Sector when the file system does not say what direct I/O needs.
 const DEFAULT_SECTOR: u32 = 4096;
@@ -42,7 +43,8 @@ impl PackLayout {
         let c = source.config();
         let fingerprint = format!("{:016x}", source.fingerprint());
         let stats = stats_for(c, options, &fingerprint)?;
-        let order: Vec<Vec<u32>> = match &stats {
+        // routing says nothing of neurons
+        let order: Vec<Vec<u32>> = match stats.as_ref().filter(|_| c.mixture.is_none()) {
             Some(stats) => c
                 .banks()
                 .enumerate()
@@ -63,7 +65,10 @@ impl PackLayout {
             .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
             .cloned()
             .collect();
-        let kind = kind_of(stats.as_ref(), options);
+        let kind = match order.is_empty() {
+            true => Order::Original,
+            false => kind_of(stats.as_ref(), options),
+        };
         let meta = meta_of(source, options, stats.as_ref(), kind, &fingerprint);
         let packed_stats = stats.map(|s| s.without_sample().permuted(&order));
         Ok(Self {
@@ -122,14 +127,7 @@ fn stats_for(
     let Some((path, bytes)) = &options.stats else {
         return Ok(None);
     };
-    if c.mixture.is_some() {
-        return Err(Failure::usage(
-            "--stats is not implemented for models with experts yet; pack without it",
-        ));
-    }
-    let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats =
-        ActivationStats::parse(bytes, layers, experts, neurons).map_err(Failure::stats(path))?;
+    let stats = parse(bytes, c).map_err(Failure::stats(path))?;
     let profile = stats.profile.as_deref();
     if let Some(profile) = profile.filter(|p| !p.model.ends_with(fingerprint)) {
         return Err(Failure::usage(format!(
