@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use emberflow_kernels::Compute;
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Mixture, ModelConfig};
 
 use crate::attention::AttentionLayer;
 use crate::embedding::Embedding;
@@ -17,7 +17,7 @@ use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::trace;
-use crate::weights::Weights;
+use crate::weights::{Router, Weights};
 
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
@@ -164,25 +164,22 @@ impl Decoder {
         spans: &mut [Span<'_>],
         observer: &mut Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
-        let Self {
-            on,
-            config: c,
-            weights,
-            ffn,
-            rope,
-            scratch: s,
-            times,
-            ..
-        } = self;
+        let (on, c, weights) = (&self.on, &self.config, &self.weights);
+        let (ffn, s, times) = (&mut self.ffn, &mut self.scratch, &mut self.times);
         let mut last = Instant::now();
         let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
+        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
+        if let (Some(router), Some(mixture)) = (&layer.router, early) {
+            (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+            choose_early(on, router, mixture, &pass.x[..n * d], s);
+        }
         (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
         rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
         let attention = AttentionLayer {
             config: c,
             weights: layer,
             number,
-            rope,
+            rope: &self.rope,
         };
         attention.run(on, spans, n, s);
         add_rows(&mut pass.x, &s.out, n * d);
@@ -199,8 +196,10 @@ impl Decoder {
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
-                (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
-                s.routes.choose(on, router, mixture, input, &mut s.rows);
+                if early.is_none() {
+                    (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+                    s.routes.choose(on, router, mixture, input, &mut s.rows);
+                }
                 Some(s.routes.units(bank, n))
             }
             _ => None,
@@ -243,6 +242,13 @@ impl Decoder {
         self.weights.head.matmul(on, input, &mut s.rows, logits);
         self.times.head += start.elapsed();
     }
+}
+
+/// Chooses the experts of every row of the residual stream `x` before the layer's attention.
+fn choose_early(on: &Compute, router: &Router, mixture: &Mixture, x: &[f32], s: &mut Scratch) {
+    let rows = x.len() / router.width();
+    let input = Input::new(on.cpu, x, rows, &mut s.input);
+    s.routes.choose(on, router, mixture, input, &mut s.rows);
 }
 
 /// Adds the time since `last` to `sum` and restarts.

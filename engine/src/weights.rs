@@ -98,6 +98,13 @@ pub struct Router {
     pub shared: Option<Vec<f32>>,
 }
 
+impl Router {
+    /// Elements of a row that it reads.
+    pub(crate) fn width(&self) -> usize {
+        self.scores.cols
+    }
+}
+
 /// Attention weights of one layer, and its router.
 #[derive(Debug)]
 pub struct LayerWeights {

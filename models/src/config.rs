@@ -116,8 +116,7 @@ pub struct Rope {
 pub struct Mixture {
     /// Experts that a token visits in a layer: those with the highest scores.
     pub chosen: u32,
-    /// An expert's weight is its share among all experts (softmax of the scores). With this, the
-    /// weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen ones are divided by their sum.
     pub renormalise: bool,
     /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
     /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
@@ -126,6 +125,30 @@ pub struct Mixture {
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
     pub dense_ffn: u32,
+    /// What an expert's weight is made of.
+    #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
+    pub scoring: Scoring,
+    /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
+    /// input of the experts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early_router: bool,
+}
+
+/// How a router's scores become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// An expert's share among all (softmax).
+    #[default]
+    Softmax,
+    /// The sigmoid of each score.
+    Sigmoid,
+}
+
+impl Scoring {
+    fn is_softmax(&self) -> bool {
+        *self == Self::Softmax
+    }
 }
 
 /// One FFN's neurons: those of an expert, or of a dense layer.
@@ -201,6 +224,9 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
+    /// Layers whose queries and keys are not rotated (NoPE), ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrotated: Vec<u32>,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -321,8 +347,7 @@ impl ModelConfig {
             }
         }
         let dense = &mixture.dense_layers;
-        let ascending = dense.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || dense.last().is_some_and(|&layer| layer >= self.layers) {
+        if !self.are_layers(dense) {
             let expected = format!("layers below {}, ascending", self.layers);
             return BadField::some("dense layers", dense, expected);
         }
@@ -331,6 +356,12 @@ impl ModelConfig {
             return BadField::some("dense layers' neurons", &mixture.dense_ffn, expected);
         }
         None
+    }
+
+    /// Whether a list names layers, in ascending order.
+    fn are_layers(&self, list: &[u32]) -> bool {
+        let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
+        ascending && list.last().is_none_or(|&layer| layer < self.layers)
     }
 
     /// A rotary embedding whose angles are no numbers.
@@ -379,6 +410,10 @@ impl ModelConfig {
             let expected = format!("one for each of {} layers", self.layers);
             let found = format!("{} entries", self.window.len());
             return BadField::some("window", &found, expected);
+        }
+        if !self.are_layers(&self.unrotated) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers without rotation", &self.unrotated, expected);
         }
         if self.add_bos && self.bos.is_none() {
             return BadField::some("add_bos", &true, "a bos token to add");

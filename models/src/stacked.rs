@@ -20,9 +20,13 @@ pub(crate) fn split(
     file: &DataFile,
 ) -> Result<Vec<Found>, Error> {
     let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+    // SmallThinker's own converter can store Down transposed
+    let is_neurons = config.family == "smallthinker" && whole.shape[1..] == [ffn, d];
     let (roles, matrix, layout): (&[Role], _, _) = match &stack {
         Stack::GateUp => (&[Role::Gate, Role::Up], [ffn, d], Layout::AsIs),
-        Stack::One(Role::Down) => (&[Role::Down], [d, ffn], Layout::Transposed),
+        Stack::One(Role::Down) if !is_neurons || d == ffn => {
+            (&[Role::Down], [d, ffn], Layout::Transposed)
+        }
         Stack::One(role) => (std::slice::from_ref(role), [ffn, d], Layout::AsIs),
     };
     let [rows, cols] = matrix;

@@ -478,6 +478,9 @@ fn identity(config: &ModelConfig) -> String {
         ", mixture: None",
         ", qk_norm_whole: false",
         ", clip_qkv: None",
+        ", unrotated: []",
+        ", scoring: Softmax",
+        ", early_router: false",
     ];
     let text = format!("{config:?}");
     unset

@@ -419,6 +419,7 @@ fn mixtral() -> ModelConfig {
         mixture: None,
         qk_norm_whole: false,
         clip_qkv: None,
+        unrotated: Vec::new(),
     }
 }
 

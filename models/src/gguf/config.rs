@@ -3,14 +3,18 @@
 use std::path::Path;
 
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
+};
 use crate::error::Error;
 
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// `expert_gating_func` of a softmax; 0 leaves it to the architecture.
-const SOFTMAX: u32 = 1;
+/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
+pub(super) const SOFTMAX: u32 = 1;
+/// See [`SOFTMAX`].
+pub(super) const SIGMOID: u32 = 2;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -27,10 +31,22 @@ pub(super) struct Arch {
     qk_norm: bool,
     /// Over all heads together.
     qk_norm_whole: bool,
+    /// ReLU is the architecture's activation.
+    relu: bool,
     relu_on_up: bool,
     experts: Experts,
-    /// A sliding window applies to every layer (Mistral, stored as `llama`).
-    windowed: bool,
+    windows: Windows,
+}
+
+/// Which layers a file's sliding window applies to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    /// Unknown.
+    Never,
+    /// All (Mistral, stored as `llama`).
+    Every,
+    /// All but every fourth from the first on; those are not rotated (SmallThinker).
+    AllButFourth,
 }
 
 /// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
@@ -50,17 +66,18 @@ const PLAIN: Arch = Arch {
     qkv_bias: false,
     qk_norm: false,
     qk_norm_whole: false,
+    relu: false,
     relu_on_up: false,
     experts: Experts::Never,
-    windowed: false,
+    windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 7] = [
+const ARCHS: [Arch; 8] = [
     Arch {
         name: "llama",
         interleaved: true,
         experts: Experts::Optional,
-        windowed: true,
+        windows: Windows::Every,
         ..PLAIN
     },
     Arch {
@@ -76,8 +93,9 @@ const ARCHS: [Arch; 7] = [
     Arch {
         name: "bamboo",
         interleaved: true,
+        relu: true,
         relu_on_up: true,
-        windowed: true,
+        windows: Windows::Every,
         ..PLAIN
     },
     Arch {
@@ -99,7 +117,21 @@ const ARCHS: [Arch; 7] = [
         experts: Experts::Always { renormalise: false },
         ..PLAIN
     },
+    Arch {
+        name: "smallthinker",
+        relu: true,
+        experts: Experts::Always { renormalise: true },
+        windows: Windows::AllButFourth,
+        ..PLAIN
+    },
 ];
+
+impl Arch {
+    /// Whether llama.cpp finds a window's layers by the architecture.
+    pub(super) fn windows_have_a_key(&self) -> bool {
+        self.windows == Windows::AllButFourth
+    }
+}
 
 /// The architecture named by the file.
 pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Error> {
@@ -117,7 +149,7 @@ pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Er
 /// The architecture that llama.cpp uses for a family.
 pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
     let name = match family {
-        "mistral" | "bamboo" | "mixtral" => "llama",
+        "mistral" | "bamboo" | "mixtral" | "turbosparsemixtral" => "llama",
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         other => other,
@@ -126,8 +158,9 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
 }
 
 /// The family of a file, by the name that checkpoints of Hugging Face give it.
-fn family_of(arch: &Arch, has_experts: bool) -> &'static str {
+fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
     match arch.name {
+        "llama" if has_experts && kind.relu_on_up => "turbosparsemixtral",
         "llama" if has_experts => "mixtral",
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
@@ -159,9 +192,6 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
-        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
-    }
     refuse_unknown(metadata, arch)?;
     let layers = need("block_count")?;
     if layers > MAX_COUNT {
@@ -174,12 +204,14 @@ pub(super) fn model_config(
         .unwrap_or(heads);
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
+    let window = Window::read(metadata, arch)?;
+    let ffn_kind = ffn_kind(metadata, arch, facts)?;
     let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
         Some(ffn) if experts.is_some() => ffn,
         _ => need("feed_forward_length")?,
     };
     Ok(ModelConfig {
-        family: family_of(arch, experts.is_some()).to_owned(),
+        family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
         name: metadata
             .text("general.name")?
             .filter(|name| !name.is_empty())
@@ -192,10 +224,10 @@ pub(super) fn model_config(
         head_dim,
         ffn,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
-        ffn_kind: ffn_kind(metadata, arch, facts)?,
+        ffn_kind,
         rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope(metadata, arch, head_dim)?,
-        window: vec![window(metadata, arch)?; layers as usize],
+        window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
@@ -213,6 +245,9 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
+        unrotated: (0..layers)
+            .filter(|&layer| !window.rotates(layer))
+            .collect(),
     })
 }
 
@@ -232,13 +267,15 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
             return Err(metadata.missing(&key("expert_count"), "an integer"));
         }
     };
-    if metadata
-        .u32(&key("expert_gating_func"))?
-        .is_some_and(|function| function > SOFTMAX)
-    {
-        let why = "implemented: 1, softmax";
-        return Err(metadata.unsupported(&key("expert_gating_func"), why));
-    }
+    let early_router = arch.name == "smallthinker";
+    let scoring = match metadata.u32(&key("expert_gating_func"))? {
+        None | Some(0 | SOFTMAX) => Scoring::Softmax,
+        Some(SIGMOID) if early_router => Scoring::Sigmoid,
+        Some(_) => {
+            let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
+            return Err(metadata.unsupported(&key("expert_gating_func"), why));
+        }
+    };
     let scale = metadata.f32(&key("expert_weights_scale"))?;
     if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
         let why = "only 1 is implemented";
@@ -262,6 +299,8 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         },
         dense_layers: Vec::new(),
         dense_ffn: 0,
+        scoring,
+        early_router,
     };
     Ok(Some((count, mixture)))
 }
@@ -302,9 +341,12 @@ const KNOWN: [&str; 29] = [
     "pooling_type",
 ];
 
-/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
+/// Rejects a part of several files, and an unknown hyperparameter, because the computation would lack whatever it enables. One
 /// that is 0 or `false` enables nothing.
 fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
+        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
+    }
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
@@ -327,7 +369,7 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
 /// architectures.
 fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
-    let relu = facts.powerinfer || arch.relu_on_up;
+    let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
         None => Activation::Silu,
@@ -387,13 +429,40 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
-    let key = format!("{}.attention.sliding_window", arch.name);
-    match metadata.u32(&key)? {
-        Some(window) if window > 0 && !arch.windowed => {
-            Err(metadata.unsupported(&key, "the file does not say which layers have the window"))
+/// The sliding window of a file and its layers.
+#[derive(Clone, Copy)]
+struct Window {
+    /// Positions; 0 without one.
+    size: u32,
+    layers: Windows,
+}
+
+impl Window {
+    fn read(metadata: &Metadata, arch: &Arch) -> Result<Self, Error> {
+        let key = format!("{}.attention.sliding_window", arch.name);
+        match metadata.u32(&key)? {
+            Some(size) if size > 0 && arch.windows == Windows::Never => {
+                Err(metadata
+                    .unsupported(&key, "the file does not say which layers have the window"))
+            }
+            size => Ok(Self {
+                size: size.unwrap_or(0),
+                layers: arch.windows,
+            }),
         }
-        window => Ok(window.unwrap_or(0)),
+    }
+
+    /// The window of a layer.
+    fn of(self, layer: u32) -> u32 {
+        match self.layers {
+            Windows::AllButFourth if layer.is_multiple_of(4) => 0,
+            _ => self.size,
+        }
+    }
+
+    /// Whether a layer's queries and keys are rotated.
+    fn rotates(self, layer: u32) -> bool {
+        self.layers != Windows::AllButFourth || self.size == 0 || !layer.is_multiple_of(4)
     }
 }
 

@@ -122,8 +122,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     for raw in tensors {
         if raw.name == ROPE_FACTORS {
             scale_rope(&mut config, &file, &raw)?;
-        } else if !raw.name.ends_with(".attn_rot_embd.weight") {
-            // attn_rot_embd repeats the plain frequencies, in old files only.
+        } else if !is_ignorable(&raw.name) {
             found.append(&mut identify(raw, &file, arch, &config)?);
         }
     }
@@ -140,6 +139,12 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         _ => NAMES.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
+}
+
+/// Tensors that do not change the result: the plain rotary frequencies in old files, and
+/// SmallThinker's guess which logits will be large.
+fn is_ignorable(name: &str) -> bool {
+    name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
 }
 
 /// Adds the file's name to a vocabulary error.

@@ -24,8 +24,10 @@ struct Family {
     qk_norm: bool,
     /// Over all heads together.
     qk_norm_whole: bool,
-    /// `clip_qkv` clamps queries, keys and values.
-    clip_qkv: bool,
+    /// Keys that only this family understands.
+    own: &'static [&'static str],
+    /// The activation where `hidden_act` is absent.
+    activation: Option<&'static str>,
     /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
     head_dim_default: bool,
     /// ReLU on the up projection as well.
@@ -49,6 +51,8 @@ enum Windows {
     ByLayer,
     /// None; releases disagree on what `use_sliding_window` means.
     Disputed,
+    /// Those of `sliding_window_layout`, of `sliding_window_size`.
+    Layout,
 }
 
 const PLAIN: Family = Family {
@@ -57,7 +61,8 @@ const PLAIN: Family = Family {
     optional_bias: false,
     qk_norm: false,
     qk_norm_whole: false,
-    clip_qkv: false,
+    own: &[],
+    activation: None,
     head_dim_default: true,
     relu_on_up: false,
     experts: None,
@@ -66,7 +71,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 11] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -125,9 +130,31 @@ const FAMILIES: [Family; 9] = [
         optional_bias: true,
         qk_norm: true,
         qk_norm_whole: true,
-        clip_qkv: true,
+        own: &["clip_qkv"],
         kv_heads_default: true,
         experts: Some(ExpertKeys::Olmoe),
+        ..PLAIN
+    },
+    Family {
+        name: "turbosparsemixtral",
+        relu_on_up: true,
+        windows: Windows::Every,
+        experts: Some(ExpertKeys::Mixtral),
+        theta: 1_000_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "smallthinker",
+        own: &[
+            "moe_primary_router_apply_softmax",
+            "moe_num_primary_experts",
+            "moe_layer_layout",
+            "rope_layout",
+            "sliding_window_layout",
+        ],
+        activation: Some("relu"),
+        windows: Windows::Layout,
+        experts: Some(ExpertKeys::SmallThinker),
         ..PLAIN
     },
 ];
@@ -162,10 +189,6 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
     };
-    let clip_qkv = match family.clip_qkv {
-        true => keys.f32("clip_qkv")?,
-        false => None,
-    };
     let qkv_bias = match family.experts {
         Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
         _ => family.qkv_bias,
@@ -199,7 +222,8 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         predictor_threshold: None,
         mixture: experts.map(|experts| experts.mixture),
         qk_norm_whole: family.qk_norm_whole,
-        clip_qkv,
+        clip_qkv: keys.f32("clip_qkv")?,
+        unrotated: unrotated(&keys, layers)?,
     })
 }
 
@@ -212,7 +236,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
     let has = foreign::Has {
         qk_norm: family.qk_norm,
         experts: family.experts.is_some(),
-        clip_qkv: family.clip_qkv,
+        own: family.own,
     };
     foreign::refuse(keys, has)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
@@ -235,7 +259,10 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
 
 /// Rejects an unknown activation: a wrong one would give plausible nonsense.
 fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
-    let found = keys.need_str("hidden_act")?;
+    let found = match (keys.str("hidden_act")?, family.activation) {
+        (Some(found), _) | (None, Some(found)) => found,
+        (None, None) => return Err(keys.missing("hidden_act", "a string")),
+    };
     let activation = match found {
         "relu" => Activation::Relu,
         "fatrelu" => Activation::FatRelu {
@@ -265,6 +292,9 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
     }
     if family.relu_on_up && activation != Activation::Relu {
         return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
+    }
+    if family.activation.is_some_and(|only| only != found) {
+        return Err(keys.unsupported("hidden_act", "this family has relu in its experts"));
     }
     Ok(FfnKind {
         activation,
@@ -344,6 +374,9 @@ fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
 /// One window per layer, 0 for full attention.
 fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error> {
     let full = vec![0; layers as usize];
+    if matches!(family.windows, Windows::Layout) {
+        return by_layout(keys, full);
+    }
     let window = || -> Result<Option<u32>, Error> {
         match keys.u32("sliding_window")? {
             Some(0) => Err(keys.bad("sliding_window", "null, or 1 and more")),
@@ -360,7 +393,7 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
             let why = "releases of transformers give its layers different windows";
             return Err(keys.unsupported("use_sliding_window", why));
         }
-        Windows::ByLayer | Windows::Disputed => None,
+        Windows::ByLayer | Windows::Disputed | Windows::Layout => None,
     };
     if let Some(kinds) = kinds {
         return by_layer_types(keys, kinds, window, layers);
@@ -386,6 +419,26 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     Ok((0..layers)
         .map(|layer| if layer >= first { window } else { 0 })
         .collect())
+}
+
+/// The layers that `sliding_window_layout` names; the others are those of `full`.
+fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
+    let layers = full.len() as u32;
+    let layout = experts::switches(keys, "sliding_window_layout", layers)?;
+    for (window, _) in (full.iter_mut().zip(layout.unwrap_or_default())).filter(|(_, on)| *on) {
+        *window = keys.need_u32("sliding_window_size")?;
+        if *window == 0 {
+            return Err(keys.bad("sliding_window_size", "1 and more"));
+        }
+    }
+    Ok(full)
+}
+
+/// The layers that `rope_layout` leaves without rotation.
+fn unrotated(keys: &Keys, layers: u32) -> Result<Vec<u32>, Error> {
+    let layout = experts::switches(keys, "rope_layout", layers)?.unwrap_or_default();
+    let layers = (0..).zip(layout).filter(|(_, rotated)| !rotated);
+    Ok(layers.map(|(layer, _)| layer).collect())
 }
 
 fn by_layer_types(

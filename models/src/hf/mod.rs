@@ -109,10 +109,32 @@ const MIXTRAL_NAMES: NameTable = NameTable {
     },
 };
 
+const SMALL_THINKER_NAMES: NameTable = NameTable {
+    layer_prefix: "model.layers.",
+    globals: OUTSIDE,
+    layers: &[
+        OF_LAYERS,
+        &[(Role::Router, "block_sparse_moe.primary_router.weight")],
+    ],
+    experts: ExpertNames {
+        one: (
+            "block_sparse_moe.experts.",
+            &[
+                (Role::Gate, "gate.weight"),
+                (Role::Up, "up.weight"),
+                (Role::Down, "down.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: &[],
+    },
+};
+
 /// The names of a family's tensors.
 fn names_of(family: &str) -> &'static NameTable {
     match family {
-        "mixtral" => &MIXTRAL_NAMES,
+        "mixtral" | "turbosparsemixtral" => &MIXTRAL_NAMES,
+        "smallthinker" => &SMALL_THINKER_NAMES,
         _ => &NAMES,
     }
 }

@@ -13,6 +13,7 @@ pub(super) fn gguf() -> Target {
         "relu/model.gguf",
         "llama2/model-q4_0.gguf",
         "llama3/model.gguf",
+        "smallthinker/model.gguf",
     ];
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
@@ -100,7 +101,7 @@ fn folder(model: &str, file: &'static str, form: Form) -> Target {
             std::fs::copy(entry.path(), dir.path().join(name)).expect("a copy");
         }
     }
-    let others = ["qwen2_window", "llama3"]
+    let others = ["qwen2_window", "llama3", "smallthinker"]
         .map(|other| std::fs::read(fixtures().join("models").join(other).join(file)).ok());
     let first = fixture(&format!("{model}/{file}"));
     Target {

@@ -123,6 +123,7 @@ impl Shape {
             mixture: None,
             qk_norm_whole: false,
             clip_qkv: None,
+            unrotated: Vec::new(),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Folders of mixtures of experts.
 
 use super::*;
-use crate::config::Mixture;
+use crate::config::{Mixture, Scoring};
 
 /// Puts the experts of every layer into two tensors, as transformers 5 holds them.
 fn stack(folder: &mut Folder) {
     for layer in 0..LAYERS {
         let prefix = format!("model.layers.{layer}.");
-        let mixtral = folder.config["model_type"] == "mixtral";
+        let family = folder.config["model_type"].as_str();
+        let mixtral = family.is_some_and(|family| family.ends_with("mixtral"));
         let (block, parts) = match mixtral {
             true => ("block_sparse_moe", ["w1", "w3", "w2"]),
             false => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
@@ -66,12 +67,30 @@ fn the_keys_of_each_family() {
         shared: 0,
         dense_layers: Vec::new(),
         dense_ffn: 0,
+        scoring: Scoring::Softmax,
+        early_router: false,
     };
     for (family, expected) in [
         (
             "mixtral",
             Mixture {
                 renormalise: true,
+                ..plain.clone()
+            },
+        ),
+        (
+            "turbosparsemixtral",
+            Mixture {
+                renormalise: true,
+                ..plain.clone()
+            },
+        ),
+        (
+            "smallthinker",
+            Mixture {
+                renormalise: true,
+                scoring: Scoring::Sigmoid,
+                early_router: true,
                 ..plain.clone()
             },
         ),
@@ -90,6 +109,7 @@ fn the_keys_of_each_family() {
         assert_eq!(config.mixture, Some(expected), "{family}");
         assert_eq!(config.qk_norm_whole, family == "olmoe");
     }
+    assert!(config_of("turbosparsemixtral", |_| ()).ffn_kind.relu_on_up);
     let renormalised = config_of("qwen3_moe", |c| c["norm_topk_prob"] = true.into());
     assert!(renormalised.mixture.unwrap().renormalise);
     let clipped = config_of("olmoe", |c| c["clip_qkv"] = 0.5.into());
@@ -181,4 +201,69 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     let mut folder = Folder::new("qwen3_moe");
     folder.add(name, &[EXPERTS, 2 * FFN, D]);
     assert_refused!(folder.refused(), Duplicate, "model.safetensors", "layers.0");
+}
+
+#[test]
+fn layers_of_smallthinker_differ_by_its_lists() {
+    let config = config_of("smallthinker", |c| {
+        c["rope_layout"] = json!([0, 1]);
+        c["sliding_window_layout"] = json!([0, 1]);
+        c["sliding_window_size"] = 9.into();
+        c["moe_layer_layout"] = json!([1, 1]);
+        c["moe_primary_router_apply_softmax"] = true.into();
+    });
+    assert_eq!((config.unrotated, config.window), (vec![0], vec![0, 9]));
+    assert_eq!(config.mixture.unwrap().scoring, Scoring::Softmax);
+    assert_eq!(config.ffn_kind.activation, Activation::Relu);
+
+    let refused = |key: &str, value: Value| {
+        let mut folder = Folder::new("smallthinker");
+        folder.config[key] = value;
+        folder.refused()
+    };
+    for (key, value) in [
+        ("rope_layout", json!([0])),
+        ("rope_layout", json!([0, 2])),
+        ("sliding_window_layout", json!("all")),
+    ] {
+        assert_refused!(refused(key, value), BadKey, "config.json", key);
+    }
+    for (key, value) in [
+        ("moe_layer_layout", json!([1, 0])),
+        ("moe_enable_early_router", json!(false)),
+        ("moe_enable_secondary_experts", json!(true)),
+        ("moe_num_secondary_experts", json!(4)),
+        ("use_qk_norm", json!(true)),
+        ("hidden_act", json!("silu")),
+    ] {
+        assert_refused!(refused(key, value), Unsupported, "config.json", key);
+    }
+    let no_size = refused("sliding_window_layout", json!([1, 0]));
+    assert_refused!(no_size, MissingKey, "config.json", "sliding_window_size");
+    for key in ["rope_layout", "moe_num_primary_experts"] {
+        let mut folder = Folder::new("mixtral");
+        folder.config[key] = json!([2, 2]);
+        assert_refused!(folder.refused(), Unsupported, "config.json", key);
+    }
+}
+
+/// Nobody has said what the predictors of TurboSparse-Mixtral are called.
+#[test]
+fn predictors_of_experts_are_refused_by_name() {
+    for name in [
+        "model.layers.0.block_sparse_moe.experts.0.predictor.fc1.weight",
+        "model.layers.0.mlp.predictor.fc1.weight",
+    ] {
+        let mut folder = Folder::new("turbosparsemixtral");
+        folder.add(name, &[4, D]);
+        assert_refused!(
+            folder.refused(),
+            UnexpectedTensor,
+            "model.safetensors",
+            name
+        );
+    }
+    let mut folder = Folder::new("turbosparsemixtral");
+    folder.config["hidden_act"] = "silu".into();
+    assert_refused!(folder.refused(), Unsupported, "config.json", "hidden_act");
 }
