@@ -137,6 +137,7 @@ impl AttentionLayer<'_> {
             first,
             tokens,
             window: c.window[self.number] as usize,
+            sinks: self.weights.sinks.as_deref(),
         };
         let attended = &mut s.attended[..rows * width];
         if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {

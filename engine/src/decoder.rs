@@ -209,6 +209,7 @@ impl Decoder {
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..n * d],
+            biases: layer.router.as_ref().and_then(|r| r.experts.as_ref()),
             next: next.map(|next| Norm {
                 weight: &next.ffn_norm,
                 eps: c.rms_eps,

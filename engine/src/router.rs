@@ -80,6 +80,9 @@ impl Routes {
         let rows = self.scores.chunks_exact_mut(experts);
         let choices = self.choices.chunks_exact_mut(chosen);
         for (scores, choices) in rows.zip(choices).take(n) {
+            for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
+                *score += bias;
+            }
             if mixture.scoring == Scoring::Softmax {
                 softmax(scores);
             }
@@ -259,6 +262,7 @@ mod tests {
             dense_ffn: 0,
             scoring,
             early_router: false,
+            biases: false,
         };
         let weights = |scoring, renormalise| {
             // far above where a sigmoid in f32 is 1

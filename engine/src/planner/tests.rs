@@ -420,6 +420,7 @@ fn mixtral() -> ModelConfig {
         qk_norm_whole: false,
         clip_qkv: None,
         unrotated: Vec::new(),
+        sinks: false,
     }
 }
 

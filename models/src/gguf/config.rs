@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::value::Metadata;
 use crate::config::{
-    Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
+    Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling, SWIGLU_ALPHA,
+    SWIGLU_LIMIT, Scoring, yarn_attention,
 };
 use crate::error::Error;
 
@@ -47,6 +48,8 @@ enum Windows {
     Every,
     /// All but every fourth from the first on; those are not rotated (SmallThinker).
     AllButFourth,
+    /// Every second one from the first on (gpt-oss).
+    Alternate,
 }
 
 /// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
@@ -60,6 +63,9 @@ enum Experts {
     Always { renormalise: bool },
 }
 
+/// The architecture with biases, sinks and an activation of its own.
+const GPT_OSS: &str = "gpt-oss";
+
 const PLAIN: Arch = Arch {
     name: "",
     interleaved: false,
@@ -72,7 +78,7 @@ const PLAIN: Arch = Arch {
     windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 8] = [
+const ARCHS: [Arch; 9] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -124,6 +130,12 @@ const ARCHS: [Arch; 8] = [
         windows: Windows::AllButFourth,
         ..PLAIN
     },
+    Arch {
+        name: GPT_OSS,
+        experts: Experts::Always { renormalise: true },
+        windows: Windows::Alternate,
+        ..PLAIN
+    },
 ];
 
 impl Arch {
@@ -164,6 +176,7 @@ fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
         "llama" if has_experts => "mixtral",
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
+        "gpt-oss" => "gpt_oss",
         name => name,
     }
 }
@@ -245,9 +258,8 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
-        unrotated: (0..layers)
-            .filter(|&layer| !window.rotates(layer))
-            .collect(),
+        unrotated: window.unrotated(layers),
+        sinks: arch.name == GPT_OSS,
     })
 }
 
@@ -301,12 +313,13 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         dense_ffn: 0,
         scoring,
         early_router,
+        biases: arch.name == GPT_OSS,
     };
     Ok(Some((count, mixture)))
 }
 
 /// Keys of an architecture that are read here, or do not affect what is read.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 31] = [
     "context_length",
     "embedding_length",
     "block_count",
@@ -324,8 +337,9 @@ const KNOWN: [&str; 29] = [
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    // of scalings that are rejected by their type
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",
     // without experts, the others have no effect
     "expert_count",
@@ -370,6 +384,15 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// architectures.
 fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu;
+    if arch.name == GPT_OSS {
+        return Ok(FfnKind {
+            activation: Activation::ClampedSwiglu {
+                limit: SWIGLU_LIMIT,
+                alpha: SWIGLU_ALPHA,
+            },
+            relu_on_up: false,
+        });
+    }
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
         None => Activation::Silu,
@@ -456,13 +479,16 @@ impl Window {
     fn of(self, layer: u32) -> u32 {
         match self.layers {
             Windows::AllButFourth if layer.is_multiple_of(4) => 0,
+            Windows::Alternate if !layer.is_multiple_of(2) => 0,
             _ => self.size,
         }
     }
 
-    /// Whether a layer's queries and keys are rotated.
-    fn rotates(self, layer: u32) -> bool {
-        self.layers != Windows::AllButFourth || self.size == 0 || !layer.is_multiple_of(4)
+    /// The layers, of so many, whose queries and keys are not rotated.
+    fn unrotated(self, layers: u32) -> Vec<u32> {
+        let some = self.layers == Windows::AllButFourth && self.size > 0;
+        let unrotated = |layer: &u32| some && layer.is_multiple_of(4);
+        (0..layers).filter(unrotated).collect()
     }
 }
 
@@ -486,8 +512,26 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
         Some("linear") | None => {
             factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
         }
+        Some("yarn") => {
+            let given = |rest: &str| Ok(metadata.f32(&key(rest))?.filter(|beta| *beta != 0.0));
+            let original = key("scaling.original_context_length");
+            let Some(factor) = factor else {
+                return Err(metadata.missing(&key("scaling.factor"), "a number"));
+            };
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: given("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: given("scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context: metadata
+                    .u32(&original)?
+                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+                attention_factor: yarn_attention(factor, 1.0),
+                truncate: arch.name != GPT_OSS,
+            }
+        }
         Some(_) => {
-            return Err(metadata.unsupported(&key("scaling.type"), "implemented: none, linear"));
+            let why = "implemented: none, linear, yarn";
+            return Err(metadata.unsupported(&key("scaling.type"), why));
         }
     };
     Ok(Rope {

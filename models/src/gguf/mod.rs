@@ -60,6 +60,12 @@ const NAMES: NameTable = NameTable {
         (Role::Down, DOWN_T),
         (Role::Router, "ffn_gate_inp.weight"),
         (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
+        (Role::FfnNorm, "post_attention_norm.weight"),
+        (Role::Sinks, "attn_sinks.weight"),
+        (Role::RouterBias, "ffn_gate_inp.bias"),
+        (Role::GateBias, "ffn_gate_exps.bias"),
+        (Role::UpBias, "ffn_up_exps.bias"),
+        (Role::DownBias, "ffn_down_exps.bias"),
         (Role::PredictorFc1, "fc1.weight"),
         (Role::PredictorFc2, "fc2.weight"),
     ]],
@@ -234,6 +240,7 @@ fn identify(
         layout,
         file: 0,
         offset: raw.offset,
+        scales: None,
     };
     match named {
         Named::One(_) => Ok(vec![whole]),

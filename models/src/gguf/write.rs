@@ -506,8 +506,9 @@ fn model_keys(
         Activation::Silu => "silu",
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
-        Activation::FatRelu { .. } => {
-            return Err(Error::export(path, "fatrelu has no gguf form yet".into()));
+        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
+            let reason = "the activation has no gguf form yet";
+            return Err(Error::export(path, reason.into()));
         }
     };
     let mut keys = vec![

@@ -10,7 +10,10 @@ use serde_json::Value;
 use super::experts::{self, ExpertKeys};
 use super::foreign;
 use super::json::Keys;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling, SWIGLU_ALPHA, SWIGLU_LIMIT,
+    yarn_attention,
+};
 use crate::error::Error;
 
 /// What distinguishes the families from one another.
@@ -53,6 +56,8 @@ enum Windows {
     Disputed,
     /// Those of `sliding_window_layout`, of `sliding_window_size`.
     Layout,
+    /// Every second one from the first on.
+    Alternate,
 }
 
 const PLAIN: Family = Family {
@@ -71,7 +76,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 12] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -157,6 +162,17 @@ const FAMILIES: [Family; 11] = [
         experts: Some(ExpertKeys::SmallThinker),
         ..PLAIN
     },
+    Family {
+        name: "gpt_oss",
+        qkv_bias: true,
+        optional_bias: true,
+        own: &["swiglu_limit", "swiglu_alpha"],
+        activation: Some("silu"),
+        windows: Windows::Alternate,
+        experts: Some(ExpertKeys::GptOss),
+        theta: 150_000.0,
+        ..PLAIN
+    },
 ];
 
 /// Translates a parsed `config.json`, with only the tokens it names itself; `name` is the model's.
@@ -184,13 +200,15 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         None => return Err(keys.missing("num_key_value_heads", "an integer")),
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
-    let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
+    let gpt_oss = family.experts == Some(ExpertKeys::GptOss);
+    let attention_bias = keys.bool("attention_bias")?.unwrap_or(gpt_oss);
     let experts = match family.experts {
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
     };
     let qkv_bias = match family.experts {
         Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
+        Some(ExpertKeys::GptOss) => attention_bias,
         _ => family.qkv_bias,
     };
     Ok(ModelConfig {
@@ -224,12 +242,16 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         qk_norm_whole: family.qk_norm_whole,
         clip_qkv: keys.f32("clip_qkv")?,
         unrotated: unrotated(&keys, layers)?,
+        sinks: gpt_oss,
     })
 }
 
 fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
+    let blocks = family.experts == Some(ExpertKeys::GptOss)
+        && (keys.object("quantization_config", "quantization_config.")?)
+            .is_some_and(|object| object.get("quant_method") == Some(&"mxfp4".into()));
     for key in ["quantization_config", "compression_config"] {
-        if keys.get(key).is_some() {
+        if keys.get(key).is_some() && !(blocks && key == "quantization_config") {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }
@@ -269,6 +291,10 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
             threshold: keys.need_f32("hidden_act_param")?,
         },
         "relu2" => Activation::Relu2,
+        "silu" if family.experts == Some(ExpertKeys::GptOss) => Activation::ClampedSwiglu {
+            limit: keys.f32("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT),
+            alpha: keys.f32("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA),
+        },
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,
         "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
@@ -294,7 +320,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
     }
     if family.activation.is_some_and(|only| only != found) {
-        return Err(keys.unsupported("hidden_act", "this family has relu in its experts"));
+        return Err(keys.unsupported("hidden_act", "this family's experts have another one"));
     }
     Ok(FfnKind {
         activation,
@@ -352,23 +378,46 @@ fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
         Some("linear") => Ok(RopeScaling::Linear {
             factor: object.need_f32("factor")?,
         }),
-        Some("llama3") => {
-            let original = "original_max_position_embeddings";
-            let original_context = match object.u32(original)? {
-                Some(context) => context,
-                None => top
-                    .u32(original)?
-                    .ok_or_else(|| object.missing(original, "an integer"))?,
-            };
-            Ok(RopeScaling::Llama3 {
-                factor: object.need_f32("factor")?,
-                low_freq_factor: object.need_f32("low_freq_factor")?,
-                high_freq_factor: object.need_f32("high_freq_factor")?,
-                original_context,
-            })
-        }
-        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3")),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: object.need_f32("factor")?,
+            low_freq_factor: object.need_f32("low_freq_factor")?,
+            high_freq_factor: object.need_f32("high_freq_factor")?,
+            original_context: original_context(top, object)?,
+        }),
+        Some("yarn") => yarn(top, object),
+        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3, yarn")),
     }
+}
+
+/// The context length before scaling, named inside the object or beside it.
+fn original_context(top: &Keys, object: &Keys) -> Result<u32, Error> {
+    let original = "original_max_position_embeddings";
+    match object.u32(original)? {
+        Some(context) => Ok(context),
+        None => top
+            .u32(original)?
+            .ok_or_else(|| object.missing(original, "an integer")),
+    }
+}
+
+/// The parameters of YaRN, with the defaults of transformers.
+fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    let factor = object.need_f32("factor")?;
+    let given = |key: &str| Ok(object.f32(key)?.filter(|value| *value != 0.0));
+    let scales = [given("mscale")?, given("mscale_all_dim")?];
+    let attention_factor = match (object.f32("attention_factor")?, scales) {
+        (Some(attention_factor), _) => attention_factor,
+        (None, [Some(one), Some(all)]) => yarn_attention(factor, one) / yarn_attention(factor, all),
+        (None, _) => yarn_attention(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: given("beta_fast")?.unwrap_or(32.0),
+        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        original_context: original_context(top, object)?,
+        attention_factor,
+        truncate: object.bool("truncate")?.unwrap_or(true),
+    })
 }
 
 /// One window per layer, 0 for full attention.
@@ -387,7 +436,7 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let used = keys.bool("use_sliding_window")?;
     let window = match family.windows {
         Windows::Never => None,
-        Windows::Every => window()?,
+        Windows::Every | Windows::Alternate => window()?,
         Windows::ByLayer if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
@@ -401,6 +450,10 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let Some(window) = window else {
         return Ok(full);
     };
+    if matches!(family.windows, Windows::Alternate) {
+        let of = |layer: u32| if layer.is_multiple_of(2) { window } else { 0 };
+        return Ok((0..layers).map(of).collect());
+    }
     if !matches!(family.windows, Windows::ByLayer) {
         // other programs disagree on the meaning of these
         if used == Some(false) {

@@ -22,6 +22,8 @@ pub(super) enum ExpertKeys {
     /// SmallThinker: experts of `moe_ffn_hidden_size` in every layer, chosen before attention,
     /// weights renormalised.
     SmallThinker,
+    /// gpt-oss: experts of `intermediate_size` in every layer, with biases, weights renormalised.
+    GptOss,
 }
 
 /// What they say.
@@ -38,7 +40,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
     let dense_layers = match of {
         ExpertKeys::Qwen { .. } => dense_layers(keys, layers)?,
         ExpertKeys::SmallThinker => return small_thinker(keys, layers),
-        ExpertKeys::Mixtral | ExpertKeys::Olmoe => Vec::new(),
+        ExpertKeys::Mixtral | ExpertKeys::Olmoe | ExpertKeys::GptOss => Vec::new(),
     };
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
@@ -54,7 +56,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
         mixture: Mixture {
             chosen: keys.need_u32("num_experts_per_tok")?,
             renormalise: match of {
-                ExpertKeys::Mixtral => true,
+                ExpertKeys::Mixtral | ExpertKeys::GptOss => true,
                 _ => keys.bool("norm_topk_prob")?.unwrap_or(false),
             },
             shared: match of {
@@ -67,6 +69,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
             dense_layers,
             scoring: Scoring::Softmax,
             early_router: false,
+            biases: of == ExpertKeys::GptOss,
         },
     })
 }
@@ -99,6 +102,7 @@ fn small_thinker(keys: &Keys, layers: u32) -> Result<Experts, Error> {
             dense_ffn: 0,
             scoring,
             early_router: true,
+            biases: false,
         },
     })
 }

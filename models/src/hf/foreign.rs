@@ -28,7 +28,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 63] = [
+const FOREIGN: [(&str, Harmless); 64] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -91,6 +91,7 @@ const FOREIGN: [(&str, Harmless); 63] = [
     ("rope_layout", Nothing),
     ("sliding_window_layout", Nothing),
     ("swiglu_limit", Nothing),
+    ("swiglu_alpha", Nothing),
     ("num_zero_experts", Off),
     ("use_expert_bias", Off),
     ("mlp_bias", Off),

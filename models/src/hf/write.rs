@@ -352,7 +352,7 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
             Activation::Relu => "relu",
             Activation::FatRelu { .. } => "fatrelu",
             Activation::Relu2 => "relu2",
-            Activation::Silu => "silu",
+            Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
         },
@@ -360,25 +360,8 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     if let Activation::FatRelu { threshold } = act {
         config["hidden_act_param"] = json!(threshold);
     }
-    match c.rope.scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            config["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
-            config["rope_scaling"] = json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_context,
-            });
-        }
+    if c.rope.scaling != RopeScaling::None {
+        config["rope_scaling"] = scaling_json(c.rope.scaling);
     }
     if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3" | "qwen3_moe" | "olmoe") {
         config["attention_bias"] = json!(c.o_bias);
@@ -395,6 +378,48 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     }
     windows_json(c, &mut config).map_err(unsupported)?;
     Ok(config)
+}
+
+/// A rotary scaling; null for none.
+fn scaling_json(scaling: RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => {
+            json!({"rope_type": "linear", "factor": factor})
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            })
+        }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_context,
+            attention_factor,
+            truncate,
+        } => {
+            json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "original_max_position_embeddings": original_context,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            })
+        }
+    }
 }
 
 /// A mixture of experts, in the keys of its family.

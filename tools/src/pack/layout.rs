@@ -122,6 +122,12 @@ fn stats_for(
     let Some((path, bytes)) = &options.stats else {
         return Ok(None);
     };
+    if c.mixture.as_ref().is_some_and(|mixture| mixture.biases) {
+        return Err(Failure::usage(
+            "--stats is not implemented for neurons with biases, which keep their order; pack \
+             without it",
+        ));
+    }
     if c.mixture.is_some() {
         return Err(Failure::usage(
             "--stats is not implemented for models with experts yet; pack without it",

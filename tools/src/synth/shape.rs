@@ -124,6 +124,7 @@ impl Shape {
             qk_norm_whole: false,
             clip_qkv: None,
             unrotated: Vec::new(),
+            sinks: false,
         }
     }
 }

@@ -267,6 +267,7 @@ fn block_formats_decode_like_the_reference() {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Mxfp4,
     ];
     for dtype in formats {
         let read = |ending| {
