@@ -108,7 +108,7 @@ mod tests {
         let (d, cpu) = (96, Cpu::detect());
         let steps = [0.0f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
         let value = |i: usize, c: usize| {
-            let sign = if (i + c) % 3 == 0 { -1.0 } else { 1.0 };
+            let sign = if (i + c).is_multiple_of(3) { -1.0 } else { 1.0 };
             sign * steps[(i * 7 + c * 3) % 8] * ((c % 11) as f32 - 5.0).exp2()
         };
         let numbers: Vec<f32> = (0..2 * NEURONS * d)
