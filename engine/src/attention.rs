@@ -64,6 +64,7 @@ impl AttentionLayer<'_> {
         let hd = c.head_dim as usize;
         let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
         let scale = 1.0 / libm::sqrtf(hd as f32);
+        let rotates = c.unrotated.binary_search(&(self.number as u32)).is_err();
         let mut row = 0;
         self.norm_and_clip(on, s, spans.iter().map(|span| span.tokens.len()).sum());
         let by_head = layer.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
@@ -77,7 +78,9 @@ impl AttentionLayer<'_> {
                     if let Some([q_norm, _]) = by_head {
                         cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
                     }
-                    cpu.rope_rotate_half(head, cos, sin);
+                    if rotates {
+                        cpu.rope_rotate_half(head, cos, sin);
+                    }
                     // Once here instead of once per score.
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
@@ -88,7 +91,9 @@ impl AttentionLayer<'_> {
                     if let Some([_, k_norm]) = by_head {
                         cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
                     }
-                    cpu.rope_rotate_half(key, cos, sin);
+                    if rotates {
+                        cpu.rope_rotate_half(key, cos, sin);
+                    }
                     page.store_key(cpu, self.number, h, key);
                     page.store_value(cpu, self.number, h, &s.v[at..][..hd]);
                 }
@@ -132,6 +137,7 @@ impl AttentionLayer<'_> {
             first,
             tokens,
             window: c.window[self.number] as usize,
+            sinks: self.weights.sinks.as_deref(),
         };
         let attended = &mut s.attended[..rows * width];
         if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {

@@ -9,7 +9,9 @@
 //! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can read it alone.
 //! Offsets and padding belong to `storage`; this file defines their meaning for packer and engine.
 
-use emberflow_kernels::{DType, Row};
+pub mod across;
+
+use emberflow_kernels::{DType, GROUP, Row};
 use emberflow_storage::container::{Container, Placement};
 
 use crate::error::Error;
@@ -64,7 +66,35 @@ impl NeuronFormat {
                 ),
             });
         }
+        if let Some(reason) = format.without_blocks(container, meta) {
+            let path = container.path().to_path_buf();
+            return Err(Error::Bundles { path, reason });
+        }
         Ok(format)
+    }
+
+    /// Whether the blocks of Down lie [`across`] neurons.
+    pub fn is_across(self) -> bool {
+        self.dtype == DType::Mxfp4
+    }
+
+    /// Why a model cannot have such blocks, if it has them.
+    fn without_blocks(self, container: &Container, meta: &ContainerMeta) -> Option<String> {
+        let whole = |n: usize| n.is_multiple_of(GROUP);
+        let banks = container.banks();
+        match () {
+            () if !self.is_across() => None,
+            () if !whole(self.d) || self.d > across::MOST => {
+                Some(format!("d_model {} has no whole blocks of mxfp4", self.d))
+            }
+            () if !banks.iter().all(|bank| whole(bank.neurons as usize)) => {
+                Some("the neurons of a bank are no whole blocks of mxfp4".into())
+            }
+            () if meta.config.ffn_kind.activation.is_sparse() => {
+                Some("mxfp4 is for models whose neurons are all needed".into())
+            }
+            () => None,
+        }
     }
 
     /// Bytes of one vector's payload without scales.

@@ -175,11 +175,18 @@ impl Decoder {
         fed
     }
 
-    /// Adds a layer's attention to the residual stream.
+    /// Adds a layer's attention to the residual stream, which an early router sees before.
     fn attend(&mut self, number: usize, pass: &mut Pass, spans: &mut [Span<'_>]) {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let tracer = self.ffn.store.tracer();
+        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
+        if let (Some(router), Some(mixture)) = (&layer.router, early) {
+            tracer.section(&trace::ROUTER, [number as u64, 0]);
+            let x = &pass.x[..n * c.d_model as usize];
+            let input = Input::new(on.cpu, x, n, &mut s.input);
+            s.routes.choose(on, router, mixture, input, &mut s.rows);
+        }
         tracer.section(&trace::ATTENTION, [number as u64, 0]);
         rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
         let attention = AttentionLayer {
@@ -213,8 +220,10 @@ impl Decoder {
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
-                (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
-                s.routes.choose(on, router, mixture, input, &mut s.rows);
+                if !mixture.early_router {
+                    (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+                    s.routes.choose(on, router, mixture, input, &mut s.rows);
+                }
                 Some(s.routes.units(bank, n))
             }
             _ => None,
@@ -231,6 +240,7 @@ impl Decoder {
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..n * d],
+            biases: layer.router.as_ref().and_then(|r| r.experts.as_ref()),
             next: next.map(|next| Norm {
                 weight: &next.ffn_norm,
                 eps: c.rms_eps,

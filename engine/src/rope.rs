@@ -6,6 +6,8 @@ use emberflow_models::config::{Rope, RopeScaling};
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     inv_freq: Vec<f32>,
+    /// Factor of queries and of keys.
+    scale: f32,
     /// Cosines of the rows of the current chunk, `[tokens × dims/2]`.
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -20,6 +22,12 @@ impl RopeTable {
             cos: vec![0.0; n],
             sin: vec![0.0; n],
             inv_freq,
+            scale: match rope.scaling {
+                RopeScaling::Yarn {
+                    attention_factor, ..
+                } => attention_factor,
+                _ => 1.0,
+            },
         }
     }
 
@@ -28,8 +36,8 @@ impl RopeTable {
         let half = self.inv_freq.len();
         for (i, &f) in self.inv_freq.iter().enumerate() {
             let angle = position as f32 * f;
-            self.cos[t * half + i] = libm::cosf(angle);
-            self.sin[t * half + i] = libm::sinf(angle);
+            self.cos[t * half + i] = libm::cosf(angle) * self.scale;
+            self.sin[t * half + i] = libm::sinf(angle) * self.scale;
         }
     }
 
@@ -45,14 +53,49 @@ fn inverse_frequencies(rope: &Rope) -> Vec<f32> {
     (0..rope.dims / 2)
         .map(|i| {
             let plain = 1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
-            scaled(plain, &rope.scaling)
+            match rope.scaling {
+                RopeScaling::Yarn { factor, .. } => {
+                    let kept = kept_by_yarn(rope, i);
+                    plain / factor * (1.0 - kept) + plain * kept
+                }
+                _ => scaled(plain, &rope.scaling),
+            }
         })
         .collect()
 }
 
+/// The part of frequency `i` that YaRN keeps: 1 of the highest, 0 of the lowest, a ramp between.
+fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
+    let RopeScaling::Yarn {
+        beta_fast,
+        beta_slow,
+        original_context,
+        truncate,
+        ..
+    } = rope.scaling
+    else {
+        return 1.0;
+    };
+    let (dims, theta) = (f64::from(rope.dims), f64::from(rope.theta));
+    // the frequency that turns so often over the original context
+    let place = |turns: f32| {
+        let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
+        dims * libm::log(context) / (2.0 * libm::log(theta))
+    };
+    let (low, high) = (place(beta_fast), place(beta_slow));
+    let (low, high) = match truncate {
+        true => (libm::floor(low), libm::ceil(high)),
+        false => (low, high),
+    };
+    let (low, high) = (low.max(0.0), high.min(dims - 1.0));
+    // without a ramp, a step
+    let width = if high == low { 0.001 } else { high - low };
+    1.0 - ((f64::from(i) - low) / width).clamp(0.0, 1.0) as f32
+}
+
 fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
     match scaling {
-        RopeScaling::None => freq,
+        RopeScaling::None | RopeScaling::Yarn { .. } => freq,
         RopeScaling::Linear { factor } => freq / factor,
         RopeScaling::Llama3 {
             factor,

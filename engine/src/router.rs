@@ -3,7 +3,7 @@
 //! Scores become weights in f32 and in a fixed order. Of equal scores the lower expert is chosen.
 
 use emberflow_kernels::{Compute, math};
-use emberflow_models::config::{Mixture, ModelConfig};
+use emberflow_models::config::{Mixture, ModelConfig, Scoring};
 
 use crate::ffn::{BankWork, Choice, Rows};
 use crate::input::Input;
@@ -73,8 +73,14 @@ impl Routes {
         let rows = self.scores.chunks_exact_mut(experts);
         let choices = self.choices.chunks_exact_mut(chosen);
         for (scores, choices) in rows.zip(choices).take(n) {
-            softmax(scores);
-            pick(scores, choices, mixture.renormalise);
+            for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
+                *score += bias;
+            }
+            if mixture.scoring == Scoring::Softmax {
+                softmax(scores);
+            }
+            pick(scores, choices);
+            weigh(choices, mixture);
         }
         self.sort(n);
         self.shared.clear();
@@ -156,26 +162,31 @@ fn softmax(scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
-/// The largest shares, descending, as `choices`; takes them out of `shares`.
-fn pick(shares: &mut [f32], choices: &mut [Choice], renormalise: bool) {
-    /// Below every share.
-    const TAKEN: f32 = -1.0;
-    let mut sum = 0.0;
-    for choice in &mut *choices {
+/// The largest scores, descending, as `choices`; takes them out of `scores`.
+fn pick(scores: &mut [f32], choices: &mut [Choice]) {
+    for choice in choices {
         let mut best = 0;
-        for (expert, share) in shares.iter().enumerate() {
-            if *share > shares[best] {
+        for (expert, score) in scores.iter().enumerate() {
+            if *score > scores[best] {
                 best = expert;
             }
         }
         *choice = Choice {
             expert: best as u32,
-            weight: shares[best],
+            weight: scores[best],
         };
-        sum += shares[best];
-        shares[best] = TAKEN;
+        // below every other
+        scores[best] = f32::NEG_INFINITY;
     }
-    if renormalise {
+}
+
+/// Turns the scores of the chosen experts into weights.
+fn weigh(choices: &mut [Choice], mixture: &Mixture) {
+    if mixture.scoring == Scoring::Sigmoid {
+        (choices.iter_mut()).for_each(|choice| choice.weight = sigmoid(choice.weight));
+    }
+    if mixture.renormalise {
+        let sum = choices.iter().fold(0.0, |sum, choice| sum + choice.weight);
         choices.iter_mut().for_each(|choice| choice.weight /= sum);
     }
 }
@@ -198,7 +209,7 @@ mod tests {
         let mut shares = shares.to_vec();
         let rows = shares.chunks_exact_mut(experts);
         for (shares, choices) in rows.zip(routes.choices.chunks_exact_mut(chosen)) {
-            pick(shares, choices, false);
+            pick(shares, choices);
         }
         routes.sort(n);
         routes
@@ -235,9 +246,33 @@ mod tests {
     #[test]
     fn equal_shares_go_to_the_lower_expert() {
         let mut choices = [Choice::default(); 3];
-        pick(&mut [0.25; 4], &mut choices, true);
+        pick(&mut [0.25; 4], &mut choices);
         assert_eq!(choices.map(|c| c.expert), [0, 1, 2]);
-        assert!(choices.iter().all(|c| (c.weight - 1.0 / 3.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn weights_are_made_of_the_chosen_scores() {
+        let mixture = |scoring, renormalise| Mixture {
+            chosen: 2,
+            renormalise,
+            shared: 0,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring,
+            early_router: false,
+            biases: false,
+        };
+        let weights = |scoring, renormalise| {
+            // far above where a sigmoid in f32 is 1
+            let mut choices = [Choice::default(); 2];
+            pick(&mut [-1.0, 40.0, 0.0, 30.0], &mut choices);
+            assert_eq!(choices.map(|c| c.expert), [1, 3]);
+            weigh(&mut choices, &mixture(scoring, renormalise));
+            choices.map(|c| c.weight)
+        };
+        assert_eq!(weights(Scoring::Softmax, false), [40.0, 30.0]);
+        assert_eq!(weights(Scoring::Sigmoid, false), [1.0, 1.0]);
+        assert_eq!(weights(Scoring::Sigmoid, true), [0.5, 0.5]);
     }
 
     #[test]

@@ -56,9 +56,15 @@ impl RouterAhead {
         let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
             return &[];
         };
-        on.cpu
-            .rmsnorm(x, &next.ffn_norm, c.rms_eps, &mut self.normed);
-        let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
+        let x = match mixture.early_router {
+            true => x,
+            false => {
+                on.cpu
+                    .rmsnorm(x, &next.ffn_norm, c.rms_eps, &mut self.normed);
+                &self.normed
+            }
+        };
+        let input = Input::new(on.cpu, x, 1, &mut self.input);
         self.routes
             .choose(on, router, mixture, input, &mut self.rows);
         self.banks.clear();

@@ -94,8 +94,23 @@ impl Matrix {
 pub struct Router {
     /// Scores of the experts, `[experts × d_model]`.
     pub scores: Matrix,
+    /// Biases of these scores, `[experts]`.
+    pub bias: Option<Vec<f32>>,
     /// Gate of the shared expert, `[d_model]`.
     pub shared: Option<Vec<f32>>,
+    /// Biases of the experts' matrices.
+    pub experts: Option<ExpertBiases>,
+}
+
+/// Biases of the three matrices of every expert of a layer, one expert after the other.
+#[derive(Debug)]
+pub struct ExpertBiases {
+    /// `[experts × ffn]`.
+    pub gate: Vec<f32>,
+    /// `[experts × ffn]`.
+    pub up: Vec<f32>,
+    /// `[experts × d_model]`.
+    pub down: Vec<f32>,
 }
 
 /// Attention weights of one layer, and its router.
@@ -117,6 +132,8 @@ pub struct LayerWeights {
     pub o_bias: Option<Vec<f32>>,
     /// RMSNorm over each head of Q and of K, or over all of them.
     pub qk_norm: Option<[Vec<f32>; 2]>,
+    /// Logit of each query head beside those of the positions.
+    pub sinks: Option<Vec<f32>>,
     /// RMSNorm before the FFN.
     pub ffn_norm: Vec<f32>,
     /// The router, where the FFN is a mixture of experts.
@@ -305,6 +322,11 @@ impl<'a> Loader<'a> {
             } else {
                 None
             },
+            sinks: if c.sinks {
+                Some(self.vector(Role::Sinks, l, c.heads as usize)?)
+            } else {
+                None
+            },
             ffn_norm: self.vector(Role::FfnNorm, l, d)?,
             router: self.router(c, l)?,
         })
@@ -327,9 +349,21 @@ impl<'a> Loader<'a> {
         let Some(mixture) = c.mixture_of(layer) else {
             return Ok(None);
         };
-        let d = c.d_model as usize;
+        let [d, experts, ffn] = [c.d_model, c.experts, c.ffn].map(|n| n as usize);
         Ok(Some(Router {
-            scores: self.matrix(Role::Router, layer, c.experts as usize, d)?,
+            scores: self.matrix(Role::Router, layer, experts, d)?,
+            bias: match mixture.biases {
+                false => None,
+                true => Some(self.vector(Role::RouterBias, layer, experts)?),
+            },
+            experts: match mixture.biases {
+                false => None,
+                true => Some(ExpertBiases {
+                    gate: self.rows(Role::GateBias, layer, experts, ffn)?,
+                    up: self.rows(Role::UpBias, layer, experts, ffn)?,
+                    down: self.rows(Role::DownBias, layer, experts, d)?,
+                }),
+            },
             shared: match mixture.shared {
                 0 => None,
                 _ => Some(self.vector(Role::SharedGate, layer, d)?),
@@ -338,9 +372,16 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
-        let m = self.matrix(role, layer, 1, n)?;
-        let mut out = vec![0.0; n];
-        Cpu::detect().dequantize(m.row(0), &mut out);
+        self.rows(role, layer, 1, n)
+    }
+
+    /// The numbers of a matrix, row by row.
+    fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
+        let m = self.matrix(role, layer, rows, n)?;
+        let mut out = vec![0.0; rows * n];
+        for (r, out) in out.chunks_exact_mut(n).enumerate() {
+            Cpu::detect().dequantize(m.row(r), out);
+        }
         Ok(out)
     }
 }

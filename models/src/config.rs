@@ -31,6 +31,14 @@ pub enum Activation {
     Gelu,
     /// GELU with the tanh approximation.
     GeluTanh,
+    /// gpt-oss: `g · sigmoid(alpha · g)` with `g = min(x, limit)`. Up comes as `u + 1` with `u`
+    /// clamped to ±`limit`.
+    ClampedSwiglu {
+        /// Largest gate, and largest magnitude of Up.
+        limit: f32,
+        /// Steepness of the sigmoid.
+        alpha: f32,
+    },
 }
 
 impl Activation {
@@ -73,7 +81,35 @@ pub enum RopeScaling {
         /// Context length before scaling, in tokens.
         original_context: u32,
     },
+    /// YaRN (arXiv 2309.00071).
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f32,
+        /// Frequencies of more rotations over the original context are kept.
+        beta_fast: f32,
+        /// Frequencies of fewer rotations over the original context are divided.
+        beta_slow: f32,
+        /// Context length before scaling, in tokens.
+        original_context: u32,
+        /// Factor of queries and of keys.
+        attention_factor: f32,
+        /// Whether the ends of the ramp between the two are rounded outwards.
+        truncate: bool,
+    },
 }
+
+/// YaRN's factor of queries and of keys, for a scaling and the weight of its logarithm.
+pub(crate) fn yarn_attention(factor: f32, weight: f32) -> f32 {
+    match factor > 1.0 {
+        true => (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32,
+        false => 1.0,
+    }
+}
+
+/// The limit and the steepness of every published gpt-oss.
+pub(crate) const SWIGLU_LIMIT: f32 = 7.0;
+/// See [`SWIGLU_LIMIT`].
+pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
 
 impl RopeScaling {
     /// Whether the factors give finite, positive frequencies.
@@ -92,6 +128,19 @@ impl RopeScaling {
                     && positive(low_freq_factor)
                     && positive(high_freq_factor)
                     && low_freq_factor < high_freq_factor
+                    && original_context > 0
+            }
+            Self::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_context,
+                attention_factor,
+                ..
+            } => {
+                [factor, beta_fast, beta_slow, attention_factor]
+                    .into_iter()
+                    .all(positive)
                     && original_context > 0
             }
         }
@@ -116,8 +165,7 @@ pub struct Rope {
 pub struct Mixture {
     /// Experts that a token visits in a layer: those with the highest scores.
     pub chosen: u32,
-    /// An expert's weight is its share among all experts (softmax of the scores). With this, the
-    /// weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen ones are divided by their sum.
     pub renormalise: bool,
     /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
     /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
@@ -126,6 +174,33 @@ pub struct Mixture {
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
     pub dense_ffn: u32,
+    /// What an expert's weight is made of.
+    #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
+    pub scoring: Scoring,
+    /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
+    /// input of the experts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early_router: bool,
+    /// The router and the three matrices of an expert carry biases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub biases: bool,
+}
+
+/// How a router's scores become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// An expert's share among all (softmax).
+    #[default]
+    Softmax,
+    /// The sigmoid of each score.
+    Sigmoid,
+}
+
+impl Scoring {
+    fn is_softmax(&self) -> bool {
+        *self == Self::Softmax
+    }
 }
 
 /// One FFN's neurons: those of an expert, or of a dense layer.
@@ -201,6 +276,12 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
+    /// Layers whose queries and keys are not rotated (NoPE), ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrotated: Vec<u32>,
+    /// Each query head has one more logit in the softmax, whose share is dropped (gpt-oss).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -321,8 +402,7 @@ impl ModelConfig {
             }
         }
         let dense = &mixture.dense_layers;
-        let ascending = dense.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || dense.last().is_some_and(|&layer| layer >= self.layers) {
+        if !self.are_layers(dense) {
             let expected = format!("layers below {}, ascending", self.layers);
             return BadField::some("dense layers", dense, expected);
         }
@@ -331,6 +411,12 @@ impl ModelConfig {
             return BadField::some("dense layers' neurons", &mixture.dense_ffn, expected);
         }
         None
+    }
+
+    /// Whether a list names layers, in ascending order.
+    fn are_layers(&self, list: &[u32]) -> bool {
+        let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
+        ascending && list.last().is_none_or(|&layer| layer < self.layers)
     }
 
     /// A rotary embedding whose angles are no numbers.
@@ -344,7 +430,8 @@ impl ModelConfig {
             return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
         if !rope.scaling.is_sound() {
-            let expected = "positive finite factors, low_freq_factor below high_freq_factor";
+            let expected =
+                "positive finite factors, those of low frequencies below those of high ones";
             return BadField::some("rope.scaling", &rope.scaling, expected);
         }
         None
@@ -364,6 +451,12 @@ impl ModelConfig {
                 "a finite number, 0 or more",
             );
         }
+        if let Activation::ClampedSwiglu { limit, alpha } = self.ffn_kind.activation
+            && ![limit, alpha].iter().all(|x| x.is_finite() && *x > 0.0)
+        {
+            let found = [limit, alpha];
+            return BadField::some("swiglu limit and alpha", &found, "finite, above 0");
+        }
         match self.clip_qkv {
             Some(clip) if !(clip.is_finite() && clip > 0.0) => {
                 BadField::some("clip_qkv", &clip, "a finite number above 0")
@@ -379,6 +472,10 @@ impl ModelConfig {
             let expected = format!("one for each of {} layers", self.layers);
             let found = format!("{} entries", self.window.len());
             return BadField::some("window", &found, expected);
+        }
+        if !self.are_layers(&self.unrotated) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers without rotation", &self.unrotated, expected);
         }
         if self.add_bos && self.bos.is_none() {
             return BadField::some("add_bos", &true, "a bos token to add");

@@ -40,6 +40,16 @@ pub(crate) enum Stack {
     One(Role),
     /// The rows of Gate, then those of Up.
     GateUp,
+    /// Down stored `[ffn × d_model]`.
+    Neurons,
+    /// Rows of Gate and of Up by turns, transposed.
+    Pairs,
+    /// Rows of Gate and of Up by turns, in blocks of four bits.
+    PairBlocks,
+    /// Biases of Gate and of Up by turns.
+    PairBias,
+    /// Down stored `[d_model × ffn]`, in blocks of four bits.
+    DownBlocks,
 }
 
 /// What a name denotes.
@@ -162,11 +172,21 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         if config.o_bias {
             push(at(Role::OBias), 1, d);
         }
+        if config.sinks {
+            push(at(Role::Sinks), 1, config.heads as usize);
+        }
         push(at(Role::FfnNorm), 1, d);
         if let Some(mixture) = config.mixture_of(layer) {
             push(at(Role::Router), config.experts as usize, d);
             if mixture.shared > 0 {
                 push(at(Role::SharedGate), 1, d);
+            }
+            if mixture.biases {
+                let (experts, ffn) = (config.experts as usize, config.ffn as usize);
+                push(at(Role::RouterBias), 1, experts);
+                push(at(Role::GateBias), experts, ffn);
+                push(at(Role::UpBias), experts, ffn);
+                push(at(Role::DownBias), experts, d);
             }
         }
         for Bank {

@@ -36,12 +36,22 @@ pub enum Role {
     QNorm,
     /// The same of the key heads.
     KNorm,
+    /// Logit beside those of the positions, by query head, `[1 × heads]`.
+    Sinks,
     /// Weight of the RMSNorm before the FFN, `[1 × d_model]`.
     FfnNorm,
     /// Scores of a mixture's experts, `[experts × d_model]`.
     Router,
+    /// Bias of these scores, `[1 × experts]`.
+    RouterBias,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
+    /// Biases of the experts' Gate projections, `[experts × ffn]`.
+    GateBias,
+    /// Biases of the experts' Up projections, `[experts × ffn]`.
+    UpBias,
+    /// Biases of the experts' Down projections, `[experts × d_model]`.
+    DownBias,
     /// Gate projection, `[ffn × d_model]`: row i belongs to neuron i.
     Gate,
     /// Up projection, `[ffn × d_model]`: row i belongs to neuron i.
@@ -64,7 +74,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 22] = [
+const ROLES: [(Role, Place, &str); 27] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::FinalNorm, Place::Global, "final_norm"),
@@ -82,6 +92,11 @@ const ROLES: [(Role, Place, &str); 22] = [
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
     (Role::Router, Place::Layer, "ffn.router"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
+    (Role::RouterBias, Place::Layer, "ffn.router_bias"),
+    (Role::GateBias, Place::Layer, "ffn.gate_bias"),
+    (Role::UpBias, Place::Layer, "ffn.up_bias"),
+    (Role::DownBias, Place::Layer, "ffn.down_bias"),
+    (Role::Sinks, Place::Layer, "attn.sinks"),
     (Role::Gate, Place::Expert, "gate"),
     (Role::Up, Place::Expert, "up"),
     (Role::Down, Place::Expert, "down"),

@@ -6,7 +6,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
@@ -180,6 +180,7 @@ impl<'a> Packed<'a> {
             self.container.read_scales(bank, &mut scales)?;
         }
         let mut bundle = vec![0; stride];
+        let mut downs = Vec::new();
         let row = vec![0.0; self.format.d];
         let mut neuron = Neuron {
             gate: row.clone(),
@@ -197,12 +198,46 @@ impl<'a> Packed<'a> {
             for (row, out) in [
                 (self.format.gate(gate, scales), &mut neuron.gate),
                 (self.format.up(up, scales), &mut neuron.up),
-                (self.format.down(down, scales), &mut neuron.down),
             ] {
                 self.cpu.dequantize(row, out);
             }
+            let place = n % across::NEURONS;
+            if !self.format.is_across() {
+                let row = self.format.down(down, scales);
+                self.cpu.dequantize(row, &mut neuron.down);
+            } else {
+                if place == 0 {
+                    self.downs_across(bank, n, &mut downs)?;
+                }
+                let d = self.format.d;
+                neuron.down.copy_from_slice(&downs[place * d..][..d]);
+            }
             f(n, &neuron)?;
         }
+        Ok(())
+    }
+
+    /// The Down vectors of the neurons from `first` on whose blocks lie across them.
+    fn downs_across(&self, bank: usize, first: usize, out: &mut Vec<f32>) -> Result<(), Failure> {
+        let (g, count) = (self.container.geometry(), across::NEURONS);
+        let (stride, span) = (g.stride as usize, g.gate_span as usize);
+        let per_neuron = self.format.resident_scales();
+        let mut bundles = vec![0; count * stride];
+        let offset = self.container.neuron_offset(bank, first as u32);
+        self.read(Some(offset), &mut bundles)?;
+        let neurons = self.container.banks()[bank].neurons as usize;
+        let mut scales = vec![0; neurons * per_neuron];
+        if per_neuron > 0 {
+            self.container.read_scales(bank, &mut scales)?;
+        }
+        let rows = bundles.chunks_exact(stride).enumerate().map(|(i, bundle)| {
+            let scales = &scales[(first + i) * per_neuron..][..per_neuron];
+            let (_, down) = self.format.split_rest(&bundle[span..]);
+            self.format.down(down, scales)
+        });
+        let rows: Vec<Row<'_>> = rows.collect();
+        out.resize(count * self.format.d, 0.0);
+        across::decode(self.cpu, &rows, out);
         Ok(())
     }
 }

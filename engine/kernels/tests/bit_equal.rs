@@ -87,6 +87,7 @@ fn rows(count: usize) -> impl Strategy<Value = Rows> {
                         DType::F32 => (quants, 4),
                         DType::F16 | DType::BF16 => (quants, 2),
                         DType::Q8 | DType::Q4 => (scales, 2),
+                        DType::Mxfp4 => (scales, 1),
                     };
                     floats
                         .chunks_exact_mut(width)

@@ -108,12 +108,14 @@ impl Ffn {
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
+        let first_bank = self.store.layout().banks_of(at.number).start;
         for work in at.units {
             let (rows, clusters) = (work.rows.len(), self.store.layout().clusters(work.bank));
             let neurons = self.store.layout().neurons(work.bank);
             let cut = self.predictors.as_ref().map_or(0.0, |p| p.cut(work.bank));
             self.units.push(Unit {
                 bank: work.bank,
+                expert: (work.bank - first_bank) as usize,
                 rows,
                 neurons,
                 first,

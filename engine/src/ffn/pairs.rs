@@ -9,11 +9,14 @@ use super::mask;
 use super::units::{LayerInput, Rows};
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
+use crate::weights::ExpertBiases;
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub bank: u32,
+    /// Its place among the layer's banks.
+    pub expert: usize,
     pub rows: usize,
     pub neurons: usize,
     /// Its clusters as items of the layer: first, and one past the last.
@@ -26,7 +29,27 @@ pub(super) struct Unit {
     pub gating: Gating,
 }
 
+/// Biases of one expert's matrices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Biases<'a> {
+    /// By neuron.
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+    /// `[d_model]`.
+    pub down: &'a [f32],
+}
+
 impl Unit {
+    /// Its biases, of the layer's.
+    pub fn biases<'a>(&self, all: &'a ExpertBiases, d: usize) -> Biases<'a> {
+        let part = |values: &'a [f32], each: usize| &values[self.expert * each..][..each];
+        Biases {
+            gate: part(&all.gate, self.neurons),
+            up: part(&all.up, self.neurons),
+            down: part(&all.down, d),
+        }
+    }
+
     /// Its part of the layer's gates, `[clusters × CLUSTER × rows]`.
     pub fn gates<'a>(&self, gates: &'a [f32]) -> &'a [f32] {
         &gates[self.pairs..][..(self.end - self.first) * CLUSTER * self.rows]

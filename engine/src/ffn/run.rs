@@ -144,8 +144,7 @@ impl Ffn {
             let mut item = from;
             while item < end {
                 let unit = unit_of(item);
-                let of = &units[unit];
-                let stop = end.min(of.end);
+                let (of, stop) = (&units[unit], end.min(units[unit].end));
                 let job = Job {
                     cpu: on.cpu,
                     shape,
@@ -154,6 +153,7 @@ impl Ffn {
                     input: inputs.of(unit).input,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
+                    biases: (inputs.at.biases).map(|all| of.biases(all, shape.format.d)),
                 };
                 let ready = (item..stop).filter(is_ready);
                 let records = records.get(from - group.start..).unwrap_or(&[]);

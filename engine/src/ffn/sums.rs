@@ -6,11 +6,13 @@ use std::sync::Mutex;
 use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
-use super::activation::Gating;
+use super::activation::{Gating, of_up};
 use super::mask;
+use super::pairs::Biases;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
+use crate::bundle::across;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
@@ -20,6 +22,28 @@ use crate::trace;
 /// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
 pub(crate) fn thread_floats(d: usize, tokens: usize) -> usize {
     2 * CLUSTER * tokens + products_floats(d, tokens)
+}
+
+/// Adds the bias of each row's neuron to its `values`, `[rows × tokens]`; `ends` is where each
+/// cluster's rows end.
+fn add_biases(
+    biases: &[f32],
+    clusters: &[(usize, ClusterBytes<'_>)],
+    rows: &RowList<'_>,
+    ends: impl Iterator<Item = usize>,
+    values: &mut [f32],
+    tokens: usize,
+) {
+    let mut row = 0;
+    for ((_, cluster), end) in clusters.iter().zip(ends) {
+        let first = cluster.cluster() as usize * CLUSTER;
+        for row in row..end {
+            let bias = biases[first + rows.id(row)];
+            let of_row = &mut values[row * tokens..(row + 1) * tokens];
+            of_row.iter_mut().for_each(|value| *value += bias);
+        }
+        row = end;
+    }
 }
 
 /// Counters of a job.
@@ -43,6 +67,8 @@ pub(super) struct Job<'a> {
     pub gates: &'a [f32],
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
     pub wanted: Option<&'a [u64]>,
+    /// Of models whose gates have no exact zeros.
+    pub biases: Option<Biases<'a>>,
 }
 
 /// Rows of several clusters, up to [`CLUSTER`] in all: a cluster may need few neurons, and long
@@ -103,7 +129,7 @@ impl<'a> Job<'a> {
                 }
                 done.neurons += batch.ups.len() as u64;
                 let hidden = &mut hidden[..batch.ups.len() * tokens];
-                self.hidden(&start, &batch, gates, hidden, memory);
+                self.hidden(&these, &batch, gates, hidden, memory);
                 let mut from = 0;
                 for (&(item, end), (_, cluster)) in batch.items.iter().zip(&these) {
                     let at = item - first;
@@ -115,7 +141,14 @@ impl<'a> Job<'a> {
                         keep(record, ids, tokens, gates, &hidden[values.clone()]);
                     }
                     let hidden = &mut hidden[values];
-                    self.down(cluster, &mut batch.downs, from..end, hidden, partial);
+                    self.down(
+                        cluster,
+                        &mut batch.downs,
+                        from..end,
+                        hidden,
+                        memory,
+                        partial,
+                    );
                     from = end;
                 }
             }
@@ -126,26 +159,25 @@ impl<'a> Job<'a> {
     /// Hidden values of a batch: `gate × up`.
     fn hidden(
         &self,
-        start: &ClusterBytes<'_>,
+        clusters: &[(usize, ClusterBytes<'a>)],
         batch: &Batch<'_>,
         gates: &[f32],
         hidden: &mut [f32],
         memory: &mut [f32],
     ) {
-        let _span = start.trace(&trace::UP);
+        let _span = clusters.first().and_then(|(_, c)| c.trace(&trace::UP));
         let (rows, tokens) = (batch.ups.list(), self.input.tokens());
         let mut firing = WantedPairs::new(tokens, !self.shape.dense);
         for gates in gates.chunks_exact(tokens).take(rows.len()) {
             firing.push(|t| gates[t] != 0.0);
         }
         products(self.cpu, rows, self.input, &firing, hidden, memory);
+        if let Some(biases) = &self.biases {
+            let ends = batch.items.iter().map(|item| item.1);
+            add_biases(biases.up, clusters, &batch.ups, ends, hidden, tokens);
+        }
         for (h, g) in hidden.iter_mut().zip(gates) {
-            let up = if self.shape.kind.relu_on_up {
-                h.max(0.0)
-            } else {
-                *h
-            };
-            *h = g * up;
+            *h = g * of_up(self.shape.kind, *h);
         }
     }
 
@@ -156,9 +188,35 @@ impl<'a> Job<'a> {
         downs: &mut RowList<'_>,
         rows: Range<usize>,
         hidden: &mut [f32],
+        memory: &mut [f32],
         partial: &mut [f32],
     ) {
         let _span = cluster.trace(&trace::DOWN);
+        match self.shape.format.is_across() {
+            true => {
+                let (rows, tokens) = (&downs.list()[rows], self.input.tokens());
+                across::sum(self.cpu, hidden, rows, tokens, memory, partial);
+            }
+            false => self.sum_downs(downs, rows, hidden, partial),
+        }
+        // once for each row that visits the expert
+        if let Some(biases) = self.biases.filter(|_| cluster.cluster() == 0) {
+            for partial in partial.chunks_exact_mut(biases.down.len()) {
+                for (y, b) in partial.iter_mut().zip(biases.down) {
+                    *y += b;
+                }
+            }
+        }
+    }
+
+    /// [`Job::down`] without a bias.
+    fn sum_downs(
+        &self,
+        downs: &mut RowList<'_>,
+        rows: Range<usize>,
+        hidden: &mut [f32],
+        partial: &mut [f32],
+    ) {
         let tokens = self.input.tokens();
         if tokens > 1 {
             partial.fill(0.0);
@@ -236,6 +294,10 @@ impl<'a> Job<'a> {
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
         products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
+        if let Some(biases) = &self.biases {
+            let ends = ends.iter().copied();
+            add_biases(biases.gate, clusters, &rows, ends, gates, tokens);
+        }
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);

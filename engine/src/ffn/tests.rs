@@ -83,6 +83,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
         number,
         units: &work,
         input: Input::new(on.cpu, x, rows, &mut memory),
+        biases: None,
         residual: x,
         next: None,
         ahead: &[],

@@ -1,6 +1,7 @@
 //! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
+use crate::weights::ExpertBiases;
 
 /// Rows of a pass; a row is a token of some sequence.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +67,8 @@ pub(crate) struct LayerInput<'a> {
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],
+    /// Biases of the experts, where they have some.
+    pub biases: Option<&'a ExpertBiases>,
     /// The norm before the next layer's FFN.
     pub next: Option<Norm<'a>>,
     /// Banks of the next layer that a guess names; empty without one.

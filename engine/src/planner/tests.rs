@@ -420,6 +420,8 @@ fn mixtral() -> ModelConfig {
         mixture: None,
         qk_norm_whole: false,
         clip_qkv: None,
+        unrotated: Vec::new(),
+        sinks: false,
     }
 }
 

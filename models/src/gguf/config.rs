@@ -3,14 +3,19 @@
 use std::path::Path;
 
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling, SWIGLU_ALPHA,
+    SWIGLU_LIMIT, Scoring, yarn_attention,
+};
 use crate::error::Error;
 
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// `expert_gating_func` of a softmax; 0 leaves it to the architecture.
-const SOFTMAX: u32 = 1;
+/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
+pub(super) const SOFTMAX: u32 = 1;
+/// See [`SOFTMAX`].
+pub(super) const SIGMOID: u32 = 2;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -27,10 +32,24 @@ pub(super) struct Arch {
     qk_norm: bool,
     /// Over all heads together.
     qk_norm_whole: bool,
+    /// ReLU is the architecture's activation.
+    relu: bool,
     relu_on_up: bool,
     experts: Experts,
-    /// A sliding window applies to every layer (Mistral, stored as `llama`).
-    windowed: bool,
+    windows: Windows,
+}
+
+/// Which layers a file's sliding window applies to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    /// Unknown.
+    Never,
+    /// All (Mistral, stored as `llama`).
+    Every,
+    /// All but every fourth from the first on; those are not rotated (SmallThinker).
+    AllButFourth,
+    /// Every second one from the first on (gpt-oss).
+    Alternate,
 }
 
 /// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
@@ -44,23 +63,27 @@ enum Experts {
     Always { renormalise: bool },
 }
 
+/// The architecture with biases, sinks and an activation of its own.
+const GPT_OSS: &str = "gpt-oss";
+
 const PLAIN: Arch = Arch {
     name: "",
     interleaved: false,
     qkv_bias: false,
     qk_norm: false,
     qk_norm_whole: false,
+    relu: false,
     relu_on_up: false,
     experts: Experts::Never,
-    windowed: false,
+    windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 7] = [
+const ARCHS: [Arch; 9] = [
     Arch {
         name: "llama",
         interleaved: true,
         experts: Experts::Optional,
-        windowed: true,
+        windows: Windows::Every,
         ..PLAIN
     },
     Arch {
@@ -76,8 +99,9 @@ const ARCHS: [Arch; 7] = [
     Arch {
         name: "bamboo",
         interleaved: true,
+        relu: true,
         relu_on_up: true,
-        windowed: true,
+        windows: Windows::Every,
         ..PLAIN
     },
     Arch {
@@ -99,7 +123,27 @@ const ARCHS: [Arch; 7] = [
         experts: Experts::Always { renormalise: false },
         ..PLAIN
     },
+    Arch {
+        name: "smallthinker",
+        relu: true,
+        experts: Experts::Always { renormalise: true },
+        windows: Windows::AllButFourth,
+        ..PLAIN
+    },
+    Arch {
+        name: GPT_OSS,
+        experts: Experts::Always { renormalise: true },
+        windows: Windows::Alternate,
+        ..PLAIN
+    },
 ];
+
+impl Arch {
+    /// Whether llama.cpp finds a window's layers by the architecture.
+    pub(super) fn windows_have_a_key(&self) -> bool {
+        self.windows == Windows::AllButFourth
+    }
+}
 
 /// The architecture named by the file.
 pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Error> {
@@ -117,7 +161,7 @@ pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Er
 /// The architecture that llama.cpp uses for a family.
 pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
     let name = match family {
-        "mistral" | "bamboo" | "mixtral" => "llama",
+        "mistral" | "bamboo" | "mixtral" | "turbosparsemixtral" => "llama",
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         other => other,
@@ -126,11 +170,13 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
 }
 
 /// The family of a file, by the name that checkpoints of Hugging Face give it.
-fn family_of(arch: &Arch, has_experts: bool) -> &'static str {
+fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
     match arch.name {
+        "llama" if has_experts && kind.relu_on_up => "turbosparsemixtral",
         "llama" if has_experts => "mixtral",
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
+        "gpt-oss" => "gpt_oss",
         name => name,
     }
 }
@@ -159,9 +205,6 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
-        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
-    }
     refuse_unknown(metadata, arch)?;
     let layers = need("block_count")?;
     if layers > MAX_COUNT {
@@ -174,12 +217,14 @@ pub(super) fn model_config(
         .unwrap_or(heads);
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
+    let window = Window::read(metadata, arch)?;
+    let ffn_kind = ffn_kind(metadata, arch, facts)?;
     let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
         Some(ffn) if experts.is_some() => ffn,
         _ => need("feed_forward_length")?,
     };
     Ok(ModelConfig {
-        family: family_of(arch, experts.is_some()).to_owned(),
+        family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
         name: metadata
             .text("general.name")?
             .filter(|name| !name.is_empty())
@@ -192,10 +237,10 @@ pub(super) fn model_config(
         head_dim,
         ffn,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
-        ffn_kind: ffn_kind(metadata, arch, facts)?,
+        ffn_kind,
         rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
         rope: rope(metadata, arch, head_dim)?,
-        window: vec![window(metadata, arch)?; layers as usize],
+        window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
@@ -213,6 +258,8 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
+        unrotated: window.unrotated(layers),
+        sinks: arch.name == GPT_OSS,
     })
 }
 
@@ -232,13 +279,15 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
             return Err(metadata.missing(&key("expert_count"), "an integer"));
         }
     };
-    if metadata
-        .u32(&key("expert_gating_func"))?
-        .is_some_and(|function| function > SOFTMAX)
-    {
-        let why = "implemented: 1, softmax";
-        return Err(metadata.unsupported(&key("expert_gating_func"), why));
-    }
+    let early_router = arch.name == "smallthinker";
+    let scoring = match metadata.u32(&key("expert_gating_func"))? {
+        None | Some(0 | SOFTMAX) => Scoring::Softmax,
+        Some(SIGMOID) if early_router => Scoring::Sigmoid,
+        Some(_) => {
+            let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
+            return Err(metadata.unsupported(&key("expert_gating_func"), why));
+        }
+    };
     let scale = metadata.f32(&key("expert_weights_scale"))?;
     if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
         let why = "only 1 is implemented";
@@ -262,12 +311,15 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         },
         dense_layers: Vec::new(),
         dense_ffn: 0,
+        scoring,
+        early_router,
+        biases: arch.name == GPT_OSS,
     };
     Ok(Some((count, mixture)))
 }
 
 /// Keys of an architecture that are read here, or do not affect what is read.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 31] = [
     "context_length",
     "embedding_length",
     "block_count",
@@ -285,8 +337,9 @@ const KNOWN: [&str; 29] = [
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    // of scalings that are rejected by their type
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",
     // without experts, the others have no effect
     "expert_count",
@@ -302,9 +355,12 @@ const KNOWN: [&str; 29] = [
     "pooling_type",
 ];
 
-/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
+/// Rejects a part of several files, and an unknown hyperparameter, because the computation would lack whatever it enables. One
 /// that is 0 or `false` enables nothing.
 fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
+        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
+    }
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
@@ -327,7 +383,16 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
 /// architectures.
 fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
-    let relu = facts.powerinfer || arch.relu_on_up;
+    let relu = facts.powerinfer || arch.relu;
+    if arch.name == GPT_OSS {
+        return Ok(FfnKind {
+            activation: Activation::ClampedSwiglu {
+                limit: SWIGLU_LIMIT,
+                alpha: SWIGLU_ALPHA,
+            },
+            relu_on_up: false,
+        });
+    }
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
         None => Activation::Silu,
@@ -387,13 +452,43 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
-    let key = format!("{}.attention.sliding_window", arch.name);
-    match metadata.u32(&key)? {
-        Some(window) if window > 0 && !arch.windowed => {
-            Err(metadata.unsupported(&key, "the file does not say which layers have the window"))
+/// The sliding window of a file and its layers.
+#[derive(Clone, Copy)]
+struct Window {
+    /// Positions; 0 without one.
+    size: u32,
+    layers: Windows,
+}
+
+impl Window {
+    fn read(metadata: &Metadata, arch: &Arch) -> Result<Self, Error> {
+        let key = format!("{}.attention.sliding_window", arch.name);
+        match metadata.u32(&key)? {
+            Some(size) if size > 0 && arch.windows == Windows::Never => {
+                Err(metadata
+                    .unsupported(&key, "the file does not say which layers have the window"))
+            }
+            size => Ok(Self {
+                size: size.unwrap_or(0),
+                layers: arch.windows,
+            }),
         }
-        window => Ok(window.unwrap_or(0)),
+    }
+
+    /// The window of a layer.
+    fn of(self, layer: u32) -> u32 {
+        match self.layers {
+            Windows::AllButFourth if layer.is_multiple_of(4) => 0,
+            Windows::Alternate if !layer.is_multiple_of(2) => 0,
+            _ => self.size,
+        }
+    }
+
+    /// The layers, of so many, whose queries and keys are not rotated.
+    fn unrotated(self, layers: u32) -> Vec<u32> {
+        let some = self.layers == Windows::AllButFourth && self.size > 0;
+        let unrotated = |layer: &u32| some && layer.is_multiple_of(4);
+        (0..layers).filter(unrotated).collect()
     }
 }
 
@@ -417,8 +512,26 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
         Some("linear") | None => {
             factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
         }
+        Some("yarn") => {
+            let given = |rest: &str| Ok(metadata.f32(&key(rest))?.filter(|beta| *beta != 0.0));
+            let original = key("scaling.original_context_length");
+            let Some(factor) = factor else {
+                return Err(metadata.missing(&key("scaling.factor"), "a number"));
+            };
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: given("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: given("scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context: metadata
+                    .u32(&original)?
+                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+                attention_factor: yarn_attention(factor, 1.0),
+                truncate: arch.name != GPT_OSS,
+            }
+        }
         Some(_) => {
-            return Err(metadata.unsupported(&key("scaling.type"), "implemented: none, linear"));
+            let why = "implemented: none, linear, yarn";
+            return Err(metadata.unsupported(&key("scaling.type"), why));
         }
     };
     Ok(Rope {

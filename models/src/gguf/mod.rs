@@ -60,6 +60,12 @@ const NAMES: NameTable = NameTable {
         (Role::Down, DOWN_T),
         (Role::Router, "ffn_gate_inp.weight"),
         (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
+        (Role::FfnNorm, "post_attention_norm.weight"),
+        (Role::Sinks, "attn_sinks.weight"),
+        (Role::RouterBias, "ffn_gate_inp.bias"),
+        (Role::GateBias, "ffn_gate_exps.bias"),
+        (Role::UpBias, "ffn_up_exps.bias"),
+        (Role::DownBias, "ffn_down_exps.bias"),
         (Role::PredictorFc1, "fc1.weight"),
         (Role::PredictorFc2, "fc2.weight"),
     ]],
@@ -122,8 +128,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     for raw in tensors {
         if raw.name == ROPE_FACTORS {
             scale_rope(&mut config, &file, &raw)?;
-        } else if !raw.name.ends_with(".attn_rot_embd.weight") {
-            // attn_rot_embd repeats the plain frequencies, in old files only.
+        } else if !is_ignorable(&raw.name) {
             found.append(&mut identify(raw, &file, arch, &config)?);
         }
     }
@@ -140,6 +145,12 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         _ => NAMES.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
+}
+
+/// Tensors that do not change the result: the plain rotary frequencies in old files, and
+/// SmallThinker's guess which logits will be large.
+fn is_ignorable(name: &str) -> bool {
+    name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
 }
 
 /// Adds the file's name to a vocabulary error.
@@ -229,6 +240,7 @@ fn identify(
         layout,
         file: 0,
         offset: raw.offset,
+        scales: None,
     };
     match named {
         Named::One(_) => Ok(vec![whole]),

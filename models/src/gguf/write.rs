@@ -4,13 +4,15 @@
 //! size needs memory only for its header. The file gets its final name only once it is fully
 //! written and reads back.
 
+mod vocab;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::NAMES;
-use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, arch_for};
-use crate::config::{Activation, ModelConfig, RopeScaling};
+use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX, arch_for};
+use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::gguf_vocab::GgufVocab;
@@ -462,7 +464,7 @@ fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &
 /// Every key of the header, in file order.
 fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
     let mut keys = model_keys(path, arch, file)?;
-    keys.extend(vocab_keys(file));
+    keys.extend(vocab::keys(file));
     keys.extend(file.extra.iter().cloned());
     Ok(keys)
 }
@@ -471,7 +473,9 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
 fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
     match c {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
-        c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
+        c if c.window.iter().any(|&w| w != 0) && !arch.windows_have_a_key() => {
+            Some("a sliding window")
+        }
         c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
         c if c
             .mixture
@@ -502,8 +506,9 @@ fn model_keys(
         Activation::Silu => "silu",
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
-        Activation::FatRelu { .. } => {
-            return Err(Error::export(path, "fatrelu has no gguf form yet".into()));
+        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
+            let reason = "the activation has no gguf form yet";
+            return Err(Error::export(path, reason.into()));
         }
     };
     let mut keys = vec![
@@ -537,55 +542,20 @@ fn model_keys(
             own("expert_shared_feed_forward_length", U32(mixture.shared));
         }
     }
+    if let Some(mixture) = c.mixture.as_ref().filter(|m| m.early_router) {
+        let function = match mixture.scoring {
+            Scoring::Softmax => SOFTMAX,
+            Scoring::Sigmoid => SIGMOID,
+        };
+        own("expert_gating_func", U32(function));
+    }
+    if let Some(&window) = c.window.iter().find(|&&window| window != 0) {
+        own("attention.sliding_window", U32(window));
+    }
     if let Some(clip) = c.clip_qkv {
         own("attention.clamp_kqv", F32(clip));
     }
     keys.push((HIDDEN_ACT.into(), Text(act.into())));
     keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
     Ok(keys)
-}
-
-/// The tokenizer's keys.
-fn vocab_keys(file: &GgufFile<'_>) -> Vec<(String, GgufValue)> {
-    use GgufValue::{Bool, F32s, I32s, Text, Texts, U32};
-    let v = file.vocab;
-    let mut keys = Vec::new();
-    let mut token = |key: &str, value| keys.push((format!("tokenizer.ggml.{key}"), value));
-    token("model", Text(v.model.clone()));
-    if let Some(pre) = &v.pre {
-        token("pre", Text(pre.clone()));
-    }
-    token("tokens", Texts(v.tokens.clone()));
-    if !v.scores.is_empty() {
-        token("scores", F32s(v.scores.clone()));
-    }
-    if !v.token_types.is_empty() {
-        token("token_type", I32s(v.token_types.clone()));
-    }
-    if !v.merges.is_empty() {
-        token("merges", Texts(v.merges.clone()));
-    }
-    for (key, id) in [
-        ("bos_token_id", v.bos),
-        ("eos_token_id", v.eos),
-        ("unknown_token_id", v.unk),
-    ] {
-        if let Some(id) = id {
-            token(key, U32(id));
-        }
-    }
-    let further = (file.config.eos.iter()).filter(|&&id| Some(id) != v.eos);
-    for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
-        token(key, U32(id));
-    }
-    for (key, flag) in [
-        ("add_bos_token", v.add_bos),
-        ("add_eos_token", v.add_eos),
-        ("add_space_prefix", v.add_space_prefix),
-    ] {
-        if let Some(flag) = flag {
-            token(key, Bool(flag));
-        }
-    }
-    keys
 }

@@ -10,7 +10,10 @@ use serde_json::Value;
 use super::experts::{self, ExpertKeys};
 use super::foreign;
 use super::json::Keys;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling, SWIGLU_ALPHA, SWIGLU_LIMIT,
+    yarn_attention,
+};
 use crate::error::Error;
 
 /// What distinguishes the families from one another.
@@ -24,8 +27,10 @@ struct Family {
     qk_norm: bool,
     /// Over all heads together.
     qk_norm_whole: bool,
-    /// `clip_qkv` clamps queries, keys and values.
-    clip_qkv: bool,
+    /// Keys that only this family understands.
+    own: &'static [&'static str],
+    /// The activation where `hidden_act` is absent.
+    activation: Option<&'static str>,
     /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
     head_dim_default: bool,
     /// ReLU on the up projection as well.
@@ -49,6 +54,10 @@ enum Windows {
     ByLayer,
     /// None; releases disagree on what `use_sliding_window` means.
     Disputed,
+    /// Those of `sliding_window_layout`, of `sliding_window_size`.
+    Layout,
+    /// Every second one from the first on.
+    Alternate,
 }
 
 const PLAIN: Family = Family {
@@ -57,7 +66,8 @@ const PLAIN: Family = Family {
     optional_bias: false,
     qk_norm: false,
     qk_norm_whole: false,
-    clip_qkv: false,
+    own: &[],
+    activation: None,
     head_dim_default: true,
     relu_on_up: false,
     experts: None,
@@ -66,7 +76,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 12] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -125,9 +135,42 @@ const FAMILIES: [Family; 9] = [
         optional_bias: true,
         qk_norm: true,
         qk_norm_whole: true,
-        clip_qkv: true,
+        own: &["clip_qkv"],
         kv_heads_default: true,
         experts: Some(ExpertKeys::Olmoe),
+        ..PLAIN
+    },
+    Family {
+        name: "turbosparsemixtral",
+        relu_on_up: true,
+        windows: Windows::Every,
+        experts: Some(ExpertKeys::Mixtral),
+        theta: 1_000_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "smallthinker",
+        own: &[
+            "moe_primary_router_apply_softmax",
+            "moe_num_primary_experts",
+            "moe_layer_layout",
+            "rope_layout",
+            "sliding_window_layout",
+        ],
+        activation: Some("relu"),
+        windows: Windows::Layout,
+        experts: Some(ExpertKeys::SmallThinker),
+        ..PLAIN
+    },
+    Family {
+        name: "gpt_oss",
+        qkv_bias: true,
+        optional_bias: true,
+        own: &["swiglu_limit", "swiglu_alpha"],
+        activation: Some("silu"),
+        windows: Windows::Alternate,
+        experts: Some(ExpertKeys::GptOss),
+        theta: 150_000.0,
         ..PLAIN
     },
 ];
@@ -157,17 +200,15 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         None => return Err(keys.missing("num_key_value_heads", "an integer")),
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
-    let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
+    let gpt_oss = family.experts == Some(ExpertKeys::GptOss);
+    let attention_bias = keys.bool("attention_bias")?.unwrap_or(gpt_oss);
     let experts = match family.experts {
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
     };
-    let clip_qkv = match family.clip_qkv {
-        true => keys.f32("clip_qkv")?,
-        false => None,
-    };
     let qkv_bias = match family.experts {
         Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
+        Some(ExpertKeys::GptOss) => attention_bias,
         _ => family.qkv_bias,
     };
     Ok(ModelConfig {
@@ -199,20 +240,25 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         predictor_threshold: None,
         mixture: experts.map(|experts| experts.mixture),
         qk_norm_whole: family.qk_norm_whole,
-        clip_qkv,
+        clip_qkv: keys.f32("clip_qkv")?,
+        unrotated: unrotated(&keys, layers)?,
+        sinks: gpt_oss,
     })
 }
 
 fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
+    let blocks = family.experts == Some(ExpertKeys::GptOss)
+        && (keys.object("quantization_config", "quantization_config.")?)
+            .is_some_and(|object| object.get("quant_method") == Some(&"mxfp4".into()));
     for key in ["quantization_config", "compression_config"] {
-        if keys.get(key).is_some() {
+        if keys.get(key).is_some() && !(blocks && key == "quantization_config") {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }
     let has = foreign::Has {
         qk_norm: family.qk_norm,
         experts: family.experts.is_some(),
-        clip_qkv: family.clip_qkv,
+        own: family.own,
     };
     foreign::refuse(keys, has)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
@@ -235,13 +281,20 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
 
 /// Rejects an unknown activation: a wrong one would give plausible nonsense.
 fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
-    let found = keys.need_str("hidden_act")?;
+    let found = match (keys.str("hidden_act")?, family.activation) {
+        (Some(found), _) | (None, Some(found)) => found,
+        (None, None) => return Err(keys.missing("hidden_act", "a string")),
+    };
     let activation = match found {
         "relu" => Activation::Relu,
         "fatrelu" => Activation::FatRelu {
             threshold: keys.need_f32("hidden_act_param")?,
         },
         "relu2" => Activation::Relu2,
+        "silu" if family.experts == Some(ExpertKeys::GptOss) => Activation::ClampedSwiglu {
+            limit: keys.f32("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT),
+            alpha: keys.f32("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA),
+        },
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,
         "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
@@ -265,6 +318,9 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
     }
     if family.relu_on_up && activation != Activation::Relu {
         return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
+    }
+    if family.activation.is_some_and(|only| only != found) {
+        return Err(keys.unsupported("hidden_act", "this family's experts have another one"));
     }
     Ok(FfnKind {
         activation,
@@ -322,28 +378,54 @@ fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
         Some("linear") => Ok(RopeScaling::Linear {
             factor: object.need_f32("factor")?,
         }),
-        Some("llama3") => {
-            let original = "original_max_position_embeddings";
-            let original_context = match object.u32(original)? {
-                Some(context) => context,
-                None => top
-                    .u32(original)?
-                    .ok_or_else(|| object.missing(original, "an integer"))?,
-            };
-            Ok(RopeScaling::Llama3 {
-                factor: object.need_f32("factor")?,
-                low_freq_factor: object.need_f32("low_freq_factor")?,
-                high_freq_factor: object.need_f32("high_freq_factor")?,
-                original_context,
-            })
-        }
-        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3")),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: object.need_f32("factor")?,
+            low_freq_factor: object.need_f32("low_freq_factor")?,
+            high_freq_factor: object.need_f32("high_freq_factor")?,
+            original_context: original_context(top, object)?,
+        }),
+        Some("yarn") => yarn(top, object),
+        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3, yarn")),
     }
+}
+
+/// The context length before scaling, named inside the object or beside it.
+fn original_context(top: &Keys, object: &Keys) -> Result<u32, Error> {
+    let original = "original_max_position_embeddings";
+    match object.u32(original)? {
+        Some(context) => Ok(context),
+        None => top
+            .u32(original)?
+            .ok_or_else(|| object.missing(original, "an integer")),
+    }
+}
+
+/// The parameters of YaRN, with the defaults of transformers.
+fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    let factor = object.need_f32("factor")?;
+    let given = |key: &str| Ok(object.f32(key)?.filter(|value| *value != 0.0));
+    let scales = [given("mscale")?, given("mscale_all_dim")?];
+    let attention_factor = match (object.f32("attention_factor")?, scales) {
+        (Some(attention_factor), _) => attention_factor,
+        (None, [Some(one), Some(all)]) => yarn_attention(factor, one) / yarn_attention(factor, all),
+        (None, _) => yarn_attention(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: given("beta_fast")?.unwrap_or(32.0),
+        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        original_context: original_context(top, object)?,
+        attention_factor,
+        truncate: object.bool("truncate")?.unwrap_or(true),
+    })
 }
 
 /// One window per layer, 0 for full attention.
 fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error> {
     let full = vec![0; layers as usize];
+    if matches!(family.windows, Windows::Layout) {
+        return by_layout(keys, full);
+    }
     let window = || -> Result<Option<u32>, Error> {
         match keys.u32("sliding_window")? {
             Some(0) => Err(keys.bad("sliding_window", "null, or 1 and more")),
@@ -354,13 +436,13 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let used = keys.bool("use_sliding_window")?;
     let window = match family.windows {
         Windows::Never => None,
-        Windows::Every => window()?,
+        Windows::Every | Windows::Alternate => window()?,
         Windows::ByLayer if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
             return Err(keys.unsupported("use_sliding_window", why));
         }
-        Windows::ByLayer | Windows::Disputed => None,
+        Windows::ByLayer | Windows::Disputed | Windows::Layout => None,
     };
     if let Some(kinds) = kinds {
         return by_layer_types(keys, kinds, window, layers);
@@ -368,6 +450,10 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let Some(window) = window else {
         return Ok(full);
     };
+    if matches!(family.windows, Windows::Alternate) {
+        let of = |layer: u32| if layer.is_multiple_of(2) { window } else { 0 };
+        return Ok((0..layers).map(of).collect());
+    }
     if !matches!(family.windows, Windows::ByLayer) {
         // other programs disagree on the meaning of these
         if used == Some(false) {
@@ -386,6 +472,26 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     Ok((0..layers)
         .map(|layer| if layer >= first { window } else { 0 })
         .collect())
+}
+
+/// The layers that `sliding_window_layout` names; the others are those of `full`.
+fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
+    let layers = full.len() as u32;
+    let layout = experts::switches(keys, "sliding_window_layout", layers)?;
+    for (window, _) in (full.iter_mut().zip(layout.unwrap_or_default())).filter(|(_, on)| *on) {
+        *window = keys.need_u32("sliding_window_size")?;
+        if *window == 0 {
+            return Err(keys.bad("sliding_window_size", "1 and more"));
+        }
+    }
+    Ok(full)
+}
+
+/// The layers that `rope_layout` leaves without rotation.
+fn unrotated(keys: &Keys, layers: u32) -> Result<Vec<u32>, Error> {
+    let layout = experts::switches(keys, "rope_layout", layers)?.unwrap_or_default();
+    let layers = (0..).zip(layout).filter(|(_, rotated)| !rotated);
+    Ok(layers.map(|(layer, _)| layer).collect())
 }
 
 fn by_layer_types(

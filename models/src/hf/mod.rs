@@ -11,6 +11,7 @@ mod tests;
 mod texts;
 pub mod write;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::safetensors::DTYPES;
@@ -22,7 +23,7 @@ use crate::error::Error;
 use crate::file::{DataFile, need_text};
 use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, TensorId};
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store};
+use crate::store::{About, Found, Layout, Scales, Store, shape_text};
 
 const OUTSIDE: Spellings = &[
     (Role::Embed, "model.embed_tokens.weight"),
@@ -109,10 +110,62 @@ const MIXTRAL_NAMES: NameTable = NameTable {
     },
 };
 
+const SMALL_THINKER_NAMES: NameTable = NameTable {
+    layer_prefix: "model.layers.",
+    globals: OUTSIDE,
+    layers: &[
+        OF_LAYERS,
+        &[(Role::Router, "block_sparse_moe.primary_router.weight")],
+    ],
+    experts: ExpertNames {
+        one: (
+            "block_sparse_moe.experts.",
+            &[
+                (Role::Gate, "gate.weight"),
+                (Role::Up, "up.weight"),
+                (Role::Down, "down.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: &[],
+    },
+};
+
+const GPT_OSS_NAMES: NameTable = NameTable {
+    layer_prefix: "model.layers.",
+    globals: OUTSIDE,
+    layers: &[
+        OF_LAYERS,
+        &[
+            (Role::Router, "mlp.router.weight"),
+            (Role::RouterBias, "mlp.router.bias"),
+            (Role::Sinks, "self_attn.sinks"),
+            (Role::DownBias, "mlp.experts.down_proj_bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        // only stacked
+        one: ("", &[]),
+        shared: &[],
+        stacked: &[
+            (Stack::Pairs, "mlp.experts.gate_up_proj"),
+            (Stack::PairBlocks, "mlp.experts.gate_up_proj_blocks"),
+            (Stack::PairBias, "mlp.experts.gate_up_proj_bias"),
+            (Stack::Neurons, "mlp.experts.down_proj"),
+            (Stack::DownBlocks, "mlp.experts.down_proj_blocks"),
+        ],
+    },
+};
+
+/// Ends of the names of blocks, and of their scales.
+const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
+
 /// The names of a family's tensors.
 fn names_of(family: &str) -> &'static NameTable {
     match family {
-        "mixtral" => &MIXTRAL_NAMES,
+        "mixtral" | "turbosparsemixtral" => &MIXTRAL_NAMES,
+        "smallthinker" => &SMALL_THINKER_NAMES,
+        "gpt_oss" => &GPT_OSS_NAMES,
         _ => &NAMES,
     }
 }
@@ -180,9 +233,12 @@ fn open_with(
     let mut files = Vec::new();
     let mut found = Vec::new();
     let mut stored_heads = Vec::new();
-    for (file, header) in shards()? {
+    let mut shards = shards()?;
+    let mut scales = take_scales(&mut shards, &config);
+    for (file, header) in shards {
         for raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
-            for tensor in identify(raw, &file, files.len(), &config)? {
+            let scales = scales_of(&raw, &file, &mut scales)?;
+            for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
                 } else {
@@ -191,6 +247,13 @@ fn open_with(
             }
         }
         files.push(file);
+    }
+    if let Some((tensor, (scales, _))) = scales.into_iter().next() {
+        return Err(Error::UnexpectedTensor {
+            path: files[scales.file].path.clone(),
+            tensor,
+            family: config.family,
+        });
     }
     let about = About {
         path: path.to_owned(),
@@ -207,12 +270,69 @@ fn open_with(
     Ok(Box::new(store))
 }
 
+/// Scales and their shape, by their name.
+type ScalesByName = BTreeMap<String, (Scales, Vec<usize>)>;
+
+/// Takes the scales of blocks, bytes by name, out of the shards.
+fn take_scales(shards: &mut Shards, config: &ModelConfig) -> ScalesByName {
+    let mut found = ScalesByName::new();
+    if config.family != "gpt_oss" {
+        return found;
+    }
+    for (file, (_, header)) in shards.iter_mut().enumerate() {
+        header.retain(|raw| {
+            let take = raw.name.ends_with(BLOCKS[1]) && raw.dtype == "U8";
+            if take {
+                let offset = raw.offset;
+                found.insert(
+                    raw.name.clone(),
+                    (Scales { file, offset }, raw.shape.clone()),
+                );
+            }
+            !take
+        });
+    }
+    found
+}
+
+/// The scales of `raw`, if it consists of blocks; each has one.
+fn scales_of(
+    raw: &safetensors::Raw,
+    file: &DataFile,
+    scales: &mut ScalesByName,
+) -> Result<Option<Scales>, Error> {
+    let Some(name) = raw
+        .name
+        .strip_suffix(BLOCKS[0])
+        .filter(|_| raw.dtype == "U8")
+    else {
+        return Ok(None);
+    };
+    let name = format!("{name}{}", BLOCKS[1]);
+    let expected = &raw.shape[..raw.shape.len().saturating_sub(1)];
+    match scales.remove(&name) {
+        Some((scales, shape)) if shape == expected => Ok(Some(scales)),
+        Some((_, shape)) => Err(Error::WrongShape {
+            path: file.path.clone(),
+            tensor: name,
+            found: shape_text(&shape),
+            expected: shape_text(expected),
+        }),
+        None => Err(Error::MissingTensor {
+            path: file.path.clone(),
+            tensor: name,
+            expected: shape_text(expected),
+        }),
+    }
+}
+
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     raw: safetensors::Raw,
     file: &DataFile,
     index: usize,
     config: &ModelConfig,
+    scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
     let Some(named) = names_of(&config.family).parse(&raw.name, config.experts) else {
         return Err(Error::UnexpectedTensor {
@@ -225,6 +345,7 @@ fn identify(
         "F32" => DType::F32,
         "F16" => DType::F16,
         "BF16" => DType::Bf16,
+        "U8" if scales.is_some() => DType::Mxfp4Pairs,
         _ => {
             return Err(Error::WrongDtype {
                 path: file.path.clone(),
@@ -254,6 +375,7 @@ fn identify(
         },
         file: index,
         offset: raw.offset,
+        scales,
     };
     match named {
         Named::One(_) => Ok(vec![whole]),

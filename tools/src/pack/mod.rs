@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
 use emberflow_kernels::{DType, Workers, quantize_row};
 use emberflow_models::names::{Role, TensorId};
@@ -132,6 +132,7 @@ pub fn pack(
     atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
     check_tokenizer(source.as_ref())?;
+    let options = &options.for_source(source.as_ref());
     let layout = PackLayout::new(source.as_ref(), output, options)?;
     let durable = emberflow_storage::container::Options {
         checkpoint_bytes: CHECKPOINT_BYTES,
@@ -255,6 +256,22 @@ impl Work<'_> {
             Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
         }
     }
+
+    /// Encodes `self.rows`, Down vectors of whole groups of neurons.
+    fn encode_across(&mut self, id: TensorId) -> Result<(), Failure> {
+        let d = self.layout.format.d;
+        self.encoded.clear();
+        for rows in self.rows.chunks_exact(across::NEURONS * d) {
+            across::encode(rows, d, &mut self.encoded).map_err(|e| {
+                let path = self.source.path().display();
+                Failure::Fault(format!(
+                    "{path}: tensor {id} cannot be stored as mxfp4: {e}"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
     /// Writes one tensor that is not FFN.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
@@ -297,7 +314,11 @@ impl Work<'_> {
                     expert: bank.expert,
                 };
                 self.read(id, Some(i), first, count, d)?;
-                self.encode(id, dtype, d)?;
+                if role == Role::Down && self.layout.format.is_across() {
+                    self.encode_across(id)?;
+                } else {
+                    self.encode(id, dtype, d)?;
+                }
                 std::mem::swap(part, &mut self.encoded);
             }
             for n in 0..count {

@@ -406,6 +406,10 @@ fn activation(kind: Activation, g: f64) -> f64 {
         Activation::Relu | Activation::FatRelu { .. } => g.max(0.0),
         Activation::Relu2 => g.max(0.0).powi(2),
         Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::ClampedSwiglu { limit, alpha } => {
+            let g = g.min(limit.into());
+            g / (1.0 + (-g * f64::from(alpha)).exp())
+        }
         // the two forms of GELU differ by less than their scale matters here
         Activation::Gelu | Activation::GeluTanh => g * super::normal::cdf(g),
     }

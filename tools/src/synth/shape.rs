@@ -1,7 +1,9 @@
 //! Real models' dimensions.
 
 use clap::ValueEnum;
-use emberflow_models::config::{Activation, FfnKind, Mixture, ModelConfig, Rope, RopeScaling};
+use emberflow_models::config::{
+    Activation, FfnKind, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
+};
 
 use super::routing::RoutingTargets;
 
@@ -173,9 +175,14 @@ impl Shape {
                 shared: 0,
                 dense_layers: Vec::new(),
                 dense_ffn: 0,
+                scoring: Scoring::Softmax,
+                early_router: false,
+                biases: false,
             }),
             qk_norm_whole: false,
             clip_qkv: None,
+            unrotated: Vec::new(),
+            sinks: false,
         }
     }
 }

@@ -267,6 +267,7 @@ fn block_formats_decode_like_the_reference() {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Mxfp4,
     ];
     for dtype in formats {
         let read = |ending| {
@@ -339,4 +340,37 @@ fn reference_models_agree_between_folder_and_gguf() {
         }
     }
     assert!(compared >= 8, "{compared}");
+}
+
+#[test]
+fn smallthinker_comes_with_down_either_way() {
+    let path = fixtures().join("models/smallthinker/model.gguf");
+    let dir = tempfile::TempDir::new().unwrap();
+    let copy = dir.path().join("model.gguf");
+    let expected = crate::open(&path).unwrap();
+    let config = expected.config();
+    assert_eq!(config.unrotated, [0, 4]);
+    assert_eq!(config.window, [0, 7, 7, 7, 0]);
+    let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+    // the same bytes as other matrices: only what they say of themselves changes
+    let mut bytes = std::fs::read(&path).unwrap();
+    let name = b"blk.2.ffn_down_exps.weight";
+    let at = bytes.windows(name.len()).position(|part| part == name);
+    let dims = at.unwrap() + name.len() + 4;
+    bytes[dims..][..8].copy_from_slice(&(d as u64).to_le_bytes());
+    bytes[dims + 8..][..8].copy_from_slice(&(ffn as u64).to_le_bytes());
+    std::fs::write(&copy, bytes).unwrap();
+    let found = crate::open(&copy).unwrap();
+    for layer in [1, 2] {
+        let id = TensorId::layer(Role::Down, layer);
+        let [mut rows, columns] = [&found, &expected].map(|c| read_all(c.as_ref(), id));
+        if layer == 2 {
+            // [ffn × d] of the file's bytes, which the other reads as [d × ffn]
+            let stored = rows.clone();
+            for (i, value) in rows.iter_mut().enumerate() {
+                *value = stored[i % d * ffn + i / d];
+            }
+        }
+        assert_eq!(rows, columns, "{layer}");
+    }
 }

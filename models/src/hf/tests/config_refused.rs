@@ -339,7 +339,7 @@ fn features_that_would_change_the_output() {
     let cases = [
         ("quantization_config", json!({"quant_method": "gptq"})),
         ("mlp_bias", json!(true)),
-        ("rope_scaling", json!({"type": "yarn", "factor": 2.0})),
+        ("rope_scaling", json!({"type": "su", "factor": 2.0})),
         (
             "rope_scaling",
             json!({"rope_type": "dynamic", "factor": 2.0}),
