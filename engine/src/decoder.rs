@@ -5,14 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::Compute;
-use emberflow_models::config::ModelConfig;
+use emberflow_kernels::{Compute, Cpu};
+use emberflow_models::config::{ModelConfig, Parallel};
 
-use crate::attention::AttentionLayer;
+use crate::attention::{AttentionLayer, add_bias, soft_cap};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{BankWork, Ffn, FfnSeen, LayerInput, Norm, Rows};
+use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
+use crate::norm::{Norm, rows_or_copy};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
@@ -152,6 +153,23 @@ impl Decoder {
                 }
             }
         }
+        let scale = self.config.form.embedding_scale;
+        let rows = &mut pass.x[..pass.rows * d];
+        if scale != 1.0 {
+            rows.iter_mut().for_each(|x| *x *= scale);
+        }
+        if let Some(table) = &self.weights.positions {
+            let before = self.config.form.learned_positions.unwrap_or(0) as usize;
+            let positions = spans.iter().flat_map(|span| {
+                let first = before + span.sequence.len();
+                first..first + span.tokens.len()
+            });
+            let vector = &mut self.scratch.out[..d];
+            for (position, x) in positions.zip(rows.chunks_exact_mut(d)) {
+                self.on.cpu.dequantize(table.row(position), vector);
+                add_rows(x, vector, d);
+            }
+        }
         pass.layers = Some(0);
         Ok(())
     }
@@ -176,8 +194,15 @@ impl Decoder {
         } = self;
         let mut last = Instant::now();
         let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
+        let parallel = c.form.parallel != Parallel::No;
         (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
-        rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
+        let cpu = on.cpu;
+        rows_or_copy(
+            layer.attn_norm.as_ref(),
+            cpu,
+            &pass.x[..n * d],
+            &mut s.normed,
+        );
         let attention = AttentionLayer {
             config: c,
             weights: layer,
@@ -185,17 +210,37 @@ impl Decoder {
             rope,
         };
         attention.run(on, spans, n, s);
-        add_rows(&mut pass.x, &s.out, n * d);
+        if parallel {
+            if let Some(norm) = &layer.ffn_norm {
+                norm.rows(cpu, &pass.x[..n * d], &mut s.normed);
+            }
+            std::mem::swap(&mut s.out, &mut s.parallel);
+        } else {
+            let post = layer.attn_post_norm.as_ref();
+            add_output(
+                cpu,
+                post,
+                c.form.residual_scale,
+                &mut s.out[..n * d],
+                &mut pass.x,
+            );
+            rows_or_copy(
+                layer.ffn_norm.as_ref(),
+                cpu,
+                &pass.x[..n * d],
+                &mut s.normed,
+            );
+        }
         lap(&mut times.attention, &mut last);
 
-        rmsnorm_rows(on, &pass.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
         let next = weights.layers.get(number + 1);
         let bank = ffn.store.layout().banks_of(number).start;
-        let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
+        let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
         let dense = [BankWork {
             bank,
             rows: Rows::All(n),
             weights: None,
+            bias: layer.ffn_bias.as_ref().map_or(Bias::NONE, Bias::of),
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
@@ -210,9 +255,9 @@ impl Decoder {
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..n * d],
-            next: next.map(|next| Norm {
-                weight: &next.ffn_norm,
-                eps: c.rms_eps,
+            next: next.map(|next| match parallel {
+                true => next.ffn_norm.as_ref().or(next.attn_norm.as_ref()),
+                false => next.ffn_norm.as_ref(),
             }),
         };
         ffn.layer(on, &at, &mut s.out)?;
@@ -220,7 +265,21 @@ impl Decoder {
             let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
             observer(&ffn.seen(number, n, residual, x));
         }
-        add_rows(&mut pass.x, &s.out, n * d);
+        if let Some(biases) = &layer.ffn_bias {
+            add_bias(&biases.down, &mut s.out, n);
+        }
+        if parallel {
+            let attended = &mut s.parallel[..n * d];
+            add_output(cpu, None, c.form.residual_scale, attended, &mut pass.x);
+        }
+        let post = layer.ffn_post_norm.as_ref();
+        add_output(
+            cpu,
+            post,
+            c.form.residual_scale,
+            &mut s.out[..n * d],
+            &mut pass.x,
+        );
         lap(&mut times.ffn, &mut last);
         Ok(())
     }
@@ -235,12 +294,17 @@ impl Decoder {
         let (d, count) = (c.d_model as usize, rows.len());
         for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {
             let x = &pass.x[row * d..(row + 1) * d];
-            on.cpu
-                .rmsnorm(x, &self.weights.final_norm, c.rms_eps, normed);
+            self.weights.final_norm.rows(on.cpu, x, normed);
         }
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];
         self.weights.head.matmul(on, input, &mut s.rows, logits);
+        if c.form.logit_scale != 1.0 {
+            logits.iter_mut().for_each(|l| *l *= c.form.logit_scale);
+        }
+        if let Some(cap) = c.form.logit_cap {
+            soft_cap(logits, cap);
+        }
         self.times.head += start.elapsed();
     }
 }
@@ -252,12 +316,15 @@ fn lap(sum: &mut Duration, last: &mut Instant) {
     *last = now;
 }
 
-/// `out[t] = rmsnorm(x[t])` for `n` rows.
-fn rmsnorm_rows(on: &Compute, x: &[f32], weight: &[f32], eps: f32, n: usize, out: &mut [f32]) {
-    let d = weight.len();
-    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)).take(n) {
-        on.cpu.rmsnorm(x, weight, eps, out);
+/// `x += scale × norm(y)`; overwrites `y`.
+fn add_output(cpu: Cpu, norm: Option<&Norm>, scale: f32, y: &mut [f32], x: &mut [f32]) {
+    if let Some(norm) = norm {
+        norm.rows_inplace(cpu, y);
     }
+    if scale != 1.0 {
+        y.iter_mut().for_each(|y| *y *= scale);
+    }
+    add_rows(x, y, y.len());
 }
 
 /// `x += y` over the first `len` elements.

@@ -5,7 +5,7 @@
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{Mixture, ModelConfig};
 
-use crate::ffn::{BankWork, Rows};
+use crate::ffn::{BankWork, Bias, Rows};
 use crate::input::Input;
 use crate::weights::Router;
 
@@ -130,6 +130,7 @@ impl Routes {
                     false => Rows::Some(&self.rows[routes.clone()]),
                 },
                 weights: Some(&self.weights[routes]),
+                bias: Bias::NONE,
             });
         }
         if !self.shared.is_empty() {
@@ -137,6 +138,7 @@ impl Routes {
                 bank: bank + self.experts as u32,
                 rows: Rows::All(n),
                 weights: Some(&self.shared[..n]),
+                bias: Bias::NONE,
             });
         }
         units

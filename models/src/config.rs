@@ -5,6 +5,10 @@
 //! in the container; the engine builds its geometry from it. There are no per-family branches after
 //! this point: a family is only a set of field values.
 
+mod form;
+
+pub use form::{Form, Parallel};
+
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -49,10 +53,14 @@ pub struct FfnKind {
     pub activation: Activation,
     /// dReLU (Bamboo, TurboSparse): the up projection passes through `max(·, 0)` too.
     pub relu_on_up: bool,
+    /// Two matrices: `down · act(gate·x)`. The projection that the activation is on is called Gate
+    /// even where a checkpoint calls it `up` or `fc1`, for it decides which neurons fire.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ungated: bool,
 }
 
 /// Scaling of the rotary frequencies.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RopeScaling {
     /// Plain RoPE.
@@ -73,15 +81,37 @@ pub enum RopeScaling {
         /// Context length before scaling, in tokens.
         original_context: u32,
     },
+    /// LongRoPE (Phi-3): every frequency has a divisor of its own.
+    Long {
+        /// Divisors in contexts of up to `original_context` tokens.
+        short: Vec<f32>,
+        /// Divisors in longer ones.
+        long: Vec<f32>,
+        /// Factor of the rotated queries and keys.
+        attention_factor: f32,
+        /// Context length before scaling, in tokens.
+        original_context: u32,
+    },
 }
 
 impl RopeScaling {
-    /// Whether the factors give finite, positive frequencies.
-    fn is_sound(self) -> bool {
+    /// Whether the factors give `frequencies` finite, positive frequencies.
+    fn is_sound(&self, frequencies: u32) -> bool {
         let positive = |x: f32| x.is_finite() && x > 0.0;
-        match self {
+        match *self {
             Self::None => true,
             Self::Linear { factor } => positive(factor),
+            Self::Long {
+                ref short,
+                ref long,
+                attention_factor,
+                original_context,
+            } => {
+                let sound = |divisors: &Vec<f32>| {
+                    divisors.len() == frequencies as usize && divisors.iter().all(|&x| positive(x))
+                };
+                sound(short) && sound(long) && positive(attention_factor) && original_context > 0
+            }
             Self::Llama3 {
                 factor,
                 low_freq_factor,
@@ -100,11 +130,12 @@ impl RopeScaling {
 
 /// Rotary position embedding, rotate-half convention (readers un-permute checkpoints stored
 /// interleaved).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f32,
-    /// Dimensions per head that are rotated (even, ≤ head_dim).
+    /// Dimensions per head that are rotated: the first ones (even, ≤ head_dim); 0 without a rotary
+    /// embedding.
     pub dims: u32,
     /// Frequency scaling.
     pub scaling: RopeScaling,
@@ -201,6 +232,9 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
+    /// Everything that most decoders have in common, and this one may not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -244,6 +278,17 @@ impl ModelConfig {
         (0..self.layers).flat_map(|layer| self.banks_of(layer))
     }
 
+    /// Whether layer `layer` rotates queries and keys.
+    pub fn rotates(&self, layer: u32) -> bool {
+        self.form.nope_layers.binary_search(&layer).is_err()
+    }
+
+    /// Rows of the table of learned positions; 0 without one.
+    pub fn position_rows(&self) -> u32 {
+        let rows = |before: u32| self.max_context.saturating_add(before);
+        self.form.learned_positions.map_or(0, rows)
+    }
+
     /// Checks the range of every field and their consistency. A valid configuration converts to
     /// sizes without overflow in 64 bits. `path` names the file in errors.
     ///
@@ -268,6 +313,7 @@ impl ModelConfig {
             .or_else(|| self.bad_rope())
             .or_else(|| self.bad_number())
             .or_else(|| self.bad_entry())
+            .or_else(|| self.bad_form())
     }
 
     /// A size of zero or past its bound, or heads that do not divide.
@@ -336,15 +382,16 @@ impl ModelConfig {
     /// A rotary embedding whose angles are no numbers.
     fn bad_rope(&self) -> Option<BadField> {
         let rope = &self.rope;
-        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
-            let expected = format!("even, 2 to head_dim = {}", self.head_dim);
+        if !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
+            let expected = format!("even, at most head_dim = {}", self.head_dim);
             return BadField::some("rope.dims", &rope.dims, expected);
         }
         if !(rope.theta.is_finite() && rope.theta > 1.0) {
             return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
-        if !rope.scaling.is_sound() {
-            let expected = "positive finite factors, low_freq_factor below high_freq_factor";
+        if !rope.scaling.is_sound(rope.dims / 2) {
+            let expected = "positive finite factors, low_freq_factor below high_freq_factor, one \
+                            of longrope's for each pair of rotated dimensions";
             return BadField::some("rope.scaling", &rope.scaling, expected);
         }
         None
@@ -394,6 +441,37 @@ impl ModelConfig {
             }
             _ => None,
         }
+    }
+
+    /// A form that cannot be, or that is not implemented.
+    fn bad_form(&self) -> Option<BadField> {
+        let (form, kind) = (&self.form, self.ffn_kind);
+        if let Some((key, scale)) = form.bad_scale() {
+            return BadField::some(key, &scale, "a finite number above 0");
+        }
+        let nope = &form.nope_layers;
+        let ascending = nope.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || nope.last().is_some_and(|&layer| layer >= self.layers) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers without rotary positions", nope, expected);
+        }
+        if self.position_rows() > MAX_WIDTH {
+            let expected = format!("at most {MAX_WIDTH} with learned positions");
+            return BadField::some("max_context", &self.max_context, expected);
+        }
+        if form.parallel != Parallel::No && (!form.pre_norm || form.post_norm) {
+            let expected = "no, as the norms are not those before attention and FFN alone";
+            return BadField::some("parallel", &form.parallel, expected);
+        }
+        let unusual = form.ffn_bias || kind.ungated;
+        if unusual && self.mixture.is_some() {
+            let expected = "a gate and no biases, for experts";
+            return BadField::some("ffn_kind", &kind, expected);
+        }
+        if kind.ungated && kind.relu_on_up {
+            return BadField::some("relu_on_up", &true, "an up projection to have it on");
+        }
+        None
     }
 }
 

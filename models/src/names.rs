@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, ModelConfig};
+use crate::config::{Bank, ModelConfig, Parallel};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -18,6 +18,29 @@ pub(crate) struct NameTable {
     pub(crate) layers: &'static [Spellings],
     /// Tensors of experts, inside a layer.
     pub(crate) experts: ExpertNames,
+    /// Tensors that hold several matrices, inside a layer.
+    pub(crate) fused: &'static [(Fused, &'static str)],
+}
+
+/// Matrices stored as one, the rows of one after those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fused {
+    /// Q, K and V.
+    Qkv,
+    /// The same, group by group: the heads of Q that share a head of K and V, then these.
+    QkvByGroup,
+    /// Gate and Up.
+    GateUp,
+}
+
+impl Fused {
+    /// Whether it holds the matrix.
+    fn holds(self, role: Role) -> bool {
+        match self {
+            Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
+            Self::GateUp => matches!(role, Role::Gate | Role::Up),
+        }
+    }
 }
 
 /// Roles and their names.
@@ -49,6 +72,8 @@ pub(crate) enum Named {
     One(TensorId),
     /// Those of all experts of a layer.
     Stacked(Stack, u32),
+    /// Several of a layer.
+    Fused(Fused, u32),
 }
 
 impl NameTable {
@@ -66,6 +91,9 @@ impl NameTable {
         let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
         if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
             return Some(Named::One(TensorId::layer(role, layer)));
+        }
+        if let Some(fused) = find(self.fused, rest) {
+            return Some(Named::Fused(fused, layer));
         }
         let one = |role, expert| {
             Named::One(TensorId {
@@ -99,7 +127,11 @@ impl NameTable {
         let stacked = |stack: &Stack| matches!(stack, Stack::One(role) if *role == id.role);
         let rest = match () {
             () if !is_expert => {
-                let name = self.layers.iter().find_map(|table| find(table));
+                let mut fused = self.fused.iter();
+                let name = fused
+                    .find(|entry| entry.0.holds(id.role))
+                    .map(|entry| entry.1);
+                let name = name.or_else(|| self.layers.iter().find_map(|table| find(table)));
                 name.map(str::to_owned)
             }
             () if id.expert == config.experts => find(self.experts.shared).map(str::to_owned),
@@ -127,6 +159,14 @@ pub struct Required {
     pub cols: usize,
 }
 
+/// The matrices whose rows make up a neuron's bundle, in its order.
+pub fn bundled(config: &ModelConfig) -> &'static [Role] {
+    match config.ffn_kind.ungated {
+        false => &[Role::Gate, Role::Up, Role::Down],
+        true => &[Role::Gate, Role::Down],
+    }
+}
+
 /// Every tensor required by a decoder with this configuration, in the order of the forward pass,
 /// without the optional predictors. The configuration must have passed [`ModelConfig::validate`].
 pub fn required(config: &ModelConfig) -> Vec<Required> {
@@ -139,9 +179,19 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     let mut list = Vec::new();
     let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
     push(TensorId::global(Role::Embed), vocab, d);
+    let form = &config.form;
+    if form.learned_positions.is_some() {
+        let rows = config.position_rows() as usize;
+        push(TensorId::global(Role::Positions), rows, d);
+    }
     for layer in 0..config.layers {
         let at = |role| TensorId::layer(role, layer);
-        push(at(Role::AttnNorm), 1, d);
+        if form.pre_norm {
+            push(at(Role::AttnNorm), 1, d);
+            if form.norm_bias {
+                push(at(Role::AttnNormBias), 1, d);
+            }
+        }
         push(at(Role::Q), q, d);
         push(at(Role::K), kv, d);
         push(at(Role::V), kv, d);
@@ -162,7 +212,15 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         if config.o_bias {
             push(at(Role::OBias), 1, d);
         }
-        push(at(Role::FfnNorm), 1, d);
+        if form.post_norm {
+            push(at(Role::AttnPostNorm), 1, d);
+        }
+        if form.pre_norm && form.parallel != Parallel::OneNorm {
+            push(at(Role::FfnNorm), 1, d);
+            if form.norm_bias {
+                push(at(Role::FfnNormBias), 1, d);
+            }
+        }
         if let Some(mixture) = config.mixture_of(layer) {
             push(at(Role::Router), config.experts as usize, d);
             if mixture.shared > 0 {
@@ -173,17 +231,31 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
             expert, neurons, ..
         } in config.banks_of(layer)
         {
-            for role in [Role::Gate, Role::Up, Role::Down] {
-                let id = TensorId {
-                    role,
-                    layer,
-                    expert,
-                };
-                push(id, neurons as usize, d);
+            let neurons = neurons as usize;
+            let of_bank = |role| TensorId {
+                role,
+                layer,
+                expert,
+            };
+            for &role in bundled(config) {
+                push(of_bank(role), neurons, d);
             }
+            if form.ffn_bias {
+                push(of_bank(Role::GateBias), neurons, 1);
+                if !config.ffn_kind.ungated {
+                    push(of_bank(Role::UpBias), neurons, 1);
+                }
+                push(of_bank(Role::DownBias), 1, d);
+            }
+        }
+        if form.post_norm {
+            push(at(Role::FfnPostNorm), 1, d);
         }
     }
     push(TensorId::global(Role::FinalNorm), 1, d);
+    if form.norm_bias {
+        push(TensorId::global(Role::FinalNormBias), 1, d);
+    }
     if !config.tied_head {
         push(TensorId::global(Role::Head), vocab, d);
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
-use crate::config::ModelConfig;
+use crate::config::{Form, ModelConfig};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -28,6 +28,19 @@ pub(crate) enum Layout {
     AsIs,
     /// Stored `[cols × rows]`.
     Transposed,
+    /// Stored less one (norms whose factor is `1 + weight`).
+    PlusOne,
+    /// Heads of queries, keys and values stored together, group by group (Falcon 40B).
+    Grouped {
+        /// Rows per head.
+        head_dim: usize,
+        /// Heads of a group that are stored.
+        stored: usize,
+        /// Those of them that this tensor consists of.
+        first: usize,
+        /// Their number.
+        heads: usize,
+    },
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
@@ -143,10 +156,9 @@ impl Store {
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
         let Some(tensor) = by_id.remove(&id) else {
-            let expected = if rows == 1 {
-                vec![cols]
-            } else {
-                vec![rows, cols]
+            let expected = match id.role.is_vector() {
+                true => vec![rows * cols],
+                false => vec![rows, cols],
             };
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
@@ -154,10 +166,11 @@ impl Store {
                 expected: shape_text(&expected),
             });
         };
-        let is_vector = rows == 1 && tensor.layout != Layout::Transposed && !is_matrix(id.role);
+        let is_vector = id.role.is_vector();
         let stored = match tensor.layout {
             Layout::Transposed => vec![cols, rows],
-            _ if is_vector => vec![cols],
+            Layout::Grouped { stored, heads, .. } => vec![rows / heads * stored, cols],
+            _ if is_vector => vec![rows * cols],
             _ => vec![rows, cols],
         };
         let path = &self.files[tensor.file].path;
@@ -170,7 +183,7 @@ impl Store {
             });
         }
         let (stored_rows, stored_cols) = if is_vector {
-            (1, cols)
+            (rows, cols)
         } else {
             (stored[0], stored[1])
         };
@@ -347,6 +360,27 @@ impl Store {
         Ok(())
     }
 
+    /// Picks the rows of a tensor's own heads out of its groups.
+    fn read_grouped(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
+        let Layout::Grouped {
+            head_dim,
+            stored,
+            first: head,
+            heads,
+        } = self.places[at].layout
+        else {
+            return self.read_stored(at, first, out);
+        };
+        for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
+            let (group, inside) = (
+                (first + k) / (heads * head_dim),
+                (first + k) % (heads * head_dim),
+            );
+            self.read_stored(at, (group * stored + head) * head_dim + inside, row)?;
+        }
+        Ok(())
+    }
+
     /// Undoes the interleaved rotary order, of rows or (for a bias) of columns.
     fn read_interleaved(
         &self,
@@ -451,6 +485,11 @@ impl Checkpoint for Store {
         }
         match self.places[at].layout {
             Layout::AsIs => self.read_stored(at, first, out)?,
+            Layout::PlusOne => {
+                self.read_stored(at, first, out)?;
+                out.iter_mut().for_each(|value| *value += 1.0);
+            }
+            Layout::Grouped { .. } => self.read_grouped(at, first, out)?,
             Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
             Layout::Transposed => self.read_transposed(at, first, out)?,
         }
@@ -478,6 +517,8 @@ fn identity(config: &ModelConfig) -> String {
         ", mixture: None",
         ", qk_norm_whole: false",
         ", clip_qkv: None",
+        ", ungated: false",
+        &format!(", form: {:?}", Form::default()),
     ];
     let text = format!("{config:?}");
     unset
@@ -490,15 +531,6 @@ fn interleaved(row: usize, head_dim: usize) -> usize {
     let (head, inside) = (row / head_dim, row % head_dim);
     let half = head_dim / 2;
     head * head_dim + 2 * (inside % half) + inside / half
-}
-
-/// Whether a role is a matrix, even with a single row.
-fn is_matrix(role: Role) -> bool {
-    use Role::*;
-    matches!(
-        role,
-        Embed | Head | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1 | PredictorFc2
-    )
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.

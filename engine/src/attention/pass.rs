@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
+use super::soft_cap;
 use crate::kv::{BLOCK, LayerKv};
 use crate::thread_buffer::with_thread_buffer;
 
@@ -34,6 +35,8 @@ pub(super) struct Pass<'a> {
     pub tokens: usize,
     /// Visible positions per query, its own included; 0 = all.
     pub window: usize,
+    /// Scores `s` become `cap · tanh(s / cap)`.
+    pub cap: Option<f32>,
 }
 
 /// Floats of a thread's buffer for chunks of up to `chunk` tokens.
@@ -303,7 +306,11 @@ impl Pass<'_> {
             .zip(scores.chunks_exact_mut(BLOCK))
             .zip(batch)
         {
-            let (max, sum) = cpu.exp_block(&mut scores[seen.start - start..seen.end - start]);
+            let scores = &mut scores[seen.start - start..seen.end - start];
+            if let Some(cap) = self.cap {
+                soft_cap(scores, cap);
+            }
+            let (max, sum) = cpu.exp_block(scores);
             *sums = Sums { max, sum };
         }
 

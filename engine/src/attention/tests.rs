@@ -103,6 +103,7 @@ impl Case {
                 first,
                 tokens,
                 window: self.window,
+                cap: None,
             };
             let out = &mut out[first * row..][..tokens * row];
             pass.run(&workers, out, &mut partials);

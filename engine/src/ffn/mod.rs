@@ -47,4 +47,4 @@ pub(crate) use shape::FfnShape;
 pub(crate) use state::{Ffn, FfnRoom};
 pub(crate) use stored::StoredPredictors;
 pub(crate) use sums::thread_floats;
-pub(crate) use units::{BankWork, LayerInput, Norm, Rows};
+pub(crate) use units::{BankWork, Bias, LayerInput, Rows};

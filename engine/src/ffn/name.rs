@@ -177,7 +177,11 @@ impl Ffn {
         &mut self,
         on: &Compute,
         unit: usize,
-        UnitInput { input, residual }: UnitInput<'_>,
+        UnitInput {
+            input,
+            residual,
+            bias,
+        }: UnitInput<'_>,
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
         let features = input.features(residual);
@@ -211,6 +215,7 @@ impl Ffn {
                 format: self.shape.format,
                 gating: of.gating,
                 input,
+                bias: bias.gate,
             },
             features,
             predictor,

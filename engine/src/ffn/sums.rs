@@ -7,10 +7,12 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
 use super::activation::Gating;
+use super::gates::add_bias;
 use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
+use super::units::Bias;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
@@ -39,6 +41,7 @@ pub(super) struct Job<'a> {
     pub gating: Gating,
     pub store: &'a NeuronStore,
     pub input: Input<'a>,
+    pub bias: Bias<'a>,
     /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
@@ -103,7 +106,7 @@ impl<'a> Job<'a> {
                 }
                 done.neurons += batch.ups.len() as u64;
                 let hidden = &mut hidden[..batch.ups.len() * tokens];
-                self.hidden(&start, &batch, gates, hidden, memory);
+                self.hidden(&these, &batch, gates, hidden, memory);
                 let mut from = 0;
                 for (&(item, end), (_, cluster)) in batch.items.iter().zip(&these) {
                     let at = item - first;
@@ -123,22 +126,35 @@ impl<'a> Job<'a> {
         done
     }
 
-    /// Hidden values of a batch: `gate × up`.
+    /// Hidden values of a batch: `gate × up`, or the gates where there is no Up.
     fn hidden(
         &self,
-        start: &ClusterBytes<'_>,
+        clusters: &[(usize, ClusterBytes<'_>)],
         batch: &Batch<'_>,
         gates: &[f32],
         hidden: &mut [f32],
         memory: &mut [f32],
     ) {
-        let _span = start.trace(&trace::UP);
+        if self.shape.kind.ungated {
+            hidden.copy_from_slice(&gates[..hidden.len()]);
+            return;
+        }
+        let _span = clusters.first().and_then(|(_, c)| c.trace(&trace::UP));
         let (rows, tokens) = (batch.ups.list(), self.input.tokens());
         let mut firing = WantedPairs::new(tokens, !self.shape.dense);
         for gates in gates.chunks_exact(tokens).take(rows.len()) {
             firing.push(|t| gates[t] != 0.0);
         }
         products(self.cpu, rows, self.input, &firing, hidden, memory);
+        if !self.bias.up.is_empty() {
+            let mut from = 0;
+            for ((_, cluster), &(_, end)) in clusters.iter().zip(&batch.items) {
+                let ids = batch.ups.ids(from..end);
+                let values = &mut hidden[from * tokens..end * tokens];
+                self.add_bias(self.bias.up, cluster, ids, values);
+                from = end;
+            }
+        }
         for (h, g) in hidden.iter_mut().zip(gates) {
             let up = if self.shape.kind.relu_on_up {
                 h.max(0.0)
@@ -146,6 +162,20 @@ impl<'a> Job<'a> {
                 *h
             };
             *h = g * up;
+        }
+    }
+
+    /// Adds the biases of neurons of a cluster, `ids` in it, to `values [ids × tokens]`.
+    fn add_bias(
+        &self,
+        bias: &[f32],
+        cluster: &ClusterBytes<'_>,
+        ids: impl Iterator<Item = usize>,
+        values: &mut [f32],
+    ) {
+        let of_cluster = &bias[cluster.cluster() as usize * CLUSTER..];
+        for (id, values) in ids.zip(values.chunks_exact_mut(self.input.tokens())) {
+            add_bias(&of_cluster[id..=id], values);
         }
     }
 
@@ -175,6 +205,19 @@ impl<'a> Job<'a> {
         self.cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
+    /// Appends a neuron's rows. Without Up, its Down row stands in the list of Ups, whose products
+    /// are not taken then.
+    fn push(&self, batch: &mut Batch<'a>, neuron: u32, bytes: NeuronBytes<'a>) {
+        let format = self.shape.format;
+        let down = format.down(bytes.down, bytes.scales);
+        let up = match format.ungated {
+            true => down,
+            false => format.up(bytes.up, bytes.scales),
+        };
+        batch.ups.push(neuron, up);
+        batch.downs.push(neuron, down);
+    }
+
     /// Collects the rows of the cluster's resident neurons, with their gates.
     fn known_gates(
         &self,
@@ -182,7 +225,7 @@ impl<'a> Job<'a> {
         gates: &mut [f32],
         batch: &mut Batch<'a>,
     ) {
-        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let tokens = self.input.tokens();
         let mut to = gates.chunks_exact_mut(tokens);
         for (item, cluster) in clusters {
             cluster.touch();
@@ -195,8 +238,7 @@ impl<'a> Job<'a> {
                 if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                     continue;
                 }
-                batch.ups.push(id, format.up(bytes.up, bytes.scales));
-                batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                self.push(batch, id, bytes);
                 if let Some(to) = to.next() {
                     to.copy_from_slice(gate);
                 }
@@ -236,6 +278,14 @@ impl<'a> Job<'a> {
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
         products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
+        if !self.bias.gate.is_empty() {
+            let mut from = 0;
+            for ((_, cluster), &end) in clusters.iter().zip(&ends) {
+                let values = &mut gates[from * tokens..end * tokens];
+                self.add_bias(self.bias.gate, cluster, rows.ids(from..end), values);
+                from = end;
+            }
+        }
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);
@@ -253,9 +303,7 @@ impl<'a> Job<'a> {
                     // In place: `ups` has at most `row` rows.
                     let to = batch.ups.len() * tokens;
                     gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                    batch.ups.push(n as u32, format.up(bytes.up, bytes.scales));
-                    let down = format.down(bytes.down, bytes.scales);
-                    batch.downs.push(n as u32, down);
+                    self.push(batch, n as u32, *bytes);
                 }
                 row += 1;
             }

@@ -1,6 +1,8 @@
 //! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
+use crate::norm::Norm;
+use crate::weights::FfnBiases;
 
 /// Rows of a pass; a row is a token of some sequence.
 #[derive(Debug, Clone, Copy)]
@@ -37,13 +39,25 @@ pub(crate) struct BankWork<'a> {
     pub rows: Rows<'a>,
     /// Factor of the bank's result by row; `None` for 1.
     pub weights: Option<&'a [f32]>,
+    pub bias: Bias<'a>,
 }
 
-/// The norm before a layer's FFN.
-#[derive(Clone, Copy)]
-pub(crate) struct Norm<'a> {
-    pub weight: &'a [f32],
-    pub eps: f32,
+/// Biases of a bank's Gate and Up, by packed id; empty without any.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bias<'a> {
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+}
+
+impl<'a> Bias<'a> {
+    pub const NONE: Bias<'static> = Bias { gate: &[], up: &[] };
+
+    pub fn of(biases: &'a FfnBiases) -> Self {
+        Self {
+            gate: &biases.gate,
+            up: &biases.up,
+        }
+    }
 }
 
 /// One layer's FFN and its input.
@@ -57,6 +71,6 @@ pub(crate) struct LayerInput<'a> {
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],
-    /// The norm before the next layer's FFN.
-    pub next: Option<Norm<'a>>,
+    /// The norm before the next layer's FFN, which may be none; `None` in the last layer.
+    pub next: Option<Option<&'a Norm>>,
 }

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    Activation, FfnKind, Form, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling,
+};
 use crate::error::Error;
 
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
@@ -213,6 +215,7 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
+        form: Form::default(),
     })
 }
 
@@ -350,6 +353,7 @@ fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, 
     Ok(FfnKind {
         activation,
         relu_on_up,
+        ungated: false,
     })
 }
 

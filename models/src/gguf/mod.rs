@@ -21,6 +21,7 @@ use crate::config::{ModelConfig, RopeScaling};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::fused;
 use crate::gguf_vocab::GgufVocab;
 use crate::names::{ExpertNames, NameTable, Named, Role, Stack, TensorId};
 use crate::special::SpecialTokens;
@@ -78,6 +79,7 @@ const NAMES: NameTable = NameTable {
             (Stack::GateUp, "ffn_gate_up_exps.weight"),
         ],
     },
+    fused: &[],
 };
 
 /// Whether the magic is that of a GGUF (or PowerInfer) file.
@@ -212,7 +214,7 @@ fn identify(
     };
     let id = match named {
         Named::One(id) => id,
-        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
+        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
@@ -233,6 +235,7 @@ fn identify(
     match named {
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
     }
 }
 

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::experts::{self, ExpertKeys};
 use super::foreign;
+use super::form::{Sizes, Style, style_of};
 use super::json::Keys;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
 
 /// What distinguishes the families from one another.
@@ -49,7 +50,14 @@ enum Windows {
     ByLayer,
     /// None; releases disagree on what `use_sliding_window` means.
     Disputed,
+    /// Those without rotary positions, if `use_sliding_window` is set.
+    Unrotated,
+    /// Every other one from the first on.
+    Alternate,
 }
+
+/// Epsilon of PyTorch's LayerNorm.
+const LAYER_NORM_EPS: f32 = 1e-5;
 
 const PLAIN: Family = Family {
     name: "",
@@ -66,7 +74,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 19] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -130,6 +138,65 @@ const FAMILIES: [Family; 9] = [
         experts: Some(ExpertKeys::Olmoe),
         ..PLAIN
     },
+    Family {
+        name: "olmo2",
+        optional_bias: true,
+        qk_norm: true,
+        qk_norm_whole: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "phi3",
+        kv_heads_default: true,
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "granite",
+        optional_bias: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "smollm3",
+        optional_bias: true,
+        theta: 2_000_000.0,
+        windows: Windows::Unrotated,
+        ..PLAIN
+    },
+    Family {
+        name: "minicpm",
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "starcoder2",
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "opt",
+        ..PLAIN
+    },
+    Family {
+        name: "nemotron",
+        optional_bias: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "falcon",
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "gemma2",
+        optional_bias: true,
+        head_dim_default: false,
+        windows: Windows::Alternate,
+        ..PLAIN
+    },
 ];
 
 /// Translates a parsed `config.json`, with only the tokens it names itself; `name` is the model's.
@@ -143,7 +210,8 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             supported: FAMILIES.map(|family| family.name).join(", "),
         });
     };
-    refuse_unsupported(&keys, family)?;
+    let style = style_of(family.name);
+    refuse_unsupported(&keys, family, style)?;
 
     let d_model = keys.need_u32("hidden_size")?;
     let layers = keys.need_u32("num_hidden_layers")?;
@@ -151,10 +219,18 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         return Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}")));
     }
     let heads = keys.need_u32("num_attention_heads")?;
-    let kv_heads = match keys.u32("num_key_value_heads")? {
-        Some(kv_heads) => kv_heads,
-        None if family.kv_heads_default => heads,
-        None => return Err(keys.missing("num_key_value_heads", "an integer")),
+    let sizes = Sizes {
+        d_model,
+        layers,
+        heads,
+    };
+    let kv_heads = match (
+        style.fixed_kv_heads(&keys, sizes)?,
+        keys.u32(style.kv_heads)?,
+    ) {
+        (Some(kv_heads), _) | (None, Some(kv_heads)) => kv_heads,
+        (None, None) if family.kv_heads_default => heads,
+        (None, None) => return Err(keys.missing(style.kv_heads, "an integer")),
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
     let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
@@ -170,6 +246,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
         _ => family.qkv_bias,
     };
+    let (form, biases) = (style.form(&keys, sizes)?, style.attention_bias(&keys)?);
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -181,17 +258,27 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         head_dim,
         ffn: match &experts {
             Some(experts) => experts.ffn,
-            None => keys.need_u32("intermediate_size")?,
+            None => ffn(&keys, style, d_model)?,
         },
         experts: experts.as_ref().map_or(1, |experts| experts.count),
-        ffn_kind: ffn_kind(path, &keys, family)?,
-        rms_eps: keys.need_f32("rms_norm_eps")?,
-        rope: rope(&keys, family, head_dim)?,
-        window: windows(&keys, family, layers)?,
-        qkv_bias: qkv_bias || attention_bias,
-        o_bias: attention_bias,
+        ffn_kind: ffn_kind(path, &keys, family, style)?,
+        rms_eps: match style.eps {
+            Some(key) => keys.need_f32(key)?,
+            None => LAYER_NORM_EPS,
+        },
+        rope: match form.learned_positions {
+            None => rope(&keys, family, style, head_dim)?,
+            Some(_) => Rope {
+                theta: family.theta,
+                dims: 0,
+                scaling: RopeScaling::None,
+            },
+        },
+        window: windows(&keys, family, layers, &form)?,
+        qkv_bias: biases.unwrap_or(qkv_bias || attention_bias),
+        o_bias: biases.unwrap_or(attention_bias),
         qk_norm: family.qk_norm,
-        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(false),
+        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(style.tied),
         max_context: keys.need_u32("max_position_embeddings")?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
@@ -200,10 +287,21 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         mixture: experts.map(|experts| experts.mixture),
         qk_norm_whole: family.qk_norm_whole,
         clip_qkv,
+        form,
     })
 }
 
-fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
+/// The number of the FFN's neurons.
+fn ffn(keys: &Keys, style: &Style, d_model: u32) -> Result<u32, Error> {
+    match keys.u32(style.ffn)? {
+        Some(ffn) => Ok(ffn),
+        // Falcon's default
+        None if style.ffn == "ffn_hidden_size" => Ok(d_model.saturating_mul(4)),
+        None => Err(keys.missing(style.ffn, "an integer")),
+    }
+}
+
+fn refuse_unsupported(keys: &Keys, family: &Family, style: &Style) -> Result<(), Error> {
     for key in ["quantization_config", "compression_config"] {
         if keys.get(key).is_some() {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
@@ -213,6 +311,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
         qk_norm: family.qk_norm,
         experts: family.experts.is_some(),
         clip_qkv: family.clip_qkv,
+        reads: style.reads,
     };
     foreign::refuse(keys, has)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
@@ -234,8 +333,11 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
 }
 
 /// Rejects an unknown activation: a wrong one would give plausible nonsense.
-fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
-    let found = keys.need_str("hidden_act")?;
+fn ffn_kind(path: &Path, keys: &Keys, family: &Family, style: &Style) -> Result<FfnKind, Error> {
+    let found = match (keys.str(style.act)?, style.act_default) {
+        (Some(found), _) | (None, Some(found)) => found,
+        (None, None) => return Err(keys.missing(style.act, "a string")),
+    };
     let activation = match found {
         "relu" => Activation::Relu,
         "fatrelu" => Activation::FatRelu {
@@ -248,7 +350,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         _ => {
             return Err(Error::UnknownActivation {
                 path: path.to_owned(),
-                key: "hidden_act".into(),
+                key: style.act.into(),
                 found: format!("{found:?}"),
                 supported:
                     "relu, fatrelu (with hidden_act_param), relu2, silu, gelu, gelu_pytorch_tanh"
@@ -264,35 +366,41 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         ));
     }
     if family.relu_on_up && activation != Activation::Relu {
-        return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
+        return Err(keys.unsupported(style.act, "this family has relu on gate and up"));
     }
     Ok(FfnKind {
         activation,
         relu_on_up: family.relu_on_up,
+        ungated: style.ungated,
     })
 }
 
 /// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
 /// (earlier). Values inside the object override those beside it.
-fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
+fn rope(keys: &Keys, family: &Family, style: &Style, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
     let mut theta = keys.f32("rope_theta")?;
     let mut scaling = None;
+    let mut rotated = None;
     for object in [keys].into_iter().chain(&old).chain(&modern) {
-        if object
-            .f32("partial_rotary_factor")?
-            .is_some_and(|factor| factor != 1.0)
-        {
-            return Err(object.unsupported(
-                "partial_rotary_factor",
-                "only 1 is implemented for this family",
-            ));
+        let share = object.f32("partial_rotary_factor")?;
+        match (share, style.rotated) {
+            (Some(share), None) if share != 1.0 => {
+                return Err(object.unsupported(
+                    "partial_rotary_factor",
+                    "only 1 is implemented for this family",
+                ));
+            }
+            (Some(share), Some(_)) if !(share > 0.0 && share <= 1.0) => {
+                return Err(object.bad("partial_rotary_factor", "above 0, at most 1"));
+            }
+            (share, _) => rotated = share.or(rotated),
         }
     }
     for object in old.iter().chain(&modern) {
         let parsed = rope_scaling(keys, object)?;
-        if scaling.is_some_and(|earlier| earlier != parsed) {
+        if scaling.as_ref().is_some_and(|earlier| *earlier != parsed) {
             return Err(keys.bad(
                 "rope_scaling",
                 "the same as rope_parameters where both are given",
@@ -303,7 +411,7 @@ fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
     }
     Ok(Rope {
         theta: theta.unwrap_or(family.theta),
-        dims: head_dim,
+        dims: (f64::from(head_dim) * f64::from(rotated.or(style.rotated).unwrap_or(1.0))) as u32,
         scaling: scaling.unwrap_or(RopeScaling::None),
     })
 }
@@ -337,12 +445,49 @@ fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
                 original_context,
             })
         }
-        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3")),
+        // longer contexts than this are not run, and up to there nothing is scaled
+        Some("dynamic") if object.get("alpha").is_none() => Ok(RopeScaling::None),
+        // the name in Phi-3's first releases
+        Some("longrope" | "su") => long_rope(top, object),
+        Some(_) => Err(object.unsupported(
+            key,
+            "implemented: default, linear, dynamic, llama3, longrope",
+        )),
     }
 }
 
+/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`.
+fn long_rope(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    let divisors = |key: &str| {
+        let list = object.read(key, "a list of numbers", |value| {
+            let number = |value: &Value| value.as_f64().map(|number| number as f32);
+            value.as_array()?.iter().map(number).collect()
+        })?;
+        list.ok_or_else(|| object.missing(key, "a list of numbers"))
+    };
+    let original = "original_max_position_embeddings";
+    let original_context = match (top.u32(original)?, object.u32(original)?) {
+        (Some(context), _) | (None, Some(context)) => context,
+        (None, None) => return Err(object.missing(original, "an integer")),
+    };
+    let most = top.need_u32("max_position_embeddings")?;
+    let given = object.f32("factor")?.map(f64::from);
+    let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
+    let attention_factor = match object.f32("attention_factor")? {
+        Some(factor) => factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / f64::from(original_context).ln()).sqrt() as f32,
+    };
+    Ok(RopeScaling::Long {
+        short: divisors("short_factor")?,
+        long: divisors("long_factor")?,
+        attention_factor,
+        original_context,
+    })
+}
+
 /// One window per layer, 0 for full attention.
-fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error> {
+fn windows(keys: &Keys, family: &Family, layers: u32, form: &Form) -> Result<Vec<u32>, Error> {
     let full = vec![0; layers as usize];
     let window = || -> Result<Option<u32>, Error> {
         match keys.u32("sliding_window")? {
@@ -354,13 +499,13 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let used = keys.bool("use_sliding_window")?;
     let window = match family.windows {
         Windows::Never => None,
-        Windows::Every => window()?,
-        Windows::ByLayer if used == Some(true) => window()?,
+        Windows::Every | Windows::Alternate => window()?,
+        Windows::ByLayer | Windows::Unrotated if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
             return Err(keys.unsupported("use_sliding_window", why));
         }
-        Windows::ByLayer | Windows::Disputed => None,
+        Windows::ByLayer | Windows::Disputed | Windows::Unrotated => None,
     };
     if let Some(kinds) = kinds {
         return by_layer_types(keys, kinds, window, layers);
@@ -368,6 +513,17 @@ fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error>
     let Some(window) = window else {
         return Ok(full);
     };
+    let where_set = |set: &dyn Fn(u32) -> bool| {
+        let of_layer = |layer| if set(layer) { window } else { 0 };
+        (0..layers).map(of_layer).collect()
+    };
+    match family.windows {
+        Windows::Unrotated => {
+            return Ok(where_set(&|layer| form.nope_layers.contains(&layer)));
+        }
+        Windows::Alternate => return Ok(where_set(&|layer| layer.is_multiple_of(2))),
+        _ => {}
+    }
     if !matches!(family.windows, Windows::ByLayer) {
         // other programs disagree on the meaning of these
         if used == Some(false) {

@@ -120,6 +120,8 @@ pub(super) struct Has {
     pub(super) experts: bool,
     /// A clamp on queries, keys and values.
     pub(super) clip_qkv: bool,
+    /// Keys that are read for it.
+    pub(super) reads: &'static [&'static str],
 }
 
 /// Rejects a key that would change the output.
@@ -129,6 +131,9 @@ pub(super) fn refuse(keys: &Keys, has: Has) -> Result<(), Error> {
     let clip = [("clip_qkv", Nothing)];
     let clip = clip.iter().filter(|_| !has.clip_qkv);
     for &(key, harmless) in FOREIGN.iter().chain(experts).chain(clip) {
+        if has.reads.contains(&key) {
+            continue;
+        }
         if keys.get(key).is_some_and(|value| !harmless.is(value)) {
             return Err(keys.unsupported(key, WHY));
         }

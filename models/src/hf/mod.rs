@@ -4,8 +4,10 @@
 mod config;
 mod experts;
 mod foreign;
+mod form;
 mod json;
 mod safetensors;
+mod spelled;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -20,6 +22,7 @@ use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::{DataFile, need_text};
+use crate::fused;
 use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Store};
@@ -46,6 +49,9 @@ const OF_LAYERS: Spellings = &[
     (Role::Gate, "mlp.gate_proj.weight"),
     (Role::Up, "mlp.up_proj.weight"),
     (Role::Down, "mlp.down_proj.weight"),
+    (Role::GateBias, "mlp.gate_proj.bias"),
+    (Role::UpBias, "mlp.up_proj.bias"),
+    (Role::DownBias, "mlp.down_proj.bias"),
     (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
     (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
 ];
@@ -83,6 +89,7 @@ const NAMES: NameTable = NameTable {
         ],
         stacked: STACKED,
     },
+    fused: &[],
 };
 
 const MIXTRAL_NAMES: NameTable = NameTable {
@@ -107,13 +114,14 @@ const MIXTRAL_NAMES: NameTable = NameTable {
         shared: &[],
         stacked: STACKED,
     },
+    fused: &[],
 };
 
 /// The names of a family's tensors.
 fn names_of(family: &str) -> &'static NameTable {
     match family {
         "mixtral" => &MIXTRAL_NAMES,
-        _ => &NAMES,
+        _ => spelled::table_of(family).unwrap_or(&NAMES),
     }
 }
 
@@ -236,7 +244,7 @@ fn identify(
     };
     let id = match named {
         Named::One(id) => id,
-        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
+        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
@@ -250,6 +258,7 @@ fn identify(
         dtype,
         layout: match id.role {
             Role::Down => Layout::Transposed,
+            role if form::is_less_one(&config.family, role) => Layout::PlusOne,
             _ => Layout::AsIs,
         },
         file: index,
@@ -258,6 +267,7 @@ fn identify(
     match named {
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
     }
 }
 

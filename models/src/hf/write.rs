@@ -298,11 +298,10 @@ fn pretty(value: &Value) -> String {
 }
 
 fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
-    use Role::{AttnNorm, FfnNorm, FinalNorm, KBias, KNorm, OBias, QBias, QNorm, VBias};
     match id.role {
-        AttnNorm | FfnNorm | FinalNorm | QBias | KBias | VBias | OBias | QNorm | KNorm => {
-            vec![cols]
-        }
+        // a matrix of one row in every release
+        Role::SharedGate => vec![rows, cols],
+        role if role.is_vector() => vec![rows * cols],
         Role::Down => vec![cols, rows],
         _ => vec![rows, cols],
     }
@@ -360,6 +359,8 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     }
     match c.rope.scaling {
         RopeScaling::None => {}
+        // of a family that has no folder form
+        RopeScaling::Long { .. } => {}
         RopeScaling::Linear { factor } => {
             config["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
         }

@@ -1,7 +1,7 @@
 //! Real models' dimensions.
 
 use clap::ValueEnum;
-use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+use emberflow_models::config::{Activation, FfnKind, Form, ModelConfig, Rope, RopeScaling};
 
 /// A model whose dimensions are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -57,6 +57,7 @@ impl ActArg {
                 Self::GeluTanh => Activation::GeluTanh,
             },
             relu_on_up: self == Self::Drelu,
+            ungated: false,
         }
     }
 }
@@ -123,6 +124,7 @@ impl Shape {
             mixture: None,
             qk_norm_whole: false,
             clip_qkv: None,
+            form: Form::default(),
         }
     }
 }
