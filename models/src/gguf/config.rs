@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use super::form::{self, Shape, Style, style_of};
 use super::value::Metadata;
-use crate::config::{
-    Activation, FfnKind, Form, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling,
-};
+use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
 use crate::error::Error;
 
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
@@ -57,7 +56,7 @@ const PLAIN: Arch = Arch {
     windowed: false,
 };
 
-const ARCHS: [Arch; 7] = [
+const ARCHS: [Arch; 16] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -99,6 +98,49 @@ const ARCHS: [Arch; 7] = [
         qk_norm: true,
         qk_norm_whole: true,
         experts: Experts::Always { renormalise: false },
+        ..PLAIN
+    },
+    Arch {
+        name: "olmo2",
+        qk_norm: true,
+        qk_norm_whole: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "phi3",
+        windowed: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "granite",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "smollm3",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "minicpm",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "starcoder2",
+        ..PLAIN
+    },
+    Arch {
+        name: "nemotron",
+        ..PLAIN
+    },
+    Arch {
+        name: "falcon",
+        ..PLAIN
+    },
+    Arch {
+        name: "gemma2",
+        windowed: true,
         ..PLAIN
     },
 ];
@@ -144,6 +186,9 @@ pub(super) struct Facts {
     pub(super) vocab: u32,
     pub(super) has_qkv_bias: bool,
     pub(super) has_o_bias: bool,
+    pub(super) has_ffn_bias: bool,
+    /// There is a second norm before attention.
+    pub(super) two_norms: bool,
     pub(super) has_head: bool,
 }
 
@@ -164,7 +209,8 @@ pub(super) fn model_config(
     if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
         return Err(metadata.unsupported("split.count", "merge the parts into one file"));
     }
-    refuse_unknown(metadata, arch)?;
+    let style = style_of(arch.name);
+    refuse_unknown(metadata, arch, style)?;
     let layers = need("block_count")?;
     if layers > MAX_COUNT {
         return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
@@ -176,6 +222,19 @@ pub(super) fn model_config(
         .unwrap_or(heads);
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
+    let window = window(metadata, arch)?;
+    let form = form::form(
+        metadata,
+        arch.name,
+        Shape {
+            d_model,
+            layers,
+            heads,
+            head_dim,
+            ffn_bias: facts.has_ffn_bias,
+            two_norms: facts.two_norms,
+        },
+    )?;
     let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
         Some(ffn) if experts.is_some() => ffn,
         _ => need("feed_forward_length")?,
@@ -194,10 +253,14 @@ pub(super) fn model_config(
         head_dim,
         ffn,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
-        ffn_kind: ffn_kind(metadata, arch, facts)?,
-        rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
-        rope: rope(metadata, arch, head_dim)?,
-        window: vec![window(metadata, arch)?; layers as usize],
+        ffn_kind: ffn_kind(metadata, arch, facts, style)?,
+        rms_eps: metadata.need_f32(&key(style.eps))?,
+        rope: rope(metadata, arch, style, head_dim)?,
+        window: match arch.name {
+            // every other layer, from the first on
+            "gemma2" => (0..layers).map(|layer| window * (1 - layer % 2)).collect(),
+            _ => vec![window; layers as usize],
+        },
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
@@ -215,7 +278,7 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
-        form: Form::default(),
+        form,
     })
 }
 
@@ -307,11 +370,12 @@ const KNOWN: [&str; 29] = [
 
 /// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
 /// that is 0 or `false` enables nothing.
-fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
+            _ if style.reads.contains(&rest) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
@@ -329,11 +393,16 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// The activation, if the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]). Files from other programs
 /// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
 /// architectures.
-fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
+fn ffn_kind(
+    metadata: &Metadata,
+    arch: &Arch,
+    facts: &Facts,
+    style: &Style,
+) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu_on_up;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None => Activation::Silu,
+        None => style.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
             return Err(metadata.bad(HIDDEN_ACT, "relu, as in every such file"));
@@ -353,7 +422,7 @@ fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, 
     Ok(FfnKind {
         activation,
         relu_on_up,
-        ungated: false,
+        ungated: style.ungated,
     })
 }
 
@@ -401,12 +470,10 @@ fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
     }
 }
 
-fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
+fn rope(metadata: &Metadata, arch: &Arch, style: &Style, head_dim: u32) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
-    if metadata
-        .u32(&key("dimension_count"))?
-        .is_some_and(|dims| dims != head_dim)
-    {
+    let dims = metadata.u32(&key("dimension_count"))?.unwrap_or(head_dim);
+    if dims != head_dim && !style.partial {
         let why = format!("only {head_dim}, the whole head, is implemented");
         return Err(metadata.unsupported(&key("dimension_count"), &why));
     }
@@ -429,7 +496,7 @@ fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> 
         theta: metadata
             .f32(&key("freq_base"))?
             .unwrap_or(DEFAULT_ROPE_THETA),
-        dims: head_dim,
+        dims,
         scaling,
     })
 }

@@ -5,6 +5,7 @@
 
 mod config;
 pub(crate) mod dequant;
+mod form;
 mod header;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,8 @@ use crate::store::{About, Found, Layout, Store, shape_text};
 const POWERINFER: &[u8; 4] = b"PWRI";
 /// The tensor with a divisor for each rotary frequency.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Those of LongRoPE, for short and for long contexts.
+const LONG_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 /// PowerInfer's name for the transposed Down.
 const DOWN_T: &str = "ffn_down_t.weight";
 
@@ -55,6 +58,11 @@ const NAMES: NameTable = NameTable {
         (Role::QNorm, "attn_q_norm.weight"),
         (Role::KNorm, "attn_k_norm.weight"),
         (Role::FfnNorm, "ffn_norm.weight"),
+        (Role::AttnPostNorm, "post_attention_norm.weight"),
+        (Role::FfnPostNorm, "post_ffw_norm.weight"),
+        (Role::GateBias, "ffn_gate.bias"),
+        (Role::UpBias, "ffn_up.bias"),
+        (Role::DownBias, "ffn_down.bias"),
         (Role::Gate, "ffn_gate.weight"),
         (Role::Up, "ffn_up.weight"),
         (Role::Down, "ffn_down.weight"),
@@ -104,8 +112,11 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
         has_qkv_bias: has("blk.0.attn_q.bias"),
         has_o_bias: has("blk.0.attn_output.bias"),
+        has_ffn_bias: has("blk.0.ffn_up.bias"),
+        two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
     };
+    let names = form::names_of(arch.name, facts.two_norms).unwrap_or(&NAMES);
     let name = path.file_stem().map_or_else(
         || "model".into(),
         |stem| stem.to_string_lossy().into_owned(),
@@ -120,15 +131,19 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         (config.bos, config.add_bos) = (Some(leading), true);
     }
     let spelled = config.clone();
+    let mut long_factors = [None, None];
     let mut found = Vec::with_capacity(tensors.len());
     for raw in tensors {
         if raw.name == ROPE_FACTORS {
             scale_rope(&mut config, &file, &raw)?;
+        } else if let Some(long) = LONG_FACTORS.iter().position(|name| raw.name == *name) {
+            long_factors[long] = Some(read_factors(&config, &file, &raw)?);
         } else if !raw.name.ends_with(".attn_rot_embd.weight") {
             // attn_rot_embd repeats the plain frequencies, in old files only.
-            found.append(&mut identify(raw, &file, arch, &config)?);
+            found.append(&mut identify(raw, &file, arch, names, &config)?);
         }
     }
+    long_rope(&mut config, &metadata, arch, long_factors)?;
     let about = About {
         path: path.to_owned(),
         config_path: path.to_owned(),
@@ -139,7 +154,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
-        _ => NAMES.spell(id, &spelled),
+        _ => names.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
 }
@@ -202,9 +217,10 @@ fn identify(
     raw: Raw,
     file: &DataFile,
     arch: &Arch,
+    names: &NameTable,
     config: &ModelConfig,
 ) -> Result<Vec<Found>, Error> {
-    let Some(named) = NAMES.parse(&raw.name, config.experts) else {
+    let Some(named) = names.parse(&raw.name, config.experts) else {
         let (path, tensor) = (file.path.clone(), raw.name);
         return Err(Error::UnexpectedTensor {
             path,
@@ -239,17 +255,9 @@ fn identify(
     }
 }
 
-/// Converts the frequency divisors to a scaling.
-fn scale_rope(config: &mut ModelConfig, file: &DataFile, raw: &Raw) -> Result<(), Error> {
+/// The divisors of the rotary frequencies in a tensor.
+fn read_factors(config: &ModelConfig, file: &DataFile, raw: &Raw) -> Result<Vec<f32>, Error> {
     let (path, tensor) = (file.path.clone(), raw.name.clone());
-    let unsupported = |found: String, why: &str| {
-        Err(Error::Unsupported {
-            path: path.clone(),
-            key: ROPE_FACTORS.into(),
-            found,
-            why: why.into(),
-        })
-    };
     let count = config.rope.dims as usize / 2;
     if raw.shape != [count] {
         let (found, expected) = (shape_text(&raw.shape), shape_text(&[count]));
@@ -270,9 +278,62 @@ fn scale_rope(config: &mut ModelConfig, file: &DataFile, raw: &Raw) -> Result<()
         });
     }
     let mut bytes = vec![0; count * 4];
-    file.read_at(&mut bytes, raw.offset, &|| format!("tensor {ROPE_FACTORS}"))?;
+    file.read_at(&mut bytes, raw.offset, &|| format!("tensor {}", raw.name))?;
     let mut factors = vec![0.0; count];
     raw.dtype.decode(&bytes, &mut factors);
+    Ok(factors)
+}
+
+/// The scaling of LongRoPE, if the file has its divisors; those of the short contexts come first.
+fn long_rope(
+    config: &mut ModelConfig,
+    metadata: &Metadata,
+    arch: &Arch,
+    factors: [Option<Vec<f32>>; 2],
+) -> Result<(), Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let attention = key(form::ATTENTION_FACTOR);
+    let attention_factor = metadata.f32(&attention)?.filter(|factor| *factor != 0.0);
+    let [short, long] = factors;
+    match (short, long) {
+        (None, None) => match attention_factor {
+            Some(factor) if factor != 1.0 => {
+                Err(metadata.unsupported(&attention, "there are no divisors of the frequencies"))
+            }
+            _ => Ok(()),
+        },
+        (Some(short), Some(long)) if config.rope.scaling == RopeScaling::None => {
+            let original = key("rope.scaling.original_context_length");
+            config.rope.scaling = RopeScaling::Long {
+                short,
+                long,
+                attention_factor: attention_factor.unwrap_or(1.0),
+                original_context: metadata
+                    .u32(&original)?
+                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+            };
+            Ok(())
+        }
+        _ => {
+            let why = "one of the tensors rope_factors_short.weight and rope_factors_long.weight is \
+                       missing, or the metadata asks for another rotary scaling";
+            Err(metadata.unsupported(&key("rope.scaling.type"), why))
+        }
+    }
+}
+
+/// Converts the frequency divisors to a scaling.
+fn scale_rope(config: &mut ModelConfig, file: &DataFile, raw: &Raw) -> Result<(), Error> {
+    let path = file.path.clone();
+    let unsupported = |found: String, why: &str| {
+        Err(Error::Unsupported {
+            path: path.clone(),
+            key: ROPE_FACTORS.into(),
+            found,
+            why: why.into(),
+        })
+    };
+    let factors = read_factors(config, file, raw)?;
     let Some(scaling) = config::llama3_from_factors(config.rope.theta, config.rope.dims, &factors)
     else {
         return unsupported(

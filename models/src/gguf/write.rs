@@ -218,9 +218,12 @@ impl GgufWriter {
     /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
     /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
-        let arch = arch_for(&file.config.family).ok_or_else(|| {
-            let family = &file.config.family;
-            Error::export(path, format!("family {family:?} has no gguf form"))
+        let c = file.config;
+        let plain = c.form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
+        let arch = arch_for(&c.family).filter(|_| plain && c.family != "phi3");
+        let arch = arch.ok_or_else(|| {
+            let reason = "a gguf file of this model is not implemented; export a folder instead";
+            Error::export(path, format!("family {:?}: {reason}", c.family))
         })?;
         let tensors = in_file_order(file.config)
             .into_iter()

@@ -1,0 +1,123 @@
+//! FFNs of two matrices: neurons that do not fire are not read.
+
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::memory::Needs;
+use emberflow_engine::{Counters, Engine, Options, Sparsity};
+use emberflow_kernels::DType;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
+
+/// Families whose activation has exact zeros.
+const CASES: [&str; 5] = ["opt", "nemotron", "nemotron_bias", "falcon", "falcon_new"];
+
+fn case(name: &str) -> PathBuf {
+    fixtures().join("models").join(name)
+}
+
+/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
+fn give(engine: &mut Engine, share: f64) {
+    let needs = Needs {
+        process_peak: 0,
+        ..*engine.needs()
+    };
+    let [least, most] = [needs.smallest_budget(), needs.full_budget()];
+    let bytes = least + ((most - least) as f64 * share) as u64;
+    engine.set_budget(bytes).unwrap();
+}
+
+/// The logits of the case's prompt, token by token, and what they cost.
+fn run(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
+    let before = engine.counters();
+    let logits = all_logits(engine, tokens, 1);
+    (bits(&logits), engine.counters().since(before))
+}
+
+#[test]
+fn bundles_have_two_vectors() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let container = packed(&case(name), dir.path(), DType::F32);
+        let container = emberflow_storage::container::Container::open(&container).unwrap();
+        let g = container.geometry();
+        assert_eq!((g.gate_len, g.rest_len), (4 * 36, 4 * 36), "{name}");
+    }
+}
+
+/// A copy of the case whose activations are as sparse as those of released models: four of five
+/// neurons get a bias that keeps them from firing.
+fn sparse_opt(dir: &Path) -> PathBuf {
+    let (from, to) = (case("opt"), dir.join("opt"));
+    std::fs::create_dir(&to).unwrap();
+    for entry in std::fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let path = to.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    for (name, tensor) in header.as_object().unwrap() {
+        if !name.ends_with("fc1.bias") {
+            continue;
+        }
+        assert_eq!(tensor["dtype"], "BF16");
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize);
+        let values = &mut bytes[8 + len..][start..end];
+        for (i, value) in values.chunks_exact_mut(2).enumerate() {
+            if i % 5 > 0 {
+                // −20
+                value.copy_from_slice(&0xC1A0_u16.to_le_bytes());
+            }
+        }
+    }
+    std::fs::write(path, bytes).unwrap();
+    to
+}
+
+/// With half of the FFN in memory, far less is read for a token than by a dense pass over the same
+/// file, and the text is the same.
+#[test]
+fn sparse_reads_are_fewer_than_dense_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Golden::load(&case("opt"), "golden.json").tokens;
+    let checkpoint = sparse_opt(dir.path());
+    for quant in [DType::F32, DType::Q8] {
+        let container = packed(&checkpoint, dir.path(), quant);
+        let with = |sparsity| Options {
+            sparsity,
+            ..roomy(tokens.len())
+        };
+        let mut dense = open(&container, with(Sparsity::Dense));
+        let mut exact = open(&container, with(Sparsity::Exact));
+        let (expected, _) = run(&mut dense, &tokens);
+        give(&mut dense, 0.5);
+        give(&mut exact, 0.5);
+        let (full, dense) = run(&mut dense, &tokens);
+        let (sparse, exact) = run(&mut exact, &tokens);
+        assert!(full == expected && sparse == expected, "{quant:?}");
+        let [read, dense] = [exact, dense].map(|c| c.bytes_read / tokens.len() as u64);
+        println!("{quant:?}: {read} bytes a token, dense {dense}");
+        assert!(5 * exact.fired < exact.possible, "{quant:?}: {exact:?}");
+        assert!(
+            2 * read < dense,
+            "{quant:?}: {read} bytes a token, dense {dense}"
+        );
+    }
+}
+
+/// Every budget gives the bits of the whole model in memory, whatever of it is resident.
+#[test]
+fn budgets_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let container = packed(&case, dir.path(), DType::Q4);
+        let mut engine = open(&container, roomy(tokens.len()));
+        let (expected, _) = run(&mut engine, &tokens);
+        for share in [0.0, 0.25, 0.5, 0.75, 0.1] {
+            give(&mut engine, share);
+            assert!(run(&mut engine, &tokens).0 == expected, "{name}: {share}");
+        }
+    }
+}
