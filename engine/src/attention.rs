@@ -159,13 +159,6 @@ impl AttentionLayer<'_> {
     }
 }
 
-/// `s = cap · tanh(s / cap)`.
-pub(crate) fn soft_cap(scores: &mut [f32], cap: f32) {
-    for score in scores {
-        *score = cap * libm::tanhf(*score / cap);
-    }
-}
-
 /// Adds `bias` to each of the first `count` rows.
 pub(crate) fn add_bias(bias: &[f32], rows: &mut [f32], count: usize) {
     for row in rows.chunks_exact_mut(bias.len()).take(count) {

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Parallel};
 
-use crate::attention::{AttentionLayer, add_bias, soft_cap};
+use crate::attention::{AttentionLayer, add_bias};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
-use crate::norm::{Norm, rows_or_copy};
+use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::trace;
-use crate::weights::Weights;
+use crate::weights::{LayerWeights, Weights};
 
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
@@ -182,60 +182,64 @@ impl Decoder {
         spans: &mut [Span<'_>],
         observer: &mut Option<&mut FfnObserver<'_>>,
     ) -> Result<(), Error> {
-        let Self {
-            on,
-            config: c,
-            weights,
-            ffn,
-            rope,
-            scratch: s,
-            times,
-            ..
-        } = self;
         let mut last = Instant::now();
-        let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
-        let parallel = c.form.parallel != Parallel::No;
-        (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
-        let cpu = on.cpu;
+        self.attention(number, pass, spans);
+        lap(&mut self.times.attention, &mut last);
+        self.ffn(number, pass, observer)?;
+        lap(&mut self.times.ffn, &mut last);
+        Ok(())
+    }
+
+    /// Attention of a layer, and the FFN's input. Where both read the layer's input, what attention
+    /// gives is kept until the FFN has seen it.
+    fn attention(&mut self, number: usize, pass: &mut Pass, spans: &mut [Span<'_>]) {
+        let (c, s, cpu) = (&self.config, &mut self.scratch, self.on.cpu);
+        let (n, layer) = (pass.rows, &self.weights.layers[number]);
+        let width = n * c.d_model as usize;
+        (self.ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
         rows_or_copy(
             layer.attn_norm.as_ref(),
             cpu,
-            &pass.x[..n * d],
+            &pass.x[..width],
             &mut s.normed,
         );
         let attention = AttentionLayer {
             config: c,
             weights: layer,
             number,
-            rope,
+            rope: &self.rope,
         };
-        attention.run(on, spans, n, s);
-        if parallel {
-            if let Some(norm) = &layer.ffn_norm {
-                norm.rows(cpu, &pass.x[..n * d], &mut s.normed);
-            }
-            std::mem::swap(&mut s.out, &mut s.parallel);
-        } else {
+        attention.run(&self.on, spans, n, s);
+        if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();
-            add_output(
-                cpu,
-                post,
-                c.form.residual_scale,
-                &mut s.out[..n * d],
-                &mut pass.x,
-            );
+            let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
+            add_output(cpu, post, scale, out, &mut pass.x);
             rows_or_copy(
                 layer.ffn_norm.as_ref(),
                 cpu,
-                &pass.x[..n * d],
+                &pass.x[..width],
                 &mut s.normed,
             );
+        } else {
+            if let Some(norm) = &layer.ffn_norm {
+                norm.rows(cpu, &pass.x[..width], &mut s.normed);
+            }
+            std::mem::swap(&mut s.out, &mut s.parallel);
         }
-        lap(&mut times.attention, &mut last);
+    }
 
-        let next = weights.layers.get(number + 1);
+    /// The FFN of a layer.
+    fn ffn(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        observer: &mut Option<&mut FfnObserver<'_>>,
+    ) -> Result<(), Error> {
+        let (c, s, ffn, on) = (&self.config, &mut self.scratch, &mut self.ffn, &self.on);
+        let (n, layers) = (pass.rows, &self.weights.layers);
+        let (width, layer) = (n * c.d_model as usize, &layers[number]);
         let bank = ffn.store.layout().banks_of(number).start;
-        let input = Input::new(cpu, &s.normed[..n * d], n, &mut s.input);
+        let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
         let dense = [BankWork {
             bank,
             rows: Rows::All(n),
@@ -254,33 +258,22 @@ impl Decoder {
             number,
             units: experts.as_deref().unwrap_or(&dense),
             input,
-            residual: &pass.x[..n * d],
-            next: next.map(|next| match parallel {
-                true => next.ffn_norm.as_ref().or(next.attn_norm.as_ref()),
-                false => next.ffn_norm.as_ref(),
-            }),
+            residual: &pass.x[..width],
+            next: layers.get(number + 1).map(LayerWeights::before_ffn),
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = observer {
-            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
-            observer(&ffn.seen(number, n, residual, x));
+            observer(&ffn.seen(number, n, &pass.x[..width], &s.normed[..width]));
         }
         if let Some(biases) = &layer.ffn_bias {
             add_bias(&biases.down, &mut s.out, n);
         }
-        if parallel {
-            let attended = &mut s.parallel[..n * d];
-            add_output(cpu, None, c.form.residual_scale, attended, &mut pass.x);
+        let scale = c.form.residual_scale;
+        if c.form.parallel != Parallel::No {
+            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
         }
         let post = layer.ffn_post_norm.as_ref();
-        add_output(
-            cpu,
-            post,
-            c.form.residual_scale,
-            &mut s.out[..n * d],
-            &mut pass.x,
-        );
-        lap(&mut times.ffn, &mut last);
+        add_output(on.cpu, post, scale, &mut s.out[..width], &mut pass.x);
         Ok(())
     }
 

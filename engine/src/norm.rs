@@ -1,4 +1,4 @@
-//! Norms of rows of the residual stream.
+//! Norms of rows of the residual stream, and caps of scores.
 
 use emberflow_kernels::Cpu;
 
@@ -42,5 +42,12 @@ pub(crate) fn rows_or_copy(norm: Option<&Norm>, cpu: Cpu, x: &[f32], out: &mut [
     match norm {
         Some(norm) => norm.rows(cpu, x, out),
         None => out[..x.len()].copy_from_slice(x),
+    }
+}
+
+/// `s = cap · tanh(s / cap)`.
+pub(crate) fn soft_cap(scores: &mut [f32], cap: f32) {
+    for score in scores {
+        *score = cap * libm::tanhf(*score / cap);
     }
 }

@@ -140,6 +140,13 @@ pub(crate) struct LayerWeights {
     pub router: Option<Router>,
 }
 
+impl LayerWeights {
+    /// The norm whose output the FFN reads; `None` if it reads the residual stream.
+    pub(crate) fn before_ffn(&self) -> Option<&Norm> {
+        self.ffn_norm.as_ref().or(self.attn_norm.as_ref())
+    }
+}
+
 /// All resident weights.
 #[derive(Debug)]
 pub(crate) struct Weights {

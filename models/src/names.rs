@@ -172,92 +172,111 @@ pub fn bundled(config: &ModelConfig) -> &'static [Role] {
 pub fn required(config: &ModelConfig) -> Vec<Required> {
     let d = config.d_model as usize;
     let vocab = config.vocab as usize;
-    let head_dim = config.head_dim as usize;
-    let q = config.heads as usize * head_dim;
-    let kv = config.kv_heads as usize * head_dim;
-
-    let mut list = Vec::new();
-    let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
-    push(TensorId::global(Role::Embed), vocab, d);
     let form = &config.form;
+    let mut list = Vec::new();
+    let global = |role, rows, cols| Required {
+        id: TensorId::global(role),
+        rows,
+        cols,
+    };
+    list.push(global(Role::Embed, vocab, d));
     if form.learned_positions.is_some() {
-        let rows = config.position_rows() as usize;
-        push(TensorId::global(Role::Positions), rows, d);
+        list.push(global(Role::Positions, config.position_rows() as usize, d));
     }
     for layer in 0..config.layers {
-        let at = |role| TensorId::layer(role, layer);
-        if form.pre_norm {
-            push(at(Role::AttnNorm), 1, d);
-            if form.norm_bias {
-                push(at(Role::AttnNormBias), 1, d);
-            }
-        }
-        push(at(Role::Q), q, d);
-        push(at(Role::K), kv, d);
-        push(at(Role::V), kv, d);
-        if config.qkv_bias {
-            push(at(Role::QBias), 1, q);
-            push(at(Role::KBias), 1, kv);
-            push(at(Role::VBias), 1, kv);
-        }
-        if config.qk_norm {
-            let [of_q, of_k] = match config.qk_norm_whole {
-                true => [q, kv],
-                false => [head_dim; 2],
-            };
-            push(at(Role::QNorm), 1, of_q);
-            push(at(Role::KNorm), 1, of_k);
-        }
-        push(at(Role::O), d, q);
-        if config.o_bias {
-            push(at(Role::OBias), 1, d);
-        }
-        if form.post_norm {
-            push(at(Role::AttnPostNorm), 1, d);
-        }
-        if form.pre_norm && form.parallel != Parallel::OneNorm {
-            push(at(Role::FfnNorm), 1, d);
-            if form.norm_bias {
-                push(at(Role::FfnNormBias), 1, d);
-            }
-        }
-        if let Some(mixture) = config.mixture_of(layer) {
-            push(at(Role::Router), config.experts as usize, d);
-            if mixture.shared > 0 {
-                push(at(Role::SharedGate), 1, d);
-            }
-        }
-        for Bank {
-            expert, neurons, ..
-        } in config.banks_of(layer)
-        {
-            let neurons = neurons as usize;
-            let of_bank = |role| TensorId {
-                role,
-                layer,
-                expert,
-            };
-            for &role in bundled(config) {
-                push(of_bank(role), neurons, d);
-            }
-            if form.ffn_bias {
-                push(of_bank(Role::GateBias), neurons, 1);
-                if !config.ffn_kind.ungated {
-                    push(of_bank(Role::UpBias), neurons, 1);
-                }
-                push(of_bank(Role::DownBias), 1, d);
-            }
-        }
-        if form.post_norm {
-            push(at(Role::FfnPostNorm), 1, d);
-        }
+        of_attention(config, layer, &mut list);
+        of_ffn(config, layer, &mut list);
     }
-    push(TensorId::global(Role::FinalNorm), 1, d);
+    list.push(global(Role::FinalNorm, 1, d));
     if form.norm_bias {
-        push(TensorId::global(Role::FinalNormBias), 1, d);
+        list.push(global(Role::FinalNormBias, 1, d));
     }
     if !config.tied_head {
-        push(TensorId::global(Role::Head), vocab, d);
+        list.push(global(Role::Head, vocab, d));
     }
     list
+}
+
+/// The tensors of a layer's attention.
+fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let [d, head_dim] = [config.d_model, config.head_dim].map(|n| n as usize);
+    let [q, kv] = [config.heads, config.kv_heads].map(|n| n as usize * head_dim);
+    let form = &config.form;
+    let mut push = |role, rows, cols| {
+        let id = TensorId::layer(role, layer);
+        list.push(Required { id, rows, cols });
+    };
+    if form.pre_norm {
+        push(Role::AttnNorm, 1, d);
+    }
+    if form.pre_norm && form.norm_bias {
+        push(Role::AttnNormBias, 1, d);
+    }
+    push(Role::Q, q, d);
+    push(Role::K, kv, d);
+    push(Role::V, kv, d);
+    if config.qkv_bias {
+        push(Role::QBias, 1, q);
+        push(Role::KBias, 1, kv);
+        push(Role::VBias, 1, kv);
+    }
+    if config.qk_norm {
+        let [of_q, of_k] = match config.qk_norm_whole {
+            true => [q, kv],
+            false => [head_dim; 2],
+        };
+        push(Role::QNorm, 1, of_q);
+        push(Role::KNorm, 1, of_k);
+    }
+    push(Role::O, d, q);
+    if config.o_bias {
+        push(Role::OBias, 1, d);
+    }
+    if form.post_norm {
+        push(Role::AttnPostNorm, 1, d);
+    }
+}
+
+/// The tensors of a layer's FFN.
+fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let (d, form) = (config.d_model as usize, &config.form);
+    let own_norm = form.pre_norm && form.parallel != Parallel::OneNorm;
+    let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
+    let at = |role| TensorId::layer(role, layer);
+    if own_norm {
+        push(at(Role::FfnNorm), 1, d);
+    }
+    if own_norm && form.norm_bias {
+        push(at(Role::FfnNormBias), 1, d);
+    }
+    if let Some(mixture) = config.mixture_of(layer) {
+        push(at(Role::Router), config.experts as usize, d);
+        if mixture.shared > 0 {
+            push(at(Role::SharedGate), 1, d);
+        }
+    }
+    for Bank {
+        expert, neurons, ..
+    } in config.banks_of(layer)
+    {
+        let neurons = neurons as usize;
+        let of_bank = |role| TensorId {
+            role,
+            layer,
+            expert,
+        };
+        for &role in bundled(config) {
+            push(of_bank(role), neurons, d);
+        }
+        if form.ffn_bias {
+            push(of_bank(Role::GateBias), neurons, 1);
+            if !config.ffn_kind.ungated {
+                push(of_bank(Role::UpBias), neurons, 1);
+            }
+            push(of_bank(Role::DownBias), 1, d);
+        }
+    }
+    if form.post_norm {
+        push(at(Role::FfnPostNorm), 1, d);
+    }
 }

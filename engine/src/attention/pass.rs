@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
-use super::soft_cap;
 use crate::kv::{BLOCK, LayerKv};
+use crate::norm::soft_cap;
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.

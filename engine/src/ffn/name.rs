@@ -177,14 +177,10 @@ impl Ffn {
         &mut self,
         on: &Compute,
         unit: usize,
-        UnitInput {
-            input,
-            residual,
-            bias,
-        }: UnitInput<'_>,
+        from: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let of = &mut self.units[unit];
-        let features = input.features(residual);
+        let (of, input) = (&mut self.units[unit], from.input);
+        let features = input.features(from.residual);
         let predictor = prepare(
             on,
             &mut self.predictors,
@@ -215,7 +211,7 @@ impl Ffn {
                 format: self.shape.format,
                 gating: of.gating,
                 input,
-                bias: bias.gate,
+                bias: from.bias.gate,
             },
             features,
             predictor,

@@ -142,20 +142,18 @@ impl Ffn {
         };
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
         let sum = |from: usize, partials: &mut [f32]| {
-            let end = from + partials.len() / width;
-            let mut item = from;
+            let (mut item, end) = (from, from + partials.len() / width);
             while item < end {
-                let unit = unit_of(item);
-                let of = &units[unit];
+                let (unit, of) = (unit_of(item), &units[unit_of(item)]);
                 let stop = end.min(of.end);
-                let UnitInput { input, bias, .. } = inputs.of(unit);
+                let input = inputs.of(unit);
                 let job = Job {
                     cpu: on.cpu,
                     shape,
                     gating: of.gating,
                     store,
-                    input,
-                    bias,
+                    input: input.input,
+                    bias: input.bias,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
                 };

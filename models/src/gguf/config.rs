@@ -222,19 +222,14 @@ pub(super) fn model_config(
         .unwrap_or(heads);
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
-    let window = window(metadata, arch)?;
-    let form = form::form(
-        metadata,
-        arch.name,
-        Shape {
-            d_model,
-            layers,
-            heads,
-            head_dim,
-            ffn_bias: facts.has_ffn_bias,
-            two_norms: facts.two_norms,
-        },
-    )?;
+    let shape = Shape {
+        d_model,
+        layers,
+        heads,
+        head_dim,
+        ffn_bias: facts.has_ffn_bias,
+        two_norms: facts.two_norms,
+    };
     let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
         Some(ffn) if experts.is_some() => ffn,
         _ => need("feed_forward_length")?,
@@ -256,11 +251,7 @@ pub(super) fn model_config(
         ffn_kind: ffn_kind(metadata, arch, facts, style)?,
         rms_eps: metadata.need_f32(&key(style.eps))?,
         rope: rope(metadata, arch, style, head_dim)?,
-        window: match arch.name {
-            // every other layer, from the first on
-            "gemma2" => (0..layers).map(|layer| window * (1 - layer % 2)).collect(),
-            _ => vec![window; layers as usize],
-        },
+        window: windows(metadata, arch, layers)?,
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
@@ -278,7 +269,7 @@ pub(super) fn model_config(
         clip_qkv: metadata
             .f32(&key("attention.clamp_kqv"))?
             .filter(|clip| *clip != 0.0),
-        form,
+        form: form::form(metadata, arch.name, shape)?,
     })
 }
 
@@ -458,6 +449,16 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
         }
     }
     Ok(list)
+}
+
+/// One window per layer, 0 for full attention.
+fn windows(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Vec<u32>, Error> {
+    let window = window(metadata, arch)?;
+    Ok(match arch.name {
+        // every other layer, from the first on
+        "gemma2" => (0..layers).map(|layer| window * (1 - layer % 2)).collect(),
+        _ => vec![window; layers as usize],
+    })
 }
 
 fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {

@@ -224,16 +224,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         layers,
         heads,
     };
-    let kv_heads = match (
-        style.fixed_kv_heads(&keys, sizes)?,
-        keys.u32(style.kv_heads)?,
-    ) {
-        (Some(kv_heads), _) | (None, Some(kv_heads)) => kv_heads,
-        (None, None) if family.kv_heads_default => heads,
-        (None, None) => return Err(keys.missing(style.kv_heads, "an integer")),
-    };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
-    let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
     let experts = match family.experts {
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
@@ -242,11 +233,13 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         true => keys.f32("clip_qkv")?,
         false => None,
     };
-    let qkv_bias = match family.experts {
-        Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
-        _ => family.qkv_bias,
+    let form = style.form(&keys, sizes)?;
+    let [qkv_bias, o_bias] = biases(&keys, family, style)?;
+    let rotated = if form.learned_positions.is_some() {
+        0
+    } else {
+        head_dim
     };
-    let (form, biases) = (style.form(&keys, sizes)?, style.attention_bias(&keys)?);
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -254,7 +247,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads(&keys, family, style, sizes)?,
         head_dim,
         ffn: match &experts {
             Some(experts) => experts.ffn,
@@ -266,17 +259,10 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             Some(key) => keys.need_f32(key)?,
             None => LAYER_NORM_EPS,
         },
-        rope: match form.learned_positions {
-            None => rope(&keys, family, style, head_dim)?,
-            Some(_) => Rope {
-                theta: family.theta,
-                dims: 0,
-                scaling: RopeScaling::None,
-            },
-        },
+        rope: rope(&keys, family, style, rotated)?,
         window: windows(&keys, family, layers, &form)?,
-        qkv_bias: biases.unwrap_or(qkv_bias || attention_bias),
-        o_bias: biases.unwrap_or(attention_bias),
+        qkv_bias,
+        o_bias,
         qk_norm: family.qk_norm,
         tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(style.tied),
         max_context: keys.need_u32("max_position_embeddings")?,
@@ -289,6 +275,32 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         clip_qkv,
         form,
     })
+}
+
+/// The number of heads of keys and values.
+fn kv_heads(keys: &Keys, family: &Family, style: &Style, sizes: Sizes) -> Result<u32, Error> {
+    match (
+        style.fixed_kv_heads(keys, sizes)?,
+        keys.u32(style.kv_heads)?,
+    ) {
+        (Some(kv_heads), _) | (None, Some(kv_heads)) => Ok(kv_heads),
+        (None, None) if family.kv_heads_default => Ok(sizes.heads),
+        (None, None) => Err(keys.missing(style.kv_heads, "an integer")),
+    }
+}
+
+/// The biases of attention and the keys of their family: of queries, keys and values, and of the
+/// output.
+fn biases(keys: &Keys, family: &Family, style: &Style) -> Result<[bool; 2], Error> {
+    if let Some(all) = style.attention_bias(keys)? {
+        return Ok([all; 2]);
+    }
+    let output = keys.bool("attention_bias")?.unwrap_or(false);
+    let qkv = match family.experts {
+        Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
+        _ => family.qkv_bias,
+    };
+    Ok([qkv || output, output])
 }
 
 /// The number of the FFN's neurons.
