@@ -211,15 +211,10 @@ pub(super) fn model_config(
     }
     let style = style_of(arch.name);
     refuse_unknown(metadata, arch, style)?;
-    let layers = need("block_count")?;
-    if layers > MAX_COUNT {
-        return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
-    }
+    let layers = need("block_count").and_then(|layers| few_layers(metadata, arch, layers))?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let kv_heads = metadata
-        .uniform_u32(&key("attention.head_count_kv"))?
-        .unwrap_or(heads);
+    let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
     let shape = Shape {
@@ -230,10 +225,7 @@ pub(super) fn model_config(
         ffn_bias: facts.has_ffn_bias,
         two_norms: facts.two_norms,
     };
-    let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
-        Some(ffn) if experts.is_some() => ffn,
-        _ => need("feed_forward_length")?,
-    };
+    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     Ok(ModelConfig {
         family: family_of(arch, experts.is_some()).to_owned(),
         name: metadata
@@ -244,9 +236,12 @@ pub(super) fn model_config(
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn,
+        ffn: match of_expert.filter(|_| experts.is_some()) {
+            Some(ffn) => ffn,
+            None => need("feed_forward_length")?,
+        },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind: ffn_kind(metadata, arch, facts, style)?,
         rms_eps: metadata.need_f32(&key(style.eps))?,
@@ -261,16 +256,22 @@ pub(super) fn model_config(
         add_bos: false,
         eos: ends(metadata)?,
         // PowerInfer treats an absent threshold as 0.
-        predictor_threshold: metadata
-            .f32("powerinfer.sparse_threshold")?
+        predictor_threshold: (metadata.f32("powerinfer.sparse_threshold")?)
             .or(facts.powerinfer.then_some(0.0)),
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: arch.qk_norm_whole,
-        clip_qkv: metadata
-            .f32(&key("attention.clamp_kqv"))?
-            .filter(|clip| *clip != 0.0),
+        clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form: form::form(metadata, arch.name, shape)?,
     })
+}
+
+/// The number of layers, if it is one that can be.
+fn few_layers(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
+    if layers > MAX_COUNT {
+        let key = format!("{}.block_count", arch.name);
+        return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
+    }
+    Ok(layers)
 }
 
 /// The number of experts and how they are mixed; `None` without experts.

@@ -214,10 +214,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     refuse_unsupported(&keys, family, style)?;
 
     let d_model = keys.need_u32("hidden_size")?;
-    let layers = keys.need_u32("num_hidden_layers")?;
-    if layers > MAX_COUNT {
-        return Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}")));
-    }
+    let layers = layer_count(&keys)?;
     let heads = keys.need_u32("num_attention_heads")?;
     let sizes = Sizes {
         d_model,
@@ -235,11 +232,8 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let form = style.form(&keys, sizes)?;
     let [qkv_bias, o_bias] = biases(&keys, family, style)?;
-    let rotated = if form.learned_positions.is_some() {
-        0
-    } else {
-        head_dim
-    };
+    // none with learned positions
+    let rotated = head_dim * u32::from(form.learned_positions.is_none());
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -275,6 +269,14 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         clip_qkv,
         form,
     })
+}
+
+/// The number of layers.
+fn layer_count(keys: &Keys) -> Result<u32, Error> {
+    match keys.need_u32("num_hidden_layers")? {
+        layers if layers <= MAX_COUNT => Ok(layers),
+        _ => Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}"))),
+    }
 }
 
 /// The number of heads of keys and values.
