@@ -222,7 +222,7 @@ impl GgufWriter {
         let plain = c.form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
         let arch = arch_for(&c.family).filter(|_| plain && c.family != "phi3");
         let arch = arch.ok_or_else(|| {
-            let reason = "a gguf file of this model is not implemented; export a folder instead";
+            let reason = "it has no gguf form yet";
             Error::export(path, format!("family {:?}: {reason}", c.family))
         })?;
         let tensors = in_file_order(file.config)
