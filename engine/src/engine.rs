@@ -460,7 +460,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     Ok(Decoder {
         embedding,
         on,
-        rope: RopeTable::new(&c.rope, rows),
+        rope: RopeTable::new(&c.rope, rows, options.context),
         scratch: Scratch::new(
             &c,
             ScratchRoom {

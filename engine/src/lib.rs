@@ -30,6 +30,7 @@ mod limits;
 pub mod memory;
 pub mod meta;
 mod model;
+mod norm;
 mod observe;
 mod open;
 mod options;

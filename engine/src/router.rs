@@ -5,9 +5,9 @@
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{Mixture, ModelConfig, Scoring};
 
-use crate::ffn::{BankWork, Choice, Rows};
+use crate::ffn::{BankWork, Bias, Choice, Rows};
 use crate::input::Input;
-use crate::weights::Router;
+use crate::weights::{FfnBiases, Router};
 
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]
@@ -118,9 +118,14 @@ impl Routes {
         self.first[0] = 0;
     }
 
-    /// The units of work of a layer of `n` rows whose banks begin at `bank`: the visited experts,
-    /// ascending, and the shared one.
-    pub fn units(&self, bank: u32, n: usize) -> Vec<BankWork<'_>> {
+    /// The units of work of a layer of `n` rows whose banks begin at `bank` and have these biases: the
+    /// visited experts, ascending, and the shared one.
+    pub fn units<'a>(
+        &'a self,
+        bank: u32,
+        n: usize,
+        biases: Option<&'a FfnBiases>,
+    ) -> Vec<BankWork<'a>> {
         let mut units = Vec::with_capacity(self.experts + 1);
         for (expert, ends) in (bank..).zip(self.first.windows(2)) {
             let routes = ends[0] as usize..ends[1] as usize;
@@ -134,6 +139,7 @@ impl Routes {
                     false => Rows::Some(&self.rows[routes.clone()]),
                 },
                 weights: Some(&self.weights[routes]),
+                bias: Bias::of(biases, (expert - bank) as usize),
             });
         }
         if !self.shared.is_empty() {
@@ -141,6 +147,7 @@ impl Routes {
                 bank: bank + self.experts as u32,
                 rows: Rows::All(n),
                 weights: Some(&self.shared[..n]),
+                bias: Bias::NONE,
             });
         }
         units
@@ -223,7 +230,7 @@ mod tests {
             0.3, 0.3, 0.2, 0.2,
         ];
         let routes = routes(4, 2, &shares);
-        let units = routes.units(10, 3);
+        let units = routes.units(10, 3, None);
         let found: Vec<_> = units
             .iter()
             .map(|unit| {
@@ -260,7 +267,7 @@ mod tests {
             dense_ffn: 0,
             scoring,
             early_router: false,
-            biases: false,
+            router_bias: false,
         };
         let weights = |scoring, renormalise| {
             // far above where a sigmoid in f32 is 1

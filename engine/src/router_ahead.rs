@@ -7,6 +7,7 @@ use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;
 
 use crate::input::Input;
+use crate::norm::rows_or_copy;
 use crate::router::Routes;
 use crate::weights::{LayerWeights, Matrix};
 
@@ -56,15 +57,9 @@ impl RouterAhead {
         let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
             return &[];
         };
-        let x = match mixture.early_router {
-            true => x,
-            false => {
-                on.cpu
-                    .rmsnorm(x, &next.ffn_norm, c.rms_eps, &mut self.normed);
-                &self.normed
-            }
-        };
-        let input = Input::new(on.cpu, x, 1, &mut self.input);
+        let norm = next.before_ffn().filter(|_| !mixture.early_router);
+        rows_or_copy(norm, on.cpu, x, &mut self.normed);
+        let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
         self.routes
             .choose(on, router, mixture, input, &mut self.rows);
         self.banks.clear();

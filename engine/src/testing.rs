@@ -76,6 +76,7 @@ impl World {
             dtype,
             d,
             inline_scales: true,
+            ungated: false,
         };
         let geometry = BundleGeometry::choose(
             format.gate_len() as u32,

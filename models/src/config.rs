@@ -5,6 +5,13 @@
 //! in the container; the engine builds its geometry from it. There are no per-family branches after
 //! this point: a family is only a set of field values.
 
+mod form;
+mod rope;
+
+pub use form::{Form, Parallel};
+pub(crate) use rope::yarn_attention;
+pub use rope::{Rope, RopeScaling};
+
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -49,6 +56,11 @@ impl Activation {
     }
 }
 
+/// The limit and the steepness of every published gpt-oss.
+pub(crate) const SWIGLU_LIMIT: f32 = 7.0;
+/// See [`SWIGLU_LIMIT`].
+pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
+
 /// How the FFN of one layer (or expert) combines its three matrices:
 /// `down · (act(gate·x) ∘ up'(up·x))`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -57,106 +69,10 @@ pub struct FfnKind {
     pub activation: Activation,
     /// dReLU (Bamboo, TurboSparse): the up projection passes through `max(·, 0)` too.
     pub relu_on_up: bool,
-}
-
-/// Scaling of the rotary frequencies.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum RopeScaling {
-    /// Plain RoPE.
-    None,
-    /// Positions divided by `factor`.
-    Linear {
-        /// Divisor of every frequency.
-        factor: f32,
-    },
-    /// Llama 3.1 and later.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are divided.
-        low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
-        high_freq_factor: f32,
-        /// Context length before scaling, in tokens.
-        original_context: u32,
-    },
-    /// YaRN (arXiv 2309.00071).
-    Yarn {
-        /// Divisor of the low frequencies.
-        factor: f32,
-        /// Frequencies of more rotations over the original context are kept.
-        beta_fast: f32,
-        /// Frequencies of fewer rotations over the original context are divided.
-        beta_slow: f32,
-        /// Context length before scaling, in tokens.
-        original_context: u32,
-        /// Factor of queries and of keys.
-        attention_factor: f32,
-        /// Whether the ends of the ramp between the two are rounded outwards.
-        truncate: bool,
-    },
-}
-
-/// YaRN's factor of queries and of keys, for a scaling and the weight of its logarithm.
-pub(crate) fn yarn_attention(factor: f32, weight: f32) -> f32 {
-    match factor > 1.0 {
-        true => (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32,
-        false => 1.0,
-    }
-}
-
-/// The limit and the steepness of every published gpt-oss.
-pub(crate) const SWIGLU_LIMIT: f32 = 7.0;
-/// See [`SWIGLU_LIMIT`].
-pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
-
-impl RopeScaling {
-    /// Whether the factors give finite, positive frequencies.
-    fn is_sound(self) -> bool {
-        let positive = |x: f32| x.is_finite() && x > 0.0;
-        match self {
-            Self::None => true,
-            Self::Linear { factor } => positive(factor),
-            Self::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            } => {
-                positive(factor)
-                    && positive(low_freq_factor)
-                    && positive(high_freq_factor)
-                    && low_freq_factor < high_freq_factor
-                    && original_context > 0
-            }
-            Self::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                original_context,
-                attention_factor,
-                ..
-            } => {
-                [factor, beta_fast, beta_slow, attention_factor]
-                    .into_iter()
-                    .all(positive)
-                    && original_context > 0
-            }
-        }
-    }
-}
-
-/// Rotary position embedding, rotate-half convention (readers un-permute checkpoints stored
-/// interleaved).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f32,
-    /// Dimensions per head that are rotated (even, ≤ head_dim).
-    pub dims: u32,
-    /// Frequency scaling.
-    pub scaling: RopeScaling,
+    /// Two matrices: `down · act(gate·x)`. The projection that the activation is on is called Gate
+    /// even where a checkpoint calls it `up` or `fc1`, for it decides which neurons fire.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ungated: bool,
 }
 
 /// How the FFNs of a mixture of experts are put together. In every layer but those of
@@ -181,9 +97,9 @@ pub struct Mixture {
     /// input of the experts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub early_router: bool,
-    /// The router and the three matrices of an expert carry biases.
+    /// The router's scores carry a bias.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub biases: bool,
+    pub router_bias: bool,
 }
 
 /// How a router's scores become weights.
@@ -276,12 +192,9 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
-    /// Layers whose queries and keys are not rotated (NoPE), ascending.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unrotated: Vec<u32>,
-    /// Each query head has one more logit in the softmax, whose share is dropped (gpt-oss).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub sinks: bool,
+    /// Everything that most decoders have in common, and this one may not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -325,6 +238,17 @@ impl ModelConfig {
         (0..self.layers).flat_map(|layer| self.banks_of(layer))
     }
 
+    /// Whether layer `layer` rotates queries and keys.
+    pub fn rotates(&self, layer: u32) -> bool {
+        self.form.nope_layers.binary_search(&layer).is_err()
+    }
+
+    /// Rows of the table of learned positions; 0 without one.
+    pub fn position_rows(&self) -> u32 {
+        let rows = |before: u32| self.max_context.saturating_add(before);
+        self.form.learned_positions.map_or(0, rows)
+    }
+
     /// Checks the range of every field and their consistency. A valid configuration converts to
     /// sizes without overflow in 64 bits. `path` names the file in errors.
     ///
@@ -349,6 +273,7 @@ impl ModelConfig {
             .or_else(|| self.bad_rope())
             .or_else(|| self.bad_number())
             .or_else(|| self.bad_entry())
+            .or_else(|| self.bad_form())
     }
 
     /// A size of zero or past its bound, or heads that do not divide.
@@ -422,16 +347,16 @@ impl ModelConfig {
     /// A rotary embedding whose angles are no numbers.
     fn bad_rope(&self) -> Option<BadField> {
         let rope = &self.rope;
-        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
-            let expected = format!("even, 2 to head_dim = {}", self.head_dim);
+        if !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
+            let expected = format!("even, at most head_dim = {}", self.head_dim);
             return BadField::some("rope.dims", &rope.dims, expected);
         }
         if !(rope.theta.is_finite() && rope.theta > 1.0) {
             return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
-        if !rope.scaling.is_sound() {
-            let expected =
-                "positive finite factors, those of low frequencies below those of high ones";
+        if !rope.scaling.is_sound(rope.dims / 2) {
+            let expected = "positive finite factors, those of low frequencies below those of high \
+                            ones, one of longrope's for each pair of rotated dimensions";
             return BadField::some("rope.scaling", &rope.scaling, expected);
         }
         None
@@ -473,10 +398,6 @@ impl ModelConfig {
             let found = format!("{} entries", self.window.len());
             return BadField::some("window", &found, expected);
         }
-        if !self.are_layers(&self.unrotated) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("layers without rotation", &self.unrotated, expected);
-        }
         if self.add_bos && self.bos.is_none() {
             return BadField::some("add_bos", &true, "a bos token to add");
         }
@@ -491,6 +412,41 @@ impl ModelConfig {
             }
             _ => None,
         }
+    }
+
+    /// A form that cannot be, or that is not implemented.
+    fn bad_form(&self) -> Option<BadField> {
+        let (form, kind) = (&self.form, self.ffn_kind);
+        if let Some((key, scale)) = form.bad_scale() {
+            return BadField::some(key, &scale, "a finite number above 0");
+        }
+        let nope = &form.nope_layers;
+        if !self.are_layers(nope) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers without rotary positions", nope, expected);
+        }
+        if self.position_rows() > MAX_WIDTH {
+            let expected = format!("at most {MAX_WIDTH} with learned positions");
+            return BadField::some("max_context", &self.max_context, expected);
+        }
+        if form.parallel != Parallel::No && (!form.pre_norm || form.post_norm) {
+            let expected = "no, as the norms are not those before attention and FFN alone";
+            return BadField::some("parallel", &form.parallel, expected);
+        }
+        if let Some(mixture) = &self.mixture {
+            if kind.ungated {
+                return BadField::some("ffn_kind", &kind, "a gate, for experts");
+            }
+            let alike = mixture.shared == 0 && mixture.dense_layers.is_empty();
+            if form.ffn_bias && !alike {
+                let expected = "false, as not all of a layer's experts are alike";
+                return BadField::some("ffn_bias", &true, expected);
+            }
+        }
+        if kind.ungated && kind.relu_on_up {
+            return BadField::some("relu_on_up", &true, "an up projection to have it on");
+        }
+        None
     }
 }
 

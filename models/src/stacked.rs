@@ -38,7 +38,7 @@ impl Parts {
             Stack::DownBlocks => (one(Role::Down, Layout::Transposed), false, [d, ffn]),
             Stack::PairBias => {
                 let layouts = [(Role::GateBias, 0), (Role::UpBias, 1)];
-                let found = layouts.map(|(role, place)| (role, Layout::EveryColumn(place)));
+                let found = layouts.map(|(role, place)| (role, Layout::EveryElement(place)));
                 (found.to_vec(), false, [1, 2 * ffn])
             }
         };

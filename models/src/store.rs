@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
-use crate::config::ModelConfig;
+use crate::config::{Form, ModelConfig};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -32,10 +32,23 @@ pub(crate) enum Layout {
     Transposed,
     /// Every second row of what is stored, from this one on.
     EveryRow(usize),
-    /// Every second column, from this one on.
-    EveryColumn(usize),
+    /// Of a vector, every second element of what is stored, from this one on.
+    EveryElement(usize),
     /// Stored transposed, and of that every second column from this one on.
     TransposedEvery(usize),
+    /// Stored less one (norms whose factor is `1 + weight`).
+    PlusOne,
+    /// Heads of queries, keys and values stored together, group by group (Falcon 40B).
+    Grouped {
+        /// Rows per head.
+        head_dim: usize,
+        /// Heads of a group that are stored.
+        stored: usize,
+        /// Those of them that this tensor consists of.
+        first: usize,
+        /// Their number.
+        heads: usize,
+    },
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
@@ -163,26 +176,26 @@ impl Store {
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
         let Some(tensor) = by_id.remove(&id) else {
-            let expected = if rows == 1 {
-                vec![cols]
-            } else {
-                vec![rows, cols]
-            };
+            let expected = self.plain_shape(wanted);
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
                 tensor: spell(id),
                 expected: shape_text(&expected),
             });
         };
-        let is_vector = rows == 1 && tensor.layout != Layout::Transposed && !is_matrix(id.role);
-        let stored = match tensor.layout {
-            Layout::Transposed => vec![cols, rows],
-            Layout::TransposedEvery(_) => vec![cols, 2 * rows],
-            Layout::EveryRow(_) => vec![2 * rows, cols],
-            Layout::EveryColumn(_) => vec![rows, 2 * cols],
-            _ if is_vector => vec![cols],
-            _ => vec![rows, cols],
-        };
+        let mut stored = self.plain_shape(wanted);
+        match tensor.layout {
+            Layout::Transposed => stored = vec![cols, rows],
+            Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
+            Layout::EveryRow(_) => stored = vec![2 * rows, cols],
+            Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
+            Layout::Grouped {
+                stored: each,
+                heads,
+                ..
+            } => stored = vec![rows / heads * each, cols],
+            Layout::AsIs | Layout::PlusOne | Layout::Interleaved { .. } => {}
+        }
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
             return Err(Error::WrongShape {
@@ -192,10 +205,10 @@ impl Store {
                 expected: shape_text(&stored),
             });
         }
-        let (stored_rows, stored_cols) = if is_vector {
-            (1, cols)
-        } else {
-            (stored[0], stored[1])
+        let (stored_rows, stored_cols) = match tensor.layout {
+            Layout::EveryElement(_) => (2 * rows, cols),
+            _ if id.role.is_vector() => (rows, cols),
+            _ => (stored[0], stored[1]),
         };
         let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
         self.index.insert(id, self.infos.len());
@@ -216,6 +229,22 @@ impl Store {
             source_dtype: tensor.dtype.name().to_owned(),
         });
         Ok(())
+    }
+
+    /// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
+    /// and one more for the experts of a layer.
+    fn plain_shape(&self, Required { id, rows, cols }: Required) -> Vec<usize> {
+        let config = &self.about.config;
+        let experts = config.experts as usize;
+        match id.role {
+            Role::GateBias | Role::UpBias | Role::DownBias
+                if config.mixture_of(id.layer).is_some() =>
+            {
+                vec![experts, rows * cols / experts]
+            }
+            role if role.is_vector() => vec![rows * cols],
+            _ => vec![rows, cols],
+        }
     }
 
     /// Predictors are optional, each with its own rank; half of one is an error.
@@ -402,12 +431,17 @@ impl Checkpoint for Store {
         }
         match self.places[at].layout {
             Layout::AsIs => self.read_stored(at, first, out)?,
+            Layout::PlusOne => {
+                self.read_stored(at, first, out)?;
+                out.iter_mut().for_each(|value| *value += 1.0);
+            }
+            Layout::Grouped { .. } => self.read_grouped(at, first, out)?,
             Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
             Layout::Transposed | Layout::TransposedEvery(_) => {
                 self.read_transposed(at, first, out)?;
             }
             Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,
-            Layout::EveryColumn(place) => self.read_every_column(at, first, out, place)?,
+            Layout::EveryElement(place) => self.read_every_element(at, first, out, place)?,
         }
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
@@ -433,39 +467,16 @@ fn identity(config: &ModelConfig) -> String {
         ", mixture: None",
         ", qk_norm_whole: false",
         ", clip_qkv: None",
-        ", unrotated: []",
         ", scoring: Softmax",
         ", early_router: false",
-        ", biases: false",
-        ", sinks: false",
+        ", router_bias: false",
+        ", ungated: false",
+        &format!(", form: {:?}", Form::default()),
     ];
     let text = format!("{config:?}");
     unset
         .iter()
         .fold(text, |text, unset| text.replace(unset, ""))
-}
-
-/// Whether a role is a matrix, even with a single row.
-fn is_matrix(role: Role) -> bool {
-    use Role::*;
-    matches!(
-        role,
-        Embed
-            | Head
-            | Q
-            | K
-            | V
-            | O
-            | Router
-            | Gate
-            | Up
-            | Down
-            | GateBias
-            | UpBias
-            | DownBias
-            | PredictorFc1
-            | PredictorFc2
-    )
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.

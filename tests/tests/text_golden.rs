@@ -257,6 +257,12 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen2_moe", "chatml"),
     ("qwen2_moe_dense", "chatml"),
     ("qwen3_moe", "chatml"),
+    ("olmo2", "chatml"),
+    ("phi3", "phi3"),
+    ("granite", "chatml"),
+    ("smollm3", "chatml"),
+    ("nemotron", "chatml"),
+    ("gemma2", "gemma"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside

@@ -10,6 +10,7 @@ use std::ops::Range;
 use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
 use crate::kv::{BLOCK, LayerKv};
+use crate::norm::soft_cap;
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.
@@ -36,6 +37,8 @@ pub(super) struct Pass<'a> {
     pub window: usize,
     /// By query head, a logit beside those of the positions.
     pub sinks: Option<&'a [f32]>,
+    /// Scores `s` become `cap · tanh(s / cap)`.
+    pub cap: Option<f32>,
 }
 
 /// Floats of a thread's buffer for chunks of up to `chunk` tokens.
@@ -313,7 +316,11 @@ impl Pass<'_> {
             .zip(scores.chunks_exact_mut(BLOCK))
             .zip(batch)
         {
-            let (max, sum) = cpu.exp_block(&mut scores[seen.start - start..seen.end - start]);
+            let scores = &mut scores[seen.start - start..seen.end - start];
+            if let Some(cap) = self.cap {
+                soft_cap(scores, cap);
+            }
+            let (max, sum) = cpu.exp_block(scores);
             *sums = Sums { max, sum };
         }
 

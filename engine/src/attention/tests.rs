@@ -107,6 +107,7 @@ impl Case {
                 tokens,
                 window: self.window,
                 sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                cap: None,
             };
             let out = &mut out[first * row..][..tokens * row];
             pass.run(&workers, out, &mut partials);

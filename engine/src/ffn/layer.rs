@@ -12,6 +12,21 @@ use crate::error::Error;
 use crate::store::regions::CLUSTER;
 use crate::trace;
 
+/// `out[row] += weight × bias` of the units' Downs, for the rows of `d` elements that they take.
+fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
+    for work in units.iter().filter(|work| !work.bias.down.is_empty()) {
+        for (row, out) in out.chunks_exact_mut(d).enumerate() {
+            let Some(place) = work.rows.place(row) else {
+                continue;
+            };
+            let weight = work.weights.map_or(1.0, |weights| weights[place]);
+            for (y, b) in out.iter_mut().zip(work.bias.down) {
+                *y += weight * b;
+            }
+        }
+    }
+}
+
 impl Ffn {
     /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row. Units are computed
     /// in parts of a few, so that the buffers need not hold all experts of a layer.
@@ -42,6 +57,7 @@ impl Ffn {
             first = end;
         }
         self.gathered = gathered;
+        add_biases(at.units, self.shape.format.d, out);
         outcome
     }
 
@@ -108,14 +124,12 @@ impl Ffn {
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
-        let first_bank = self.store.layout().banks_of(at.number).start;
         for work in at.units {
             let (rows, clusters) = (work.rows.len(), self.store.layout().clusters(work.bank));
             let neurons = self.store.layout().neurons(work.bank);
             let cut = self.predictors.as_ref().map_or(0.0, |p| p.cut(work.bank));
             self.units.push(Unit {
                 bank: work.bank,
-                expert: (work.bank - first_bank) as usize,
                 rows,
                 neurons,
                 first,

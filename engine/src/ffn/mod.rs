@@ -48,4 +48,4 @@ pub(crate) use state::{Ffn, FfnRoom};
 pub(crate) use stored::StoredPredictors;
 pub(crate) use sums::thread_floats;
 pub use units::Choice;
-pub(crate) use units::{BankWork, LayerInput, Norm, Rows};
+pub(crate) use units::{BankWork, Bias, LayerInput, Rows};

@@ -6,17 +6,14 @@ use emberflow_kernels::Activations;
 
 use super::activation::Gating;
 use super::mask;
-use super::units::{LayerInput, Rows};
+use super::units::{Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
-use crate::weights::ExpertBiases;
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub bank: u32,
-    /// Its place among the layer's banks.
-    pub expert: usize,
     pub rows: usize,
     pub neurons: usize,
     /// Its clusters as items of the layer: first, and one past the last.
@@ -29,27 +26,7 @@ pub(super) struct Unit {
     pub gating: Gating,
 }
 
-/// Biases of one expert's matrices.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Biases<'a> {
-    /// By neuron.
-    pub gate: &'a [f32],
-    pub up: &'a [f32],
-    /// `[d_model]`.
-    pub down: &'a [f32],
-}
-
 impl Unit {
-    /// Its biases, of the layer's.
-    pub fn biases<'a>(&self, all: &'a ExpertBiases, d: usize) -> Biases<'a> {
-        let part = |values: &'a [f32], each: usize| &values[self.expert * each..][..each];
-        Biases {
-            gate: part(&all.gate, self.neurons),
-            up: part(&all.up, self.neurons),
-            down: part(&all.down, d),
-        }
-    }
-
     /// Its part of the layer's gates, `[clusters × CLUSTER × rows]`.
     pub fn gates<'a>(&self, gates: &'a [f32]) -> &'a [f32] {
         &gates[self.pairs..][..(self.end - self.first) * CLUSTER * self.rows]
@@ -133,6 +110,7 @@ impl Gathered {
                 quantized: self.quantized.all().range(first, rows),
             },
             residual: part(&self.residual),
+            bias: Bias::NONE,
         }
     }
 }
@@ -147,6 +125,7 @@ fn slice_or_empty(values: &[f32], range: Range<usize>) -> &[f32] {
 pub(super) struct UnitInput<'a> {
     pub input: Input<'a>,
     pub residual: &'a [f32],
+    pub bias: Bias<'a>,
 }
 
 /// The inputs of all units of a layer.
@@ -158,12 +137,17 @@ pub(super) struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     pub fn of(&self, unit: usize) -> UnitInput<'a> {
-        match self.at.units[unit].rows {
+        let work = &self.at.units[unit];
+        match work.rows {
             Rows::All(_) => UnitInput {
                 input: self.at.input,
                 residual: self.at.residual,
+                bias: work.bias,
             },
-            Rows::Some(rows) => self.gathered.of(unit, rows.len(), self.at.input.n()),
+            Rows::Some(rows) => UnitInput {
+                bias: work.bias,
+                ..self.gathered.of(unit, rows.len(), self.at.input.n())
+            },
         }
     }
 }

@@ -7,11 +7,12 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
 use super::activation::{Gating, of_up};
+use super::gates::add_bias;
 use super::mask;
-use super::pairs::Biases;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
+use super::units::Bias;
 use crate::bundle::across;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
@@ -22,28 +23,6 @@ use crate::trace;
 /// Floats of a thread's buffer for chunks of `tokens` tokens of `d` elements.
 pub(crate) fn thread_floats(d: usize, tokens: usize) -> usize {
     2 * CLUSTER * tokens + products_floats(d, tokens)
-}
-
-/// Adds the bias of each row's neuron to its `values`, `[rows × tokens]`; `ends` is where each
-/// cluster's rows end.
-fn add_biases(
-    biases: &[f32],
-    clusters: &[(usize, ClusterBytes<'_>)],
-    rows: &RowList<'_>,
-    ends: impl Iterator<Item = usize>,
-    values: &mut [f32],
-    tokens: usize,
-) {
-    let mut row = 0;
-    for ((_, cluster), end) in clusters.iter().zip(ends) {
-        let first = cluster.cluster() as usize * CLUSTER;
-        for row in row..end {
-            let bias = biases[first + rows.id(row)];
-            let of_row = &mut values[row * tokens..(row + 1) * tokens];
-            of_row.iter_mut().for_each(|value| *value += bias);
-        }
-        row = end;
-    }
 }
 
 /// Counters of a job.
@@ -63,12 +42,11 @@ pub(super) struct Job<'a> {
     pub gating: Gating,
     pub store: &'a NeuronStore,
     pub input: Input<'a>,
+    pub bias: Bias<'a>,
     /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
     pub wanted: Option<&'a [u64]>,
-    /// Of models whose gates have no exact zeros.
-    pub biases: Option<Biases<'a>>,
 }
 
 /// Rows of several clusters, up to [`CLUSTER`] in all: a cluster may need few neurons, and long
@@ -156,15 +134,19 @@ impl<'a> Job<'a> {
         done
     }
 
-    /// Hidden values of a batch: `gate × up`.
+    /// Hidden values of a batch: `gate × up`, or the gates where there is no Up.
     fn hidden(
         &self,
-        clusters: &[(usize, ClusterBytes<'a>)],
+        clusters: &[(usize, ClusterBytes<'_>)],
         batch: &Batch<'_>,
         gates: &[f32],
         hidden: &mut [f32],
         memory: &mut [f32],
     ) {
+        if self.shape.kind.ungated {
+            hidden.copy_from_slice(&gates[..hidden.len()]);
+            return;
+        }
         let _span = clusters.first().and_then(|(_, c)| c.trace(&trace::UP));
         let (rows, tokens) = (batch.ups.list(), self.input.tokens());
         let mut firing = WantedPairs::new(tokens, !self.shape.dense);
@@ -172,12 +154,39 @@ impl<'a> Job<'a> {
             firing.push(|t| gates[t] != 0.0);
         }
         products(self.cpu, rows, self.input, &firing, hidden, memory);
-        if let Some(biases) = &self.biases {
-            let ends = batch.items.iter().map(|item| item.1);
-            add_biases(biases.up, clusters, &batch.ups, ends, hidden, tokens);
-        }
+        self.add_biases(
+            self.bias.up,
+            clusters,
+            &batch.ups,
+            batch.items.iter().map(|item| item.1),
+            hidden,
+        );
         for (h, g) in hidden.iter_mut().zip(gates) {
             *h = g * of_up(self.shape.kind, *h);
+        }
+    }
+
+    /// Adds the bias of each row's neuron, if there are any, to its `values`, `[rows × tokens]`; `ends`
+    /// is where each cluster's rows end.
+    fn add_biases(
+        &self,
+        bias: &[f32],
+        clusters: &[(usize, ClusterBytes<'_>)],
+        rows: &RowList<'_>,
+        ends: impl Iterator<Item = usize>,
+        values: &mut [f32],
+    ) {
+        if bias.is_empty() {
+            return;
+        }
+        let mut values = values.chunks_exact_mut(self.input.tokens());
+        let mut from = 0;
+        for ((_, cluster), end) in clusters.iter().zip(ends) {
+            let of_cluster = &bias[cluster.cluster() as usize * CLUSTER..];
+            for (id, values) in rows.ids(from..end).zip(&mut values) {
+                add_bias(&of_cluster[id..=id], values);
+            }
+            from = end;
         }
     }
 
@@ -199,17 +208,9 @@ impl<'a> Job<'a> {
             }
             false => self.sum_downs(downs, rows, hidden, partial),
         }
-        // once for each row that visits the expert
-        if let Some(biases) = self.biases.filter(|_| cluster.cluster() == 0) {
-            for partial in partial.chunks_exact_mut(biases.down.len()) {
-                for (y, b) in partial.iter_mut().zip(biases.down) {
-                    *y += b;
-                }
-            }
-        }
     }
 
-    /// [`Job::down`] without a bias.
+    /// [`Job::down`] of vectors that have scales of their own.
     fn sum_downs(
         &self,
         downs: &mut RowList<'_>,
@@ -233,6 +234,19 @@ impl<'a> Job<'a> {
         self.cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
+    /// Appends a neuron's rows. Without Up, its Down row stands in the list of Ups, whose products
+    /// are not taken then.
+    fn push(&self, batch: &mut Batch<'a>, neuron: u32, bytes: NeuronBytes<'a>) {
+        let format = self.shape.format;
+        let down = format.down(bytes.down, bytes.scales);
+        let up = match format.ungated {
+            true => down,
+            false => format.up(bytes.up, bytes.scales),
+        };
+        batch.ups.push(neuron, up);
+        batch.downs.push(neuron, down);
+    }
+
     /// Collects the rows of the cluster's resident neurons, with their gates.
     fn known_gates(
         &self,
@@ -240,7 +254,7 @@ impl<'a> Job<'a> {
         gates: &mut [f32],
         batch: &mut Batch<'a>,
     ) {
-        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let tokens = self.input.tokens();
         let mut to = gates.chunks_exact_mut(tokens);
         for (item, cluster) in clusters {
             cluster.touch();
@@ -253,8 +267,7 @@ impl<'a> Job<'a> {
                 if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                     continue;
                 }
-                batch.ups.push(id, format.up(bytes.up, bytes.scales));
-                batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                self.push(batch, id, bytes);
                 if let Some(to) = to.next() {
                     to.copy_from_slice(gate);
                 }
@@ -294,10 +307,7 @@ impl<'a> Job<'a> {
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
         products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
-        if let Some(biases) = &self.biases {
-            let ends = ends.iter().copied();
-            add_biases(biases.gate, clusters, &rows, ends, gates, tokens);
-        }
+        self.add_biases(self.bias.gate, clusters, &rows, ends.iter().copied(), gates);
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);
@@ -315,9 +325,7 @@ impl<'a> Job<'a> {
                     // In place: `ups` has at most `row` rows.
                     let to = batch.ups.len() * tokens;
                     gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                    batch.ups.push(n as u32, format.up(bytes.up, bytes.scales));
-                    let down = format.down(bytes.down, bytes.scales);
-                    batch.downs.push(n as u32, down);
+                    self.push(batch, n as u32, *bytes);
                 }
                 row += 1;
             }

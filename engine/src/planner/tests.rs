@@ -1,5 +1,5 @@
 use emberflow_kernels::DType;
-use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+use emberflow_models::config::{Activation, FfnKind, Form, ModelConfig, Rope, RopeScaling};
 use emberflow_storage::container::{BundleGeometry, Prefer};
 use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
@@ -400,6 +400,7 @@ fn mixtral() -> ModelConfig {
         ffn_kind: FfnKind {
             activation: Activation::Relu,
             relu_on_up: true,
+            ungated: false,
         },
         rms_eps: 1e-5,
         rope: Rope {
@@ -420,8 +421,7 @@ fn mixtral() -> ModelConfig {
         mixture: None,
         qk_norm_whole: false,
         clip_qkv: None,
-        unrotated: Vec::new(),
-        sinks: false,
+        form: Form::default(),
     }
 }
 

@@ -2,15 +2,11 @@
 
 use std::path::Path;
 
+use super::form::{self, Shape, Style, style_of};
+use super::rope::rope;
 use super::value::Metadata;
-use crate::config::{
-    Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling, SWIGLU_ALPHA,
-    SWIGLU_LIMIT, Scoring, yarn_attention,
-};
+use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
-
-/// Base of the rotary frequencies if the key is absent, as in llama.cpp.
-const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
 /// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
 pub(super) const SOFTMAX: u32 = 1;
@@ -48,7 +44,7 @@ enum Windows {
     Every,
     /// All but every fourth from the first on; those are not rotated (SmallThinker).
     AllButFourth,
-    /// Every second one from the first on (gpt-oss).
+    /// Every second one from the first on (gpt-oss, Gemma 2).
     Alternate,
 }
 
@@ -63,8 +59,8 @@ enum Experts {
     Always { renormalise: bool },
 }
 
-/// The architecture with biases, sinks and an activation of its own.
-const GPT_OSS: &str = "gpt-oss";
+/// The architecture whose experts have biases and an activation of their own.
+pub(super) const GPT_OSS: &str = "gpt-oss";
 
 const PLAIN: Arch = Arch {
     name: "",
@@ -78,7 +74,7 @@ const PLAIN: Arch = Arch {
     windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 9] = [
+const ARCHS: [Arch; 18] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -136,6 +132,49 @@ const ARCHS: [Arch; 9] = [
         windows: Windows::Alternate,
         ..PLAIN
     },
+    Arch {
+        name: "olmo2",
+        qk_norm: true,
+        qk_norm_whole: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "phi3",
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Arch {
+        name: "granite",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "smollm3",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "minicpm",
+        interleaved: true,
+        ..PLAIN
+    },
+    Arch {
+        name: "starcoder2",
+        ..PLAIN
+    },
+    Arch {
+        name: "nemotron",
+        ..PLAIN
+    },
+    Arch {
+        name: "falcon",
+        ..PLAIN
+    },
+    Arch {
+        name: "gemma2",
+        windows: Windows::Alternate,
+        ..PLAIN
+    },
 ];
 
 impl Arch {
@@ -188,6 +227,9 @@ pub(super) struct Facts {
     pub(super) vocab: u32,
     pub(super) has_qkv_bias: bool,
     pub(super) has_o_bias: bool,
+    pub(super) has_ffn_bias: bool,
+    /// There is a second norm before attention.
+    pub(super) two_norms: bool,
     pub(super) has_head: bool,
 }
 
@@ -205,24 +247,26 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    refuse_unknown(metadata, arch)?;
-    let layers = need("block_count")?;
-    if layers > MAX_COUNT {
-        return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
-    }
+    let style = style_of(arch.name);
+    refuse_unknown(metadata, arch, style)?;
+    let layers = need("block_count").and_then(|layers| few_layers(metadata, arch, layers))?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let kv_heads = metadata
-        .uniform_u32(&key("attention.head_count_kv"))?
-        .unwrap_or(heads);
+    let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
     let window = Window::read(metadata, arch)?;
-    let ffn_kind = ffn_kind(metadata, arch, facts)?;
-    let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
-        Some(ffn) if experts.is_some() => ffn,
-        _ => need("feed_forward_length")?,
+    let ffn_kind = ffn_kind(metadata, arch, facts, style)?;
+    let shape = Shape {
+        d_model,
+        layers,
+        heads,
+        head_dim,
+        ffn_bias: facts.has_ffn_bias,
+        two_norms: facts.two_norms,
+        windowed: window.size > 0,
     };
+    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     Ok(ModelConfig {
         family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
         name: metadata
@@ -233,13 +277,16 @@ pub(super) fn model_config(
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn,
+        ffn: match of_expert.filter(|_| experts.is_some()) {
+            Some(ffn) => ffn,
+            None => need("feed_forward_length")?,
+        },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
-        rope: rope(metadata, arch, head_dim)?,
+        rms_eps: metadata.need_f32(&key(style.eps))?,
+        rope: rope(metadata, arch, style, head_dim)?,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
@@ -250,17 +297,22 @@ pub(super) fn model_config(
         add_bos: false,
         eos: ends(metadata)?,
         // PowerInfer treats an absent threshold as 0.
-        predictor_threshold: metadata
-            .f32("powerinfer.sparse_threshold")?
+        predictor_threshold: (metadata.f32("powerinfer.sparse_threshold")?)
             .or(facts.powerinfer.then_some(0.0)),
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: arch.qk_norm_whole,
-        clip_qkv: metadata
-            .f32(&key("attention.clamp_kqv"))?
-            .filter(|clip| *clip != 0.0),
-        unrotated: window.unrotated(layers),
-        sinks: arch.name == GPT_OSS,
+        clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
+        form: form::form(metadata, arch.name, shape)?,
     })
+}
+
+/// The number of layers, if it is one that can be.
+fn few_layers(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
+    if layers > MAX_COUNT {
+        let key = format!("{}.block_count", arch.name);
+        return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
+    }
+    Ok(layers)
 }
 
 /// The number of experts and how they are mixed; `None` without experts.
@@ -313,7 +365,7 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         dense_ffn: 0,
         scoring,
         early_router,
-        biases: arch.name == GPT_OSS,
+        router_bias: arch.name == GPT_OSS,
     };
     Ok(Some((count, mixture)))
 }
@@ -355,9 +407,9 @@ const KNOWN: [&str; 31] = [
     "pooling_type",
 ];
 
-/// Rejects a part of several files, and an unknown hyperparameter, because the computation would lack whatever it enables. One
-/// that is 0 or `false` enables nothing.
-fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+/// Rejects a part of several files, and an unknown hyperparameter, because the computation would
+/// lack whatever it enables. One that is 0 or `false` enables nothing.
+fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(), Error> {
     if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
         return Err(metadata.unsupported("split.count", "merge the parts into one file"));
     }
@@ -365,6 +417,7 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
+            _ if style.reads.contains(&rest) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
@@ -382,20 +435,16 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// The activation, if the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]). Files from other programs
 /// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
 /// architectures.
-fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
+fn ffn_kind(
+    metadata: &Metadata,
+    arch: &Arch,
+    facts: &Facts,
+    style: &Style,
+) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu;
-    if arch.name == GPT_OSS {
-        return Ok(FfnKind {
-            activation: Activation::ClampedSwiglu {
-                limit: SWIGLU_LIMIT,
-                alpha: SWIGLU_ALPHA,
-            },
-            relu_on_up: false,
-        });
-    }
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None => Activation::Silu,
+        None => style.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
             return Err(metadata.bad(HIDDEN_ACT, "relu, as in every such file"));
@@ -415,6 +464,7 @@ fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, 
     Ok(FfnKind {
         activation,
         relu_on_up,
+        ungated: style.ungated,
     })
 }
 
@@ -483,97 +533,4 @@ impl Window {
             _ => self.size,
         }
     }
-
-    /// The layers, of so many, whose queries and keys are not rotated.
-    fn unrotated(self, layers: u32) -> Vec<u32> {
-        let some = self.layers == Windows::AllButFourth && self.size > 0;
-        let unrotated = |layer: &u32| some && layer.is_multiple_of(4);
-        (0..layers).filter(unrotated).collect()
-    }
-}
-
-fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
-    let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
-    if metadata
-        .u32(&key("dimension_count"))?
-        .is_some_and(|dims| dims != head_dim)
-    {
-        let why = format!("only {head_dim}, the whole head, is implemented");
-        return Err(metadata.unsupported(&key("dimension_count"), &why));
-    }
-    let factor = match metadata.f32(&key("scaling.factor"))? {
-        Some(factor) => Some(factor),
-        None => metadata.f32(&key("scale_linear"))?,
-    };
-    // A factor of 0 means none; one without a type is linear.
-    let factor = factor.filter(|factor| *factor != 0.0);
-    let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
-        Some("none") => RopeScaling::None,
-        Some("linear") | None => {
-            factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
-        }
-        Some("yarn") => {
-            let given = |rest: &str| Ok(metadata.f32(&key(rest))?.filter(|beta| *beta != 0.0));
-            let original = key("scaling.original_context_length");
-            let Some(factor) = factor else {
-                return Err(metadata.missing(&key("scaling.factor"), "a number"));
-            };
-            RopeScaling::Yarn {
-                factor,
-                beta_fast: given("scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: given("scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                original_context: metadata
-                    .u32(&original)?
-                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
-                attention_factor: yarn_attention(factor, 1.0),
-                truncate: arch.name != GPT_OSS,
-            }
-        }
-        Some(_) => {
-            let why = "implemented: none, linear, yarn";
-            return Err(metadata.unsupported(&key("scaling.type"), why));
-        }
-    };
-    Ok(Rope {
-        theta: metadata
-            .f32(&key("freq_base"))?
-            .unwrap_or(DEFAULT_ROPE_THETA),
-        dims: head_dim,
-        scaling,
-    })
-}
-
-/// The llama3 scaling with the divisors `factors`, one per frequency.
-///
-/// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
-/// and 4; the original context is searched among powers of two, the published one first. `None` if
-/// no such scaling matches.
-pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
-    const TOLERANCE: f32 = 1e-4;
-    if factors.iter().any(|divisor| !divisor.is_finite()) {
-        return None;
-    }
-    let factor = factors.iter().copied().fold(1.0, f32::max);
-    if factors.iter().all(|&divisor| divisor == 1.0) {
-        return Some(RopeScaling::None);
-    }
-    let contexts = [8192]
-        .into_iter()
-        .chain((4..=20).map(|power| 1u32 << power));
-    contexts.into_iter().find_map(|original_context| {
-        let fits = factors.iter().enumerate().all(|(i, &stored)| {
-            let exponent = 2.0 * i as f64 / f64::from(dims);
-            let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
-            let smooth = (f64::from(original_context) / wavelength - 1.0) / 3.0;
-            let smooth = smooth.clamp(0.0, 1.0);
-            let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
-            (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
-        });
-        fits.then_some(RopeScaling::Llama3 {
-            factor,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context,
-        })
-    })
 }

@@ -10,8 +10,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::NAMES;
 use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX, arch_for};
+use super::names::PLAIN;
 use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -220,9 +220,19 @@ impl GgufWriter {
     /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
     /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
-        let arch = arch_for(&file.config.family).ok_or_else(|| {
-            let family = &file.config.family;
-            Error::export(path, format!("family {family:?} has no gguf form"))
+        let c = file.config;
+        let plain = |arch: &&Arch| {
+            let mut form = c.form.clone();
+            if arch.windows_have_a_key() {
+                // they are the layers without a window
+                form.nope_layers.clear();
+            }
+            form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim
+        };
+        let arch = arch_for(&c.family).filter(|arch| plain(arch) && c.family != "phi3");
+        let arch = arch.ok_or_else(|| {
+            let reason = "it has no gguf form yet";
+            Error::export(path, format!("family {:?}: {reason}", c.family))
         })?;
         let tensors = in_file_order(file.config)
             .into_iter()
@@ -449,7 +459,7 @@ fn in_file_order(config: &ModelConfig) -> Vec<Required> {
 
 /// A tensor's entry in the header; dimensions are listed innermost first.
 fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &ModelConfig) {
-    write_text(header, &NAMES.spell(tensor.id, config));
+    write_text(header, &PLAIN.spell(tensor.id, config));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
         (1, None) => vec![tensor.cols as u64],

@@ -69,7 +69,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
             dense_layers,
             scoring: Scoring::Softmax,
             early_router: false,
-            biases: of == ExpertKeys::GptOss,
+            router_bias: of == ExpertKeys::GptOss,
         },
     })
 }
@@ -102,7 +102,7 @@ fn small_thinker(keys: &Keys, layers: u32) -> Result<Experts, Error> {
             dense_ffn: 0,
             scoring,
             early_router: true,
-            biases: false,
+            router_bias: false,
         },
     })
 }

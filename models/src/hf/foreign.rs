@@ -127,15 +127,15 @@ pub(super) struct Has {
     pub(super) qk_norm: bool,
     /// Experts.
     pub(super) experts: bool,
-    /// Keys that only this family understands.
-    pub(super) own: &'static [&'static str],
+    /// Keys that are read for it, and that other families do not understand.
+    pub(super) reads: &'static [&'static str],
 }
 
 /// Rejects a key that would change the output.
 pub(super) fn refuse(keys: &Keys, has: Has) -> Result<(), Error> {
     const WHY: &str = "it changes what a model computes, and is not implemented for this family";
     let experts = OF_EXPERTS.iter().filter(|_| !has.experts);
-    let foreign = FOREIGN.iter().filter(|(key, _)| !has.own.contains(key));
+    let foreign = (FOREIGN.iter()).filter(|(key, _)| !has.reads.contains(key));
     for &(key, harmless) in foreign.chain(experts) {
         if keys.get(key).is_some_and(|value| !harmless.is(value)) {
             return Err(keys.unsupported(key, WHY));

@@ -4,171 +4,35 @@
 mod config;
 mod experts;
 mod foreign;
+mod form;
 mod json;
+mod rope;
 mod safetensors;
+mod spelled;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod windows;
 pub mod write;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::safetensors::DTYPES;
+use self::spelled::names_of;
 use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::{DataFile, need_text};
-use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, TensorId};
+use crate::fused;
+use crate::names::{Named, Role, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Scales, Store, shape_text};
 
-const OUTSIDE: Spellings = &[
-    (Role::Embed, "model.embed_tokens.weight"),
-    (Role::Head, "lm_head.weight"),
-    (Role::FinalNorm, "model.norm.weight"),
-];
-
-const OF_LAYERS: Spellings = &[
-    (Role::AttnNorm, "input_layernorm.weight"),
-    (Role::Q, "self_attn.q_proj.weight"),
-    (Role::K, "self_attn.k_proj.weight"),
-    (Role::V, "self_attn.v_proj.weight"),
-    (Role::O, "self_attn.o_proj.weight"),
-    (Role::QBias, "self_attn.q_proj.bias"),
-    (Role::KBias, "self_attn.k_proj.bias"),
-    (Role::VBias, "self_attn.v_proj.bias"),
-    (Role::OBias, "self_attn.o_proj.bias"),
-    (Role::QNorm, "self_attn.q_norm.weight"),
-    (Role::KNorm, "self_attn.k_norm.weight"),
-    (Role::FfnNorm, "post_attention_layernorm.weight"),
-    (Role::Gate, "mlp.gate_proj.weight"),
-    (Role::Up, "mlp.up_proj.weight"),
-    (Role::Down, "mlp.down_proj.weight"),
-    (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
-    (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
-];
-
-/// Experts in three-dimensional tensors, as `save_pretrained(save_original_format=False)` writes
-/// them.
-const STACKED: &[(Stack, &str)] = &[
-    (Stack::GateUp, "mlp.experts.gate_up_proj"),
-    (Stack::One(Role::Down), "mlp.experts.down_proj"),
-];
-
-const NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[
-            (Role::Router, "mlp.gate.weight"),
-            (Role::SharedGate, "mlp.shared_expert_gate.weight"),
-        ],
-    ],
-    experts: ExpertNames {
-        one: (
-            "mlp.experts.",
-            &[
-                (Role::Gate, "gate_proj.weight"),
-                (Role::Up, "up_proj.weight"),
-                (Role::Down, "down_proj.weight"),
-            ],
-        ),
-        shared: &[
-            (Role::Gate, "mlp.shared_expert.gate_proj.weight"),
-            (Role::Up, "mlp.shared_expert.up_proj.weight"),
-            (Role::Down, "mlp.shared_expert.down_proj.weight"),
-        ],
-        stacked: STACKED,
-    },
-};
-
-const MIXTRAL_NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[
-            (Role::Router, "block_sparse_moe.gate.weight"),
-            (Role::Router, "mlp.gate.weight"),
-        ],
-    ],
-    experts: ExpertNames {
-        one: (
-            "block_sparse_moe.experts.",
-            &[
-                (Role::Gate, "w1.weight"),
-                (Role::Up, "w3.weight"),
-                (Role::Down, "w2.weight"),
-            ],
-        ),
-        shared: &[],
-        stacked: STACKED,
-    },
-};
-
-const SMALL_THINKER_NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[(Role::Router, "block_sparse_moe.primary_router.weight")],
-    ],
-    experts: ExpertNames {
-        one: (
-            "block_sparse_moe.experts.",
-            &[
-                (Role::Gate, "gate.weight"),
-                (Role::Up, "up.weight"),
-                (Role::Down, "down.weight"),
-            ],
-        ),
-        shared: &[],
-        stacked: &[],
-    },
-};
-
-const GPT_OSS_NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[
-            (Role::Router, "mlp.router.weight"),
-            (Role::RouterBias, "mlp.router.bias"),
-            (Role::Sinks, "self_attn.sinks"),
-            (Role::DownBias, "mlp.experts.down_proj_bias"),
-        ],
-    ],
-    experts: ExpertNames {
-        // only stacked
-        one: ("", &[]),
-        shared: &[],
-        stacked: &[
-            (Stack::Pairs, "mlp.experts.gate_up_proj"),
-            (Stack::PairBlocks, "mlp.experts.gate_up_proj_blocks"),
-            (Stack::PairBias, "mlp.experts.gate_up_proj_bias"),
-            (Stack::Neurons, "mlp.experts.down_proj"),
-            (Stack::DownBlocks, "mlp.experts.down_proj_blocks"),
-        ],
-    },
-};
-
 /// Ends of the names of blocks, and of their scales.
 const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
-
-/// The names of a family's tensors.
-fn names_of(family: &str) -> &'static NameTable {
-    match family {
-        "mixtral" | "turbosparsemixtral" => &MIXTRAL_NAMES,
-        "smallthinker" => &SMALL_THINKER_NAMES,
-        "gpt_oss" => &GPT_OSS_NAMES,
-        _ => &NAMES,
-    }
-}
 
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
@@ -357,7 +221,7 @@ fn identify(
     };
     let id = match named {
         Named::One(id) => id,
-        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
+        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
@@ -371,6 +235,7 @@ fn identify(
         dtype,
         layout: match id.role {
             Role::Down => Layout::Transposed,
+            role if form::is_less_one(&config.family, role) => Layout::PlusOne,
             _ => Layout::AsIs,
         },
         file: index,
@@ -380,6 +245,7 @@ fn identify(
     match named {
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
     }
 }
 

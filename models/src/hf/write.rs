@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{config, names_of, texts};
+use super::spelled::names_of;
+use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
@@ -298,11 +299,10 @@ fn pretty(value: &Value) -> String {
 }
 
 fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
-    use Role::{AttnNorm, FfnNorm, FinalNorm, KBias, KNorm, OBias, QBias, QNorm, VBias};
     match id.role {
-        AttnNorm | FfnNorm | FinalNorm | QBias | KBias | VBias | OBias | QNorm | KNorm => {
-            vec![cols]
-        }
+        // a matrix of one row in every release
+        Role::SharedGate => vec![rows, cols],
+        role if role.is_vector() => vec![rows * cols],
         Role::Down => vec![cols, rows],
         _ => vec![rows, cols],
     }
@@ -361,7 +361,7 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         config["hidden_act_param"] = json!(threshold);
     }
     if c.rope.scaling != RopeScaling::None {
-        config["rope_scaling"] = scaling_json(c.rope.scaling);
+        config["rope_scaling"] = scaling_json(&c.rope.scaling);
     }
     if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3" | "qwen3_moe" | "olmoe") {
         config["attention_bias"] = json!(c.o_bias);
@@ -373,7 +373,7 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         experts_json(c, mixture, &mut config);
     }
     if c.family == "smallthinker" {
-        let rotated = |layer: u32| u32::from(!c.unrotated.contains(&layer));
+        let rotated = |layer: u32| u32::from(c.rotates(layer));
         config["rope_layout"] = (0..c.layers).map(rotated).collect();
     }
     windows_json(c, &mut config).map_err(unsupported)?;
@@ -381,9 +381,10 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
 }
 
 /// A rotary scaling; null for none.
-fn scaling_json(scaling: RopeScaling) -> Value {
+fn scaling_json(scaling: &RopeScaling) -> Value {
     match scaling {
-        RopeScaling::None => Value::Null,
+        // the one of a family that has no folder form
+        RopeScaling::None | RopeScaling::Long { .. } => Value::Null,
         RopeScaling::Linear { factor } => {
             json!({"rope_type": "linear", "factor": factor})
         }

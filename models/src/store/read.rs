@@ -71,8 +71,8 @@ impl Store {
         Ok(())
     }
 
-    /// Every second of the stored columns, from `place` on.
-    pub(super) fn read_every_column(
+    /// Every second of the stored elements of a vector, from `place` on.
+    pub(super) fn read_every_element(
         &self,
         at: usize,
         first: usize,
@@ -80,9 +80,35 @@ impl Store {
         place: usize,
     ) -> Result<(), Error> {
         let mut stored = vec![0.0; 2 * out.len()];
-        self.read_stored(at, first, &mut stored)?;
+        self.read_stored(at, 2 * first, &mut stored)?;
         for (value, pair) in out.iter_mut().zip(stored.chunks_exact(2)) {
             *value = pair[place];
+        }
+        Ok(())
+    }
+
+    /// Picks the rows of a tensor's own heads out of its groups.
+    pub(super) fn read_grouped(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let Layout::Grouped {
+            head_dim,
+            stored,
+            first: head,
+            heads,
+        } = self.places[at].layout
+        else {
+            return self.read_stored(at, first, out);
+        };
+        for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
+            let (group, inside) = (
+                (first + k) / (heads * head_dim),
+                (first + k) % (heads * head_dim),
+            );
+            self.read_stored(at, (group * stored + head) * head_dim + inside, row)?;
         }
         Ok(())
     }

@@ -15,6 +15,9 @@ pub(super) fn gguf() -> Target {
         "llama3/model.gguf",
         "smallthinker/model.gguf",
         "gpt_oss/model.gguf",
+        "phi3_long/model.gguf",
+        "falcon_new/model.gguf",
+        "granite/model.gguf",
     ];
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
@@ -47,7 +50,17 @@ const SAFETENSORS: Form = Form {
 };
 
 pub(super) fn config() -> Target {
-    folder("relu", "config.json", Form::JSON)
+    let targets = ["relu", "phi3_long", "opt", "falcon_new", "gemma2"]
+        .map(|model| folder(model, "config.json", Form::JSON));
+    let seeds = targets.iter().flat_map(|target| target.seeds.clone());
+    Target {
+        seeds: seeds.collect(),
+        form: Form::JSON,
+        run: Box::new(move |bytes| {
+            let opened = targets.iter().map(|target| (target.run)(bytes));
+            opened.fold(false, |any, opened| any | opened)
+        }),
+    }
 }
 
 pub(super) fn tokenizer() -> Target {

@@ -234,7 +234,7 @@ fn models() -> Vec<Vec<u8>> {
         let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q4);
         std::fs::read(path).expect("a container")
     };
-    vec![model("relu"), model("qwen2")]
+    vec![model("relu"), model("qwen2"), model("opt")]
 }
 
 fn use_model(bytes: &[u8]) -> bool {

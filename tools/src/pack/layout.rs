@@ -7,7 +7,7 @@ use emberflow_engine::meta::{
     ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
 };
 use emberflow_models::config::{Bank, ModelConfig};
-use emberflow_models::names::Role;
+use emberflow_models::names::bundled;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::order;
@@ -53,16 +53,18 @@ impl PackLayout {
             None => Vec::new(),
         };
         let d = c.d_model as usize;
-        let geometry = geometry_for(d, output, options)?;
+        let ungated = c.ffn_kind.ungated;
+        let geometry = geometry_for(c, output, options)?;
         let format = NeuronFormat {
             dtype: options.ffn,
             d,
             inline_scales: geometry.placement == Placement::Inline,
+            ungated,
         };
         let tensors: Vec<TensorInfo> = source
             .tensors()
             .iter()
-            .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
+            .filter(|t| !t.id.role.is_bundled())
             .cloned()
             .collect();
         let kind = match order.is_empty() {
@@ -139,14 +141,19 @@ fn stats_for(
     Ok(Some(stats))
 }
 
-/// How bundles of neurons of `d` elements are cut.
-fn geometry_for(d: usize, output: &Path, options: &PackOptions) -> Result<BundleGeometry, Failure> {
+/// How the bundles of a model's neurons are cut.
+fn geometry_for(
+    c: &ModelConfig,
+    output: &Path,
+    options: &PackOptions,
+) -> Result<BundleGeometry, Failure> {
+    let (d, rest) = (c.d_model as usize, bundled(c).len() as u32 - 1);
     let sector = options.sector.unwrap_or_else(|| sector_for(output));
     let (q, s) = (
         options.ffn.quants_bytes(d) as u32,
         options.ffn.scales_bytes(d) as u32,
     );
-    let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales);
+    let geometry = BundleGeometry::choose(q, s, rest * q, rest * s, sector, options.scales);
     let refused = |source| emberflow_storage::Error::Layout {
         path: output.to_path_buf(),
         source,

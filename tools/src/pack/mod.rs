@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
 use emberflow_kernels::{DType, Workers, quantize_row};
-use emberflow_models::names::{Role, TensorId};
+use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
 use serde::Serialize;
@@ -275,8 +275,7 @@ impl Work<'_> {
     /// Writes one tensor that is not FFN.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
-        // rows of a predictor's second matrix are neurons
-        let bank = (info.id.role == Role::PredictorFc2).then_some(info.id.layer as usize);
+        let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
             let count = BATCH.min(info.rows - first);
@@ -295,19 +294,18 @@ impl Work<'_> {
             dtype,
             d,
             inline_scales,
+            ..
         } = self.layout.format;
         let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
         let stride = u64::from(self.layout.spec.geometry.stride);
         let neurons = bank.neurons as usize;
-        let mut parts: [Vec<u8>; 3] = Default::default();
+        let roles = bundled(self.source.config());
+        let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
         let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
         let mut sink = writer.begin_bank(i)?;
         for first in (0..neurons).step_by(BATCH) {
             let count = BATCH.min(neurons - first);
-            for (role, part) in [Role::Gate, Role::Up, Role::Down]
-                .into_iter()
-                .zip(&mut parts)
-            {
+            for (&role, part) in roles.iter().zip(&mut parts) {
                 let id = TensorId {
                     role,
                     layer: bank.layer,
@@ -322,19 +320,16 @@ impl Work<'_> {
                 std::mem::swap(part, &mut self.encoded);
             }
             for n in 0..count {
-                let [g, u, w] = parts.each_ref().map(|p| &p[n * row..(n + 1) * row]);
                 for buffer in [&mut gate, &mut rest, &mut scales] {
                     buffer.clear();
                 }
-                if inline_scales {
-                    gate.extend_from_slice(g);
-                    rest.extend_from_slice(u);
-                    rest.extend_from_slice(w);
-                } else {
-                    gate.extend_from_slice(&g[..quants]);
-                    rest.extend_from_slice(&u[..quants]);
-                    rest.extend_from_slice(&w[..quants]);
-                    for vector in [g, u, w] {
+                for (part, encoded) in parts.iter().enumerate() {
+                    let vector = &encoded[n * row..(n + 1) * row];
+                    let to = if part == 0 { &mut gate } else { &mut rest };
+                    if inline_scales {
+                        to.extend_from_slice(vector);
+                    } else {
+                        to.extend_from_slice(&vector[..quants]);
                         scales.extend_from_slice(&vector[quants..]);
                     }
                 }

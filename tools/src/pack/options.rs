@@ -67,7 +67,7 @@ impl PackOptions {
 
     pub(super) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head => self.embedding,
+            Role::Embed | Role::Head | Role::Positions => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,

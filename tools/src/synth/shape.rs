@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use emberflow_models::config::{
-    Activation, FfnKind, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
+    Activation, FfnKind, Form, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
 };
 
 use super::routing::RoutingTargets;
@@ -72,6 +72,7 @@ impl ActArg {
                 Self::GeluTanh => Activation::GeluTanh,
             },
             relu_on_up: self == Self::Drelu,
+            ungated: false,
         }
     }
 }
@@ -177,12 +178,11 @@ impl Shape {
                 dense_ffn: 0,
                 scoring: Scoring::Softmax,
                 early_router: false,
-                biases: false,
+                router_bias: false,
             }),
             qk_norm_whole: false,
             clip_qkv: None,
-            unrotated: Vec::new(),
-            sinks: false,
+            form: Form::default(),
         }
     }
 }

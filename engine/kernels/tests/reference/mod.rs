@@ -123,6 +123,16 @@ pub fn rmsnorm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }
 
+pub fn layernorm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
+    let mean = lane_sum(x) / x.len() as f32;
+    let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
+    let scale = 1.0 / (dot(Row::f32(&centred), &centred) / x.len() as f32 + eps).sqrt();
+    let scaled = centred.iter().map(|c| c * scale);
+    (scaled.zip(weight).zip(bias))
+        .map(|((c, w), b)| c.mul_add(*w, *b))
+        .collect()
+}
+
 pub fn softmax(x: &[f32]) -> Vec<f32> {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let e: Vec<f32> = x

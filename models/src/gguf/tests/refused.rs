@@ -263,7 +263,7 @@ fn fields_that_do_not_fit_together() {
 #[test]
 fn an_unknown_architecture_names_the_known_ones() {
     assert_refused!(
-        refused(|f| f.set("general.architecture", text("falcon"))),
+        refused(|f| f.set("general.architecture", text("mamba"))),
         UnknownFamily,
         "qwen3"
     );

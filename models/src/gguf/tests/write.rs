@@ -52,11 +52,13 @@ fn activations() -> Vec<FfnKind> {
     let plain = [Relu, Relu2, Silu, Gelu, GeluTanh].map(|activation| FfnKind {
         activation,
         relu_on_up: false,
+        ungated: false,
     });
     let mut kinds = plain.to_vec();
     kinds.push(FfnKind {
         activation: Relu,
         relu_on_up: true,
+        ungated: false,
     });
     kinds
 }

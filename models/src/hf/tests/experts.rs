@@ -71,7 +71,7 @@ fn the_keys_of_each_family() {
         dense_ffn: 0,
         scoring: Scoring::Softmax,
         early_router: false,
-        biases: false,
+        router_bias: false,
     };
     for (family, expected) in [
         (
@@ -215,7 +215,10 @@ fn layers_of_smallthinker_differ_by_its_lists() {
         c["moe_layer_layout"] = json!([1, 1]);
         c["moe_primary_router_apply_softmax"] = true.into();
     });
-    assert_eq!((config.unrotated, config.window), (vec![0], vec![0, 9]));
+    assert_eq!(
+        (config.form.nope_layers, config.window),
+        (vec![0], vec![0, 9])
+    );
     assert_eq!(config.mixture.unwrap().scoring, Scoring::Softmax);
     assert_eq!(config.ffn_kind.activation, Activation::Relu);
 
@@ -302,7 +305,7 @@ fn blocks_and_their_scales_belong_together() {
     const SCALES: &str = "model.layers.1.mlp.experts.gate_up_proj_scales";
     let config = gpt_oss(|_| ()).unwrap();
     assert_eq!(config.window, [7, 0, 7]);
-    assert!(config.sinks && config.mixture.as_ref().is_some_and(|m| m.biases));
+    assert!(config.form.sinks && config.mixture.as_ref().is_some_and(|m| m.router_bias));
     assert!(matches!(
         config.rope.scaling,
         RopeScaling::Yarn {
