@@ -110,6 +110,37 @@ fn statistics_say_how_experts_are_chosen() {
     assert!(!dir.join("no").exists());
 }
 
+/// Statistics of routing leave neurons in their order, so experts with biases stay in blocks of four
+/// bits.
+#[test]
+fn experts_in_mxfp4_take_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plain, known, stats] = ["a.ember", "b.ember", "s"].map(|name| path(dir.path(), name));
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/models/gpt_oss"
+    );
+    assert!(call(&["pack", folder, "-o", &plain]).status.success());
+    let limit = ["--limit", "400", "--json"];
+    json(
+        &[
+            &["profile", &plain, "-f", HELDOUT, "-o", &stats][..],
+            &limit,
+        ]
+        .concat(),
+    );
+    let packed = call(&["pack", folder, "-o", &known, "--stats", &stats]);
+    assert!(packed.status.success(), "{packed:?}");
+    let run = |model: &str| {
+        let bytes = std::fs::read(model).unwrap();
+        let stored = b"\"ffn\":\"mxfp4\"";
+        assert!(bytes.windows(stored.len()).any(|part| part == stored));
+        let done = json(&["run", model, "-p", "The river", "-n", "12", "--json"]);
+        done["logits_hash"].clone()
+    };
+    assert_eq!(run(&plain), run(&known));
+}
+
 /// A mapped model holds no more than any other: its pages count in the process's memory.
 #[test]
 fn a_mapped_model_keeps_the_budget() {

@@ -1,6 +1,6 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
-use super::config::GPT_OSS;
+use super::arch::GPT_OSS;
 use super::value::Metadata;
 use crate::config::{Activation, Form, Parallel, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
@@ -174,27 +174,28 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
             ..plain
         },
         "falcon" => Form {
-            parallel: match shape.two_norms {
-                true => Parallel::TwoNorms,
-                false => Parallel::OneNorm,
-            },
+            parallel: [Parallel::OneNorm, Parallel::TwoNorms][usize::from(shape.two_norms)],
             ..plain
         },
-        // the 27B, of 46 layers, has another scale
-        "gemma2" => {
-            let width = match shape.layers {
-                46 => shape.d_model / shape.heads.max(1),
-                _ => shape.head_dim,
-            };
-            Form {
-                post_norm: true,
-                embedding_scale: (shape.d_model as f32).sqrt(),
-                attention_scale: Some(1.0 / (width as f32).sqrt()),
-                attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
-                logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
-                ..plain
-            }
-        }
+        "gemma2" => Form {
+            attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
+            logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
+            ..gemma2(shape, plain)
+        },
         _ => plain,
     })
+}
+
+/// Gemma 2 without its caps. The 27B, of 46 layers, has another scale of scores.
+fn gemma2(shape: Shape, plain: Form) -> Form {
+    let width = match shape.layers {
+        46 => shape.d_model / shape.heads.max(1),
+        _ => shape.head_dim,
+    };
+    Form {
+        post_norm: true,
+        embedding_scale: (shape.d_model as f32).sqrt(),
+        attention_scale: Some(1.0 / (width as f32).sqrt()),
+        ..plain
+    }
 }

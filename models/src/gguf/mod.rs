@@ -3,6 +3,7 @@
 //! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of `ffn_down` (already
 //! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`.
 
+mod arch;
 mod config;
 pub(crate) mod dequant;
 mod form;
@@ -16,7 +17,8 @@ pub(crate) mod write;
 
 use std::path::Path;
 
-use self::config::{Arch, Facts};
+use self::arch::Arch;
+use self::config::Facts;
 use self::header::{Header, Raw};
 use self::names::{DOWN_T, names_of};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
@@ -49,7 +51,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         tensors,
     } = header::read(&file)?;
     let powerinfer = magic == *POWERINFER;
-    let arch = config::arch(path, &metadata)?;
+    let arch = arch::arch(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
     let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
     let facts = Facts {

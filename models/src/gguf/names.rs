@@ -1,6 +1,6 @@
 //! Names of tensors.
 
-use super::config::GPT_OSS;
+use super::arch::GPT_OSS;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.

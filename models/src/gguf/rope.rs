@@ -1,6 +1,6 @@
 //! Rotary parameters: keys of the metadata, and tensors of divisors.
 
-use super::config::{Arch, GPT_OSS};
+use super::arch::{Arch, GPT_OSS};
 use super::form::{self, Style};
 use super::header::Raw;
 use super::value::Metadata;

@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX, arch_for};
+use super::arch::{Arch, arch_for};
+use super::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
 use super::names::PLAIN;
 use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
 use crate::dtype::DType;
@@ -220,19 +221,10 @@ impl GgufWriter {
     /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
     /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
-        let c = file.config;
-        let plain = |arch: &&Arch| {
-            let mut form = c.form.clone();
-            if arch.windows_have_a_key() {
-                // they are the layers without a window
-                form.nope_layers.clear();
-            }
-            form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim
-        };
-        let arch = arch_for(&c.family).filter(|arch| plain(arch) && c.family != "phi3");
+        let arch = arch_for(&file.config.family).filter(|arch| is_plain(file.config, arch));
         let arch = arch.ok_or_else(|| {
-            let reason = "it has no gguf form yet";
-            Error::export(path, format!("family {:?}: {reason}", c.family))
+            let (family, reason) = (&file.config.family, "it has no gguf form yet");
+            Error::export(path, format!("family {family:?}: {reason}"))
         })?;
         let tensors = in_file_order(file.config)
             .into_iter()
@@ -477,6 +469,17 @@ fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, Gg
     keys.extend(vocab::keys(file));
     keys.extend(file.extra.iter().cloned());
     Ok(keys)
+}
+
+/// Whether the model has nothing that is written in another way, or not at all.
+fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
+    let mut form = c.form.clone();
+    if arch.windows_have_a_key() {
+        // they are the layers without a window
+        form.nope_layers.clear();
+    }
+    let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
+    plain && c.family != "phi3"
 }
 
 /// What of the model GGUF has no key for, in words.

@@ -110,6 +110,21 @@ impl Shape {
         self.experts().map(|_| RoutingTargets { popular, reuse })
     }
 
+    /// The family whose checkpoints have this shape and such FFNs.
+    fn family(self, kind: FfnKind) -> &'static str {
+        match self {
+            Self::Qwen27b => "qwen2",
+            Self::Qwen330bA3b => "qwen3_moe",
+            Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b if kind.relu_on_up => {
+                "turbosparsemixtral"
+            }
+            Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b => "mixtral",
+            _ if kind.relu_on_up => "bamboo",
+            Self::Mistral7b | Self::Bamboo7b => "mistral",
+            _ => "llama",
+        }
+    }
+
     /// The configuration with activation `act`.
     pub fn config(self, act: ActArg) -> ModelConfig {
         // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
@@ -129,21 +144,13 @@ impl Shape {
             }
         };
         let ffn_kind = act.kind();
-        let family = match self {
-            Self::Qwen27b => "qwen2",
-            Self::Qwen330bA3b => "qwen3_moe",
-            Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b => "mixtral",
-            _ if ffn_kind.relu_on_up => "bamboo",
-            Self::Mistral7b | Self::Bamboo7b => "mistral",
-            _ => "llama",
-        };
         let head_dim = match self {
             Self::Qwen330bA3b => 128,
             _ => d_model / heads,
         };
         let [experts, chosen] = self.experts().unwrap_or([1, 0]);
         ModelConfig {
-            family: family.into(),
+            family: self.family(ffn_kind).into(),
             name: format!("synth-{}", super::name(self)),
             vocab,
             d_model,
