@@ -16,6 +16,7 @@ pub mod order;
 mod predict;
 mod quality;
 pub mod record;
+mod routes;
 pub mod section;
 mod sign;
 pub mod stats;
@@ -31,5 +32,6 @@ pub use predict::{
     Features, Predictor, RANGE, Reads, Shared, SharedShape, keep_wanted, predict_all,
 };
 pub use quality::Quality;
+pub use routes::{RouteRecorder, RouteTrace, RoutedSubject};
 pub use sign::SignBit;
 pub use thresholds::Thresholds;
