@@ -2,9 +2,29 @@
 
 use std::net::IpAddr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{EngineArgs, ModelArg};
+
+/// Who goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scheduling {
+    /// Interactive requests, many texts at once.
+    Classes,
+    /// Who came first, one request after the other: a baseline.
+    #[value(name = "fcfs")]
+    FirstCome,
+}
+
+impl Scheduling {
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Classes => "classes",
+            Self::FirstCome => "fcfs",
+        }
+    }
+}
 
 /// `serve`
 #[derive(Debug, Args)]
@@ -48,6 +68,9 @@ pub struct ServeArgs {
     /// always ask.
     #[arg(long, value_name = "ORIGIN")]
     pub allow_origin: Option<String>,
+    /// Who goes first.
+    #[arg(long, value_name = "NAME", default_value = "classes")]
+    pub scheduling: Scheduling,
     /// Name of the model for clients; default: its file's name.
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,

@@ -25,7 +25,7 @@ const PING: Duration = Duration::from_secs(10);
 /// Most texts of one request.
 const MAX_TEXTS: usize = 128;
 /// Most log-probabilities of one response.
-pub const MAX_ENTRIES: usize = 8192;
+pub const MAX_ENTRIES: usize = 4608;
 /// Bytes that one of them takes until the response is sent.
 pub const ENTRY_BYTES: u64 = 256;
 

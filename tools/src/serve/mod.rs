@@ -17,11 +17,11 @@ mod http;
 mod log_probs;
 mod metrics;
 mod reply;
-mod shared;
+pub(crate) mod shared;
 mod snapshot;
 mod stats;
 mod stops;
-mod worker;
+pub(crate) mod worker;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -89,7 +89,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         force: args.force,
     };
     let mut engine = open_serving(model, &args.engine, &wanted, reserve)?;
-    worker::work(&mut engine, &jobs, &shared, || {
+    worker::work(&mut engine, &jobs, &shared, args.scheduling, || {
         // Who started it may not want to read it.
         let _ = writeln!(std::io::stdout(), "http://{address}");
     })?;

@@ -22,6 +22,7 @@ use super::shared::Shared;
 use super::snapshot::{Part, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
+pub use crate::cli::Scheduling;
 
 /// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
 const BATCH_CAP: usize = 3;
@@ -133,6 +134,7 @@ struct Worker<'e, 't> {
     totals: Totals,
     /// Texts so far.
     texts: u64,
+    scheduling: Scheduling,
 }
 
 /// Runs jobs until all senders are gone. Calls `started` when it takes jobs.
@@ -143,6 +145,7 @@ pub fn work(
     engine: &mut Engine,
     jobs: &Receiver<Job>,
     shared: &Shared,
+    scheduling: Scheduling,
     started: impl FnOnce(),
 ) -> Result<(), Failure> {
     let tokenizer = engine.text().tokenizer().clone();
@@ -157,6 +160,7 @@ pub fn work(
         idle: Vec::new(),
         totals: Totals::default(),
         texts: 0,
+        scheduling,
     };
     loop {
         if worker.live.is_empty() && worker.waiting.is_empty() {
@@ -172,7 +176,9 @@ pub fn work(
             worker.end_all("the server is shutting down");
         }
         worker.admit_waiting();
-        worker.balance();
+        if scheduling == Scheduling::Classes {
+            worker.balance();
+        }
         worker.step()?;
         worker.report(shared);
     }
@@ -226,6 +232,14 @@ impl<'t> Worker<'_, 't> {
     /// of arrival.
     fn admit_waiting(&mut self) {
         let most = self.stepper.engine().most_sequences();
+        if self.scheduling == Scheduling::FirstCome {
+            if self.live.is_empty()
+                && let Some(job) = self.waiting.pop_front()
+            {
+                self.admit(job);
+            }
+            return;
+        }
         loop {
             let urgent = |job: &Job| !job.proactive || job.arrived.elapsed() >= OVERDUE;
             let next = self.waiting.iter().position(urgent);
