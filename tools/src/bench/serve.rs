@@ -1,7 +1,7 @@
 //! `emberflow bench serve`: latency of interactive requests beside background work, by scheduling.
 //!
 //! Agent.xpu's load (§6.1): both classes arrive by Poisson processes, independently. A minute of the
-//! paper is scaled to this machine: [`SERIAL`] requests that run one after the other fill it. The
+//! paper is scaled to this machine: ten requests that run one after the other fill it. The
 //! same arrivals are served twice: by class, as the server does, and first come, first served.
 
 use std::sync::Arc;
