@@ -33,6 +33,20 @@ def chat(client):
     return text
 
 
+def responses(client, text):
+    """The newer interface gives the same answer, whole and as events."""
+    ask = {"model": "demo", "input": CHAT, "max_output_tokens": 16, "temperature": 0}
+    whole = client.responses.create(**ask)
+    assert whole.output_text == text and whole.status in ("completed", "incomplete"), whole
+    with client.responses.stream(**ask) as stream:
+        events = list(stream)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    final = events[-1].response
+    assert events[-1].type == "response." + whole.status, events[-1]
+    assert "".join(deltas) == text and final.output_text == text
+    assert final.usage.total_tokens == whole.usage.total_tokens
+
+
 def completions(client):
     """Texts, several at once, with seeds, stop strings and the prompt's log-probabilities."""
     texts = client.completions.create(
@@ -78,6 +92,7 @@ async def many(text):
 with openai.OpenAI(base_url=URL, api_key="secret", max_retries=0) as client:
     assert [model.id for model in client.models.list()] == ["demo"]
     answer = chat(client)
+    responses(client, answer)
     completions(client)
     refusals(client)
 asyncio.run(many(answer))

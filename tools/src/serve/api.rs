@@ -28,6 +28,8 @@ pub enum Kind {
     Chat,
     /// `/v1/completions`
     Text,
+    /// `/v1/responses`
+    Response,
 }
 
 /// Fields that both kinds of request share.
@@ -36,6 +38,7 @@ pub struct Common {
     /// Name of the model.
     pub model: Option<String>,
     max_tokens: Option<usize>,
+    #[serde(alias = "max_output_tokens")]
     max_completion_tokens: Option<usize>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -112,6 +115,34 @@ struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+}
+
+/// `/v1/responses`
+#[derive(Debug, Deserialize)]
+pub struct ResponsesRequest {
+    input: Input,
+    instructions: Option<String>,
+    previous_response_id: Option<Value>,
+    conversation: Option<Value>,
+    text: Option<Value>,
+    /// The other fields.
+    #[serde(flatten)]
+    pub common: Common,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<InItem>),
+}
+
+#[derive(Debug, Deserialize)]
+struct InItem {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    role: Option<String>,
+    content: Option<Content>,
 }
 
 /// `/v1/completions`
@@ -302,7 +333,7 @@ impl InMessage {
                 let mut all = String::new();
                 for part in parts {
                     match (&part.text, part.kind.as_str()) {
-                        (Some(text), "text") => all.push_str(text),
+                        (Some(text), "text" | "input_text" | "output_text") => all.push_str(text),
                         (_, kind) => {
                             let message = format!("content of type `{kind}` is not supported");
                             return Err(ApiError::param("messages", message));
@@ -312,9 +343,53 @@ impl InMessage {
                 all
             }
         };
+        // The newer name of the same role, which templates do not know.
+        let role = match self.role.as_str() {
+            "developer" => "system",
+            role => role,
+        };
         Ok(Message {
-            role: self.role.clone(),
+            role: role.to_owned(),
             content,
+        })
+    }
+}
+
+impl ResponsesRequest {
+    /// The same as a chat.
+    pub fn chat(self) -> Result<ChatRequest, ApiError> {
+        let refuse = |name: &'static str, why: &str| Err(ApiError::param(name, why));
+        let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+        if given(&self.previous_response_id) || given(&self.conversation) {
+            let why = "nothing is stored here; send the whole conversation as `input`";
+            return refuse("previous_response_id", why);
+        }
+        let format = self.text.as_ref().map(|text| &text["format"]["type"]);
+        if format.is_some_and(|format| !format.is_null() && format != "text") {
+            return refuse("text", "only text is supported");
+        }
+        if self.common.samples() != 1 {
+            return refuse("n", "a response has one text");
+        }
+        let mut messages = Vec::new();
+        let mut say = |role: String, content| messages.push(InMessage { role, content });
+        if let Some(instructions) = self.instructions {
+            say("system".to_owned(), Some(Content::Text(instructions)));
+        }
+        match self.input {
+            Input::Text(text) => say("user".to_owned(), Some(Content::Text(text))),
+            Input::Items(items) => {
+                for item in items {
+                    match (item.kind.as_deref(), item.role) {
+                        (None | Some("message"), Some(role)) => say(role, item.content),
+                        _ => return refuse("input", "only messages with a role are supported"),
+                    }
+                }
+            }
+        }
+        Ok(ChatRequest {
+            messages,
+            common: self.common,
         })
     }
 }

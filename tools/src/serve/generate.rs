@@ -18,10 +18,11 @@ use super::app::{App, now};
 use super::error::ApiError;
 use super::log_probs::{LogProbsJson, Piece, Writer};
 use super::reply::{Choice, Head, Usage, reason};
+use super::responses;
 use super::worker::{Job, Out};
 
 /// Time between comments while a stream has nothing to say.
-const PING: Duration = Duration::from_secs(10);
+pub const PING: Duration = Duration::from_secs(10);
 /// Most texts of one request.
 const MAX_TEXTS: usize = 128;
 /// Most log-probabilities of one response.
@@ -46,11 +47,14 @@ pub struct Asked {
 }
 
 /// A response in the making.
-struct Pending {
+pub struct Pending {
     app: Arc<App>,
-    out: UnboundedReceiver<Out>,
-    head: Head,
-    usage: Usage,
+    /// From the engine's thread.
+    pub out: UnboundedReceiver<Out>,
+    /// What its parts have in common.
+    pub head: Head,
+    /// Tokens so far.
+    pub usage: Usage,
     /// Texts that have not ended.
     left: usize,
     texts: Vec<Text>,
@@ -80,7 +84,11 @@ pub async fn respond(
 ) -> Result<Response, ApiError> {
     let streams = asked.common.stream == Some(true);
     let with_usage = asked.common.include_usage();
+    let kind = asked.kind;
     let pending = submit(&app, asked, permit)?;
+    if kind == Kind::Response {
+        return responses::respond(pending, streams).await;
+    }
     if streams {
         return Ok(streamed(pending, with_usage));
     }
@@ -133,13 +141,18 @@ fn submit(app: &Arc<App>, asked: Asked, permit: OwnedSemaphorePermit) -> Result<
     let prefix = match asked.kind {
         Kind::Chat => "chatcmpl",
         Kind::Text => "cmpl",
+        Kind::Response => "resp",
     };
     Ok(Pending {
         app: app.clone(),
         out,
         head: Head {
             kind: asked.kind,
-            id: format!("{prefix}-{:x}-{number:x}", app.created),
+            id: match asked.kind {
+                // Underscores, as its clients expect.
+                Kind::Response => format!("{prefix}_{:x}_{number:x}", app.created),
+                _ => format!("{prefix}-{:x}-{number:x}", app.created),
+            },
             created: now(),
             model: app.model.clone(),
         },

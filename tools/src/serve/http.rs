@@ -13,8 +13,9 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::api::{ChatRequest, CompletionRequest, Kind};
+use super::api::{ChatRequest, CompletionRequest, Kind, ResponsesRequest};
 use super::app::App;
 use super::error::ApiError;
 use super::generate::{Asked, respond};
@@ -30,6 +31,7 @@ pub fn router(app: Arc<App>) -> Router {
     let v1 = Router::new()
         .route("/chat/completions", post(chat))
         .route("/completions", post(completion))
+        .route("/responses", post(responses))
         .route("/models", get(models));
     Router::new()
         .merge(v1.clone())
@@ -109,6 +111,27 @@ async fn chat(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let request: ChatRequest = read(&app, body).await?;
+    converse(app, &headers, request, Kind::Chat, permit).await
+}
+
+async fn responses(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let permit = app.permit()?;
+    let request: ResponsesRequest = read(&app, body).await?;
+    converse(app, &headers, request.chat()?, Kind::Response, permit).await
+}
+
+/// Answers a conversation.
+async fn converse(
+    app: Arc<App>,
+    headers: &HeaderMap,
+    request: ChatRequest,
+    kind: Kind,
+    permit: OwnedSemaphorePermit,
+) -> Result<Response, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
     let prompts = app.compute(move || {
@@ -121,8 +144,8 @@ async fn chat(
     });
     let (common, prompts) = prompts.await?;
     let asked = Asked {
-        kind: Kind::Chat,
-        proactive: proactive(&headers)?.unwrap_or(common.proactive()),
+        kind,
+        proactive: proactive(headers)?.unwrap_or(common.proactive()),
         prompts,
         echo: Vec::new(),
         default_tokens: app.context,

@@ -17,6 +17,7 @@ mod http;
 mod log_probs;
 mod metrics;
 mod reply;
+mod responses;
 pub(crate) mod shared;
 mod snapshot;
 mod stats;

@@ -128,7 +128,7 @@ impl Head {
 
     fn chunk(&self, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
         let object = match self.kind {
-            Kind::Chat => "chat.completion.chunk",
+            Kind::Chat | Kind::Response => "chat.completion.chunk",
             Kind::Text => "text_completion",
         };
         self.with(object, choices, usage)
@@ -152,10 +152,10 @@ impl Head {
     pub fn piece(&self, choice: &Choice) -> String {
         let text = match (self.kind, choice.reason) {
             (Kind::Text, _) => TextJson::Text(&choice.text),
-            (Kind::Chat, None) => TextJson::Delta(Delta::Piece {
+            (Kind::Chat | Kind::Response, None) => TextJson::Delta(Delta::Piece {
                 content: &choice.text,
             }),
-            (Kind::Chat, Some(_)) => TextJson::Delta(Delta::Last {}),
+            (Kind::Chat | Kind::Response, Some(_)) => TextJson::Delta(Delta::Last {}),
         };
         self.chunk(vec![choice.json(text)], None)
     }
@@ -170,7 +170,7 @@ impl Head {
         let mut all = Vec::with_capacity(choices.len());
         for choice in choices {
             all.push(choice.json(match self.kind {
-                Kind::Chat => TextJson::Message(Message {
+                Kind::Chat | Kind::Response => TextJson::Message(Message {
                     role: "assistant",
                     content: &choice.text,
                     refusal: None,
@@ -179,7 +179,7 @@ impl Head {
             }));
         }
         let object = match self.kind {
-            Kind::Chat => "chat.completion",
+            Kind::Chat | Kind::Response => "chat.completion",
             Kind::Text => "text_completion",
         };
         self.with(object, all, Some(usage))
