@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::demo;
+use emberflow_models::demo::Demo;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_storage::container::Container;
 
@@ -27,14 +27,17 @@ pub struct Text {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// The container of the bundled demo model. It is part of the executable and is read from that file
+/// The container of a bundled demo model. It is part of the executable and is read from that file
 /// like any container, so its neurons stay on disk.
 ///
 /// # Errors
 /// The program cannot find or read its own file.
-pub fn demo_container() -> Result<Container, Error> {
-    let place = demo::locate()?;
-    let name = Path::new("bundled model");
+pub fn demo_container(demo: Demo) -> Result<Container, Error> {
+    let place = demo.locate()?;
+    let name = Path::new(match demo {
+        Demo::Dense => "bundled model",
+        Demo::Experts => "bundled model demo-moe",
+    });
     Ok(Container::open_at(
         place.file,
         name,
@@ -52,12 +55,12 @@ impl Model {
         Self::open(Container::open(path.as_ref())?)
     }
 
-    /// The bundled demo model.
+    /// The dense bundled demo model.
     ///
     /// # Errors
     /// As [`demo_container`].
     pub fn demo() -> Result<Self, Error> {
-        Self::open(demo_container()?)
+        Self::open(demo_container(Demo::Dense)?)
     }
 
     /// Reads the metadata and builds the tokenizer.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the demo model on the held-out split and writes activation statistics.
+"""Measures a demo model on the held-out split and writes activation statistics.
 
   evaluate.py --model DIR --data DIR --out results.json [--stats activation_stats.json]
 
@@ -16,7 +16,7 @@ import pathlib
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 WINDOW = 1024
 GROUP = 32
@@ -46,17 +46,17 @@ def round_trip_q4(w):
 
 
 def quantised(model, layer_round_trip):
-    """A copy with quantised layers and q8 embeddings; norms stay f32."""
+    """A copy with quantised layers and q8 embeddings; norms and routers stay f32."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.dim() < 2:
+            if p.dim() < 2 or name.endswith("mlp.gate.weight"):
                 continue
             if "embed_tokens" in name or "lm_head" in name:
                 p.copy_(round_trip_q8(p))
             elif "down_proj" in name:
                 # Stored per neuron in a bundle, so the groups run along hidden_size.
-                p.copy_(layer_round_trip(p.t().contiguous()).t())
+                p.copy_(layer_round_trip(p.mT.contiguous()).mT)
             else:
                 p.copy_(layer_round_trip(p))
     return model
@@ -163,6 +163,26 @@ def activity(model, tokens):
     return counts, stayed / could, seen
 
 
+def activity_in_experts(model, tokens):
+    """Per layer: the share of the visited experts' neurons that are active."""
+    active, looked_at, hooks = {}, {}, []
+
+    def hook(layer):
+        def record(_module, _inputs, output):
+            active[layer] = active.get(layer, 0) + (output > 0).sum().item()
+            looked_at[layer] = looked_at.get(layer, 0) + output.numel()
+        return record
+
+    for i, layer in enumerate(model.model.layers):
+        hooks.append(layer.mlp.experts.act_fn.register_forward_hook(hook(i)))
+    with torch.no_grad():
+        for ids in windows(tokens):
+            model.model(ids)
+    for h in hooks:
+        h.remove()
+    return [{"layer": i, "mean_activity": round(active[i] / looked_at[i], 4)} for i in sorted(active)]
+
+
 def activity_report(counts, persistence, seen):
     rows = []
     for layer, c in enumerate(counts):
@@ -197,13 +217,14 @@ def main():
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--stats", type=pathlib.Path)
+    parser.add_argument("--stats", type=pathlib.Path, help="of the dense model; `emberflow profile` counts experts")
     parser.add_argument("--stats-tokens", type=int, default=200 * WINDOW)
     parser.add_argument("--limit", type=int, default=0, help="use only this many held-out tokens")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=torch.float32, experts_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     held = np.load(args.data / "heldout.npy")
     if args.limit:
@@ -229,7 +250,8 @@ def main():
     report("q8", *negative_log_likelihood(quantised(model, round_trip_q8), held))
     report("q4", *negative_log_likelihood(quantised(model, round_trip_q4), held))
 
-    results["activity_heldout"] = activity_report(*activity(model, held))
+    experts = hasattr(model.config, "num_local_experts")
+    results["activity_heldout"] = activity_in_experts(model, held) if experts else activity_report(*activity(model, held))
     results["mean_activity_heldout"] = round(
         float(np.mean([row["mean_activity"] for row in results["activity_heldout"]])), 4)
     for row in results["activity_heldout"]:

@@ -3,6 +3,7 @@
 
   train.py tokenizer --corpus DIR --out DIR     byte-level BPE, encoded corpus
   train.py run --data DIR --out DIR --minutes M the training run; resumes if stopped
+  train.py run ... --experts                    the same for the mixture of experts
   train.py run ... --from FOLDER --activation drelu --steps N
                                                 goes on from a trained model with another activation
   train.py export --run DIR --out DIR           a Hugging Face folder of the last checkpoint
@@ -38,6 +39,7 @@ if __name__ == "__main__" and os.environ.get("MALLOC_TOP_PAD_") is None:
 import numpy as np
 import torch
 
+import experts
 import model as demo
 
 SEED = 20_260_425
@@ -54,10 +56,15 @@ BATCH_TOKENS = 4096
 # (share of the budget at which the stage starts, sequence length)
 STAGES = [(0.0, 256), (0.6, 512), (0.85, 1024)]
 STAGES_FROM = [(0.0, 1024)]
+# A step takes longer where products are made in f32, so its long sequences are fewer.
+STAGES_EXPERTS = [(0.0, 256), (0.7, 512), (0.92, 1024)]
 MUON_LR, ADAM_LR = 0.012, 0.003
 WEIGHT_DECAY = 0.1
+# Muon's rounds; the many small matrices of experts would make them a third of a step's time.
+ROUNDS, ROUNDS_EXPERTS = 5, 3
 WARMUP, DECAY_FROM = 0.01, 0.3
-ACTIVITY_TARGET = 0.155
+# An expert has few neurons, so more of them are to be active.
+ACTIVITY_TARGET, ACTIVITY_TARGET_EXPERTS = 0.155, 0.25
 
 
 def make_tokenizer(args):
@@ -139,22 +146,23 @@ class Windows:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def orthogonal(stack):
-    """Newton-Schulz iteration of Muon on a stack of wide matrices, in bf16."""
+def orthogonal(stack, rounds):
+    """Newton-Schulz iteration of Muon on a stack of wide matrices."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = stack.bfloat16()
+    x = stack.to(demo.COMPUTE)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(5):
+    for _ in range(rounds):
         xxt = x @ x.transpose(1, 2)
-        x = a * x + (b * xxt + c * (xxt @ xxt)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(xxt, xxt, xxt, beta=b, alpha=c), x, beta=a)
     return x.float()
 
 
 class Optimiser:
     """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
 
-    def __init__(self, master):
+    def __init__(self, master, rounds):
         self.master = master
+        self.rounds = rounds
         self.steps = 0
         self.m = {name: torch.zeros_like(value) for name, value in master.items()}
         self.v = {name: torch.zeros_like(value) for name, value in master.items() if not self.is_matrix(name)}
@@ -168,10 +176,9 @@ class Optimiser:
         """Views that Muon treats as separate matrices."""
         kind = name.split(".")[-1]
         if kind == "qkv":
-            return list(value.split([demo.HEADS * demo.HD, demo.KV * demo.HD, demo.KV * demo.HD]))
-        if kind == "gate_up":
-            return list(value.split([demo.FF, demo.FF]))
-        return [value]
+            return list(value.split([value.shape[1], demo.KV * demo.HD, demo.KV * demo.HD]))
+        halves = value.chunk(2, -2) if kind == "gate_up" else [value]
+        return [m for half in halves for m in (half.unbind() if half.dim() == 3 else [half])]
 
     def step(self, grads, scale):
         self.steps += 1
@@ -198,7 +205,7 @@ class Optimiser:
             stack = torch.stack([u for u, _ in pairs])
             if rows > cols:
                 stack = stack.transpose(1, 2).contiguous()
-            stack = orthogonal(stack)
+            stack = orthogonal(stack, self.rounds)
             if rows > cols:
                 stack = stack.transpose(1, 2)
             lr = MUON_LR * scale
@@ -215,10 +222,10 @@ def rate(share):
     return max(0.0, (1 - share) / (1 - DECAY_FROM))
 
 
-def activity_target(share, start):
+def activity_target(share, start, end):
     """Geometric path from the activity seen at 5 % of the run to the target at 60 %."""
     t = min(max((share - 0.05) / 0.55, 0.0), 1.0)
-    return start * (ACTIVITY_TARGET / start) ** t
+    return start * (end / start) ** t
 
 
 def heldout_loss(net, held, batches=4):
@@ -246,13 +253,16 @@ def run(args):
     checkpoint = args.out / "checkpoint.pt"
     state = {"step": 0, "elapsed": 0.0, "tokens": 0, "l1": 0.03, "l1_now": 0.03, "start_activity": None,
              "windows": {"epoch": 0, "at": 0, "T": 0}, "activation": args.activation}
+    arch = experts if args.experts else demo
+    if args.start and args.experts:
+        raise SystemExit("--from takes the dense model; leave out --experts")
     if args.start:
         master = demo.from_hugging_face(args.start)
         # The weight at which the pull had come to rest when these weights were trained.
         state.update(l1=0.4, l1_now=0.4)
     else:
-        master = demo.initial_weights(SEED)
-    optimiser = Optimiser(master)
+        master = arch.initial_weights(SEED)
+    optimiser = Optimiser(master, ROUNDS_EXPERTS if args.experts else ROUNDS)
     if checkpoint.exists():
         saved = torch.load(checkpoint)
         for name, value in saved["master"].items():
@@ -266,7 +276,10 @@ def run(args):
         at = np.linspace(0, len(tokens) - 1025, 16).astype(int)
         rows = torch.from_numpy(np.stack([tokens[a:a + 1024] for a in at]).astype(np.int64))
         demo.aligned_for_drelu(master, rows)
-    net = demo.Model(master, args.activation)
+    net = arch.Model(master, args.activation)
+    # Gate elements that a token computes.
+    gates = arch.CONFIG["num_hidden_layers"] * arch.CONFIG["intermediate_size"] * (experts.TOP if args.experts else 1)
+    target = ACTIVITY_TARGET_EXPERTS if args.experts else ACTIVITY_TARGET
     windows = Windows(tokens, state["windows"])
     log = open(args.out / "log.csv", "a", buffering=1)
     if state["step"] == 0:
@@ -274,7 +287,7 @@ def run(args):
     exports = sorted((float(m), p) for m, p in (e.split(":", 1) for e in args.export_at))
     exports = [(m, p) for m, p in exports if m * 60 > state["elapsed"]]
     budget = args.minutes * 60
-    stages = STAGES_FROM if args.start else STAGES
+    stages = STAGES_FROM if args.start else STAGES_EXPERTS if args.experts else STAGES
     before, began, last_save = state["elapsed"], time.monotonic(), time.monotonic()
     running = None
     stop = []
@@ -286,7 +299,7 @@ def run(args):
             break
         T = [length for start, length in stages if share >= start][-1]
         x, y = windows.batch(T)
-        pull = state["l1_now"] / (BATCH_TOKENS * demo.L * demo.FF) if share > 0.05 or args.start else 0.0
+        pull = state["l1_now"] / (BATCH_TOKENS * gates) if share > 0.05 or args.start else 0.0
         activity = [] if state["step"] % 10 == 0 else None
         loss = net.loss(x, y, pull, activity)
         loss.backward()
@@ -309,7 +322,7 @@ def run(args):
             if share > 0.05:
                 if state["start_activity"] is None:
                     state["start_activity"] = mean
-                wanted = activity_target(share, state["start_activity"])
+                wanted = activity_target(share, state["start_activity"], target)
                 error = min(max((mean - wanted) / wanted, -0.5), 0.5)
                 state["l1"] = min(max(state["l1"] * math.exp(0.3 * error), 1e-4), 50.0)
                 state["l1_now"] = state["l1"] * math.exp(2.0 * error)
@@ -321,7 +334,7 @@ def run(args):
                           f"{args.rate * rate(share):.4f},{running:.4f},{held_loss},{mean:.4f},"
                           f"{state['l1_now']:.5f},{norm:.4f}\n")
         while exports and state["elapsed"] >= exports[0][0] * 60:
-            demo.export(master, args.data, exports.pop(0)[1], args.activation)
+            arch.export(master, args.data, exports.pop(0)[1], args.activation)
         if time.monotonic() - last_save > args.save_every * 60:
             save(checkpoint, {"master": master, "m": optimiser.m, "v": optimiser.v, "state": state})
             last_save = time.monotonic()
@@ -332,7 +345,7 @@ def run(args):
     print(json.dumps({"steps": state["step"], "tokens": state["tokens"], "heldout_loss": final,
                       "heldout_activity": activity, "minutes": state["elapsed"] / 60}))
     for _, path in exports:
-        demo.export(master, args.data, path, args.activation)
+        arch.export(master, args.data, path, args.activation)
 
 
 def main():
@@ -350,6 +363,7 @@ def main():
     sub.add_argument("--from", dest="start", type=pathlib.Path, metavar="FOLDER",
                      help="Hugging Face folder of a trained demo model to go on from")
     sub.add_argument("--activation", choices=demo.ACTIVATIONS, default="relu")
+    sub.add_argument("--experts", action="store_true", help="the mixture of experts")
     sub.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     sub.add_argument("--threads", type=int, default=2)
     sub.add_argument("--max-steps", type=int, default=0)
@@ -368,7 +382,8 @@ def main():
         run(args)
     else:
         saved = torch.load(args.run / "checkpoint.pt")
-        demo.export(saved["master"], args.data, args.out, saved["state"].get("activation", "relu"))
+        arch = experts if "0.router" in saved["master"] else demo
+        arch.export(saved["master"], args.data, args.out, saved["state"].get("activation", "relu"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-//! The bundled demo model: a packed container inside the program itself.
+//! The bundled demo models: packed containers inside the program itself.
 //!
-//! The container is neither unpacked nor loaded into the heap: [`locate`] finds its offset in the
-//! executable's file, and direct I/O reads it from there like any other container. So the demo
-//! shows real offloading without a download or installation. `models/README.md` is its model card.
+//! A container is neither unpacked nor loaded into the heap: [`Demo::locate`] finds its offset in
+//! the executable's file, and direct I/O reads it from there like any other container. So the demos
+//! show real offloading without a download or installation. `models/README.md` and
+//! `models/demo-moe/README.md` are their model cards.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +16,17 @@ use crate::Error;
 #[repr(C, align(4096))]
 struct PageAligned<T: ?Sized>(T);
 
-static CONTAINER: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo/demo.ember"));
+static DENSE: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo/demo.ember"));
+static EXPERTS: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo-moe/demo-moe.ember"));
+
+/// A bundled model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Demo {
+    /// The dense one, which commands take when no model is named.
+    Dense,
+    /// The mixture of experts.
+    Experts,
+}
 
 /// Location of the container.
 #[derive(Debug)]
@@ -28,16 +39,41 @@ pub struct Place {
     pub len: u64,
 }
 
-/// Finds the container in the running program's file.
-///
-/// # Errors
-/// [`Error::Demo`] if the program's memory map cannot be read or does not name a file (for programs
-/// that unpack themselves into memory).
-pub fn locate() -> Result<Place, Error> {
+impl Demo {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Dense, Self::Experts];
+
+    /// The name that commands know it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "demo",
+            Self::Experts => "demo-moe",
+        }
+    }
+
+    fn container(self) -> &'static [u8] {
+        match self {
+            Self::Dense => &DENSE.0,
+            Self::Experts => &EXPERTS.0,
+        }
+    }
+
+    /// Finds the container in the running program's file.
+    ///
+    /// # Errors
+    /// [`Error::Demo`] if the program's memory map cannot be read or does not name a file (for
+    /// programs that unpack themselves into memory).
+    pub fn locate(self) -> Result<Place, Error> {
+        place_of(self.container())
+    }
+}
+
+/// Where `container` lies in the running program's file.
+fn place_of(container: &[u8]) -> Result<Place, Error> {
     let fail = |reason: String| Error::Demo { reason };
     let maps = std::fs::read_to_string("/proc/self/maps")
         .map_err(|e| fail(format!("/proc/self/maps: {e}")))?;
-    let address = CONTAINER.0.as_ptr().addr() as u64;
+    let address = container.as_ptr().addr() as u64;
     let mapping = find_mapping(&maps, address)
         .ok_or_else(|| fail("its memory is not mapped from a file".into()))?;
     let exe = Path::new("/proc/self/exe");
@@ -47,7 +83,7 @@ pub fn locate() -> Result<Place, Error> {
     Ok(Place {
         file,
         offset: mapping.offset,
-        len: CONTAINER.0.len() as u64,
+        len: container.len() as u64,
     })
 }
 
@@ -90,17 +126,17 @@ mod tests {
 
     #[test]
     fn the_file_holds_the_same_bytes() {
-        let place = locate().unwrap();
-        assert_eq!(place.offset % 4096, 0);
-        let mut head = [0u8; 64];
-        place.file.read_exact_at(&mut head, place.offset).unwrap();
-        assert_eq!(head, CONTAINER.0[..64]);
-        let mut tail = [0u8; 64];
-        place
-            .file
-            .read_exact_at(&mut tail, place.offset + place.len - 64)
-            .unwrap();
-        assert_eq!(tail, CONTAINER.0[CONTAINER.0.len() - 64..]);
+        for demo in Demo::ALL {
+            let (place, container) = (demo.locate().unwrap(), demo.container());
+            assert_eq!(place.offset % 4096, 0);
+            let mut head = [0u8; 64];
+            place.file.read_exact_at(&mut head, place.offset).unwrap();
+            assert_eq!(head, container[..64]);
+            let mut tail = [0u8; 64];
+            let at = place.offset + place.len - 64;
+            place.file.read_exact_at(&mut tail, at).unwrap();
+            assert_eq!(tail, container[container.len() - 64..]);
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ fn documents() -> Vec<String> {
         "ARCHITECTURE.md",
         "CHANGELOG.md",
         "models/README.md",
+        "models/demo-moe/README.md",
         "benches/README.md",
         "benches/NOTEBOOK.md",
     ]

@@ -45,7 +45,8 @@ Examples:
   emberflow run relullama.ember -p \"Once\" --memory 4GiB
   emberflow run --help
 
-Every MODEL defaults to the model bundled in the program. Every command that reports takes --json.
+Every MODEL defaults to the dense model bundled in the program; demo-moe is the other one, with experts.
+Every command that reports takes --json.
 No command replaces a file that it is to write, unless --force is given.
 
 Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 a

@@ -8,14 +8,14 @@ use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
-use crate::cli::{EngineArgs, KvArg, ModelArg};
+use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget};
 
 /// Opens the container that `arg` names, or the bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
-    match &arg.model {
-        Some(path) => {
+    match arg.named() {
+        Named::File(path) => {
             if looks_like_checkpoint(path) {
                 return Err(Failure::usage(format!(
                     "{} is a checkpoint, not a container; pack it first: \
@@ -26,7 +26,7 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
             }
             Ok(Container::open(path)?)
         }
-        None => Ok(demo_container()?),
+        Named::Bundled(demo) => Ok(demo_container(demo)?),
     }
 }
 

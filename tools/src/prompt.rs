@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// `-p -` and `-f -` stand for standard input. Where neither is given, text that comes through a
 /// pipe or from a file is the prompt; where nothing comes (a terminal, `/dev/null`, an empty or
-/// silent pipe) the bundled model has a default.
+/// silent pipe) a bundled model has a default.
 ///
 /// # Errors
 /// A file that cannot be read, or no prompt at all.
@@ -32,7 +32,7 @@ pub fn text(args: &RunArgs) -> Result<String, Failure> {
         (None, Some(path)) if path == file => all_of_input(),
         (None, Some(path)) => std::fs::read_to_string(path).map_err(Failure::file(path)),
         (None, None) => {
-            let default = args.model.model.is_none().then_some(DEFAULT);
+            let default = args.model.file().is_none().then_some(DEFAULT);
             match without_line_end(what_is_piped(default)?) {
                 text if !text.is_empty() => Ok(text),
                 _ => default.map(str::to_owned).ok_or_else(|| {

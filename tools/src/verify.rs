@@ -44,7 +44,7 @@ pub struct SourceResult {
 /// Runs the command.
 pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
     let mut result = VerifyResult {
-        file: match &args.model.model {
+        file: match args.model.file() {
             Some(path) => path.display().to_string(),
             None => "bundled model".into(),
         },

@@ -36,6 +36,15 @@ const PROMPT: &str = "A vector is a growable array of values that lie next to ea
     it has room for before it must be moved. When its length exceeds its capacity, its capacity \
     is made larger and its values are moved, which can be slow.";
 
+/// Those of the bundled model with experts.
+const EXPERTS: &[&str] = &[
+    "--temp 0",
+    "--temp 0 --ffn-resident 0.5 --threads 1",
+    "--temp 0 --ffn-resident 0.1 --chunk 16 --read-ahead on",
+    "--temp 0 --sparsity dense --ffn-resident 0.5 --read-ahead on",
+    "--temp 0.8 --best-of 4 --ffn-resident 0.25",
+];
+
 /// The arguments of `run` whose answers are recorded; the prompt and a length are added.
 fn commands() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
@@ -97,6 +106,7 @@ fn commands() -> Vec<String> {
             .each_ref()
             .map(|s| s.as_str()),
     );
+    add(&["demo-moe"], EXPERTS);
     all
 }
 

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use emberflow_kernels::Cpu;
-use emberflow_models::demo;
 use emberflow_storage::profile::{FileFacts, Machine};
 use serde::Serialize;
 
 use crate::Failure;
-use crate::cli::ModelArg;
+use crate::cli::{ModelArg, Named};
 use crate::size;
 
 /// The machine, and the file whose neurons are read.
@@ -77,11 +76,11 @@ impl Facts {
 
 /// The file that holds the neurons of `model`: the program itself for the bundled one.
 pub fn file_of(model: &ModelArg) -> Result<PathBuf, Failure> {
-    match &model.model {
-        Some(path) => Ok(path.clone()),
-        None => {
+    match model.named() {
+        Named::File(path) => Ok(path.to_owned()),
+        Named::Bundled(demo) => {
             // Found out whether it can be read at all.
-            demo::locate()?;
+            demo.locate()?;
             let exe = Path::new("/proc/self/exe");
             Ok(exe.canonicalize().unwrap_or_else(|_| exe.to_owned()))
         }

@@ -112,12 +112,12 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
 /// A cap of `budget` bytes on a mapped run, whose file starts cold; or why there is none.
 fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>, Failure> {
     Ok(match budget {
-        Some(bytes) if model.model.is_some() => {
+        Some(bytes) if model.file().is_some() => {
             cap::forget(&file_of(model)?);
             Cap::new(bytes)
         }
         // The file in which the bundled model lies is this program itself.
-        _ if model.model.is_none() => Err("it is a part of this program".into()),
+        _ if model.file().is_none() => Err("it is a part of this program".into()),
         _ => Err("no other policy tells the budget".into()),
     })
 }

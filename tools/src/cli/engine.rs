@@ -1,18 +1,50 @@
 //! How a model is run: options that many commands share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use emberflow_engine::{Ablation, Budget, ReadAhead, Sparsity};
+use emberflow_models::demo::Demo;
 
 use super::{io_names, parse_budget, parse_share, policy_names};
 
 /// Which container.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArg {
-    /// A packed model (.ember); default: the bundled demo model.
+    /// A packed model (.ember), or a bundled one: demo (the default), demo-moe (with experts).
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
+}
+
+/// What a [`ModelArg`] names.
+#[derive(Debug, Clone, Copy)]
+pub enum Named<'a> {
+    /// A model inside the program.
+    Bundled(Demo),
+    /// A file.
+    File(&'a Path),
+}
+
+impl ModelArg {
+    /// The model that is meant: a file of a bundled model's name goes before it.
+    pub fn named(&self) -> Named<'_> {
+        let Some(path) = &self.model else {
+            return Named::Bundled(Demo::Dense);
+        };
+        let named = |demo: &Demo| path.as_os_str() == demo.name();
+        match Demo::ALL.into_iter().find(named) {
+            Some(demo) if !path.is_file() => Named::Bundled(demo),
+            _ => Named::File(path),
+        }
+    }
+
+    /// The file that is meant; `None` for a bundled model.
+    pub fn file(&self) -> Option<&Path> {
+        match self.named() {
+            Named::Bundled(_) => None,
+            Named::File(path) => Some(path),
+        }
+    }
 }
 
 /// How to run it.

@@ -64,7 +64,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
 fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
     let output = &args.output;
-    if let Some(model) = &args.model.model
+    if let Some(model) = args.model.file()
         && std::fs::canonicalize(model).ok() == std::fs::canonicalize(output).ok()
         && output.exists()
     {
