@@ -22,6 +22,21 @@ use crate::weights::Weights;
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
+/// What a layer's projections read, for an observer of [`crate::Engine::forward_residual`].
+pub struct AttentionSeen<'a> {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+    /// Input of Q, K and V: the residual stream after the norm, `[tokens × d_model]`.
+    pub x: &'a [f32],
+    /// Input of O: the mixed values, `[tokens × heads·head_dim]`.
+    pub mixed: &'a [f32],
+}
+
+/// Called for every attention, before its output is added to the residual stream.
+pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
+
 /// The rows of a pass and its progress.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
@@ -36,6 +51,9 @@ pub(crate) struct Pass {
 #[derive(Default)]
 pub(crate) struct Hooks<'a, 'b> {
     pub observer: Option<&'a mut FfnObserver<'b>>,
+    pub attention: Option<&'a mut AttentionObserver<'b>>,
+    /// Residual stream to start from instead of the tokens' embedding.
+    pub residual: Option<&'a [f32]>,
     /// Polled between layers: whether to yield.
     pub yields: Option<&'a dyn Fn() -> bool>,
 }
@@ -119,12 +137,16 @@ impl Decoder {
                     let first = span.sequence.len();
                     span.sequence.kv.prepare(first, span.tokens.len());
                 }
-                self.embed(pass, spans)?;
+                match hooks.residual {
+                    Some(x) => pass.x[..x.len()].copy_from_slice(x),
+                    None => self.embed(pass, spans)?,
+                }
+                pass.layers = Some(0);
                 0
             }
         };
         for layer in first..self.weights.layers.len() {
-            self.layer(layer, pass, spans, &mut hooks.observer)?;
+            self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);
             let more = layer + 1 < self.weights.layers.len();
             if more && hooks.yields.is_some_and(|yields| yields()) {
@@ -152,7 +174,6 @@ impl Decoder {
                 }
             }
         }
-        pass.layers = Some(0);
         Ok(())
     }
 
@@ -162,7 +183,7 @@ impl Decoder {
         number: usize,
         pass: &mut Pass,
         spans: &mut [Span<'_>],
-        observer: &mut Option<&mut FfnObserver<'_>>,
+        hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
         let Self {
             on,
@@ -185,6 +206,15 @@ impl Decoder {
             rope,
         };
         attention.run(on, spans, n, s);
+        if let Some(observer) = &mut hooks.attention {
+            let mixed = n * c.heads as usize * c.head_dim as usize;
+            observer(&AttentionSeen {
+                layer: number,
+                tokens: n,
+                x: &s.normed[..n * d],
+                mixed: &s.attended[..mixed],
+            });
+        }
         add_rows(&mut pass.x, &s.out, n * d);
         lap(&mut times.attention, &mut last);
 
@@ -216,7 +246,7 @@ impl Decoder {
             }),
         };
         ffn.layer(on, &at, &mut s.out)?;
-        if let Some(observer) = observer {
+        if let Some(observer) = &mut hooks.observer {
             let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
             observer(&ffn.seen(number, n, residual, x));
         }

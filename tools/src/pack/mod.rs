@@ -11,6 +11,7 @@ mod layout;
 mod options;
 
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -20,11 +21,14 @@ use emberflow_kernels::{DType, Workers, quantize_row};
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
+use emberflow_storage::mem;
 use serde::Serialize;
 
-pub use self::options::PackOptions;
+pub(crate) use self::layout::state_of;
+pub use self::options::{CalibrationText, PackOptions};
 
 use self::layout::{PackLayout, check_tokenizer};
+use crate::calibrate::{self, Calibration, Rounded};
 use crate::cli::{OrderArg, PackArgs, ScalesArg};
 use crate::{Failure, atomic, print_json, progress, size};
 
@@ -51,8 +55,22 @@ pub struct PackReport {
     pub order: Order,
     /// Units (tensors and banks) taken over from an interrupted pack.
     pub resumed_units: usize,
+    /// What weights were rounded against, where they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibrated: Option<CalibratedReport>,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// How weights were rounded against a text. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct CalibratedReport {
+    /// Tokens of the text.
+    pub tokens: u64,
+    /// Layers taken over from an interrupted pack.
+    pub resumed_layers: u32,
+    /// Highest resident set of the process (VmHWM).
+    pub peak_rss_bytes: Option<u64>,
 }
 
 /// Runs the command.
@@ -80,6 +98,13 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         ScalesArg::Resident => Prefer::Resident,
     };
     options.force = args.force;
+    options.threads = args.threads.unwrap_or(0).into();
+    if let Some(path) = &args.calibrate {
+        options.calibrate = Some(CalibrationText {
+            bytes: std::fs::read(path).map_err(Failure::file(path))?,
+            tokens: args.calibrate_tokens,
+        });
+    }
     let bar = progress::bytes("packing", 0);
     let report = pack(
         &args.checkpoint,
@@ -111,6 +136,19 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         },
         report.seconds
     )?;
+    if let Some(c) = &report.calibrated {
+        writeln!(out, "rounded against {} tokens", c.tokens)?;
+        if let Some(peak) = c.peak_rss_bytes {
+            writeln!(out, "peak memory {}", size::show(peak))?;
+        }
+        if c.resumed_layers > 0 {
+            let layers = c.resumed_layers;
+            writeln!(
+                out,
+                "took over {layers} rounded layers of an interrupted pack"
+            )?;
+        }
+    }
     if report.resumed_units > 0 {
         writeln!(
             out,
@@ -128,22 +166,55 @@ pub fn pack(
     options: &PackOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
-    let start = Instant::now();
     atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
-    check_tokenizer(source.as_ref())?;
-    let layout = PackLayout::new(source.as_ref(), output, options)?;
+    let source = source.as_ref();
+    check_tokenizer(source)?;
+    let Some(text) = &options.calibrate else {
+        return write(source, output, options, None, progress);
+    };
+    let start = Instant::now();
+    // what is wrong with the options is told before the work
+    PackLayout::new(source, output, options, None)?;
+    let how = Calibration {
+        text: &text.bytes,
+        tokens: text.tokens,
+        threads: options.threads(),
+    };
+    let done = calibrate::calibrate(source, output, options, how)?;
+    let report = write(source, output, options, Some(&done.rounded), progress)?;
+    let folder = calibrate::folder(output);
+    std::fs::remove_dir_all(&folder).map_err(Failure::file(&folder))?;
+    Ok(PackReport {
+        calibrated: Some(CalibratedReport {
+            tokens: done.rounded.summary().tokens,
+            resumed_layers: done.resumed,
+            peak_rss_bytes: mem::peak_rss(),
+        }),
+        seconds: start.elapsed().as_secs_f64(),
+        ..report
+    })
+}
+
+/// Packs `source` into `output`, with the matrices of `rounded` as they are there.
+pub(crate) fn write(
+    source: &dyn Checkpoint,
+    output: &Path,
+    options: &PackOptions,
+    rounded: Option<&Rounded>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport, Failure> {
+    let start = Instant::now();
+    let layout = PackLayout::new(source, output, options, rounded)?;
     let durable = emberflow_storage::container::Options {
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let mut writer = Writer::create_with(output, layout.spec.clone(), durable)?;
     let mut work = Work {
-        source: source.as_ref(),
+        source,
         layout: &layout,
-        workers: Workers::new(
-            std::thread::available_parallelism().map_or(1, |n| n.get()),
-            None,
-        ),
+        rounded,
+        workers: Workers::new(options.threads(), None),
         rows: Vec::new(),
         encoded: Vec::new(),
         done: 0,
@@ -179,6 +250,7 @@ pub fn pack(
         padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
         order: layout.order_kind(),
         resumed_units,
+        calibrated: None,
         seconds: start.elapsed().as_secs_f64(),
     })
 }
@@ -187,6 +259,7 @@ pub fn pack(
 struct Work<'a> {
     source: &'a dyn Checkpoint,
     layout: &'a PackLayout,
+    rounded: Option<&'a Rounded>,
     workers: Workers,
     rows: Vec<f32>,
     encoded: Vec<u8>,
@@ -228,6 +301,28 @@ impl Work<'_> {
         Ok(())
     }
 
+    /// Reads rows as [`read`](Self::read) does and puts them into `self.encoded` as stored.
+    fn stored(
+        &mut self,
+        id: TensorId,
+        dtype: DType,
+        bank: Option<usize>,
+        rows: Range<usize>,
+        cols: usize,
+    ) -> Result<(), Failure> {
+        let Some(rounded) = self.rounded.filter(|rounded| rounded.has(id)) else {
+            self.read(id, bank, rows.start, rows.len(), cols)?;
+            return self.encode(id, dtype, cols);
+        };
+        let stride = dtype.row_bytes(cols);
+        self.encoded.resize(rows.len() * stride, 0);
+        for (row, out) in rows.zip(self.encoded.chunks_exact_mut(stride)) {
+            let row = bank.map_or(row, |bank| self.layout.original(bank, row));
+            rounded.read(id, row, out)?;
+        }
+        Ok(())
+    }
+
     /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.
     fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
         let stride = dtype.row_bytes(cols);
@@ -263,8 +358,7 @@ impl Work<'_> {
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
             let count = BATCH.min(info.rows - first);
-            self.read(info.id, bank, first, count, info.cols)?;
-            self.encode(info.id, dtype, info.cols)?;
+            self.stored(info.id, dtype, bank, first..first + count, info.cols)?;
             sink.append(&self.encoded)?;
             self.advance(self.encoded.len() as u64);
         }
@@ -296,8 +390,7 @@ impl Work<'_> {
                     layer: bank.layer,
                     expert: bank.expert,
                 };
-                self.read(id, Some(i), first, count, d)?;
-                self.encode(id, dtype, d)?;
+                self.stored(id, dtype, Some(i), first..first + count, d)?;
                 std::mem::swap(part, &mut self.encoded);
             }
             for n in 0..count {
