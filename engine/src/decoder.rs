@@ -206,15 +206,7 @@ impl Decoder {
             rope,
         };
         attention.run(on, spans, n, s);
-        if let Some(observer) = &mut hooks.attention {
-            let mixed = n * c.heads as usize * c.head_dim as usize;
-            observer(&AttentionSeen {
-                layer: number,
-                tokens: n,
-                x: &s.normed[..n * d],
-                mixed: &s.attended[..mixed],
-            });
-        }
+        show_attention(hooks, c, number, &s.normed[..n * d], &s.attended);
         add_rows(&mut pass.x, &s.out, n * d);
         lap(&mut times.attention, &mut last);
 
@@ -273,6 +265,28 @@ impl Decoder {
         self.weights.head.matmul(on, input, &mut s.rows, logits);
         self.times.head += start.elapsed();
     }
+}
+
+/// Shows an observer what the projections of layer `layer` read: `x`, `[tokens × d_model]`, and the
+/// first rows of `mixed`.
+fn show_attention(
+    hooks: &mut Hooks<'_, '_>,
+    c: &ModelConfig,
+    layer: usize,
+    x: &[f32],
+    mixed: &[f32],
+) {
+    let Some(observer) = &mut hooks.attention else {
+        return;
+    };
+    let tokens = x.len() / c.d_model as usize;
+    let width = c.heads as usize * c.head_dim as usize;
+    observer(&AttentionSeen {
+        layer,
+        tokens,
+        x,
+        mixed: &mixed[..tokens * width],
+    });
 }
 
 /// Adds the time since `last` to `sum` and restarts.

@@ -46,9 +46,19 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
     pack(&folder, &path("source.ember"), &["--quant", "q8"]);
     pack(&folder, &path("plain.ember"), &["--quant", "q4"]);
     let output = path("calibrated.ember");
-    let flags = ["--quant", "q4", "--calibrate", &text, "--calibrate-tokens", "12288"];
+    let flags = [
+        "--quant",
+        "q4",
+        "--calibrate",
+        &text,
+        "--calibrate-tokens",
+        "12288",
+    ];
     let report = pack(&folder, &output, &flags);
-    assert!(report["calibrated"]["tokens"].as_u64().unwrap() > 10_000, "{report}");
+    assert!(
+        report["calibrated"]["tokens"].as_u64().unwrap() > 10_000,
+        "{report}"
+    );
     assert!(!layers(&output).exists());
     let bytes = |name: &str| std::fs::metadata(path(name)).unwrap().len();
     assert_eq!(bytes("plain.ember"), bytes("calibrated.ember"));
@@ -65,8 +75,14 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
     assert_eq!(meta["tokens"], report["calibrated"]["tokens"]);
     let result = json(&["verify", &file, "--source", &folder, "--json"]);
     let compared = &result["source"]["calibrated"];
-    assert!(compared["weights"].as_u64().unwrap() > 7_000_000, "{result}");
-    assert!(compared["worst_relative_error"].as_f64().unwrap() < 0.3, "{result}");
+    assert!(
+        compared["weights"].as_u64().unwrap() > 7_000_000,
+        "{result}"
+    );
+    assert!(
+        compared["worst_relative_error"].as_f64().unwrap() < 0.3,
+        "{result}"
+    );
 }
 
 #[test]
@@ -74,13 +90,22 @@ fn threads_and_a_kill_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let folder = exported(dir.path());
     let [text, _] = texts(dir.path());
-    let flags = ["--calibrate", &text, "--calibrate-tokens", "1024", "--threads"];
+    let flags = [
+        "--calibrate",
+        &text,
+        "--calibrate-tokens",
+        "1024",
+        "--threads",
+    ];
     let with = |threads| [&flags[..], &[threads]].concat();
     let whole = dir.path().join("whole.ember");
     pack(&folder, &whole, &with("1"));
     let output = dir.path().join("killed.ember");
     let kept = || {
-        let entries = std::fs::read_dir(layers(&output)).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(layers(&output))
+            .into_iter()
+            .flatten()
+            .flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.ends_with("-stream")).count()
     };
@@ -99,7 +124,10 @@ fn threads_and_a_kill_change_no_byte() {
     child.wait().unwrap();
     assert!(!output.exists(), "it ended before it could be killed");
     let report = pack(&folder, &output, &with("2"));
-    assert!(report["calibrated"]["resumed_layers"].as_u64().unwrap() > 0, "{report}");
+    assert!(
+        report["calibrated"]["resumed_layers"].as_u64().unwrap() > 0,
+        "{report}"
+    );
     assert!(std::fs::read(&output).unwrap() == std::fs::read(&whole).unwrap());
     assert!(!layers(&output).exists());
 }
@@ -113,8 +141,17 @@ fn calibrated_neurons_can_be_sorted() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (plain, stats) = (path("plain.ember"), path("demo.stats"));
     pack(&folder, Path::new(&plain), &[]);
-    json(&["profile", &plain, "-f", &text, "-o", &stats, "--limit", "2048", "--json"]);
-    let flags = ["--calibrate", &text, "--calibrate-tokens", "512", "--stats", &stats];
+    json(&[
+        "profile", &plain, "-f", &text, "-o", &stats, "--limit", "2048", "--json",
+    ]);
+    let flags = [
+        "--calibrate",
+        &text,
+        "--calibrate-tokens",
+        "512",
+        "--stats",
+        &stats,
+    ];
     let sorted = path("sorted.ember");
     pack(&folder, Path::new(&sorted), &flags);
     let result = json(&["verify", &sorted, "--source", &folder, "--json"]);
@@ -128,8 +165,16 @@ fn what_cannot_be_calibrated_is_refused() {
     let output = dir.path().join("m.ember").display().to_string();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models");
     for (folder, flags, reason) in [
-        ("mixtral", &[][..], "has experts: --calibrate is not implemented"),
-        ("relu", &["--quant", "f16"], "--calibrate rounds to q4 and q8"),
+        (
+            "mixtral",
+            &[][..],
+            "has experts: --calibrate is not implemented",
+        ),
+        (
+            "relu",
+            &["--quant", "f16"],
+            "--calibrate rounds to q4 and q8",
+        ),
     ] {
         let folder = format!("{fixtures}/{folder}");
         let args = ["pack", &folder, "-o", &output, "--calibrate", &text];

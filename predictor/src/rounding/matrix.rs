@@ -1,5 +1,7 @@
 //! Rounds whole matrices, for the block formats of containers.
 
+use std::cmp::Ordering;
+
 use emberflow_kernels::{Columns, Compute, DType, GROUP, Row, matmul_scratch};
 use emberflow_kernels::{QuantizeError, quantize_row, store_q4_row};
 use half::f16;
@@ -10,6 +12,12 @@ use super::scale::{Grid, inverse_of};
 /// Outputs that a thread rounds together: as many as share a scale in a matrix that is stored by
 /// inputs. They share one walk over the factor.
 const TILE: usize = GROUP;
+
+/// How often every quant is looked at once more after all are rounded.
+const SWEEPS: usize = 3;
+
+/// Makes the stored rows of a tile, by its number.
+type TileWork<'a> = dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync + 'a;
 
 /// Which weights share a scale: those of consecutive inputs of one output, or those of consecutive
 /// outputs of one input.
@@ -26,6 +34,8 @@ pub struct Rounder<'a> {
     size: usize,
     /// `[size × size]`.
     covariance: Vec<f32>,
+    /// Added to every variance.
+    damping: f32,
     /// Input rounded at each step: those that vary most first, while many others can make up for
     /// what they lose. Inputs whose weights share a scale follow each other.
     order: Vec<u32>,
@@ -66,9 +76,11 @@ impl<'a> Rounder<'a> {
             let row = &covariance[i as usize * size..][..size];
             turned.extend(order.iter().map(|&j| row[j as usize]));
         }
+        let mean = covariance.iter().step_by(size + 1).sum::<f32>() / size as f32;
         Self {
             on,
             size,
+            damping: DAMPING as f32 * mean,
             factor: inverse_factor(on, size, &turned, DAMPING),
             covariance,
             order,
@@ -145,7 +157,7 @@ impl<'a> Rounder<'a> {
         &self,
         out: &mut [u8],
         bytes: usize,
-        work: &(dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync),
+        work: &TileWork<'_>,
     ) -> Result<(), QuantizeError> {
         let failed = std::sync::Mutex::new(None);
         let workers = &self.on.workers;
@@ -176,7 +188,7 @@ impl<'a> Rounder<'a> {
         self.errors(&lines, &plain, &mut errors);
         let [with, without] = self.loss(&errors);
         // also where one of them is no number
-        if !(with < without) {
+        if with.partial_cmp(&without) != Some(Ordering::Less) {
             out.copy_from_slice(&plain);
         }
         Ok(())
@@ -208,10 +220,9 @@ impl<'a> Rounder<'a> {
                 }
                 Groups::Inputs if i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP => {
                     let end = i + GROUP.min(n - input / GROUP * GROUP);
-                    let per_row = n.div_ceil(GROUP);
                     for (r, row) in w.chunks_exact(n).enumerate() {
                         scale[r] = grid.best_scale(&row[i..end], &costs[i..end]);
-                        scales[r * per_row + input / GROUP] = scale[r].to_bits();
+                        scales[lines.scale_index(r, input)] = scale[r].to_bits();
                     }
                 }
                 Groups::Inputs => {}
@@ -229,7 +240,57 @@ impl<'a> Rounder<'a> {
                 self.on.cpu.axpy(-error, Row::f32(&factor[1..]), later);
             }
         }
+        self.refine(lines, grid, &scales, &mut codes);
         lines.store(&codes, &scales, out);
+    }
+
+    /// Takes each weight's quant to where the products' error is least while the others stay.
+    fn refine(&self, lines: &Lines<'_>, grid: Grid, scales: &[u16], codes: &mut [u8]) {
+        let (n, outputs) = (self.size, lines.outputs(self.size));
+        let scale = |r, i| f16::from_bits(scales[lines.scale_index(r, i)]).to_f32();
+        let mut errors = vec![0.0; outputs * n];
+        for (at, error) in errors.iter_mut().enumerate() {
+            let (r, i) = (at / n, at % n);
+            let quant = f32::from(codes[lines.index(r, i)] as i8);
+            *error = lines.at(r, i) - quant * scale(r, i);
+        }
+        let mut spread = vec![0.0; errors.len()];
+        self.spread(&errors, &mut spread);
+        for at in (0..SWEEPS).flat_map(|_| 0..outputs * n) {
+            let (r, i) = (at / n, at % n);
+            let row = &self.covariance[i * n..(i + 1) * n];
+            let cost = row[i] + self.damping;
+            let by = (spread[at] + self.damping * errors[at]) / cost;
+            let s = scale(r, i);
+            let code = &mut codes[lines.index(r, i)];
+            let quant = f32::from(*code as i8);
+            let better = grid.nearest(quant * s + by, inverse_of(s));
+            if better != quant && cost > 0.0 {
+                let change = (better - quant) * s;
+                errors[at] -= change;
+                let spread = &mut spread[r * n..(r + 1) * n];
+                self.on.cpu.axpy(-change, Row::f32(row), spread);
+                *code = better as i8 as u8;
+            }
+        }
+    }
+
+    /// `errors · covariance`, row by row.
+    fn spread(&self, errors: &[f32], spread: &mut [f32]) {
+        let (n, rows) = (self.size, errors.len() / self.size);
+        let mut scratch = vec![0.0; matmul_scratch(n)];
+        let covariance: &[u8] = bytemuck::cast_slice(&self.covariance);
+        let mut y = Columns::new(spread, rows, n, n);
+        let cpu = self.on.cpu;
+        cpu.matmul_columns(
+            DType::F32,
+            covariance,
+            4 * n,
+            n,
+            errors,
+            &mut y,
+            &mut scratch,
+        );
     }
 
     /// Appends what `stored` differs from the lines by, `[outputs × size]`.
@@ -248,20 +309,8 @@ impl<'a> Rounder<'a> {
 
     /// Squared errors of the products, of the first and the second half of `errors`.
     fn loss(&self, errors: &[f32]) -> [f64; 2] {
-        let (n, count) = (self.size, errors.len() / self.size);
         let mut spread = vec![0.0; errors.len()];
-        let mut scratch = vec![0.0; matmul_scratch(n)];
-        let covariance: &[u8] = bytemuck::cast_slice(&self.covariance);
-        let mut y = Columns::new(&mut spread, count, n, n);
-        (self.on.cpu).matmul_columns(
-            DType::F32,
-            covariance,
-            4 * n,
-            n,
-            errors,
-            &mut y,
-            &mut scratch,
-        );
+        self.spread(errors, &mut spread);
         let half = errors.len() / 2;
         [0..half, half..errors.len()].map(|part| {
             let pairs = errors[part.clone()].iter().zip(&spread[part]);
@@ -303,6 +352,14 @@ impl<'a> Lines<'a> {
         match self.groups {
             Groups::Inputs => output * self.len + input,
             Groups::Outputs => input * self.len + output,
+        }
+    }
+
+    /// Which scale that weight has.
+    fn scale_index(&self, output: usize, input: usize) -> usize {
+        match self.groups {
+            Groups::Inputs => output * self.len.div_ceil(GROUP) + input / GROUP,
+            Groups::Outputs => input,
         }
     }
 

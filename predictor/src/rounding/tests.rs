@@ -109,56 +109,98 @@ proptest! {
     }
 }
 
-/// Rounds one row by the definition: after each weight the others take the values that make the
-/// error of the products least, found from the inverse of the damped covariance, from which what is
-/// rounded is then eliminated.
-fn reference(covariance: &[f32], row: &[f32], grid: Grid) -> Vec<f32> {
-    let n = row.len();
-    let mean = (0..n)
-        .map(|i| f64::from(covariance[i * (n + 1)]))
-        .sum::<f64>()
-        / n as f64;
-    // [H + damping | 1], by Gauss-Jordan
-    let mut a: Vec<Vec<f64>> = (0..n)
-        .map(|i| {
-            let h = (0..n).map(|j| f64::from(covariance[i * n + j]));
-            let mut row: Vec<f64> = h
-                .chain((0..n).map(|j| f64::from(u8::from(i == j))))
-                .collect();
-            row[i] += DAMPING * mean;
-            row
-        })
-        .collect();
+/// What is added to every variance.
+fn damping(covariance: &[f32], n: usize) -> f64 {
+    let variances = (0..n).map(|i| f64::from(covariance[i * (n + 1)]));
+    DAMPING * variances.sum::<f64>() / n as f64
+}
+
+/// The inverse of the damped covariance, by Gauss-Jordan.
+fn inverse(covariance: &[f32], n: usize) -> Vec<Vec<f64>> {
+    let damping = damping(covariance, n);
+    let one = |i: usize, j: usize| f64::from(u8::from(i == j));
+    let damped = |i: usize, j: usize| f64::from(covariance[i * n + j]) + damping * one(i, j);
+    let row = |i| {
+        let left = (0..n).map(move |j| damped(i, j));
+        left.chain((0..n).map(move |j| one(i, j))).collect()
+    };
+    let mut a: Vec<Vec<f64>> = (0..n).map(row).collect();
     for i in 0..n {
         let pivot = a[i][i];
         a[i].iter_mut().for_each(|x| *x /= pivot);
-        for k in (0..n).filter(|&k| k != i) {
-            let factor = a[k][i];
-            for j in 0..2 * n {
-                a[k][j] -= factor * a[i][j];
-            }
+        let row = a[i].clone();
+        for (_, other) in a.iter_mut().enumerate().filter(|(k, _)| *k != i) {
+            let factor = other[i];
+            let both = other.iter_mut().zip(&row);
+            both.for_each(|(x, r)| *x -= factor * r);
         }
     }
-    let mut inverse: Vec<Vec<f64>> = a.into_iter().map(|row| row[n..].to_vec()).collect();
+    a.into_iter().map(|row| row[n..].to_vec()).collect()
+}
+
+/// Rounds one row by the definition: after each weight the others take the values that make the
+/// error of the products least, found from the inverse of the damped covariance, from which what is
+/// rounded is then eliminated.
+fn reference(covariance: &[f32], w: &[f32], grid: Grid) -> Vec<f32> {
+    let n = w.len();
+    let mut inverse = inverse(covariance, n);
     // what an error of each costs once those after it have made up for it
     let mut later = inverse.clone();
     let mut costs = vec![0.0; n];
-    for i in 0..n {
-        costs[i] = (1.0 / later[i][i]) as f32;
+    for (i, cost) in costs.iter_mut().enumerate() {
+        *cost = (1.0 / later[i][i]) as f32;
         eliminate(&mut later, i);
     }
-    let scale = grid.best_scale(row, &costs).to_f32();
-    let mut row: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+    let scale = grid.best_scale(w, &costs).to_f32();
+    let mut row: Vec<f64> = w.iter().map(|&x| f64::from(x)).collect();
     for i in 0..n {
         let rounded = f64::from(grid.nearest(row[i] as f32, inverse_of(scale)) * scale);
         let error = (row[i] - rounded) / inverse[i][i];
-        for j in i + 1..n {
-            row[j] -= error * inverse[i][j];
-        }
+        let later = row.iter_mut().zip(&inverse[i]).skip(i + 1);
+        later.for_each(|(x, share)| *x -= error * share);
         row[i] = rounded;
         eliminate(&mut inverse, i);
     }
-    row.into_iter().map(|x| x as f32).collect()
+    let rounded = row.into_iter().map(|x| x as f32).collect();
+    settled(
+        covariance,
+        w,
+        rounded,
+        |x| grid.nearest(x, inverse_of(scale)) * scale,
+        scale,
+    )
+}
+
+/// Moves each weight, while the others stay, step by step along the grid to where the loss is least.
+fn settled(
+    covariance: &[f32],
+    w: &[f32],
+    mut rounded: Vec<f32>,
+    nearest: impl Fn(f32) -> f32,
+    step: f32,
+) -> Vec<f32> {
+    let n = w.len();
+    let damping = damping(covariance, n);
+    let loss = |q: &[f32]| {
+        let e: Vec<f64> = w.iter().zip(q).map(|(w, q)| f64::from(w - q)).collect();
+        let pairs = (0..n * n).map(|at| e[at / n] * e[at % n] * f64::from(covariance[at]));
+        pairs.sum::<f64>() + damping * e.iter().map(|e| e * e).sum::<f64>()
+    };
+    for i in (0..3).flat_map(|_| 0..n) {
+        loop {
+            let [down, up] = [-step, step].map(|step| {
+                let mut other = rounded.clone();
+                other[i] = nearest(rounded[i] + step);
+                other
+            });
+            let best = if loss(&down) < loss(&up) { down } else { up };
+            if loss(&best) >= loss(&rounded) {
+                break;
+            }
+            rounded = best;
+        }
+    }
+    rounded
 }
 
 /// Takes input `i` out of an inverse.

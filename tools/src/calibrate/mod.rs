@@ -11,7 +11,7 @@
 
 mod one_layer;
 mod pass;
-mod rounded;
+pub(crate) mod rounded;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,8 @@ use self::pass::{DOWN_BLOCK, Gathered, Wanted, run};
 pub use self::rounded::Rounded;
 use self::rounded::{LayerRows, ROLES, StoredRows};
 use self::stream::Stream;
-use crate::pack::PackOptions;
+use crate::pack::layout::state_of;
+use crate::pack::options::PackOptions;
 use crate::windows::{self, Amount};
 use crate::{Failure, interrupt, progress};
 
@@ -118,7 +119,7 @@ pub fn calibrate(
     let mut what = format!(
         "{VERSION} {:016x} {:016x} {formats:?} {} ",
         source.fingerprint(),
-        crate::pack::state_of(source.path()),
+        state_of(source.path()),
         options.embedding.name()
     )
     .into_bytes();

@@ -8,7 +8,8 @@ use emberflow_predictor::rounding::Covariance;
 
 use super::one_layer::OneLayer;
 use super::stream::Stream;
-use crate::pack::{PackOptions, write};
+use crate::pack::options::PackOptions;
+use crate::pack::write::write;
 use crate::{Failure, interrupt};
 
 /// Neurons of a Down whose errors are compensated together: the covariance of so many takes 64 MiB.

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::options::PackOptions;
 use crate::Failure;
-use crate::calibrate::Rounded;
+use crate::calibrate::rounded::Rounded;
 
 /// Sector when the file system does not say what direct I/O needs.
 const DEFAULT_SECTOR: u32 = 4096;
