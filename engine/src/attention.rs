@@ -63,7 +63,8 @@ impl AttentionLayer<'_> {
         let (c, layer, cpu) = (self.config, self.weights, on.cpu);
         let hd = c.head_dim as usize;
         let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
-        let scale = 1.0 / libm::sqrtf(hd as f32);
+        let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(hd as f32));
+        let rotates = c.rotates(self.number as u32);
         let mut row = 0;
         self.norm_and_clip(on, s, spans.iter().map(|span| span.tokens.len()).sum());
         let by_head = layer.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
@@ -71,13 +72,18 @@ impl AttentionLayer<'_> {
             let first = span.sequence.len();
             let kv = &mut span.sequence.kv;
             for position in first..first + span.tokens.len() {
-                let (cos, sin) = self.rope.at(row);
+                let (cos, sin) = match rotates {
+                    true => self.rope.at(row),
+                    false => (&[][..], &[][..]),
+                };
                 for h in 0..heads {
                     let head = &mut s.q[(row * heads + h) * hd..][..hd];
                     if let Some([q_norm, _]) = by_head {
                         cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
                     }
-                    cpu.rope_rotate_half(head, cos, sin);
+                    if rotates {
+                        cpu.rope_rotate_half(head, cos, sin);
+                    }
                     // Once here instead of once per score.
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
@@ -88,7 +94,9 @@ impl AttentionLayer<'_> {
                     if let Some([_, k_norm]) = by_head {
                         cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
                     }
-                    cpu.rope_rotate_half(key, cos, sin);
+                    if rotates {
+                        cpu.rope_rotate_half(key, cos, sin);
+                    }
                     page.store_key(cpu, self.number, h, key);
                     page.store_value(cpu, self.number, h, &s.v[at..][..hd]);
                 }
@@ -132,6 +140,8 @@ impl AttentionLayer<'_> {
             first,
             tokens,
             window: c.window[self.number] as usize,
+            sinks: self.weights.sinks.as_deref(),
+            cap: c.form.attention_cap,
         };
         let attended = &mut s.attended[..rows * width];
         if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {
@@ -154,6 +164,7 @@ impl AttentionLayer<'_> {
     }
 }
 
+/// Adds `bias` to each of the first `count` rows.
 fn add_bias(bias: &[f32], rows: &mut [f32], count: usize) {
     for row in rows.chunks_exact_mut(bias.len()).take(count) {
         for (y, b) in row.iter_mut().zip(bias) {

@@ -1,4 +1,4 @@
-//! Layout of a neuron bundle: Gate, Up and Down.
+//! Layout of a neuron bundle: Gate, Up and Down, or Gate and Down.
 //!
 //! ```text
 //! scales inline     [ gate quants | gate scales ]  pad  [ up quants | up scales | down quants | down scales ]  pad
@@ -7,15 +7,18 @@
 //! ```
 //!
 //! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can read it alone.
-//! Offsets and padding belong to `storage`; this file defines their meaning for packer and engine.
+//! Without a gate projection (`FfnKind::ungated`) there is no Up: its place is empty, and the matrix
+//! that the activation is on is Gate. Offsets and padding belong to `storage`; this file defines their meaning for packer and engine.
 
-use emberflow_kernels::{DType, Row};
+pub mod across;
+
+use emberflow_kernels::{DType, GROUP, Row};
 use emberflow_storage::container::{Container, Placement};
 
 use crate::error::Error;
 use crate::meta::ContainerMeta;
 
-/// Format of the three vectors of a neuron.
+/// Format of the vectors of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeuronFormat {
     /// Block format.
@@ -24,6 +27,8 @@ pub struct NeuronFormat {
     pub d: usize,
     /// Scales are in the bundle, not in the resident SCALES section.
     pub inline_scales: bool,
+    /// There is no Up vector.
+    pub ungated: bool,
 }
 
 impl NeuronFormat {
@@ -38,6 +43,7 @@ impl NeuronFormat {
             })?,
             d: meta.config.d_model as usize,
             inline_scales: g.placement == Placement::Inline,
+            ungated: meta.config.ffn_kind.ungated,
         };
         let stored = [g.gate_len, g.rest_len, g.scales_per_neuron].map(|n| n as usize);
         let expected = [
@@ -64,7 +70,35 @@ impl NeuronFormat {
                 ),
             });
         }
+        if let Some(reason) = format.without_blocks(container, meta) {
+            let path = container.path().to_path_buf();
+            return Err(Error::Bundles { path, reason });
+        }
         Ok(format)
+    }
+
+    /// Whether the blocks of Down lie [`across`] neurons.
+    pub fn is_across(self) -> bool {
+        self.dtype == DType::Mxfp4
+    }
+
+    /// Why a model cannot have such blocks, if it has them.
+    fn without_blocks(self, container: &Container, meta: &ContainerMeta) -> Option<String> {
+        let whole = |n: usize| n.is_multiple_of(GROUP);
+        let banks = container.banks();
+        match () {
+            () if !self.is_across() => None,
+            () if !whole(self.d) || self.d > across::MOST => {
+                Some(format!("d_model {} has no whole blocks of mxfp4", self.d))
+            }
+            () if !banks.iter().all(|bank| whole(bank.neurons as usize)) => {
+                Some("the neurons of a bank are no whole blocks of mxfp4".into())
+            }
+            () if meta.config.ffn_kind.activation.is_sparse() => {
+                Some("mxfp4 is for models whose neurons are all needed".into())
+            }
+            () => None,
+        }
     }
 
     /// Bytes of one vector's payload without scales.
@@ -86,9 +120,14 @@ impl NeuronFormat {
         self.vector()
     }
 
+    /// Payload bytes of the Up vector.
+    pub fn up_len(self) -> usize {
+        if self.ungated { 0 } else { self.vector() }
+    }
+
     /// Payload bytes of the Up and Down part.
     pub fn rest_len(self) -> usize {
-        2 * self.vector()
+        self.up_len() + self.vector()
     }
 
     /// Bytes per neuron in the resident SCALES section.
@@ -96,14 +135,19 @@ impl NeuronFormat {
         if self.inline_scales {
             0
         } else {
-            3 * self.scales()
+            (2 + self.ups()) * self.scales()
         }
     }
 
     /// Splits the rest part into Up and Down.
     #[inline(always)]
     pub fn split_rest(self, rest_part: &[u8]) -> (&[u8], &[u8]) {
-        rest_part[..self.rest_len()].split_at(self.vector())
+        rest_part[..self.rest_len()].split_at(self.up_len())
+    }
+
+    /// Number of Up vectors.
+    fn ups(self) -> usize {
+        usize::from(!self.ungated)
     }
 
     #[inline(always)]
@@ -131,6 +175,6 @@ impl NeuronFormat {
     /// Down column from its half of the rest part.
     #[inline(always)]
     pub fn down<'a>(self, down: &'a [u8], scales: &'a [u8]) -> Row<'a> {
-        self.row(down, scales, 2)
+        self.row(down, scales, 1 + self.ups())
     }
 }

@@ -5,19 +5,21 @@
 
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::Compute;
-use emberflow_models::config::ModelConfig;
+use emberflow_kernels::{Compute, Cpu};
+use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::attention::AttentionLayer;
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{BankWork, Ffn, FfnSeen, LayerInput, Norm, Rows};
+use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
+use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::rope::RopeTable;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::trace;
-use crate::weights::Weights;
+use crate::weights::{LayerWeights, Weights};
 
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
@@ -66,6 +68,8 @@ pub(crate) struct Decoder {
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
     pub ffn: Ffn,
+    /// Of a model with experts.
+    pub ahead: Option<RouterAhead>,
     pub rope: RopeTable,
     pub scratch: Scratch,
     pub times: Times,
@@ -130,13 +134,14 @@ impl Decoder {
                 row += 1;
             }
         }
+        for span in spans.iter_mut() {
+            // Also when the pass goes on: others may have come to share the pages meanwhile.
+            let first = span.sequence.len();
+            span.sequence.kv.prepare(first, span.tokens.len());
+        }
         let first = match pass.layers {
             Some(layers) => layers,
             None => {
-                for span in spans.iter_mut() {
-                    let first = span.sequence.len();
-                    span.sequence.kv.prepare(first, span.tokens.len());
-                }
                 match hooks.residual {
                     Some(x) => pass.x[..x.len()].copy_from_slice(x),
                     None => self.embed(pass, spans)?,
@@ -174,6 +179,23 @@ impl Decoder {
                 }
             }
         }
+        let scale = self.config.form.embedding_scale;
+        let rows = &mut pass.x[..pass.rows * d];
+        if scale != 1.0 {
+            rows.iter_mut().for_each(|x| *x *= scale);
+        }
+        if let Some(table) = &self.weights.positions {
+            let before = self.config.form.learned_positions.unwrap_or(0) as usize;
+            let positions = spans.iter().flat_map(|span| {
+                let first = before + span.sequence.len();
+                first..first + span.tokens.len()
+            });
+            let vector = &mut self.scratch.out[..d];
+            for (position, x) in positions.zip(rows.chunks_exact_mut(d)) {
+                self.on.cpu.dequantize(table.row(position), vector);
+                add_rows(x, vector, d);
+            }
+        }
         Ok(())
     }
 
@@ -185,65 +207,122 @@ impl Decoder {
         spans: &mut [Span<'_>],
         hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
-        let Self {
-            on,
-            config: c,
-            weights,
-            ffn,
-            rope,
-            scratch: s,
-            times,
-            ..
-        } = self;
         let mut last = Instant::now();
-        let (n, d, layer) = (pass.rows, c.d_model as usize, &weights.layers[number]);
-        (ffn.store.tracer()).section(&trace::ATTENTION, [number as u64, 0]);
-        rmsnorm_rows(on, &pass.x, &layer.attn_norm, c.rms_eps, n, &mut s.normed);
+        self.attend(number, pass, spans, hooks);
+        lap(&mut self.times.attention, &mut last);
+        let fed = self.feed(number, pass, hooks);
+        lap(&mut self.times.ffn, &mut last);
+        fed
+    }
+
+    /// Attention of a layer, which an early router sees before, and the FFN's input. Where both
+    /// read the layer's input, what attention gives is kept until the FFN has seen it.
+    fn attend(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        hooks: &mut Hooks<'_, '_>,
+    ) {
+        let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
+        let (n, layer) = (pass.rows, &self.weights.layers[number]);
+        let (tracer, width) = (self.ffn.store.tracer(), n * c.d_model as usize);
+        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
+        if let (Some(router), Some(mixture)) = (&layer.router, early) {
+            tracer.section(&trace::ROUTER, [number as u64, 0]);
+            let input = Input::new(on.cpu, &pass.x[..width], n, &mut s.input);
+            s.routes.choose(on, router, mixture, input, &mut s.rows);
+        }
+        tracer.section(&trace::ATTENTION, [number as u64, 0]);
+        let before = layer.attn_norm.as_ref();
+        rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
         let attention = AttentionLayer {
             config: c,
             weights: layer,
             number,
-            rope,
+            rope: &self.rope,
         };
         attention.run(on, spans, n, s);
-        show_attention(hooks, c, number, &s.normed[..n * d], &s.attended);
-        add_rows(&mut pass.x, &s.out, n * d);
-        lap(&mut times.attention, &mut last);
+        let (normed, attended) = (&s.normed[..width], &s.attended);
+        show_attention(hooks, c, number, normed, attended);
+        if c.form.parallel == Parallel::No {
+            let post = layer.attn_post_norm.as_ref();
+            let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
+            add_output(on.cpu, post, scale, out, &mut pass.x);
+            let before = layer.ffn_norm.as_ref();
+            rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
+        } else {
+            if let Some(norm) = &layer.ffn_norm {
+                norm.rows(on.cpu, &pass.x[..width], &mut s.normed);
+            }
+            std::mem::swap(&mut s.out, &mut s.parallel);
+        }
+    }
 
-        rmsnorm_rows(on, &pass.x, &layer.ffn_norm, c.rms_eps, n, &mut s.normed);
-        let next = weights.layers.get(number + 1);
+    /// Adds a layer's FFN to the residual stream.
+    fn feed(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        hooks: &mut Hooks<'_, '_>,
+    ) -> Result<(), Error> {
+        let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
+        let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
+        let (width, layer) = (n * d, &layers[number]);
+        let next = layers.get(number + 1);
         let bank = ffn.store.layout().banks_of(number).start;
-        let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
+        let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
+        let biases = layer.ffn_bias.as_ref();
         let dense = [BankWork {
             bank,
             rows: Rows::All(n),
             weights: None,
+            bias: Bias::of(biases, 0),
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
-                (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
-                s.routes.choose(on, router, mixture, input, &mut s.rows);
-                Some(s.routes.units(bank, n))
+                if !mixture.early_router {
+                    (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+                    s.routes.choose(on, router, mixture, input, &mut s.rows);
+                }
+                Some(s.routes.units(bank, n, biases))
             }
             _ => None,
+        };
+        let ahead = match (&mut self.ahead, next) {
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
+                let first = ffn.store.layout().banks_of(number + 1).start;
+                ahead.banks(on, c, next, &pass.x[..d], first)
+            }
+            _ => &[],
         };
         let at = LayerInput {
             number,
             units: experts.as_deref().unwrap_or(&dense),
             input,
-            residual: &pass.x[..n * d],
-            next: next.map(|next| Norm {
-                weight: &next.ffn_norm,
-                eps: c.rms_eps,
-            }),
+            residual: &pass.x[..width],
+            next: next.map(LayerWeights::before_ffn),
+            ahead,
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = &mut hooks.observer {
-            let (residual, x) = (&pass.x[..n * d], &s.normed[..n * d]);
-            observer(&ffn.seen(number, n, residual, x));
+            let choices = experts.map_or(&[][..], |_| s.routes.choices(n));
+            observer(&ffn.seen(FfnSeen {
+                layer: number,
+                tokens: n,
+                residual: &pass.x[..width],
+                x: &s.normed[..width],
+                choices,
+                gates: &[],
+                hidden: &[],
+            }));
         }
-        add_rows(&mut pass.x, &s.out, n * d);
-        lap(&mut times.ffn, &mut last);
+        let scale = c.form.residual_scale;
+        if c.form.parallel != Parallel::No {
+            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
+        }
+        let post = layer.ffn_post_norm.as_ref();
+        add_output(on.cpu, post, scale, &mut s.out[..width], &mut pass.x);
         Ok(())
     }
 
@@ -257,12 +336,17 @@ impl Decoder {
         let (d, count) = (c.d_model as usize, rows.len());
         for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {
             let x = &pass.x[row * d..(row + 1) * d];
-            on.cpu
-                .rmsnorm(x, &self.weights.final_norm, c.rms_eps, normed);
+            self.weights.final_norm.rows(on.cpu, x, normed);
         }
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];
         self.weights.head.matmul(on, input, &mut s.rows, logits);
+        if c.form.logit_scale != 1.0 {
+            logits.iter_mut().for_each(|l| *l *= c.form.logit_scale);
+        }
+        if let Some(cap) = c.form.logit_cap {
+            soft_cap(logits, cap);
+        }
         self.times.head += start.elapsed();
     }
 }
@@ -296,12 +380,15 @@ fn lap(sum: &mut Duration, last: &mut Instant) {
     *last = now;
 }
 
-/// `out[t] = rmsnorm(x[t])` for `n` rows.
-fn rmsnorm_rows(on: &Compute, x: &[f32], weight: &[f32], eps: f32, n: usize, out: &mut [f32]) {
-    let d = weight.len();
-    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)).take(n) {
-        on.cpu.rmsnorm(x, weight, eps, out);
+/// `x += scale × norm(y)`; overwrites `y`.
+fn add_output(cpu: Cpu, norm: Option<&Norm>, scale: f32, y: &mut [f32], x: &mut [f32]) {
+    if let Some(norm) = norm {
+        norm.rows_inplace(cpu, y);
     }
+    if scale != 1.0 {
+        y.iter_mut().for_each(|y| *y *= scale);
+    }
+    add_rows(x, y, y.len());
 }
 
 /// `x += y` over the first `len` elements.

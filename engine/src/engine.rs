@@ -21,9 +21,12 @@ use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
 use crate::rope::RopeTable;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::LayerResidency;
+use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
 use crate::thread_buffer;
@@ -165,8 +168,8 @@ impl Engine {
         self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
-    /// As [`Engine::forward`]; `observer` sees every FFN's input and, with [`Options::observe`],
-    /// its gates and hidden values. Like the logits, these depend on weights and tokens only.
+    /// As [`Engine::forward`]; `observer` sees every FFN's input, the experts that each token visits
+    /// and, with [`Options::observe`], gates and hidden values. Like the logits, these depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -177,9 +180,6 @@ impl Engine {
         wanted: Logits<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        if self.config().mixture.is_some() {
-            return Err(Error::Experts);
-        }
         let hooks = Hooks {
             observer: Some(observer),
             ..Hooks::default()
@@ -420,9 +420,20 @@ impl Engine {
         }
     }
 
+    /// What is in memory of each layer's neurons. Looks up every neuron: milliseconds for a large
+    /// model.
+    pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
+        self.decoder.ffn.store.by_layer()
+    }
+
     /// Bytes of keys and values per position.
     pub fn position_bytes(&self) -> u64 {
         self.pool.shape().position_bytes()
+    }
+
+    /// What reading experts ahead has done since the engine was opened; `None` without experts.
+    pub fn foreseen(&self) -> Option<Foreseen> {
+        self.decoder.ffn.store.foreseen()
     }
 
     /// Enabled mechanisms.
@@ -447,7 +458,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         layout,
         source,
         planner,
-        frequencies,
+        known,
         ..
     } = parts;
     let tracer = match options.trace {
@@ -475,7 +486,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         memory: &division.memory,
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
-        frequencies: &frequencies,
+        known: &known,
         options: &options,
         tracer,
     })?;
@@ -485,7 +496,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     Ok(Decoder {
         embedding,
         on,
-        rope: RopeTable::new(&c.rope, rows),
+        rope: RopeTable::new(&c.rope, rows, options.context),
         scratch: Scratch::new(
             &c,
             ScratchRoom {
@@ -496,6 +507,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
             },
         ),
         ffn: Ffn::new(shape, store, predictors, room),
+        ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),
         config: c,

@@ -43,8 +43,8 @@ pub enum Error {
     },
     /// Neurons of a mixture of experts cannot be observed yet.
     #[error(
-        "statistics, traces and predictors of models with experts are not implemented yet; \
-         they work with dense models"
+        "neurons of models with experts cannot be observed yet, so there are no predictors for them; \
+         profile and trace count their routes"
     )]
     Experts,
     /// The container's predictors are invalid.

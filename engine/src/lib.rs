@@ -30,6 +30,7 @@ mod limits;
 pub mod memory;
 pub mod meta;
 mod model;
+mod norm;
 mod observe;
 mod open;
 mod options;
@@ -37,6 +38,7 @@ pub mod planner;
 mod room;
 mod rope;
 mod router;
+mod router_ahead;
 mod run;
 pub mod sampler;
 mod scratch;
@@ -54,15 +56,17 @@ pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver};
 pub use engine::{Engine, Logits};
 pub use error::Error;
-pub use ffn::{FfnSeen, GATE_PIECES};
+pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Details, Judge, Probe, Report, energy};
-pub use options::{Budget, Options, Phases, Sparsity};
+pub use options::{Budget, Options, Phases, ReadAhead, Sparsity};
 pub use run::{
-    Admission, Batch, Energy, Event, Finished, Generation, Progress, Request, RequestId, Sample,
-    Step, Stepped, Stepper, Stop,
+    Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,
+    RequestId, Sample, Step, Stepped, Stepper, Stop, log_probability,
 };
-pub use sampler::{Sampler, Sampling};
+pub use sampler::{Bias, Sampler, Sampling};
 pub use sequence::{Sequence, Span};
+pub use store::LayerResidency;
+pub use store::foresight::Foreseen;
 pub use store::regions::{self, CLUSTER};

@@ -14,7 +14,7 @@ use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner};
 use crate::sparsity::{Choice, choose};
-use crate::store::{Layout, Naming};
+use crate::store::{Known, Layout, Naming};
 
 /// Inputs of the plan and of the engine.
 pub(crate) struct Parts {
@@ -27,8 +27,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
-    /// By bank: each neuron's activation frequency; empty without statistics.
-    pub frequencies: Vec<Vec<f32>>,
+    /// Activation statistics.
+    pub known: Known,
     /// Most compute threads.
     pub threads: usize,
 }
@@ -73,7 +73,7 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        let (planner, frequencies) = Planner::new(Opened {
+        let (planner, known) = Planner::new(Opened {
             layout: &layout,
             config: c,
             quant,
@@ -91,7 +91,7 @@ impl Parts {
             layout,
             source,
             planner,
-            frequencies,
+            known,
             threads,
             text,
             options,

@@ -9,17 +9,20 @@ pub struct RopeTable {
     /// Cosines of the rows of the current chunk, `[tokens × dims/2]`.
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// Factor of cosines and sines.
+    factor: f32,
 }
 
 impl RopeTable {
-    /// A table for chunks of up to `tokens` rows.
-    pub fn new(rope: &Rope, tokens: usize) -> Self {
-        let inv_freq = inverse_frequencies(rope);
+    /// A table for chunks of up to `tokens` rows of sequences of up to `context` positions.
+    pub fn new(rope: &Rope, tokens: usize, context: usize) -> Self {
+        let inv_freq = inverse_frequencies(rope, context);
         let n = inv_freq.len() * tokens;
         Self {
             cos: vec![0.0; n],
             sin: vec![0.0; n],
             inv_freq,
+            factor: rope.scaling.attention_factor(),
         }
     }
 
@@ -28,8 +31,8 @@ impl RopeTable {
         let half = self.inv_freq.len();
         for (i, &f) in self.inv_freq.iter().enumerate() {
             let angle = position as f32 * f;
-            self.cos[t * half + i] = libm::cosf(angle);
-            self.sin[t * half + i] = libm::sinf(angle);
+            self.cos[t * half + i] = self.factor * libm::cosf(angle);
+            self.sin[t * half + i] = self.factor * libm::sinf(angle);
         }
     }
 
@@ -41,18 +44,70 @@ impl RopeTable {
     }
 }
 
-fn inverse_frequencies(rope: &Rope) -> Vec<f32> {
-    (0..rope.dims / 2)
-        .map(|i| {
-            let plain = 1.0 / libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
-            scaled(plain, &rope.scaling)
-        })
-        .collect()
+/// LongRoPE's divisors depend on the longest position that is possible, not on the positions so far:
+/// a key that is stored would have to be rotated again. (transformers decides by the longest
+/// position of a pass, llama.cpp by the context, too.)
+fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
+    let power = |i: u32| libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
+    let frequencies = 0..rope.dims / 2;
+    match &rope.scaling {
+        RopeScaling::Long {
+            short,
+            long,
+            original_context,
+            ..
+        } => {
+            let divisors = match context > *original_context as usize {
+                true => long,
+                false => short,
+            };
+            let divided = |(i, divisor): (u32, &f32)| 1.0 / (divisor * power(i));
+            frequencies.zip(divisors).map(divided).collect()
+        }
+        RopeScaling::Yarn { factor, .. } => frequencies
+            .map(|i| {
+                let (plain, kept) = (1.0 / power(i), kept_by_yarn(rope, i));
+                plain / factor * (1.0 - kept) + plain * kept
+            })
+            .collect(),
+        scaling => frequencies
+            .map(|i| scaled(1.0 / power(i), scaling))
+            .collect(),
+    }
+}
+
+/// The part of frequency `i` that YaRN keeps: 1 of the highest, 0 of the lowest, a ramp between.
+fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
+    let RopeScaling::Yarn {
+        beta_fast,
+        beta_slow,
+        original_context,
+        truncate,
+        ..
+    } = rope.scaling
+    else {
+        return 1.0;
+    };
+    let (dims, theta) = (f64::from(rope.dims), f64::from(rope.theta));
+    // the frequency that turns so often over the original context
+    let place = |turns: f32| {
+        let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
+        dims * libm::log(context) / (2.0 * libm::log(theta))
+    };
+    let (low, high) = (place(beta_fast), place(beta_slow));
+    let (low, high) = match truncate {
+        true => (libm::floor(low), libm::ceil(high)),
+        false => (low, high),
+    };
+    let (low, high) = (low.max(0.0), high.min(dims - 1.0));
+    // without a ramp, a step
+    let width = if high == low { 0.001 } else { high - low };
+    1.0 - ((f64::from(i) - low) / width).clamp(0.0, 1.0) as f32
 }
 
 fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
     match scaling {
-        RopeScaling::None => freq,
+        RopeScaling::None | RopeScaling::Long { .. } | RopeScaling::Yarn { .. } => freq,
         RopeScaling::Linear { factor } => freq / factor,
         RopeScaling::Llama3 {
             factor,

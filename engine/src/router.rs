@@ -3,18 +3,11 @@
 //! Scores become weights in f32 and in a fixed order. Of equal scores the lower expert is chosen.
 
 use emberflow_kernels::{Compute, math};
-use emberflow_models::config::{Mixture, ModelConfig};
+use emberflow_models::config::{Mixture, ModelConfig, Scoring};
 
-use crate::ffn::{BankWork, Rows};
+use crate::ffn::{BankWork, Bias, Choice, Rows};
 use crate::input::Input;
-use crate::weights::Router;
-
-/// An expert and its weight.
-#[derive(Debug, Clone, Copy, Default)]
-struct Choice {
-    expert: u32,
-    weight: f32,
-}
+use crate::weights::{FfnBiases, Router};
 
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]
@@ -80,8 +73,14 @@ impl Routes {
         let rows = self.scores.chunks_exact_mut(experts);
         let choices = self.choices.chunks_exact_mut(chosen);
         for (scores, choices) in rows.zip(choices).take(n) {
-            softmax(scores);
-            pick(scores, choices, mixture.renormalise);
+            for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
+                *score += bias;
+            }
+            if mixture.scoring == Scoring::Softmax {
+                softmax(scores);
+            }
+            pick(scores, choices);
+            weigh(choices, mixture);
         }
         self.sort(n);
         self.shared.clear();
@@ -89,6 +88,11 @@ impl Routes {
             let rows = input.x.chunks_exact(input.n());
             (self.shared).extend(rows.map(|x| sigmoid(on.cpu.dot_f32(gate, x))));
         }
+    }
+
+    /// What [`Routes::choose`] chose for `n` rows, by row, the largest share first.
+    pub fn choices(&self, n: usize) -> &[Choice] {
+        &self.choices[..n * self.chosen]
     }
 
     /// Groups the choices of `n` rows by expert.
@@ -114,9 +118,14 @@ impl Routes {
         self.first[0] = 0;
     }
 
-    /// The units of work of a layer of `n` rows whose banks begin at `bank`: the visited experts,
-    /// ascending, and the shared one.
-    pub fn units(&self, bank: u32, n: usize) -> Vec<BankWork<'_>> {
+    /// The units of work of a layer of `n` rows whose banks begin at `bank` and have these biases: the
+    /// visited experts, ascending, and the shared one.
+    pub fn units<'a>(
+        &'a self,
+        bank: u32,
+        n: usize,
+        biases: Option<&'a FfnBiases>,
+    ) -> Vec<BankWork<'a>> {
         let mut units = Vec::with_capacity(self.experts + 1);
         for (expert, ends) in (bank..).zip(self.first.windows(2)) {
             let routes = ends[0] as usize..ends[1] as usize;
@@ -130,6 +139,7 @@ impl Routes {
                     false => Rows::Some(&self.rows[routes.clone()]),
                 },
                 weights: Some(&self.weights[routes]),
+                bias: Bias::of(biases, (expert - bank) as usize),
             });
         }
         if !self.shared.is_empty() {
@@ -137,6 +147,7 @@ impl Routes {
                 bank: bank + self.experts as u32,
                 rows: Rows::All(n),
                 weights: Some(&self.shared[..n]),
+                bias: Bias::NONE,
             });
         }
         units
@@ -158,26 +169,31 @@ fn softmax(scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
-/// The largest shares, descending, as `choices`; takes them out of `shares`.
-fn pick(shares: &mut [f32], choices: &mut [Choice], renormalise: bool) {
-    /// Below every share.
-    const TAKEN: f32 = -1.0;
-    let mut sum = 0.0;
-    for choice in &mut *choices {
+/// The largest scores, descending, as `choices`; takes them out of `scores`.
+fn pick(scores: &mut [f32], choices: &mut [Choice]) {
+    for choice in choices {
         let mut best = 0;
-        for (expert, share) in shares.iter().enumerate() {
-            if *share > shares[best] {
+        for (expert, score) in scores.iter().enumerate() {
+            if *score > scores[best] {
                 best = expert;
             }
         }
         *choice = Choice {
             expert: best as u32,
-            weight: shares[best],
+            weight: scores[best],
         };
-        sum += shares[best];
-        shares[best] = TAKEN;
+        // below every other
+        scores[best] = f32::NEG_INFINITY;
     }
-    if renormalise {
+}
+
+/// Turns the scores of the chosen experts into weights.
+fn weigh(choices: &mut [Choice], mixture: &Mixture) {
+    if mixture.scoring == Scoring::Sigmoid {
+        (choices.iter_mut()).for_each(|choice| choice.weight = sigmoid(choice.weight));
+    }
+    if mixture.renormalise {
+        let sum = choices.iter().fold(0.0, |sum, choice| sum + choice.weight);
         choices.iter_mut().for_each(|choice| choice.weight /= sum);
     }
 }
@@ -200,7 +216,7 @@ mod tests {
         let mut shares = shares.to_vec();
         let rows = shares.chunks_exact_mut(experts);
         for (shares, choices) in rows.zip(routes.choices.chunks_exact_mut(chosen)) {
-            pick(shares, choices, false);
+            pick(shares, choices);
         }
         routes.sort(n);
         routes
@@ -214,7 +230,7 @@ mod tests {
             0.3, 0.3, 0.2, 0.2,
         ];
         let routes = routes(4, 2, &shares);
-        let units = routes.units(10, 3);
+        let units = routes.units(10, 3, None);
         let found: Vec<_> = units
             .iter()
             .map(|unit| {
@@ -237,9 +253,33 @@ mod tests {
     #[test]
     fn equal_shares_go_to_the_lower_expert() {
         let mut choices = [Choice::default(); 3];
-        pick(&mut [0.25; 4], &mut choices, true);
+        pick(&mut [0.25; 4], &mut choices);
         assert_eq!(choices.map(|c| c.expert), [0, 1, 2]);
-        assert!(choices.iter().all(|c| (c.weight - 1.0 / 3.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn weights_are_made_of_the_chosen_scores() {
+        let mixture = |scoring, renormalise| Mixture {
+            chosen: 2,
+            renormalise,
+            shared: 0,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring,
+            early_router: false,
+            router_bias: false,
+        };
+        let weights = |scoring, renormalise| {
+            // far above where a sigmoid in f32 is 1
+            let mut choices = [Choice::default(); 2];
+            pick(&mut [-1.0, 40.0, 0.0, 30.0], &mut choices);
+            assert_eq!(choices.map(|c| c.expert), [1, 3]);
+            weigh(&mut choices, &mixture(scoring, renormalise));
+            choices.map(|c| c.weight)
+        };
+        assert_eq!(weights(Scoring::Softmax, false), [40.0, 30.0]);
+        assert_eq!(weights(Scoring::Sigmoid, false), [1.0, 1.0]);
+        assert_eq!(weights(Scoring::Sigmoid, true), [0.5, 0.5]);
     }
 
     #[test]

@@ -17,6 +17,10 @@ pub struct Sampling {
     pub min_p: f32,
     /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
     pub repetition_penalty: f32,
+    /// Subtract this from the logits of generated tokens; 0 = off.
+    pub presence_penalty: f32,
+    /// Subtract this for each time that a token was generated; 0 = off.
+    pub frequency_penalty: f32,
     /// Seed of the random number generator.
     pub seed: u64,
 }
@@ -30,6 +34,8 @@ impl Default for Sampling {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             seed: 0,
         }
     }
@@ -73,19 +79,43 @@ impl Sampling {
             "repetition penalty",
             r,
             "above 0 (1 = off)",
-        )
+        )?;
+        let f = self.presence_penalty;
+        check(f.is_finite(), "presence penalty", f, "a number (0 = off)")?;
+        let f = self.frequency_penalty;
+        check(f.is_finite(), "frequency penalty", f, "a number (0 = off)")
     }
 }
 
 /// Recent tokens subject to the repetition penalty.
 const PENALTY_WINDOW: usize = 64;
 
-/// A seeded sampler. Allocates once, for its vocabulary.
+/// A change of a token's logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bias {
+    /// The token.
+    pub token: u32,
+    /// Added to its logit.
+    pub add: f32,
+}
+
+/// A token and how often it was drawn.
+#[derive(Debug, Clone, Copy)]
+struct Drawn {
+    token: u32,
+    times: u32,
+}
+
+/// A seeded sampler. Allocates once, for its vocabulary, and for the tokens it counts for the
+/// presence and frequency penalties.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Sampling,
     rng: ChaCha8Rng,
     candidates: Vec<(f32, u32)>,
+    bias: Vec<Bias>,
+    /// In the order of their numbers.
+    drawn: Vec<Drawn>,
 }
 
 impl Sampler {
@@ -95,17 +125,45 @@ impl Sampler {
             settings,
             rng: ChaCha8Rng::seed_from_u64(settings.seed),
             candidates: Vec::with_capacity(vocab),
+            bias: Vec::new(),
+            drawn: Vec::new(),
         }
+    }
+
+    /// Adds `bias` to logits before all else.
+    #[must_use]
+    pub fn with_bias(mut self, bias: Vec<Bias>) -> Self {
+        self.bias = bias;
+        self
     }
 
     /// Samples the next token. `history` is all tokens of the sequence. NaN logits are never
     /// chosen; if all are NaN the result is token 0.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
+        let token = self.draw(logits, history);
+        let s = self.settings;
+        if s.presence_penalty != 0.0 || s.frequency_penalty != 0.0 {
+            match self.drawn.binary_search_by_key(&token, |d| d.token) {
+                Ok(at) => self.drawn[at].times += 1,
+                Err(at) => self.drawn.insert(at, Drawn { token, times: 1 }),
+            }
+        }
+        token
+    }
+
+    fn draw(&mut self, logits: &[f32], history: &[u32]) -> u32 {
         let s = self.settings;
         let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
         self.candidates.clear();
         let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
         self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
+        for bias in &self.bias {
+            add(&mut self.candidates, bias.token, bias.add);
+        }
+        for drawn in &self.drawn {
+            let penalty = s.presence_penalty + s.frequency_penalty * drawn.times as f32;
+            add(&mut self.candidates, drawn.token, -penalty);
+        }
         if s.repetition_penalty != 1.0 {
             for (i, id) in recent.iter().enumerate() {
                 // Once per distinct token.
@@ -170,6 +228,13 @@ impl Sampler {
     }
 }
 
+/// Adds to the logit of `token`, if that is among `candidates`, which are ordered by token.
+fn add(candidates: &mut [(f32, u32)], token: u32, add: f32) {
+    if let Ok(at) = candidates.binary_search_by_key(&token, |c| c.1) {
+        candidates[at].0 += add;
+    }
+}
+
 fn penalise(logit: f32, penalty: f32) -> f32 {
     if logit > 0.0 {
         logit / penalty
@@ -190,6 +255,32 @@ mod tests {
         };
         f(&mut s);
         s
+    }
+
+    #[test]
+    fn what_was_drawn_is_less_likely_and_a_bias_counts() {
+        let logits = [1.0, 3.0, 2.5];
+        let greedy = |presence_penalty, frequency_penalty| Sampling {
+            presence_penalty,
+            frequency_penalty,
+            ..Sampling::default()
+        };
+        let draw = |mut sampler: Sampler| [0; 4].map(|_| sampler.sample(&logits, &[]));
+        assert_eq!(draw(Sampler::new(greedy(0.0, 0.0), 3)), [1, 1, 1, 1]);
+        assert_eq!(draw(Sampler::new(greedy(0.6, 0.0), 3)), [1, 2, 1, 1]);
+        assert_eq!(draw(Sampler::new(greedy(0.0, 0.6), 3)), [1, 2, 1, 2]);
+        let bias = vec![
+            Bias {
+                token: 0,
+                add: 100.0,
+            },
+            Bias {
+                token: 99,
+                add: 1.0,
+            },
+        ];
+        let biased = Sampler::new(greedy(0.0, 0.0), 3).with_bias(bias);
+        assert_eq!(draw(biased), [0; 4]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Scratch of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::kv::BLOCK;
 use crate::router::Routes;
@@ -26,6 +26,8 @@ pub(crate) struct Scratch {
     pub normed: Vec<f32>,
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
+    /// Attention's output in a layer whose FFN reads the same input, `[rows × d_model]`; else empty.
+    pub parallel: Vec<f32>,
     /// Queries, `[rows × heads·head_dim]`.
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`.
@@ -55,6 +57,7 @@ impl Scratch {
         Self {
             normed: vec![0.0; chunk * d],
             out: vec![0.0; chunk * d],
+            parallel: vec![0.0; chunk * parallel(c)],
             q: vec![0.0; chunk * q],
             k: vec![0.0; chunk * kv],
             v: vec![0.0; chunk * kv],
@@ -71,7 +74,7 @@ impl Scratch {
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, q, kv, vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
-        let rows = chunk * (2 * d + 2 * q + 2 * kv);
+        let rows = chunk * (2 * d + parallel(c) + 2 * q + 2 * kv);
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
         let per_thread = Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
@@ -88,6 +91,14 @@ fn partials_len(c: &ModelConfig, context: usize) -> usize {
         blocks => blocks
             .saturating_mul(c.heads as usize)
             .saturating_mul(width + 2),
+    }
+}
+
+/// Width of [`Scratch::parallel`].
+fn parallel(c: &ModelConfig) -> usize {
+    match c.form.parallel {
+        Parallel::No => 0,
+        Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
     }
 }
 

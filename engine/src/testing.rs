@@ -16,7 +16,7 @@ use crate::bundle::NeuronFormat;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Residency};
 use crate::options::Options;
-use crate::store::{Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
+use crate::store::{Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
 
 /// A container with seeded contents.
 pub(crate) struct World {
@@ -76,6 +76,7 @@ impl World {
             dtype,
             d,
             inline_scales: true,
+            ungated: false,
         };
         let geometry = BundleGeometry::choose(
             format.gate_len() as u32,
@@ -200,7 +201,7 @@ impl World {
             memory: plan,
             naming: ways.naming,
             buffers: ways.buffers,
-            frequencies: &[],
+            known: &Known::default(),
             costs: ways.costs,
             gates_first: ways.gates_first,
             options: &options,

@@ -3,13 +3,14 @@
 use std::thread::{Builder, ScopedJoinHandle};
 
 use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{ModelConfig, Parallel};
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::error::Error;
 use crate::input::Input;
+use crate::norm::Norm;
 use crate::store::region;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
@@ -94,15 +95,31 @@ impl Matrix {
 pub struct Router {
     /// Scores of the experts, `[experts × d_model]`.
     pub scores: Matrix,
+    /// Biases of these scores, `[experts]`.
+    pub bias: Option<Vec<f32>>,
     /// Gate of the shared expert, `[d_model]`.
     pub shared: Option<Vec<f32>>,
 }
 
-/// Attention weights of one layer, and its router.
+/// Biases of a layer's FFN, in packed order, one bank's after the other's. All banks are of the same
+/// size.
 #[derive(Debug)]
-pub struct LayerWeights {
-    /// RMSNorm before attention.
-    pub attn_norm: Vec<f32>,
+pub(crate) struct FfnBiases {
+    pub banks: usize,
+    /// Of Gate and Up, `[banks × neurons]` each; Up's is empty without a gate.
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    /// Of Down, `[banks × d_model]`.
+    pub down: Vec<f32>,
+}
+
+/// Attention weights of one layer, its norms, its router and its FFN's biases.
+#[derive(Debug)]
+pub(crate) struct LayerWeights {
+    /// Norm before attention.
+    pub attn_norm: Option<Norm>,
+    /// Norm of attention's output.
+    pub attn_post_norm: Option<Norm>,
     /// Query projection, `[heads·head_dim × d_model]`.
     pub q: Matrix,
     /// Key projection, `[kv_heads·head_dim × d_model]`.
@@ -117,19 +134,34 @@ pub struct LayerWeights {
     pub o_bias: Option<Vec<f32>>,
     /// RMSNorm over each head of Q and of K, or over all of them.
     pub qk_norm: Option<[Vec<f32>; 2]>,
-    /// RMSNorm before the FFN.
-    pub ffn_norm: Vec<f32>,
+    /// Logit of each query head beside those of the positions.
+    pub sinks: Option<Vec<f32>>,
+    /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
+    pub ffn_norm: Option<Norm>,
+    /// Norm of the FFN's output.
+    pub ffn_post_norm: Option<Norm>,
+    /// Biases of the FFN, or of every expert.
+    pub ffn_bias: Option<FfnBiases>,
     /// The router, where the FFN is a mixture of experts.
     pub router: Option<Router>,
 }
 
+impl LayerWeights {
+    /// The norm whose output the FFN reads; `None` if it reads the residual stream.
+    pub(crate) fn before_ffn(&self) -> Option<&Norm> {
+        self.ffn_norm.as_ref().or(self.attn_norm.as_ref())
+    }
+}
+
 /// All resident weights.
 #[derive(Debug)]
-pub struct Weights {
+pub(crate) struct Weights {
     /// Output head, `[vocab × d_model]`; also the embedding where tied.
     pub head: Matrix,
-    /// RMSNorm before the head.
-    pub final_norm: Vec<f32>,
+    /// Norm before the head.
+    pub final_norm: Norm,
+    /// Learned positions.
+    pub positions: Option<Matrix>,
     /// One entry per decoder layer.
     pub layers: Vec<LayerWeights>,
 }
@@ -155,7 +187,11 @@ impl Weights {
                 })
                 .collect();
             let head = src.matrix(head_role(c), 0, vocab, d);
-            let final_norm = src.vector(Role::FinalNorm, 0, d);
+            let final_norm = src.norm(Role::FinalNorm, Some(Role::FinalNormBias), 0, c);
+            let positions = match c.position_rows() as usize {
+                0 => Ok(None),
+                rows => src.matrix(Role::Positions, 0, rows, d).map(Some),
+            };
             let mut parts = Vec::with_capacity(LOADERS);
             for (first, thread) in started {
                 let part = match thread.map(ScopedJoinHandle::join) {
@@ -171,6 +207,7 @@ impl Weights {
                 layers: layers.collect(),
                 head: head?,
                 final_norm: final_norm?,
+                positions: positions?,
             })
         })
     }
@@ -274,7 +311,11 @@ impl<'a> Loader<'a> {
         let q_dim = c.heads as usize * c.head_dim as usize;
         let kv_dim = c.kv_heads as usize * c.head_dim as usize;
         Ok(LayerWeights {
-            attn_norm: self.vector(Role::AttnNorm, l, d)?,
+            attn_norm: match c.form.pre_norm {
+                true => Some(self.norm(Role::AttnNorm, Some(Role::AttnNormBias), l, c)?),
+                false => None,
+            },
+            attn_post_norm: self.post_norm(Role::AttnPostNorm, l, c)?,
             q: self.matrix(Role::Q, l, q_dim, d)?,
             k: self.matrix(Role::K, l, kv_dim, d)?,
             v: self.matrix(Role::V, l, kv_dim, d)?,
@@ -305,9 +346,63 @@ impl<'a> Loader<'a> {
             } else {
                 None
             },
-            ffn_norm: self.vector(Role::FfnNorm, l, d)?,
+            sinks: if c.form.sinks {
+                Some(self.vector(Role::Sinks, l, c.heads as usize)?)
+            } else {
+                None
+            },
+            ffn_norm: match c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
+                true => Some(self.norm(Role::FfnNorm, Some(Role::FfnNormBias), l, c)?),
+                false => None,
+            },
+            ffn_post_norm: self.post_norm(Role::FfnPostNorm, l, c)?,
+            ffn_bias: self.ffn_biases(l, c)?,
             router: self.router(c, l)?,
         })
+    }
+
+    /// A norm before attention, FFN or head, of the kind that the model has there; `bias` is its
+    /// bias, where such norms have one.
+    fn norm(
+        &self,
+        weight: Role,
+        bias: Option<Role>,
+        layer: u32,
+        c: &ModelConfig,
+    ) -> Result<Norm, Error> {
+        let d = c.d_model as usize;
+        Ok(Norm {
+            weight: self.vector(weight, layer, d)?,
+            bias: match bias.filter(|_| c.form.norm_bias) {
+                Some(role) => Some(self.vector(role, layer, d)?),
+                None => c.form.layer_norm.then(|| vec![0.0; d]),
+            },
+            eps: c.rms_eps,
+        })
+    }
+
+    /// A norm of a layer's outputs, where the model has them.
+    fn post_norm(&self, role: Role, layer: u32, c: &ModelConfig) -> Result<Option<Norm>, Error> {
+        let norm = c.form.post_norm.then(|| self.norm(role, None, layer, c));
+        norm.transpose()
+    }
+
+    /// The biases of a layer's FFN, where it has them.
+    fn ffn_biases(&self, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
+        if !c.form.ffn_bias {
+            return Ok(None);
+        }
+        let banks = c.banks_of(l).count();
+        let (neurons, d) = (banks * c.ffn as usize, c.d_model as usize);
+        Ok(Some(FfnBiases {
+            banks,
+            gate: self.rows(Role::GateBias, l, neurons, 1)?,
+            up: match c.ffn_kind.ungated {
+                true => Vec::new(),
+                false => self.rows(Role::UpBias, l, neurons, 1)?,
+            },
+            down: self.rows(Role::DownBias, l, banks, d)?,
+        }))
     }
 
     fn matrix(&self, role: Role, layer: u32, rows: usize, cols: usize) -> Result<Matrix, Error> {
@@ -327,9 +422,13 @@ impl<'a> Loader<'a> {
         let Some(mixture) = c.mixture_of(layer) else {
             return Ok(None);
         };
-        let d = c.d_model as usize;
+        let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
         Ok(Some(Router {
-            scores: self.matrix(Role::Router, layer, c.experts as usize, d)?,
+            scores: self.matrix(Role::Router, layer, experts, d)?,
+            bias: match mixture.router_bias {
+                false => None,
+                true => Some(self.vector(Role::RouterBias, layer, experts)?),
+            },
             shared: match mixture.shared {
                 0 => None,
                 _ => Some(self.vector(Role::SharedGate, layer, d)?),
@@ -338,9 +437,16 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
-        let m = self.matrix(role, layer, 1, n)?;
-        let mut out = vec![0.0; n];
-        Cpu::detect().dequantize(m.row(0), &mut out);
+        self.rows(role, layer, 1, n)
+    }
+
+    /// The numbers of a matrix, row by row.
+    fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
+        let m = self.matrix(role, layer, rows, n)?;
+        let (cpu, mut out) = (Cpu::detect(), vec![0.0; rows * n]);
+        for (r, out) in out.chunks_exact_mut(n).enumerate() {
+            cpu.dequantize(m.row(r), out);
+        }
         Ok(out)
     }
 }

@@ -5,6 +5,13 @@
 //! in the container; the engine builds its geometry from it. There are no per-family branches after
 //! this point: a family is only a set of field values.
 
+mod form;
+mod rope;
+
+pub use form::{Form, Parallel};
+pub(crate) use rope::yarn_attention;
+pub use rope::{Rope, RopeScaling};
+
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -31,6 +38,14 @@ pub enum Activation {
     Gelu,
     /// GELU with the tanh approximation.
     GeluTanh,
+    /// gpt-oss: `g · sigmoid(alpha · g)` with `g = min(x, limit)`. Up comes as `u + 1` with `u`
+    /// clamped to ±`limit`.
+    ClampedSwiglu {
+        /// Largest gate, and largest magnitude of Up.
+        limit: f32,
+        /// Steepness of the sigmoid.
+        alpha: f32,
+    },
 }
 
 impl Activation {
@@ -41,6 +56,11 @@ impl Activation {
     }
 }
 
+/// The limit and the steepness of every published gpt-oss.
+pub(crate) const SWIGLU_LIMIT: f32 = 7.0;
+/// See [`SWIGLU_LIMIT`].
+pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
+
 /// How the FFN of one layer (or expert) combines its three matrices:
 /// `down · (act(gate·x) ∘ up'(up·x))`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -49,65 +69,10 @@ pub struct FfnKind {
     pub activation: Activation,
     /// dReLU (Bamboo, TurboSparse): the up projection passes through `max(·, 0)` too.
     pub relu_on_up: bool,
-}
-
-/// Scaling of the rotary frequencies.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum RopeScaling {
-    /// Plain RoPE.
-    None,
-    /// Positions divided by `factor`.
-    Linear {
-        /// Divisor of every frequency.
-        factor: f32,
-    },
-    /// Llama 3.1 and later.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are divided.
-        low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
-        high_freq_factor: f32,
-        /// Context length before scaling, in tokens.
-        original_context: u32,
-    },
-}
-
-impl RopeScaling {
-    /// Whether the factors give finite, positive frequencies.
-    fn is_sound(self) -> bool {
-        let positive = |x: f32| x.is_finite() && x > 0.0;
-        match self {
-            Self::None => true,
-            Self::Linear { factor } => positive(factor),
-            Self::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            } => {
-                positive(factor)
-                    && positive(low_freq_factor)
-                    && positive(high_freq_factor)
-                    && low_freq_factor < high_freq_factor
-                    && original_context > 0
-            }
-        }
-    }
-}
-
-/// Rotary position embedding, rotate-half convention (readers un-permute checkpoints stored
-/// interleaved).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f32,
-    /// Dimensions per head that are rotated (even, ≤ head_dim).
-    pub dims: u32,
-    /// Frequency scaling.
-    pub scaling: RopeScaling,
+    /// Two matrices: `down · act(gate·x)`. The projection that the activation is on is called Gate
+    /// even where a checkpoint calls it `up` or `fc1`, for it decides which neurons fire.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ungated: bool,
 }
 
 /// How the FFNs of a mixture of experts are put together. In every layer but those of
@@ -116,8 +81,7 @@ pub struct Rope {
 pub struct Mixture {
     /// Experts that a token visits in a layer: those with the highest scores.
     pub chosen: u32,
-    /// An expert's weight is its share among all experts (softmax of the scores). With this, the
-    /// weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen ones are divided by their sum.
     pub renormalise: bool,
     /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
     /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
@@ -126,6 +90,33 @@ pub struct Mixture {
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
     pub dense_ffn: u32,
+    /// What an expert's weight is made of.
+    #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
+    pub scoring: Scoring,
+    /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
+    /// input of the experts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early_router: bool,
+    /// The router's scores carry a bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub router_bias: bool,
+}
+
+/// How a router's scores become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// An expert's share among all (softmax).
+    #[default]
+    Softmax,
+    /// The sigmoid of each score.
+    Sigmoid,
+}
+
+impl Scoring {
+    fn is_softmax(&self) -> bool {
+        *self == Self::Softmax
+    }
 }
 
 /// One FFN's neurons: those of an expert, or of a dense layer.
@@ -201,6 +192,9 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
+    /// Everything that most decoders have in common, and this one may not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 /// Maximum width of the residual stream, of an FFN or of a projection.
@@ -244,6 +238,17 @@ impl ModelConfig {
         (0..self.layers).flat_map(|layer| self.banks_of(layer))
     }
 
+    /// Whether layer `layer` rotates queries and keys.
+    pub fn rotates(&self, layer: u32) -> bool {
+        self.form.nope_layers.binary_search(&layer).is_err()
+    }
+
+    /// Rows of the table of learned positions; 0 without one.
+    pub fn position_rows(&self) -> u32 {
+        let rows = |before: u32| self.max_context.saturating_add(before);
+        self.form.learned_positions.map_or(0, rows)
+    }
+
     /// Checks the range of every field and their consistency. A valid configuration converts to
     /// sizes without overflow in 64 bits. `path` names the file in errors.
     ///
@@ -268,6 +273,7 @@ impl ModelConfig {
             .or_else(|| self.bad_rope())
             .or_else(|| self.bad_number())
             .or_else(|| self.bad_entry())
+            .or_else(|| self.bad_form())
     }
 
     /// A size of zero or past its bound, or heads that do not divide.
@@ -321,8 +327,7 @@ impl ModelConfig {
             }
         }
         let dense = &mixture.dense_layers;
-        let ascending = dense.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || dense.last().is_some_and(|&layer| layer >= self.layers) {
+        if !self.are_layers(dense) {
             let expected = format!("layers below {}, ascending", self.layers);
             return BadField::some("dense layers", dense, expected);
         }
@@ -333,18 +338,25 @@ impl ModelConfig {
         None
     }
 
+    /// Whether a list names layers, in ascending order.
+    fn are_layers(&self, list: &[u32]) -> bool {
+        let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
+        ascending && list.last().is_none_or(|&layer| layer < self.layers)
+    }
+
     /// A rotary embedding whose angles are no numbers.
     fn bad_rope(&self) -> Option<BadField> {
         let rope = &self.rope;
-        if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
-            let expected = format!("even, 2 to head_dim = {}", self.head_dim);
+        if !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
+            let expected = format!("even, at most head_dim = {}", self.head_dim);
             return BadField::some("rope.dims", &rope.dims, expected);
         }
         if !(rope.theta.is_finite() && rope.theta > 1.0) {
             return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
-        if !rope.scaling.is_sound() {
-            let expected = "positive finite factors, low_freq_factor below high_freq_factor";
+        if !rope.scaling.is_sound(rope.dims / 2) {
+            let expected = "positive finite factors, those of low frequencies below those of high \
+                            ones, one of longrope's for each pair of rotated dimensions";
             return BadField::some("rope.scaling", &rope.scaling, expected);
         }
         None
@@ -363,6 +375,12 @@ impl ModelConfig {
                 &threshold,
                 "a finite number, 0 or more",
             );
+        }
+        if let Activation::ClampedSwiglu { limit, alpha } = self.ffn_kind.activation
+            && ![limit, alpha].iter().all(|x| x.is_finite() && *x > 0.0)
+        {
+            let found = [limit, alpha];
+            return BadField::some("swiglu limit and alpha", &found, "finite, above 0");
         }
         match self.clip_qkv {
             Some(clip) if !(clip.is_finite() && clip > 0.0) => {
@@ -394,6 +412,41 @@ impl ModelConfig {
             }
             _ => None,
         }
+    }
+
+    /// A form that cannot be, or that is not implemented.
+    fn bad_form(&self) -> Option<BadField> {
+        let (form, kind) = (&self.form, self.ffn_kind);
+        if let Some((key, scale)) = form.bad_scale() {
+            return BadField::some(key, &scale, "a finite number above 0");
+        }
+        let nope = &form.nope_layers;
+        if !self.are_layers(nope) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers without rotary positions", nope, expected);
+        }
+        if self.position_rows() > MAX_WIDTH {
+            let expected = format!("at most {MAX_WIDTH} with learned positions");
+            return BadField::some("max_context", &self.max_context, expected);
+        }
+        if form.parallel != Parallel::No && (!form.pre_norm || form.post_norm) {
+            let expected = "no, as the norms are not those before attention and FFN alone";
+            return BadField::some("parallel", &form.parallel, expected);
+        }
+        if let Some(mixture) = &self.mixture {
+            if kind.ungated {
+                return BadField::some("ffn_kind", &kind, "a gate, for experts");
+            }
+            let alike = mixture.shared == 0 && mixture.dense_layers.is_empty();
+            if form.ffn_bias && !alike {
+                let expected = "false, as not all of a layer's experts are alike";
+                return BadField::some("ffn_bias", &true, expected);
+            }
+        }
+        if kind.ungated && kind.relu_on_up {
+            return BadField::some("relu_on_up", &true, "an up projection to have it on");
+        }
+        None
     }
 }
 

@@ -18,6 +18,9 @@ pub(crate) enum DType {
     Q4K,
     Q5K,
     Q6K,
+    Mxfp4,
+    /// MXFP4 in the order of safetensors, with exponents stored apart.
+    Mxfp4Pairs,
 }
 
 impl DType {
@@ -35,6 +38,7 @@ impl DType {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Mxfp4 | Self::Mxfp4Pairs => "MXFP4",
         }
     }
 
@@ -51,6 +55,8 @@ impl DType {
             Self::Q4K => (256, dequant::Q4_K_BYTES),
             Self::Q5K => (256, dequant::Q5_K_BYTES),
             Self::Q6K => (256, dequant::Q6_K_BYTES),
+            Self::Mxfp4 => (32, dequant::MXFP4_BYTES),
+            Self::Mxfp4Pairs => (32, dequant::MXFP4_BYTES - 1),
         }
     }
 
@@ -84,6 +90,9 @@ impl DType {
             Self::Q4K => dequant::blocks(raw, out, dequant::q4_k),
             Self::Q5K => dequant::blocks(raw, out, dequant::q5_k),
             Self::Q6K => dequant::blocks(raw, out, dequant::q6_k),
+            Self::Mxfp4 => dequant::blocks(raw, out, dequant::mxfp4),
+            // without its exponents
+            Self::Mxfp4Pairs => out.fill(f32::NAN),
         }
     }
 }

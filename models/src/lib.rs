@@ -13,6 +13,7 @@ pub mod demo;
 mod dtype;
 mod error;
 mod file;
+mod fused;
 mod gguf;
 pub mod gguf_vocab;
 mod hf;

@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, ModelConfig};
+use crate::config::{Bank, ModelConfig, Parallel};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -18,6 +18,29 @@ pub(crate) struct NameTable {
     pub(crate) layers: &'static [Spellings],
     /// Tensors of experts, inside a layer.
     pub(crate) experts: ExpertNames,
+    /// Tensors that hold several matrices, inside a layer.
+    pub(crate) fused: &'static [(Fused, &'static str)],
+}
+
+/// Matrices stored as one, the rows of one after those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fused {
+    /// Q, K and V.
+    Qkv,
+    /// The same, group by group: the heads of Q that share a head of K and V, then these.
+    QkvByGroup,
+    /// Gate and Up.
+    GateUp,
+}
+
+impl Fused {
+    /// Whether it holds the matrix.
+    fn holds(self, role: Role) -> bool {
+        match self {
+            Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
+            Self::GateUp => matches!(role, Role::Gate | Role::Up),
+        }
+    }
 }
 
 /// Roles and their names.
@@ -40,6 +63,16 @@ pub(crate) enum Stack {
     One(Role),
     /// The rows of Gate, then those of Up.
     GateUp,
+    /// Down stored `[ffn × d_model]`.
+    Neurons,
+    /// Rows of Gate and of Up by turns, transposed.
+    Pairs,
+    /// Rows of Gate and of Up by turns, in blocks of four bits.
+    PairBlocks,
+    /// Biases of Gate and of Up by turns.
+    PairBias,
+    /// Down stored `[d_model × ffn]`, in blocks of four bits.
+    DownBlocks,
 }
 
 /// What a name denotes.
@@ -49,6 +82,8 @@ pub(crate) enum Named {
     One(TensorId),
     /// Those of all experts of a layer.
     Stacked(Stack, u32),
+    /// Several of a layer.
+    Fused(Fused, u32),
 }
 
 impl NameTable {
@@ -66,6 +101,9 @@ impl NameTable {
         let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
         if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
             return Some(Named::One(TensorId::layer(role, layer)));
+        }
+        if let Some(fused) = find(self.fused, rest) {
+            return Some(Named::Fused(fused, layer));
         }
         let one = |role, expert| {
             Named::One(TensorId {
@@ -99,7 +137,11 @@ impl NameTable {
         let stacked = |stack: &Stack| matches!(stack, Stack::One(role) if *role == id.role);
         let rest = match () {
             () if !is_expert => {
-                let name = self.layers.iter().find_map(|table| find(table));
+                let mut fused = self.fused.iter();
+                let name = fused
+                    .find(|entry| entry.0.holds(id.role))
+                    .map(|entry| entry.1);
+                let name = name.or_else(|| self.layers.iter().find_map(|table| find(table)));
                 name.map(str::to_owned)
             }
             () if id.expert == config.experts => find(self.experts.shared).map(str::to_owned),
@@ -127,65 +169,132 @@ pub struct Required {
     pub cols: usize,
 }
 
+/// The matrices whose rows make up a neuron's bundle, in its order.
+pub fn bundled(config: &ModelConfig) -> &'static [Role] {
+    match config.ffn_kind.ungated {
+        false => &[Role::Gate, Role::Up, Role::Down],
+        true => &[Role::Gate, Role::Down],
+    }
+}
+
 /// Every tensor required by a decoder with this configuration, in the order of the forward pass,
 /// without the optional predictors. The configuration must have passed [`ModelConfig::validate`].
 pub fn required(config: &ModelConfig) -> Vec<Required> {
     let d = config.d_model as usize;
     let vocab = config.vocab as usize;
-    let head_dim = config.head_dim as usize;
-    let q = config.heads as usize * head_dim;
-    let kv = config.kv_heads as usize * head_dim;
-
+    let form = &config.form;
     let mut list = Vec::new();
-    let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
-    push(TensorId::global(Role::Embed), vocab, d);
-    for layer in 0..config.layers {
-        let at = |role| TensorId::layer(role, layer);
-        push(at(Role::AttnNorm), 1, d);
-        push(at(Role::Q), q, d);
-        push(at(Role::K), kv, d);
-        push(at(Role::V), kv, d);
-        if config.qkv_bias {
-            push(at(Role::QBias), 1, q);
-            push(at(Role::KBias), 1, kv);
-            push(at(Role::VBias), 1, kv);
-        }
-        if config.qk_norm {
-            let [of_q, of_k] = match config.qk_norm_whole {
-                true => [q, kv],
-                false => [head_dim; 2],
-            };
-            push(at(Role::QNorm), 1, of_q);
-            push(at(Role::KNorm), 1, of_k);
-        }
-        push(at(Role::O), d, q);
-        if config.o_bias {
-            push(at(Role::OBias), 1, d);
-        }
-        push(at(Role::FfnNorm), 1, d);
-        if let Some(mixture) = config.mixture_of(layer) {
-            push(at(Role::Router), config.experts as usize, d);
-            if mixture.shared > 0 {
-                push(at(Role::SharedGate), 1, d);
-            }
-        }
-        for Bank {
-            expert, neurons, ..
-        } in config.banks_of(layer)
-        {
-            for role in [Role::Gate, Role::Up, Role::Down] {
-                let id = TensorId {
-                    role,
-                    layer,
-                    expert,
-                };
-                push(id, neurons as usize, d);
-            }
-        }
+    let global = |role, rows, cols| Required {
+        id: TensorId::global(role),
+        rows,
+        cols,
+    };
+    list.push(global(Role::Embed, vocab, d));
+    if form.learned_positions.is_some() {
+        list.push(global(Role::Positions, config.position_rows() as usize, d));
     }
-    push(TensorId::global(Role::FinalNorm), 1, d);
+    for layer in 0..config.layers {
+        of_attention(config, layer, &mut list);
+        of_ffn(config, layer, &mut list);
+    }
+    list.push(global(Role::FinalNorm, 1, d));
+    if form.norm_bias {
+        list.push(global(Role::FinalNormBias, 1, d));
+    }
     if !config.tied_head {
-        push(TensorId::global(Role::Head), vocab, d);
+        list.push(global(Role::Head, vocab, d));
     }
     list
+}
+
+/// The tensors of a layer's attention.
+fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let [d, head_dim] = [config.d_model, config.head_dim].map(|n| n as usize);
+    let [q, kv] = [config.heads, config.kv_heads].map(|n| n as usize * head_dim);
+    let form = &config.form;
+    let mut push = |role, rows, cols| {
+        let id = TensorId::layer(role, layer);
+        list.push(Required { id, rows, cols });
+    };
+    if form.pre_norm {
+        push(Role::AttnNorm, 1, d);
+    }
+    if form.pre_norm && form.norm_bias {
+        push(Role::AttnNormBias, 1, d);
+    }
+    push(Role::Q, q, d);
+    push(Role::K, kv, d);
+    push(Role::V, kv, d);
+    if config.qkv_bias {
+        push(Role::QBias, 1, q);
+        push(Role::KBias, 1, kv);
+        push(Role::VBias, 1, kv);
+    }
+    if config.qk_norm {
+        let [of_q, of_k] = match config.qk_norm_whole {
+            true => [q, kv],
+            false => [head_dim; 2],
+        };
+        push(Role::QNorm, 1, of_q);
+        push(Role::KNorm, 1, of_k);
+    }
+    push(Role::O, d, q);
+    if config.o_bias {
+        push(Role::OBias, 1, d);
+    }
+    if form.sinks {
+        push(Role::Sinks, 1, config.heads as usize);
+    }
+    if form.post_norm {
+        push(Role::AttnPostNorm, 1, d);
+    }
+}
+
+/// The tensors of a layer's FFN.
+fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let (d, form) = (config.d_model as usize, &config.form);
+    let own_norm = form.pre_norm && form.parallel != Parallel::OneNorm;
+    let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
+    let at = |role| TensorId::layer(role, layer);
+    if own_norm {
+        push(at(Role::FfnNorm), 1, d);
+    }
+    if own_norm && form.norm_bias {
+        push(at(Role::FfnNormBias), 1, d);
+    }
+    if let Some(mixture) = config.mixture_of(layer) {
+        push(at(Role::Router), config.experts as usize, d);
+        if mixture.router_bias {
+            push(at(Role::RouterBias), 1, config.experts as usize);
+        }
+        if mixture.shared > 0 {
+            push(at(Role::SharedGate), 1, d);
+        }
+    }
+    for Bank {
+        expert, neurons, ..
+    } in config.banks_of(layer)
+    {
+        for &role in bundled(config) {
+            let id = TensorId {
+                role,
+                layer,
+                expert,
+            };
+            push(id, neurons as usize, d);
+        }
+    }
+    if form.ffn_bias {
+        let (banks, neurons) = config.banks_of(layer).fold((0, 0), |(banks, sum), bank| {
+            (banks + 1, sum + bank.neurons as usize)
+        });
+        push(at(Role::GateBias), neurons, 1);
+        if !config.ffn_kind.ungated {
+            push(at(Role::UpBias), neurons, 1);
+        }
+        push(at(Role::DownBias), banks, d);
+    }
+    if form.post_norm {
+        push(at(Role::FfnPostNorm), 1, d);
+    }
 }

@@ -5,7 +5,50 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::Role;
 use crate::names::{Stack, TensorId};
-use crate::store::{Found, Layout, shape_text};
+use crate::store::{Found, Layout, Scales, shape_text};
+
+/// What such a tensor consists of.
+struct Parts {
+    /// What is found in each expert's part, and how it lies there.
+    found: Vec<(Role, Layout)>,
+    /// Whether these follow one another, each a matrix of its own.
+    apart: bool,
+    /// Rows and columns of each expert's part, or of each matrix that follows another.
+    matrix: [usize; 2],
+}
+
+impl Parts {
+    fn of(stack: Stack, whole: &Found, config: &ModelConfig) -> Self {
+        let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+        // SmallThinker's own converter can store Down transposed
+        let is_neurons = d != ffn && whole.shape.get(1..) == Some(&[ffn, d]);
+        let is_neurons = config.family == "smallthinker" && is_neurons;
+        let pair =
+            |layout: fn(usize) -> Layout| vec![(Role::Gate, layout(0)), (Role::Up, layout(1))];
+        let one = |role, layout| vec![(role, layout)];
+        let (found, apart, matrix) = match stack {
+            Stack::GateUp => (pair(|_| Layout::AsIs), true, [ffn, d]),
+            Stack::One(Role::Down) if !is_neurons => {
+                (one(Role::Down, Layout::Transposed), false, [d, ffn])
+            }
+            Stack::One(role) => (one(role, Layout::AsIs), false, [ffn, d]),
+            Stack::Neurons => (one(Role::Down, Layout::AsIs), false, [ffn, d]),
+            Stack::Pairs => (pair(Layout::TransposedEvery), false, [d, 2 * ffn]),
+            Stack::PairBlocks => (pair(Layout::EveryRow), false, [2 * ffn, d]),
+            Stack::DownBlocks => (one(Role::Down, Layout::Transposed), false, [d, ffn]),
+            Stack::PairBias => {
+                let layouts = [(Role::GateBias, 0), (Role::UpBias, 1)];
+                let found = layouts.map(|(role, place)| (role, Layout::EveryElement(place)));
+                (found.to_vec(), false, [1, 2 * ffn])
+            }
+        };
+        Self {
+            found,
+            apart,
+            matrix,
+        }
+    }
+}
 
 /// The matrices in `whole`, a tensor of `layer` that is stored `[experts × rows × columns]`; the
 /// fields of `whole` that say what it is do not matter.
@@ -19,14 +62,15 @@ pub(crate) fn split(
     config: &ModelConfig,
     file: &DataFile,
 ) -> Result<Vec<Found>, Error> {
-    let (d, ffn) = (config.d_model as usize, config.ffn as usize);
-    let (roles, matrix, layout): (&[Role], _, _) = match &stack {
-        Stack::GateUp => (&[Role::Gate, Role::Up], [ffn, d], Layout::AsIs),
-        Stack::One(Role::Down) => (&[Role::Down], [d, ffn], Layout::Transposed),
-        Stack::One(role) => (std::slice::from_ref(role), [ffn, d], Layout::AsIs),
+    let parts = Parts::of(stack, whole, config);
+    let [rows, cols] = parts.matrix;
+    let count = if parts.apart { parts.found.len() } else { 1 };
+    let experts = config.experts as usize;
+    let stored = match stack {
+        Stack::PairBias => vec![experts, cols],
+        Stack::PairBlocks | Stack::DownBlocks => vec![experts, rows, cols / 32, 16],
+        _ => vec![experts, rows * count, cols],
     };
-    let [rows, cols] = matrix;
-    let stored = [config.experts as usize, rows * roles.len(), cols];
     let bytes = whole.dtype.bytes(rows, cols);
     let (true, Some(bytes)) = (whole.shape == stored, bytes) else {
         return Err(Error::WrongShape {
@@ -43,23 +87,40 @@ pub(crate) fn split(
             },
         });
     };
-    let mut found = Vec::with_capacity(stored[0] * roles.len());
+    if stack == Stack::PairBias {
+        // one tensor of all experts
+        return Ok((parts.found.into_iter())
+            .map(|(role, layout)| Found {
+                id: TensorId::layer(role, layer),
+                layout,
+                ..whole.clone()
+            })
+            .collect());
+    }
+    let mut found = Vec::with_capacity(experts * parts.found.len());
     let mut offset = whole.offset;
     for expert in 0..config.experts {
-        for &role in roles {
+        for (i, &(role, layout)) in parts.found.iter().enumerate() {
+            if parts.apart && i > 0 || i == 0 && expert > 0 {
+                // past the end of the file, if it overflows
+                offset = offset.saturating_add(bytes);
+            }
             found.push(Found {
                 id: TensorId {
                     role,
                     layer,
                     expert,
                 },
-                shape: matrix.to_vec(),
+                shape: parts.matrix.to_vec(),
                 layout,
                 offset,
+                // a byte for each block of 16
+                scales: whole.scales.map(|scales| Scales {
+                    offset: scales.offset.saturating_add((offset - whole.offset) / 16),
+                    ..scales
+                }),
                 ..whole.clone()
             });
-            // past the end of the file, if it overflows
-            offset = offset.saturating_add(bytes);
         }
     }
     Ok(found)

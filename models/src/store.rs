@@ -3,6 +3,8 @@
 //! A reader parses its format's headers into [`Found`] tensors; [`Store::new`] checks them against
 //! the configuration; rows are then read by position.
 
+mod read;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
-use crate::config::ModelConfig;
+use crate::config::{Form, ModelConfig};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -28,6 +30,25 @@ pub(crate) enum Layout {
     AsIs,
     /// Stored `[cols × rows]`.
     Transposed,
+    /// Every second row of what is stored, from this one on.
+    EveryRow(usize),
+    /// Of a vector, every second element of what is stored, from this one on.
+    EveryElement(usize),
+    /// Stored transposed, and of that every second column from this one on.
+    TransposedEvery(usize),
+    /// Stored less one (norms whose factor is `1 + weight`).
+    PlusOne,
+    /// Heads of queries, keys and values stored together, group by group (Falcon 40B).
+    Grouped {
+        /// Rows per head.
+        head_dim: usize,
+        /// Heads of a group that are stored.
+        stored: usize,
+        /// Those of them that this tensor consists of.
+        first: usize,
+        /// Their number.
+        heads: usize,
+    },
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
@@ -48,6 +69,17 @@ pub(crate) struct Found {
     /// Index into the files.
     pub(crate) file: usize,
     /// Byte position of the first element.
+    pub(crate) offset: u64,
+    /// Where scales are that are stored apart.
+    pub(crate) scales: Option<Scales>,
+}
+
+/// Scales of a tensor that are stored apart, a byte for each block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scales {
+    /// Index into the files.
+    pub(crate) file: usize,
+    /// Byte position of the first.
     pub(crate) offset: u64,
 }
 
@@ -86,6 +118,7 @@ struct Place {
     cols: usize,
     /// Bytes of a stored row.
     row_bytes: usize,
+    scales: Option<Scales>,
 }
 
 impl Store {
@@ -143,23 +176,26 @@ impl Store {
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
         let Some(tensor) = by_id.remove(&id) else {
-            let expected = if rows == 1 {
-                vec![cols]
-            } else {
-                vec![rows, cols]
-            };
+            let expected = self.plain_shape(wanted);
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
                 tensor: spell(id),
                 expected: shape_text(&expected),
             });
         };
-        let is_vector = rows == 1 && tensor.layout != Layout::Transposed && !is_matrix(id.role);
-        let stored = match tensor.layout {
-            Layout::Transposed => vec![cols, rows],
-            _ if is_vector => vec![cols],
-            _ => vec![rows, cols],
-        };
+        let mut stored = self.plain_shape(wanted);
+        match tensor.layout {
+            Layout::Transposed => stored = vec![cols, rows],
+            Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
+            Layout::EveryRow(_) => stored = vec![2 * rows, cols],
+            Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
+            Layout::Grouped {
+                stored: each,
+                heads,
+                ..
+            } => stored = vec![rows / heads * each, cols],
+            Layout::AsIs | Layout::PlusOne | Layout::Interleaved { .. } => {}
+        }
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
             return Err(Error::WrongShape {
@@ -169,10 +205,10 @@ impl Store {
                 expected: shape_text(&stored),
             });
         }
-        let (stored_rows, stored_cols) = if is_vector {
-            (1, cols)
-        } else {
-            (stored[0], stored[1])
+        let (stored_rows, stored_cols) = match tensor.layout {
+            Layout::EveryElement(_) => (2 * rows, cols),
+            _ if id.role.is_vector() => (rows, cols),
+            _ => (stored[0], stored[1]),
         };
         let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
         self.index.insert(id, self.infos.len());
@@ -183,6 +219,7 @@ impl Store {
             layout: tensor.layout,
             cols: stored_cols,
             row_bytes,
+            scales: tensor.scales,
         });
         self.infos.push(TensorInfo {
             id,
@@ -192,6 +229,22 @@ impl Store {
             source_dtype: tensor.dtype.name().to_owned(),
         });
         Ok(())
+    }
+
+    /// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
+    /// and one more for the experts of a layer.
+    fn plain_shape(&self, Required { id, rows, cols }: Required) -> Vec<usize> {
+        let config = &self.about.config;
+        let experts = config.experts as usize;
+        match id.role {
+            Role::GateBias | Role::UpBias | Role::DownBias
+                if config.mixture_of(id.layer).is_some() =>
+            {
+                vec![experts, rows * cols / experts]
+            }
+            role if role.is_vector() => vec![rows * cols],
+            _ => vec![rows, cols],
+        }
     }
 
     /// Predictors are optional, each with its own rank; half of one is an error.
@@ -326,79 +379,6 @@ impl Store {
         }
         Ok(hash.digest())
     }
-
-    /// Reads stored rows `[first, first + out.len()/cols)` in bounded pieces.
-    fn read_stored(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
-        let place = &self.places[at];
-        let file = &self.files[place.file];
-        let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
-        let mut raw = self.raw.borrow_mut();
-        let mut row = first;
-        for piece in out.chunks_mut(rows_at_once * place.cols) {
-            let count = piece.len() / place.cols;
-            raw.resize(count * place.row_bytes, 0);
-            let offset = place.offset + row as u64 * place.row_bytes as u64;
-            file.read_at(&mut raw, offset, &|| {
-                format!("tensor {}", self.infos[at].source_name)
-            })?;
-            place.dtype.decode(&raw, piece);
-            row += count;
-        }
-        Ok(())
-    }
-
-    /// Undoes the interleaved rotary order, of rows or (for a bias) of columns.
-    fn read_interleaved(
-        &self,
-        at: usize,
-        first: usize,
-        out: &mut [f32],
-        head_dim: usize,
-    ) -> Result<(), Error> {
-        let info = &self.infos[at];
-        if info.rows == 1 {
-            let mut stored = vec![0.0; info.cols];
-            self.read_stored(at, 0, &mut stored)?;
-            for (col, value) in out.iter_mut().enumerate() {
-                *value = stored[interleaved(col, head_dim)];
-            }
-            return Ok(());
-        }
-        for (k, row) in out.chunks_mut(info.cols).enumerate() {
-            self.read_stored(at, interleaved(first + k, head_dim), row)?;
-        }
-        Ok(())
-    }
-
-    /// Copies rows out of the transposed matrix, transposing it first unless it is cached.
-    fn read_transposed(&self, at: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
-        let info = &self.infos[at];
-        let (rows, cols) = (info.rows, info.cols);
-        let mut cache = self.transposed.borrow_mut();
-        if cache.as_ref().is_none_or(|(cached, _)| *cached != at) {
-            let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
-            matrix.resize(rows * cols, 0.0);
-            // A strip of 16 stored rows becomes 64-byte runs in every presented row.
-            const STRIP: usize = 16;
-            let mut strip = vec![0.0; STRIP * rows];
-            for start in (0..cols).step_by(STRIP) {
-                let width = STRIP.min(cols - start);
-                let strip = &mut strip[..width * rows];
-                self.read_stored(at, start, strip)?;
-                for row in 0..rows {
-                    let run = &mut matrix[row * cols + start..][..width];
-                    for (k, value) in run.iter_mut().enumerate() {
-                        *value = strip[k * rows + row];
-                    }
-                }
-            }
-            *cache = Some((at, matrix));
-        }
-        if let Some((_, matrix)) = cache.as_ref() {
-            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
-        }
-        Ok(())
-    }
 }
 
 impl Checkpoint for Store {
@@ -451,8 +431,17 @@ impl Checkpoint for Store {
         }
         match self.places[at].layout {
             Layout::AsIs => self.read_stored(at, first, out)?,
+            Layout::PlusOne => {
+                self.read_stored(at, first, out)?;
+                out.iter_mut().for_each(|value| *value += 1.0);
+            }
+            Layout::Grouped { .. } => self.read_grouped(at, first, out)?,
             Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
-            Layout::Transposed => self.read_transposed(at, first, out)?,
+            Layout::Transposed | Layout::TransposedEvery(_) => {
+                self.read_transposed(at, first, out)?;
+            }
+            Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,
+            Layout::EveryElement(place) => self.read_every_element(at, first, out, place)?,
         }
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
@@ -478,27 +467,16 @@ fn identity(config: &ModelConfig) -> String {
         ", mixture: None",
         ", qk_norm_whole: false",
         ", clip_qkv: None",
+        ", scoring: Softmax",
+        ", early_router: false",
+        ", router_bias: false",
+        ", ungated: false",
+        &format!(", form: {:?}", Form::default()),
     ];
     let text = format!("{config:?}");
     unset
         .iter()
         .fold(text, |text, unset| text.replace(unset, ""))
-}
-
-/// Stored position of rotate-half position `row` in interleaved order.
-fn interleaved(row: usize, head_dim: usize) -> usize {
-    let (head, inside) = (row / head_dim, row % head_dim);
-    let half = head_dim / 2;
-    head * head_dim + 2 * (inside % half) + inside / half
-}
-
-/// Whether a role is a matrix, even with a single row.
-fn is_matrix(role: Role) -> bool {
-    use Role::*;
-    matches!(
-        role,
-        Embed | Head | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1 | PredictorFc2
-    )
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.
@@ -531,27 +509,4 @@ fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Re
 /// `[2, 3]`.
 pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("{shape:?}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interleaved_order_is_the_inverse_of_the_converters_permutation() {
-        // The converter's reshape(heads, 2, half).swapaxes(1, 2), written out.
-        let (heads, head_dim) = (3, 8);
-        let half = head_dim / 2;
-        let mut stored = Vec::new();
-        for head in 0..heads {
-            for pair in 0..half {
-                for part in 0..2 {
-                    stored.push(head * head_dim + part * half + pair);
-                }
-            }
-        }
-        for row in 0..heads * head_dim {
-            assert_eq!(stored[interleaved(row, head_dim)], row);
-        }
-    }
 }

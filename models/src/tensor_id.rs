@@ -11,10 +11,18 @@ pub enum Role {
     Embed,
     /// Output head, `[vocab × d_model]`; absent where it is tied to the embedding.
     Head,
-    /// Weight of the last RMSNorm, `[1 × d_model]`.
+    /// Weight of the last norm, `[1 × d_model]`.
     FinalNorm,
-    /// Weight of the RMSNorm before attention, `[1 × d_model]`.
+    /// Its bias, `[1 × d_model]`.
+    FinalNormBias,
+    /// Learned positions, `[positions × d_model]`.
+    Positions,
+    /// Weight of the norm before attention, `[1 × d_model]`.
     AttnNorm,
+    /// Its bias, `[1 × d_model]`.
+    AttnNormBias,
+    /// Weight of the norm of attention's output, `[1 × d_model]`.
+    AttnPostNorm,
     /// Query projection, `[heads·head_dim × d_model]`, rotate-half row order.
     Q,
     /// Key projection, `[kv_heads·head_dim × d_model]`, rotate-half row order.
@@ -36,12 +44,27 @@ pub enum Role {
     QNorm,
     /// The same of the key heads.
     KNorm,
-    /// Weight of the RMSNorm before the FFN, `[1 × d_model]`.
+    /// Logit beside those of the positions, by query head, `[1 × heads]`.
+    Sinks,
+    /// Weight of the norm before the FFN, `[1 × d_model]`.
     FfnNorm,
+    /// Its bias, `[1 × d_model]`.
+    FfnNormBias,
+    /// Weight of the norm of the FFN's output, `[1 × d_model]`.
+    FfnPostNorm,
     /// Scores of a mixture's experts, `[experts × d_model]`.
     Router,
+    /// Bias of these scores, `[1 × experts]`.
+    RouterBias,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
+    /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, one expert's
+    /// after the other's.
+    GateBias,
+    /// Biases of a layer's up projections, `[neurons × 1]`: as those of Gate.
+    UpBias,
+    /// Biases of a layer's down projections, `[experts × d_model]`; one row for a dense FFN.
+    DownBias,
     /// Gate projection, `[ffn × d_model]`: row i belongs to neuron i.
     Gate,
     /// Up projection, `[ffn × d_model]`: row i belongs to neuron i.
@@ -64,11 +87,15 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 22] = [
+const ROLES: [(Role, Place, &str); 33] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::FinalNorm, Place::Global, "final_norm"),
+    (Role::FinalNormBias, Place::Global, "final_norm_bias"),
+    (Role::Positions, Place::Global, "positions"),
     (Role::AttnNorm, Place::Layer, "attn.norm"),
+    (Role::AttnNormBias, Place::Layer, "attn.norm_bias"),
+    (Role::AttnPostNorm, Place::Layer, "attn.post_norm"),
     (Role::Q, Place::Layer, "attn.q"),
     (Role::K, Place::Layer, "attn.k"),
     (Role::V, Place::Layer, "attn.v"),
@@ -79,9 +106,16 @@ const ROLES: [(Role, Place, &str); 22] = [
     (Role::OBias, Place::Layer, "attn.o_bias"),
     (Role::QNorm, Place::Layer, "attn.q_norm"),
     (Role::KNorm, Place::Layer, "attn.k_norm"),
+    (Role::Sinks, Place::Layer, "attn.sinks"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
+    (Role::FfnNormBias, Place::Layer, "ffn.norm_bias"),
+    (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
     (Role::Router, Place::Layer, "ffn.router"),
+    (Role::RouterBias, Place::Layer, "ffn.router_bias"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
+    (Role::GateBias, Place::Layer, "ffn.gate_bias"),
+    (Role::UpBias, Place::Layer, "ffn.up_bias"),
+    (Role::DownBias, Place::Layer, "ffn.down_bias"),
     (Role::Gate, Place::Expert, "gate"),
     (Role::Up, Place::Expert, "up"),
     (Role::Down, Place::Expert, "down"),
@@ -100,6 +134,30 @@ pub struct TensorId {
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN and outside the
     /// FFN.
     pub expert: u32,
+}
+
+impl Role {
+    /// Whether its rows are neurons: in a container they lie in packed order.
+    pub fn is_by_neuron(self) -> bool {
+        self.is_bundled() || matches!(self, Self::GateBias | Self::UpBias | Self::PredictorFc2)
+    }
+
+    /// Whether a container stores its rows in the neurons' bundles.
+    pub fn is_bundled(self) -> bool {
+        matches!(self, Self::Gate | Self::Up | Self::Down)
+    }
+
+    /// Whether it is a vector: a norm's weight or a bias.
+    pub fn is_vector(self) -> bool {
+        use Role::*;
+        match self {
+            Embed | Head | Positions | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1
+            | PredictorFc2 => false,
+            FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm | QBias | KBias
+            | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias | FfnPostNorm | SharedGate
+            | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
+        }
+    }
 }
 
 impl TensorId {

@@ -17,6 +17,7 @@ mod predict;
 mod quality;
 pub mod record;
 pub mod rounding;
+mod routes;
 pub mod section;
 mod sign;
 pub mod stats;
@@ -32,5 +33,6 @@ pub use predict::{
     Features, Predictor, RANGE, Reads, Shared, SharedShape, keep_wanted, predict_all,
 };
 pub use quality::Quality;
+pub use routes::{RouteRecorder, RouteTrace, RoutedSubject};
 pub use sign::SignBit;
 pub use thresholds::Thresholds;

@@ -81,6 +81,7 @@ impl Recorder {
             banks: vec![BankProfile::new(subject.neurons); subject.layers],
             sample: Sample::new(subject.sample),
             misses: Misses::default(),
+            routing: None,
         };
         Self {
             now: Fired {

@@ -2,20 +2,36 @@
 
 use std::path::PathBuf;
 
+use emberflow::pack::{PackOptions, pack};
+use emberflow::packed::Packed;
+use emberflow::verify::compare;
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Error, Logits, Model, Options, Sparsity};
+use emberflow_engine::{Engine, Error, Logits, Model, Options, ReadAhead, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 /// The families with experts.
-const CASES: [&str; 6] = [
+const CASES: [&str; 11] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
     "qwen2_moe_dense",
     "qwen3_moe",
     "olmoe",
+    "turbosparse_mixtral",
+    "smallthinker",
+    "smallthinker_softmax",
+    "gpt_oss",
+    "gpt_oss_odd",
+];
+
+/// Those whose experts have exact zeros.
+const SPARSE: [&str; 4] = [
+    "mixtral_relu",
+    "turbosparse_mixtral",
+    "smallthinker",
+    "smallthinker_softmax",
 ];
 
 fn case(name: &str) -> PathBuf {
@@ -35,7 +51,7 @@ fn visited(engine: &Engine) -> u64 {
 #[test]
 fn only_visited_experts_are_read() {
     let dir = tempfile::tempdir().unwrap();
-    for name in CASES.into_iter().filter(|&name| name != "mixtral_relu") {
+    for name in CASES.into_iter().filter(|name| !SPARSE.contains(name)) {
         let case = case(name);
         let golden = Golden::load(&case, "golden.json");
         let container = packed(&case, dir.path(), DType::F32);
@@ -69,7 +85,7 @@ fn resident_experts_are_hits() {
         let spent = engine.counters().since(before);
         assert_eq!((spent.misses, spent.reads), (0, 0), "{name}");
 
-        if name == "mixtral_relu" {
+        if SPARSE.contains(&name) {
             continue;
         }
         // The same token again, with room for some of the experts.
@@ -127,6 +143,40 @@ fn budgets_from_the_smallest_up_change_no_bit() {
                 5,
             ));
             assert!(found == expected, "{name} {quant:?}: three threads");
+        }
+    }
+}
+
+/// Guesses at the next layer's experts change no bit, right or wrong.
+#[test]
+fn reading_ahead_changes_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let golden = Golden::load(&case, "golden.json");
+        let container = packed(&case, dir.path(), DType::Q8);
+        let [off, on, auto] = [ReadAhead::Off, ReadAhead::On, ReadAhead::Auto].map(|read_ahead| {
+            let options = Options {
+                read_ahead,
+                ..roomy(golden.tokens.len())
+            };
+            let mut engine = open(&container, options);
+            squeeze(&mut engine, 0.3);
+            let mut found = Vec::new();
+            for _ in 0..3 {
+                found = bits(&all_logits(&mut engine, &golden.tokens, 1));
+            }
+            (found, engine.foreseen().unwrap())
+        });
+        assert!(off.0 == on.0 && off.0 == auto.0, "{name}");
+        assert_eq!((off.1.guessed, off.1.clusters), (0, 0), "{name}");
+        assert!(
+            on.1.right <= on.1.guessed && on.1.used <= on.1.clusters,
+            "{name}"
+        );
+        assert_eq!(on.1.ahead, on.1.passes, "{name}");
+        if ["mixtral", "qwen3_moe", "olmoe"].contains(&name) {
+            assert!(on.1.right > 0 && on.1.used > 0, "{name}: {:?}", on.1);
         }
     }
 }
@@ -200,4 +250,38 @@ fn what_does_not_work_yet_says_so() {
         panic!("{error}");
     };
     assert!(smallest > 1 << 20 && smallest <= full);
+}
+
+/// gpt-oss's experts stay in mxfp4: the numbers of the source, and nearly its logits.
+#[test]
+fn mxfp4_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let case = case("gpt_oss");
+    let golden = Golden::load(&case, "golden.json");
+    let expected = golden.logits(&case);
+    let options = PackOptions {
+        attention: DType::F32,
+        embedding: DType::F32,
+        ..PackOptions::new(DType::Q4)
+    };
+    for source in [case.clone(), case.join("model.gguf")] {
+        let path = dir.path().join("model.ember");
+        pack(&source, &path, &options, &mut |_, _| {}).unwrap();
+        let container = Container::open(&path).unwrap();
+        assert_eq!(container.bundle_dtype(), DType::Mxfp4.code());
+        let packed = Packed::new(&container).unwrap();
+        let checkpoint = emberflow_models::open(&source).unwrap();
+        let same = compare(&container, &packed, checkpoint.as_ref(), &mut |_, _| {}).unwrap();
+        assert_eq!(same.worst_share_of_bound, 0.0, "{same:?}");
+
+        let mut engine = open(&path, roomy(golden.tokens.len()));
+        let found = all_logits(&mut engine, &golden.tokens, 16);
+        let pairs = found.iter().zip(&expected);
+        let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(
+            difference <= 1e-3,
+            "{source:?}: logits differ by {difference}"
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
 }

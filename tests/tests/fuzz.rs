@@ -197,7 +197,7 @@ macro_rules! fuzz {
 
 fuzz! {
     container model stats stats_json predictor trace
-    gguf safetensors config tokenizer tokenizer_config generation_config index
+    gguf safetensors blocks config tokenizer tokenizer_config generation_config index
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: u
         prompt: prompt.to_vec(),
         request,
         samples,
+        bias: Vec::new(),
     };
     stepper.admit(admission).unwrap()
 }
@@ -90,13 +91,16 @@ fn drain(stepper: &mut Stepper<'_>) {
 
 #[test]
 fn texts_are_what_they_are_alone_whatever_happens_to_others() {
+    // Those of equal number share a beginning.
     let lens = [
         (0, 5, 20),
+        (4, 45, 15),
         (1, 40, 12),
         (2, 1, 25),
-        (3, 17, 6),
         (4, 90, 9),
+        (3, 17, 6),
         (5, 33, 30),
+        (4, 93, 20),
     ];
     let mut one = engine(1, 0.5, false);
     let expected: Vec<Text> = lens
@@ -105,7 +109,7 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
         .collect();
     drop(one);
     for (seed, preemption) in [(1, true), (2, true), (3, false), (4, true)] {
-        let mut engine = engine(6, 0.5, preemption);
+        let mut engine = engine(lens.len(), 0.5, preemption);
         let mut stepper = Stepper::new(&mut engine);
         let flag = stepper.yield_flag();
         let mut random = Rng::with_seed(seed);
@@ -318,6 +322,7 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
         prompt,
         request: request(1, 0),
         samples,
+        bias: Vec::new(),
     };
     let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");

@@ -257,6 +257,16 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen2_moe", "chatml"),
     ("qwen2_moe_dense", "chatml"),
     ("qwen3_moe", "chatml"),
+    ("smallthinker", "chatml"),
+    ("smallthinker_softmax", "chatml"),
+    ("gpt_oss", "chatml"),
+    ("gpt_oss_odd", "chatml"),
+    ("olmo2", "chatml"),
+    ("phi3", "phi3"),
+    ("granite", "chatml"),
+    ("smollm3", "chatml"),
+    ("nemotron", "chatml"),
+    ("gemma2", "gemma"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside

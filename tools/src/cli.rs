@@ -4,6 +4,7 @@ mod bench;
 mod containers;
 mod engine;
 mod run;
+mod serve;
 mod trace;
 mod values;
 
@@ -16,6 +17,7 @@ pub use self::bench::*;
 pub use self::containers::*;
 pub use self::engine::*;
 pub use self::run::*;
+pub use self::serve::*;
 pub use self::trace::*;
 pub(crate) use self::values::{
     ReadSize, io_names, parse_budget, parse_read_size, parse_sector, parse_share,
@@ -55,6 +57,8 @@ fault found (a damaged container, not the given source, weights that the chosen 
 pub enum Command {
     /// Generate text.
     Run(RunArgs),
+    /// Answer requests over HTTP, as OpenAI's interface has them.
+    Serve(ServeArgs),
     /// Turn a checkpoint (Hugging Face folder, .safetensors, .gguf) into a container.
     Pack(PackArgs),
     /// Explain a container: configuration, sections, sizes, padding, temperature.
@@ -112,6 +116,7 @@ Examples:
   emberflow synth --shape tiny -o tiny-hf
   emberflow synth --shape bamboo-7b --active 0.10 -o bamboo-7b.gguf
   emberflow synth --shape llama-7b --act relu --skew opt-30b --active 0.10 --quant q8_0 -o a.gguf
+  emberflow synth --shape qwen3-30b-a3b --layers 6 --reuse 0.3 -o experts.gguf
 
 llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for: the
 architecture's name implies it there, the key emberflow.hidden_act says otherwise here.")]
@@ -132,6 +137,17 @@ pub struct SynthArgs {
     /// Chance that a neuron that fires for a token fires for the next one too.
     #[arg(long, value_name = "P", default_value_t = 0.83, value_parser = parse_share)]
     pub persistence: f64,
+    /// Share of a layer's experts that takes 90 % of its routes; default: as published for the shape,
+    /// or Qwen3-30B-A3B's 65 of 128.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub popular: Option<f64>,
+    /// Share of a token's experts that the next token visits too; default: as published for the
+    /// shape, or Qwen3-30B-A3B's 0.433.
+    #[arg(long, value_name = "P", value_parser = parse_share)]
+    pub reuse: Option<f64>,
+    /// Layers; default: those of the shape's model. Fewer make a smaller file with layers as large.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub layers: Option<u16>,
     /// Rank of what the gates read, but for a small rest: a low-rank predictor of about this rank
     /// can name the neurons that fire; default: three quarters of the shape's width.
     #[arg(long, value_name = "N")]

@@ -34,6 +34,24 @@ impl Cold {
         })
     }
 
+    /// An empty region of `slots` experts, filled with the most popular: `visits` of each layer's
+    /// experts over `tokens` tokens. A layer is a bank, an expert its neuron.
+    pub fn of_experts(slots: u64, visits: &[Vec<u64>], tokens: u64) -> Result<Self, Failure> {
+        let sizes: Vec<u32> = visits.iter().map(|layer| layer.len() as u32).collect();
+        let mut cold = Self::new(slots, &sizes)?;
+        let mut all: Vec<(u64, Key)> = Vec::new();
+        for (layer, visits) in (0..).zip(visits) {
+            let keys = (0..).map(|expert| Key::new(layer, expert));
+            all.extend(visits.iter().copied().zip(keys));
+        }
+        for (visits, key) in &all {
+            cold.set_prior(*key, *visits as f64 / tokens.max(1) as f64);
+        }
+        all.sort_by_key(|(visits, _)| std::cmp::Reverse(*visits));
+        all.iter().for_each(|(_, key)| cold.fill(*key));
+        Ok(cold)
+    }
+
     /// Starts a neuron as if it had been used so many times per token.
     pub fn set_prior(&mut self, key: Key, rate: f64) {
         self.cache.set_prior(key, rate);

@@ -108,7 +108,7 @@ pub fn export(
             Ok(())
         };
         for &want in &tensors {
-            if !matches!(want.id.role, Role::Gate | Role::Up | Role::Down) {
+            if !want.id.role.is_bundled() {
                 packed.rows(want, &mut |_, _, row| Ok(sink(want.id, row)?))?;
             }
         }
@@ -146,8 +146,7 @@ fn neurons(
         expert: entry.expert,
     };
     packed.neurons(bank, &mut |_, neuron| {
-        sink(id(Role::Gate), &neuron.gate)?;
-        sink(id(Role::Up), &neuron.up)?;
-        Ok(sink(id(Role::Down), &neuron.down)?)
+        let mut vectors = neuron.vectors();
+        vectors.try_for_each(|(role, row)| Ok(sink(id(role), row)?))
     })
 }

@@ -35,6 +35,7 @@ pub mod profile;
 pub mod progress;
 pub mod prompt;
 pub mod run;
+pub mod serve;
 pub mod size;
 pub mod stats;
 pub mod suggest;
@@ -62,6 +63,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
     }
     match command {
         cli::Command::Run(args) => run::run(&args),
+        cli::Command::Serve(args) => serve::command(&args),
         cli::Command::Pack(args) => pack::command(&args),
         cli::Command::Inspect(args) => inspect::command(&args),
         cli::Command::Verify(args) => verify::command(&args),

@@ -98,6 +98,22 @@ pub fn open_for(
     open(model, options, wanted.force, quiet)
 }
 
+/// As [`open_for`], for a server that will hold `reserve` bytes and sets requests aside for others.
+pub fn open_serving(
+    model: Model,
+    args: &EngineArgs,
+    wanted: &Use,
+    reserve: u64,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        batch: wanted.batch,
+        preemption: true,
+        reserve,
+        ..engine_options(args, wanted.context)?
+    };
+    open(model, options, wanted.force, false)
+}
+
 /// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
 /// hold `reserve` bytes.
 pub fn open_observed(
@@ -115,6 +131,22 @@ pub fn open_observed(
     open(model, options, force, false)
 }
 
+/// As [`open_engine`], for an engine whose routers are observed, by somebody who will hold `reserve`
+/// bytes.
+pub fn open_routed(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    reserve: u64,
+    force: bool,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        reserve,
+        ..engine_options(args, context)?
+    };
+    open(model, options, force, false)
+}
+
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
     Ok(Options {
         budget: match args.ffn_resident {
@@ -125,6 +157,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
         ablation: args.policy,
+        read_ahead: args.read_ahead.into(),
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,

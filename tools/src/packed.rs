@@ -6,11 +6,11 @@
 
 use std::os::unix::fs::FileExt;
 
-use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Required, TensorId};
+use emberflow_models::names::{Required, Role, TensorId};
 use emberflow_storage::container::{Container, TensorEntry};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -31,15 +31,28 @@ pub struct Packed<'a> {
     cpu: Cpu,
 }
 
-/// The three vectors of one neuron, `[d_model]` each.
+/// The vectors of one neuron, `[d_model]` each.
 #[derive(Debug, Clone)]
 pub struct Neuron {
     /// Gate row.
     pub gate: Vec<f32>,
-    /// Up row.
+    /// Up row; empty where the FFN has no gate.
     pub up: Vec<f32>,
     /// Down column.
     pub down: Vec<f32>,
+}
+
+impl Neuron {
+    /// Its vectors by the matrix that each is a row of.
+    pub fn vectors(&self) -> impl Iterator<Item = (Role, &[f32])> {
+        let all = [
+            (Role::Gate, &self.gate),
+            (Role::Up, &self.up),
+            (Role::Down, &self.down),
+        ];
+        let all = all.into_iter().map(|(role, row)| (role, row.as_slice()));
+        all.filter(|(_, row)| !row.is_empty())
+    }
 }
 
 impl<'a> Packed<'a> {
@@ -180,10 +193,14 @@ impl<'a> Packed<'a> {
             self.container.read_scales(bank, &mut scales)?;
         }
         let mut bundle = vec![0; stride];
+        let mut downs = Vec::new();
         let row = vec![0.0; self.format.d];
         let mut neuron = Neuron {
             gate: row.clone(),
-            up: row.clone(),
+            up: match self.format.ungated {
+                true => Vec::new(),
+                false => row.clone(),
+            },
             down: row,
         };
         for n in 0..neurons {
@@ -194,15 +211,48 @@ impl<'a> Packed<'a> {
             self.container.check_rest(bank, n as u32, rest)?;
             let scales = &scales[n * per_neuron..(n + 1) * per_neuron];
             let (up, down) = self.format.split_rest(rest);
-            for (row, out) in [
-                (self.format.gate(gate, scales), &mut neuron.gate),
-                (self.format.up(up, scales), &mut neuron.up),
-                (self.format.down(down, scales), &mut neuron.down),
-            ] {
-                self.cpu.dequantize(row, out);
+            let format = self.format;
+            (self.cpu).dequantize(format.gate(gate, scales), &mut neuron.gate);
+            if !format.ungated {
+                self.cpu.dequantize(format.up(up, scales), &mut neuron.up);
+            }
+            if !format.is_across() {
+                (self.cpu).dequantize(format.down(down, scales), &mut neuron.down);
+            } else {
+                let place = n % across::NEURONS;
+                if place == 0 {
+                    self.downs_across(bank, n, &mut downs)?;
+                }
+                neuron
+                    .down
+                    .copy_from_slice(&downs[place * format.d..][..format.d]);
             }
             f(n, &neuron)?;
         }
+        Ok(())
+    }
+
+    /// The Down vectors of the neurons from `first` on whose blocks lie across them.
+    fn downs_across(&self, bank: usize, first: usize, out: &mut Vec<f32>) -> Result<(), Failure> {
+        let (g, count) = (self.container.geometry(), across::NEURONS);
+        let (stride, span) = (g.stride as usize, g.gate_span as usize);
+        let per_neuron = self.format.resident_scales();
+        let mut bundles = vec![0; count * stride];
+        let offset = self.container.neuron_offset(bank, first as u32);
+        self.read(Some(offset), &mut bundles)?;
+        let neurons = self.container.banks()[bank].neurons as usize;
+        let mut scales = vec![0; neurons * per_neuron];
+        if per_neuron > 0 {
+            self.container.read_scales(bank, &mut scales)?;
+        }
+        let rows = bundles.chunks_exact(stride).enumerate().map(|(i, bundle)| {
+            let scales = &scales[(first + i) * per_neuron..][..per_neuron];
+            let (_, down) = self.format.split_rest(&bundle[span..]);
+            self.format.down(down, scales)
+        });
+        let rows: Vec<Row<'_>> = rows.collect();
+        out.resize(count * self.format.d, 0.0);
+        across::decode(self.cpu, &rows, out);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use emberflow_engine::{Engine, FfnObserver, FfnSeen, Judge, Logits, Model};
+use emberflow_engine::{Engine, FfnObserver, FfnSeen, Judge, Logits, Model, log_probability};
 use emberflow_predictor::Quality;
 use emberflow_storage::mem;
 use serde::Serialize;
@@ -265,11 +265,4 @@ fn measure_observed(
         budget_bytes: engine.memory().budget(),
         predictors: None,
     })
-}
-
-/// Natural log of the softmax probability of `target`.
-fn log_probability(logits: &[f32], target: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
-    f64::from(logits[target as usize] - max) - sum.ln()
 }

@@ -122,6 +122,7 @@ fn sampling(args: &RunArgs, text: &Text) -> Sampling {
             .or(defaults.repetition_penalty)
             .unwrap_or(1.0),
         seed: args.seed,
+        ..Sampling::default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use emberflow_kernels::{DType, error_bound};
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Required, Role, TensorId};
+use emberflow_models::names::{Required, TensorId};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::Container;
 use serde::Serialize;
@@ -197,9 +197,9 @@ pub fn compare(
             cols: info.cols,
         };
         packed.rows(want, &mut |r, dtype, row| {
-            let original = match info.id.role {
-                Role::PredictorFc2 => orders.original(info.id.layer as usize, r),
-                _ => r,
+            let original = match info.id.role.is_by_neuron() {
+                true => orders.original(info.id.layer as usize, r),
+                false => r,
             };
             check.row(info.id, original, dtype, row)
         })?;
@@ -207,11 +207,7 @@ pub fn compare(
     for (b, bank) in container.banks().iter().enumerate() {
         packed.neurons(b, &mut |n, neuron| {
             let original = orders.original(b, n);
-            for (role, row) in [
-                (Role::Gate, &neuron.gate),
-                (Role::Up, &neuron.up),
-                (Role::Down, &neuron.down),
-            ] {
+            for (role, row) in neuron.vectors() {
                 let id = TensorId {
                     role,
                     layer: bank.layer,
@@ -227,8 +223,7 @@ pub fn compare(
 
 /// The tensors of a checkpoint that are not FFN.
 fn dense_tensors(source: &dyn Checkpoint) -> impl Iterator<Item = &TensorInfo> {
-    let ffn = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
-    source.tensors().iter().filter(move |t| !ffn(t))
+    (source.tensors().iter()).filter(|t| !t.id.role.is_bundled())
 }
 
 /// Refuses a `source` with another fingerprint, configuration or number of tensors.

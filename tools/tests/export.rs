@@ -31,6 +31,32 @@ fn packed(folder: &Path, output: &Path) -> Container {
     Container::open(output).unwrap()
 }
 
+/// Fixtures of families, or with parts, that have no folder form yet.
+const NO_FOLDER: [&str; 22] = [
+    "falcon",
+    "falcon_new",
+    "falcon_rw",
+    "gemma2",
+    "gpt_oss",
+    "gpt_oss_odd",
+    "granite",
+    "granite_bias",
+    "llama_mlp_bias",
+    "minicpm",
+    "nemotron",
+    "nemotron_bias",
+    "olmo2",
+    "opt",
+    "opt_plain",
+    "phi3",
+    "phi3_long",
+    "phi3_short",
+    "smollm3",
+    "starcoder2",
+    "starcoder2_bias",
+    "starcoder2_full",
+];
+
 #[test]
 fn every_fixture_comes_back_bit_for_bit() {
     let folders = fixtures();
@@ -39,7 +65,14 @@ fn every_fixture_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let container = packed(&folder, &dir.path().join("m.ember"));
         let out = dir.path().join("out");
-        export(&container, &out, &mut |_, _| {}).unwrap();
+        let exported = export(&container, &out, &mut |_, _| {});
+        if NO_FOLDER.iter().any(|name| folder.ends_with(name)) {
+            let refusal = exported.unwrap_err().to_string();
+            assert!(refusal.contains("has no f"), "{folder:?}: {refusal}");
+            assert!(!out.exists(), "{folder:?}");
+            continue;
+        }
+        exported.unwrap();
         let [a, b] = [&folder, &out].map(|f| emberflow_models::open(f).unwrap());
         let name = a.config().name.clone();
         let found = ModelConfig {

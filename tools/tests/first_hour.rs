@@ -6,16 +6,18 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
 /// In the order in which they are read.
-const PAGES: [&str; 6] = [
+const PAGES: [&str; 7] = [
     "README.md",
     "docs/running.md",
     "docs/models.md",
+    "docs/serve.md",
     "docs/policies.md",
     "docs/shell.md",
     "docs/phone.md",
@@ -60,9 +62,57 @@ fn call(line: &str, dir: &Path) -> Output {
     command.output().unwrap()
 }
 
+/// A command that runs while the rest of its page is tried.
+struct Server(Child);
+
+impl Server {
+    /// Starts it and waits for its first line.
+    fn start(line: &str, dir: &Path) -> Self {
+        let words = common::words(line.strip_prefix("emberflow ").unwrap());
+        let mut command = common::emberflow();
+        let mut child = (command.args(words).current_dir(dir))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let out = child.stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut first).unwrap();
+        assert!(first.starts_with("http://"), "{line}: {first}");
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a line of curl, where there is one.
+fn ask(line: &str, dir: &Path) {
+    let mut command = Command::new("sh");
+    let output = command
+        .args(["-c", line])
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    if output.status.code() == Some(127) {
+        eprintln!("SKIPPED: no curl: {line}");
+        return;
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{line}: {text}");
+    assert!(
+        !text.is_empty() && !text.contains("\"error\""),
+        "{line}: {text}"
+    );
+}
+
 /// Runs every command line of a page in `dir`.
 fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
     let mut all = Vec::new();
+    let mut server = None;
     for block in text.split("```").skip(1).step_by(2) {
         let (language, block) = block.split_once('\n').unwrap();
         if !["sh", "bash"].contains(&language) {
@@ -73,6 +123,15 @@ fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
                 "bash" => line.strip_prefix("./").unwrap_or(line),
                 _ => line,
             };
+            if let Some(line) = line.strip_suffix(" &") {
+                server = Some(Server::start(line, dir));
+                continue;
+            }
+            if line.starts_with("curl ") {
+                assert!(server.is_some(), "{page}: {line}: nothing to ask");
+                ask(line, dir);
+                continue;
+            }
             let piped = language == "sh" && line.contains("| emberflow ");
             if !line.starts_with("emberflow ") && !piped {
                 assert!(

@@ -11,8 +11,12 @@ use serde_json::Value;
 
 /// Runs `synth --shape tiny --json` with these words, into `output`.
 fn tiny(output: &Path, words: &[&str]) -> Value {
+    synth("tiny", output, words)
+}
+
+fn synth(shape: &str, output: &Path, words: &[&str]) -> Value {
     let output = output.display().to_string();
-    let mut args = vec!["synth", "--shape", "tiny", "--json", "-o", &output];
+    let mut args = vec!["synth", "--shape", shape, "--json", "-o", &output];
     args.extend(words);
     json(&args)
 }
@@ -62,6 +66,32 @@ fn decoding_has_the_statistics_asked_for() {
     }
     let left = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(left, 5, "measuring left a file");
+}
+
+#[test]
+fn experts_are_chosen_as_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, words) in [
+        "--reuse 0.6",
+        "--popular 0.9 --reuse 0.35 --act silu",
+        "--popular 0.6 --reuse 0.75 --act drelu --active 0.15",
+        "--popular 0.8 --reuse 0.45 --act relu --active 0.2 --persistence 0.9",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let mut words: Vec<&str> = words.split(' ').collect();
+        words.extend(["--measure", "1500"]);
+        let report = synth("tiny-moe", &dir.path().join(format!("{i}.gguf")), &words);
+        close(&report, "popular", 0.08);
+        close(&report, "reuse", 0.06);
+        if words.contains(&"--active") {
+            close(&report, "active", 0.12);
+            close(&report, "persistence", 0.03);
+        }
+        let walk = report["measured"]["walk"].as_f64().unwrap();
+        assert!(walk > 0.98, "{words:?}: {walk}");
+    }
 }
 
 #[test]
@@ -158,6 +188,10 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         ("--shape tiny --gate-rank 256", &file, "expected 32 to 160"),
         ("--shape tiny --measure 5", &file, "16 to"),
         ("--shape tiny --measure 5000", &file, "16 to"),
+        ("--shape tiny --reuse 0.5", &file, "tiny has none"),
+        ("--shape tiny-moe --reuse 0.1", &file, "lies between"),
+        ("--shape tiny-moe --popular 0.2", &file, "4 of 16 experts"),
+        ("--shape tiny-moe --layers 0", &file, "1..=4096"),
         ("--shape tiny --quant q4_0", &folder, "ends in .gguf"),
         ("--shape tiny", &here, "exists"),
         ("--shape tiny", &inside, "does not exist"),

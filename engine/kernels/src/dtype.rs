@@ -12,10 +12,15 @@
 //!                  low nibble and element j + 16 in its high nibble
 //!   scales     groups × 2 bytes, one f16 per group
 //!
-//! value        q8: q × scale           q4: (nibble − 8) × scale
+//! mxfp4        groups = ceil(n / 32)
+//!   quants     nibbles in the order of q4: floats of one sign, two exponent and one
+//!              mantissa bit (e2m1)
+//!   scales     groups × 1 byte, an exponent e (e8m0)
+//!
+//! value        q8: q × scale    q4: (nibble − 8) × scale    mxfp4: e2m1 × 2^(e − 127)
 //! ```
 //!
-//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8) and ignored on
+//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8, mxfp4: nibble 0) and ignored on
 //! reading.
 
 /// Elements that share one scale in the block formats.
@@ -24,11 +29,27 @@ pub const GROUP: usize = 32;
 const Q4_GROUP_BYTES: usize = GROUP / 2;
 const SCALE_BYTES: usize = 2;
 
+/// Twice the values of the nibbles of mxfp4, exact as integers.
+pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The factor of such an integer in a group of mxfp4 with the exponent `e`: 2^(e − 128), exact. 255
+/// stands for NaN.
+#[inline(always)]
+pub const fn mxfp4_scale(e: u8) -> f32 {
+    match e {
+        // below the smallest normal number
+        0 => f32::from_bits(1 << 21),
+        1 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits((e as u32 - 1) << 23),
+    }
+}
+
 // The kernels process two groups per step of the lane rule, and codes are stored in files.
 const _: () = assert!(crate::LANES == 2 * GROUP);
 const _: () = assert!(DType::F32.code() == 0 && DType::F16.code() == 1);
 const _: () = assert!(DType::BF16.code() == 2 && DType::Q8.code() == 3);
-const _: () = assert!(DType::Q4.code() == 4);
+const _: () = assert!(DType::Q4.code() == 4 && DType::Mxfp4.code() == 5);
 const _: () = assert!(DType::Q4.row_bytes(64) == 36 && DType::Q8.row_bytes(64) == 68);
 const _: () = assert!(DType::Q4.row_bytes(33) == 36 && DType::Q8.row_bytes(33) == 68);
 const _: () = assert!(DType::F32.row_bytes(3) == 12 && DType::BF16.row_bytes(3) == 6);
@@ -49,11 +70,20 @@ pub enum DType {
     Q8 = 3,
     /// 4-bit integers, one f16 scale per 32 elements.
     Q4 = 4,
+    /// 4-bit floats, one exponent per 32 elements, as gpt-oss is published.
+    Mxfp4 = 5,
 }
 
 impl DType {
     /// Every format, in order of its code.
-    pub const ALL: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::Q8, DType::Q4];
+    pub const ALL: [DType; 6] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q8,
+        DType::Q4,
+        DType::Mxfp4,
+    ];
 
     /// The name used on command lines and in metadata.
     pub const fn name(self) -> &'static str {
@@ -63,6 +93,7 @@ impl DType {
             DType::BF16 => "bf16",
             DType::Q8 => "q8",
             DType::Q4 => "q4",
+            DType::Mxfp4 => "mxfp4",
         }
     }
 
@@ -81,10 +112,17 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Whether elements come in groups of [`GROUP`] that share a scale.
+    /// Whether rows meet activations in 8 bits: integers in groups of [`GROUP`] that share an f16
+    /// scale.
     #[inline(always)]
     pub const fn is_grouped(self) -> bool {
         matches!(self, DType::Q8 | DType::Q4)
+    }
+
+    /// Whether elements come in groups of [`GROUP`] that share a scale.
+    #[inline(always)]
+    pub const fn has_scales(self) -> bool {
+        self.is_grouped() || matches!(self, DType::Mxfp4)
     }
 
     /// Bytes of the elements of a row of `n`, without scales. Saturates at `usize::MAX`, which no
@@ -96,17 +134,17 @@ impl DType {
             DType::F32 => n.saturating_mul(4),
             DType::F16 | DType::BF16 => n.saturating_mul(2),
             DType::Q8 => groups.saturating_mul(GROUP),
-            DType::Q4 => groups.saturating_mul(Q4_GROUP_BYTES),
+            DType::Q4 | DType::Mxfp4 => groups.saturating_mul(Q4_GROUP_BYTES),
         }
     }
 
     /// Bytes of the scales of a row of `n`; zero for the float formats.
     #[inline(always)]
     pub const fn scales_bytes(self, n: usize) -> usize {
-        if self.is_grouped() {
-            n.div_ceil(GROUP).saturating_mul(SCALE_BYTES)
-        } else {
-            0
+        match self {
+            DType::Q8 | DType::Q4 => n.div_ceil(GROUP).saturating_mul(SCALE_BYTES),
+            DType::Mxfp4 => n.div_ceil(GROUP),
+            DType::F32 | DType::F16 | DType::BF16 => 0,
         }
     }
 
@@ -146,7 +184,7 @@ mod tests {
             assert_eq!(DType::from_code(dtype.code()), Some(dtype));
         }
         assert_eq!(DType::parse("Q4"), None);
-        assert_eq!(DType::from_code(5), None);
+        assert_eq!(DType::from_code(6), None);
     }
 
     #[test]

@@ -67,6 +67,18 @@ pub(crate) fn rmsnorm_inplace(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
+#[inline(always)]
+pub(crate) fn layernorm_inplace(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let mean = lane_sum(x, false) / x.len() as f32;
+    for x in x.iter_mut() {
+        *x -= mean;
+    }
+    let scale = inverse_rms(x, eps);
+    for ((x, &w), &b) in x.iter_mut().zip(weight).zip(bias) {
+        *x = (*x * scale).mul_add(w, b);
+    }
+}
+
 /// The largest value, ignoring NaN; −∞ if there is none. The order affects only the sign of zero,
 /// which a later subtraction does not see.
 #[inline(always)]

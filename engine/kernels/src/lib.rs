@@ -12,7 +12,8 @@
 //!    if it were padded with zeros. At the end lane `j` absorbs lane `j + 32`, then
 //!    `j + 16`, `+ 8`, `+ 4`, `+ 2`, `+ 1`. AVX-512 holds the lanes in 4 registers,
 //!    AVX2 in 8, NEON in 16, the scalar code in an array.
-//! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an 11-bit f16 scale.
+//! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an 11-bit f16 scale,
+//!    or a small integer times a power of two (mxfp4).
 //!    So the point of conversion cannot change a bit.
 //! 3. Transcendental functions are polynomials with a fixed operation order ([`math`]) or come from
 //!    the `libm` crate, never from the platform.
@@ -108,11 +109,11 @@ pub use bandwidth::{prefetch, read_bandwidth};
 pub use columns::Columns;
 pub use compute::Compute;
 pub use cpu::{Cpu, Isa};
-pub use dtype::{DType, GROUP};
+pub use dtype::{DType, GROUP, mxfp4_scale};
 pub use math::argmax;
 pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
-pub use quantize::{QuantizeError, error_bound, quantize_row, store_q4_row};
+pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};
 pub use row::Row;
 pub use signs::sign_bytes;
 pub use two_bit::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};

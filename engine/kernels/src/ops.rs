@@ -193,6 +193,16 @@ impl Cpu {
         simd::rmsnorm_inplace(self, x, weight, eps);
     }
 
+    /// `x[i] = (c[i] * s) * weight[i] + bias[i]`, the last two fused, with `c[i] = x[i] − mean(x)`
+    /// and `s = 1 / sqrt(mean(c²) + eps)`; both sums follow the lane rule.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub fn layernorm_inplace(self, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        simd::layernorm_inplace(self, x, weight, bias, eps);
+    }
+
     /// `x[i] = exp(x[i] − max) * (1 / sum)`; the sum follows the lane rule.
     ///
     /// Values of −∞ become exactly 0. If all are −∞ the result is NaN.

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use crate::dtype::{DType, GROUP};
+use crate::dtype::{DType, E2M1_DOUBLED, GROUP};
 
 /// Why a row cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +26,13 @@ pub enum QuantizeError {
         /// The format that cannot hold it.
         dtype: DType,
     },
+    /// A group has no form in a format that is never rounded to.
+    NotExact {
+        /// Index of the group's first element in the row.
+        index: usize,
+        /// The format.
+        dtype: DType,
+    },
 }
 
 impl std::fmt::Display for QuantizeError {
@@ -41,6 +48,9 @@ impl std::fmt::Display for QuantizeError {
             } => {
                 write!(f, "element {index} is {value}, beyond the range of {dtype}")
             }
+            QuantizeError::NotExact { index, dtype } => {
+                write!(f, "elements from {index} on have no exact form in {dtype}")
+            }
         }
     }
 }
@@ -53,12 +63,15 @@ impl std::error::Error for QuantizeError {}
 /// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
 ///   nibble = round(w / scale) + 8 in 0..=15
 ///
-/// Both divide by the scale as rounded to f16. A group whose scale rounds to zero becomes zero.
+/// - mxfp4: the element of largest magnitude gets the largest nibble with which all 32 are exact;
+///   nothing is rounded
+///
+/// q8 and q4 divide by the scale as rounded to f16. A group whose scale rounds to zero becomes zero.
 /// Padding of the last group is zero.
 ///
 /// # Errors
-/// If an element is not finite or beyond the format's range; the contents of `quants` and `scales`
-/// are then unspecified.
+/// If an element is not finite or beyond the format's range, or not exact in mxfp4; the contents of
+/// `quants` and `scales` are then unspecified.
 ///
 /// # Panics
 /// If the length of `quants` or `scales` is not that of a `dtype` row.
@@ -122,8 +135,55 @@ pub fn quantize_row(
                 }
             }
         }
+        DType::Mxfp4 => return store_mxfp4(src, quants, scales),
     }
     Ok(())
+}
+
+/// [`quantize_row`] for mxfp4, of a finite row.
+fn store_mxfp4(src: &[f32], quants: &mut [u8], scales: &mut [u8]) -> Result<(), QuantizeError> {
+    let groups = src.chunks(GROUP).zip(quants.chunks_exact_mut(GROUP / 2));
+    for (g, ((group, quants), scale)) in groups.zip(scales).enumerate() {
+        let (index, dtype) = (g * GROUP, DType::Mxfp4);
+        let (e, nibbles) = mxfp4_group(group).ok_or(QuantizeError::NotExact { index, dtype })?;
+        *scale = e;
+        for (j, byte) in quants.iter_mut().enumerate() {
+            *byte = nibbles[j] | nibbles[j + GROUP / 2] << 4;
+        }
+    }
+    Ok(())
+}
+
+/// The exponent and the nibbles of up to 32 values in mxfp4, where all of them are exact; the
+/// exponent of zeros is 127.
+pub fn mxfp4_group(values: &[f32]) -> Option<(u8, [u8; GROUP])> {
+    let most = values
+        .iter()
+        .fold(0.0f64, |most, v| most.max(f64::from(v.abs())));
+    let doubled = |nibble: usize| f64::from(E2M1_DOUBLED[nibble]);
+    // the factor of a doubled nibble, 2^(e − 128), from which the largest is nibble `top`
+    let units = (1..8).rev().map(|top| most / doubled(top));
+    let mut units = units.filter_map(|unit| {
+        let e = i32::try_from(unit.to_bits() >> 52).ok()? - 1023 + 128;
+        let is_power = unit.to_bits() << 12 == 0;
+        Some((unit, u8::try_from(e).ok().filter(|e| is_power && *e < 255)?))
+    });
+    if most == 0.0 {
+        let mut nibbles = [0; GROUP];
+        for (nibble, value) in nibbles.iter_mut().zip(values) {
+            *nibble = u8::from(value.is_sign_negative()) << 3;
+        }
+        return Some((127, nibbles));
+    }
+    units.find_map(|(unit, e)| {
+        let mut nibbles = [0; GROUP];
+        for (nibble, &value) in nibbles.iter_mut().zip(values) {
+            let steps = f64::from(value.abs()) / unit;
+            let place = (0..8).position(|nibble| doubled(nibble) == steps)?;
+            *nibble = place as u8 | u8::from(value.is_sign_negative()) << 3;
+        }
+        Some((e, nibbles))
+    })
 }
 
 fn finite(half: f16, dtype: DType, index: usize, value: f32) -> Result<f16, QuantizeError> {
@@ -218,7 +278,7 @@ const SLACK: f32 = 1.0 + 1.0 / 8192.0;
 pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
     let max_abs = max_abs.abs();
     let bound = match dtype {
-        DType::F32 => return 0.0,
+        DType::F32 | DType::Mxfp4 => return 0.0,
         DType::F16 => max_abs * F16_ROUNDING + F16_HALF_STEP,
         DType::BF16 => max_abs * BF16_ROUNDING + f32::MIN_POSITIVE / 256.0,
         DType::Q8 => {

@@ -87,6 +87,7 @@ fn rows(count: usize) -> impl Strategy<Value = Rows> {
                         DType::F32 => (quants, 4),
                         DType::F16 | DType::BF16 => (quants, 2),
                         DType::Q8 | DType::Q4 => (scales, 2),
+                        DType::Mxfp4 => (scales, 1),
                     };
                     floats
                         .chunks_exact_mut(width)
@@ -188,6 +189,8 @@ proptest! {
         let mut turned = x.clone();
         reference::rope_rotate_half(&mut turned, &cos, &sin);
         let norm = reference::rmsnorm(&x, &weight, eps);
+        let bias: Vec<f32> = (0..n).map(|i| (i % 7) as f32 * 0.3 - 1.0).collect();
+        let layer = reference::layernorm(&x, &weight, &bias, eps);
         let map = |f: fn(f32) -> f32| x.iter().map(|&x| f(x)).collect::<Vec<f32>>();
         let silu = map(math::silu);
         let gelu = map(math::gelu);
@@ -204,6 +207,8 @@ proptest! {
             let name = cpu.name();
             prop_assert_eq!(run(&|y| cpu.rmsnorm(&x, &weight, eps, y)), bits(&norm), "{}", name);
             prop_assert_eq!(run(&|y| cpu.rmsnorm_inplace(y, &weight, eps)), bits(&norm), "{}", name);
+            let layernorm = run(&|y| cpu.layernorm_inplace(y, &weight, &bias, eps));
+            prop_assert_eq!(layernorm, bits(&layer), "{}", name);
             prop_assert_eq!(run(&|y| cpu.softmax(y)), bits(&softmax), "{}", name);
             prop_assert_eq!(run(&|y| cpu.silu(y)), bits(&silu), "{}", name);
             prop_assert_eq!(run(&|y| cpu.gelu(y)), bits(&gelu), "{}", name);

@@ -22,6 +22,13 @@ impl Hash {
     }
 }
 
+/// The formats that take any numbers.
+fn rounded() -> impl Iterator<Item = DType> {
+    DType::ALL
+        .into_iter()
+        .filter(|&dtype| dtype != DType::Mxfp4)
+}
+
 #[test]
 fn every_machine_computes_the_same() {
     // A length with a tail, more tokens than one tile, and numbers from integers alone.
@@ -33,7 +40,7 @@ fn every_machine_computes_the_same() {
     let weights: Vec<f32> = (0..ROWS * N).map(|i| number(3 * i + 1) / 16.0).collect();
     for cpu in Cpu::all() {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-        for dtype in DType::ALL {
+        for dtype in rounded() {
             let mut bytes = vec![0; ROWS * dtype.row_bytes(N)];
             for (row, src) in bytes
                 .chunks_exact_mut(dtype.row_bytes(N))
@@ -128,7 +135,7 @@ fn every_machine_sums_rows_and_attends_alike() {
     };
     for cpu in Cpu::all() {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-        for dtype in DType::ALL {
+        for dtype in rounded() {
             let mut bytes = vec![0; ROWS * dtype.row_bytes(N)];
             let rows = bytes.chunks_exact_mut(dtype.row_bytes(N));
             for (row, src) in rows.zip(numbers(ROWS * N, 3).chunks(N)) {

@@ -120,7 +120,7 @@ proptest! {
 
     #[test]
     fn errors_stay_within_the_bound(row in rows()) {
-        for dtype in DType::ALL {
+        for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != DType::Mxfp4) {
             let restored = restored(dtype, &row);
             let group_len = if dtype.is_grouped() { 32 } else { 1 };
             for (group, stored) in row.chunks(group_len).zip(restored.chunks(group_len)) {
@@ -206,4 +206,37 @@ proptest! {
             prop_assert_eq!(*value, (f32::from(*quant) - 8.0) * scales[i / GROUP]);
         }
     }
+}
+
+/// Any block of mxfp4 comes back as the same numbers, and other numbers are refused.
+#[test]
+fn mxfp4_is_exact_or_refused() {
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..2000 {
+        let n = [32, 64, 33, 7][round % 4];
+        let dtype = DType::Mxfp4;
+        let quants: Vec<u8> = (0..dtype.quants_bytes(n)).map(|_| random.u8(..)).collect();
+        let scales: Vec<u8> = (0..dtype.scales_bytes(n))
+            .map(|_| random.u8(..250))
+            .collect();
+        let mut values = vec![f32::NAN; n];
+        Cpu::detect().dequantize(Row::split(dtype, n, &quants, &scales), &mut values);
+        assert_eq!(restored(dtype, &values), values);
+    }
+    for (values, index) in [
+        (vec![0.3; 40], 0),
+        ([vec![1.0; 39], vec![5.0]].concat(), 32),
+    ] {
+        match quantize(DType::Mxfp4, &values) {
+            // all equal values are exact
+            Ok(_) if index == 0 => panic!("0.3 is no power of two times a small number"),
+            Err(QuantizeError::NotExact { index: at, .. }) => assert_eq!(at, index),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        restored(DType::Mxfp4, &[0.0, 6.0, -0.5, 1.0]),
+        [0.0, 6.0, -0.5, 1.0]
+    );
+    assert_eq!(restored(DType::Mxfp4, &[0.0; 40]), [0.0; 40]);
 }

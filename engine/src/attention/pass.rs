@@ -10,6 +10,7 @@ use std::ops::Range;
 use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
 use crate::kv::{BLOCK, LayerKv};
+use crate::norm::soft_cap;
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.
@@ -34,6 +35,10 @@ pub(super) struct Pass<'a> {
     pub tokens: usize,
     /// Visible positions per query, its own included; 0 = all.
     pub window: usize,
+    /// By query head, a logit beside those of the positions.
+    pub sinks: Option<&'a [f32]>,
+    /// Scores `s` become `cap · tanh(s / cap)`.
+    pub cap: Option<f32>,
 }
 
 /// Floats of a thread's buffer for chunks of up to `chunk` tokens.
@@ -63,9 +68,16 @@ impl Sums {
         cpu.blend(a, out, b, mix);
     }
 
-    /// Normalizes `out` by the sum.
-    fn finish(self, out: &mut [f32]) {
-        let scale = 1.0 / self.sum;
+    /// Normalizes `out` by the sum, to which a sink adds its share.
+    fn finish(self, sink: Option<f32>, out: &mut [f32]) {
+        let scale = match sink {
+            None => 1.0 / self.sum,
+            Some(sink) => {
+                let max = if sink > self.max { sink } else { self.max };
+                let seen = rescale(self.max, max);
+                seen / seen.mul_add(self.sum, rescale(sink, max))
+            }
+        };
         for value in out {
             *value *= scale;
         }
@@ -199,7 +211,8 @@ impl Pass<'_> {
                     max: max[i],
                     sum: sum[i],
                 };
-                sums.finish(&mut tile.row_mut(i / group)[i % group * hd..][..hd]);
+                let sink = self.sinks.map(|sinks| sinks[head * group + i % group]);
+                sums.finish(sink, &mut tile.row_mut(i / group)[i % group * hd..][..hd]);
             }
         });
     }
@@ -237,7 +250,7 @@ impl Pass<'_> {
                 for (next, mix) in parts {
                     sums.merge(self.cpu, next, mix, out);
                 }
-                sums.finish(out);
+                sums.finish(self.sinks.map(|sinks| sinks[h]), out);
             }
         });
     }
@@ -303,7 +316,11 @@ impl Pass<'_> {
             .zip(scores.chunks_exact_mut(BLOCK))
             .zip(batch)
         {
-            let (max, sum) = cpu.exp_block(&mut scores[seen.start - start..seen.end - start]);
+            let scores = &mut scores[seen.start - start..seen.end - start];
+            if let Some(cap) = self.cap {
+                soft_cap(scores, cap);
+            }
+            let (max, sum) = cpu.exp_block(scores);
             *sums = Sums { max, sum };
         }
 

@@ -35,6 +35,8 @@ impl Shape {
 struct Case {
     shape: Shape,
     window: usize,
+    /// A logit beside those of the positions for each head; empty without.
+    sinks: Vec<f32>,
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -54,6 +56,7 @@ impl Case {
         Self {
             shape,
             window,
+            sinks: Vec::new(),
             queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
             keys: numbers(2, shape.capacity * row),
             values: numbers(3, shape.capacity * row),
@@ -103,6 +106,8 @@ impl Case {
                 first,
                 tokens,
                 window: self.window,
+                sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                cap: None,
             };
             let out = &mut out[first * row..][..tokens * row];
             pass.run(&workers, out, &mut partials);
@@ -136,7 +141,8 @@ impl Case {
                 products.sum::<f64>().exp()
             })
             .collect();
-        let sum: f64 = weights.iter().sum();
+        let sink = self.sinks.get(head).map(|sink| f64::from(*sink).exp());
+        let sum: f64 = weights.iter().sum::<f64>() + sink.unwrap_or(0.0);
         (0..head_dim)
             .map(|j| {
                 let mix = (from..=position).zip(&weights);
@@ -161,7 +167,14 @@ fn cases() -> Vec<Case> {
         head_dim,
         capacity,
     };
+    let sinks = |heads, case| Case {
+        sinks: numbers(4, heads).iter().map(|sink| 8.0 * sink).collect(),
+        ..case
+    };
+    let long = shape(DType::F32, 6, 2, 40, 2 * BLOCK + 70);
     vec![
+        sinks(6, Case::new(long, 0)),
+        sinks(4, Case::new(shape(DType::F16, 4, 1, 32, BLOCK + 20), 5)),
         Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), 0),
         Case::new(shape(DType::F32, 3, 3, 8, BLOCK + 33), 0),
         Case::new(shape(DType::F16, 20, 1, 16, BLOCK + 3), 0),

@@ -1,7 +1,7 @@
 //! The gate's activation function.
 
 use emberflow_kernels::Cpu;
-use emberflow_models::config::Activation;
+use emberflow_models::config::{Activation, FfnKind};
 
 /// Activation function and threshold of a bank's gates.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +26,11 @@ impl Gating {
             Activation::Silu => cpu.silu(values),
             Activation::Gelu => cpu.gelu(values),
             Activation::GeluTanh => cpu.gelu_tanh(values),
+            Activation::ClampedSwiglu { limit, alpha } => {
+                values.iter_mut().for_each(|v| *v = v.min(limit) * alpha);
+                cpu.silu(values);
+                values.iter_mut().for_each(|v| *v /= alpha);
+            }
         }
         if self.cut > 0.0 {
             for value in values {
@@ -34,5 +39,14 @@ impl Gating {
                 }
             }
         }
+    }
+}
+
+/// The factor of a gate that an Up product gives.
+pub(super) fn of_up(kind: FfnKind, up: f32) -> f32 {
+    match kind.activation {
+        Activation::ClampedSwiglu { limit, .. } => up.clamp(-limit, limit) + 1.0,
+        _ if kind.relu_on_up => up.max(0.0),
+        _ => up,
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct GateWork<'a> {
     pub format: NeuronFormat,
     pub gating: Gating,
     pub input: Input<'a>,
+    /// Biases of the bank's gates, by packed id; empty without any.
+    pub bias: &'a [f32],
 }
 
 impl GateWork<'_> {
@@ -44,13 +46,14 @@ impl GateWork<'_> {
             }
             _ => {
                 let row = |id: usize| resident.gate(bank, id as u32);
-                let rows: ArrayVec<Row<'_>, CLUSTER> = neurons.filter_map(row).collect();
+                let rows: ArrayVec<Row<'_>, CLUSTER> = neurons.clone().filter_map(row).collect();
                 with_thread_buffer(products_floats(self.input.n(), tokens), |memory| {
                     let all = WantedPairs::new(tokens, false);
                     products(cpu, &rows, self.input, &all, gates, memory);
                 });
             }
         }
+        add_bias(self.bias.get(neurons).unwrap_or(&[]), gates);
         self.gating.apply(cpu, gates);
     }
 
@@ -88,6 +91,7 @@ impl GateWork<'_> {
                     }
                     let values = &mut values[..rows.len() * tokens];
                     products(cpu, &rows, self.input, &pairs, values, memory);
+                    self.add_bias(at.iter().map(|i| first + i), values);
                     self.gating.apply(cpu, values);
                     for (i, values) in at.into_iter().zip(values.chunks_exact_mut(tokens)) {
                         mask::keep_wanted(bits(i), i % CLUSTER, values);
@@ -121,6 +125,8 @@ impl GateWork<'_> {
                 let (values, memory) = memory.split_at_mut(values_len);
                 let values = &mut values[..rows.len() * tokens];
                 products(self.cpu, rows.list(), self.input, &pairs, values, memory);
+                let cluster = bytes.cluster() as usize * CLUSTER;
+                self.add_bias(rows.ids(0..rows.len()).map(|n| cluster + n), values);
                 self.gating.apply(self.cpu, values);
                 for (i, values) in values.chunks_exact_mut(tokens).enumerate() {
                     let n = rows.id(i);
@@ -131,5 +137,26 @@ impl GateWork<'_> {
                 }
             },
         );
+    }
+
+    /// Adds the biases of the neurons `ids` to `values [ids × tokens]`.
+    fn add_bias(&self, ids: impl Iterator<Item = usize>, values: &mut [f32]) {
+        if self.bias.is_empty() {
+            return;
+        }
+        for (id, values) in ids.zip(values.chunks_exact_mut(self.input.tokens())) {
+            add_bias(&self.bias[id..=id], values);
+        }
+    }
+}
+
+/// Adds `bias`, one for each neuron, to `values [neurons × tokens]`.
+pub(super) fn add_bias(bias: &[f32], values: &mut [f32]) {
+    if bias.is_empty() {
+        return;
+    }
+    let tokens = values.len() / bias.len();
+    for (values, bias) in values.chunks_exact_mut(tokens.max(1)).zip(bias) {
+        values.iter_mut().for_each(|value| *value += bias);
     }
 }

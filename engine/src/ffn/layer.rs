@@ -12,6 +12,21 @@ use crate::error::Error;
 use crate::store::regions::CLUSTER;
 use crate::trace;
 
+/// `out[row] += weight × bias` of the units' Downs, for the rows of `d` elements that they take.
+fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
+    for work in units.iter().filter(|work| !work.bias.down.is_empty()) {
+        for (row, out) in out.chunks_exact_mut(d).enumerate() {
+            let Some(place) = work.rows.place(row) else {
+                continue;
+            };
+            let weight = work.weights.map_or(1.0, |weights| weights[place]);
+            for (y, b) in out.iter_mut().zip(work.bias.down) {
+                *y += weight * b;
+            }
+        }
+    }
+}
+
 impl Ffn {
     /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row. Units are computed
     /// in parts of a few, so that the buffers need not hold all experts of a layer.
@@ -42,6 +57,7 @@ impl Ffn {
             first = end;
         }
         self.gathered = gathered;
+        add_biases(at.units, self.shape.format.d, out);
         outcome
     }
 
@@ -75,7 +91,9 @@ impl Ffn {
             self.name(on, unit, inputs.of(unit))?;
         }
         self.report_recent(on, inputs);
-        self.look_ahead(on, at)?;
+        if after.is_empty() {
+            self.look_ahead(on, at)?;
+        }
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -136,6 +154,9 @@ impl Ffn {
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
     /// device busy until the next layer's active set is known.
     fn look_ahead(&mut self, on: &Compute, at: &LayerInput<'_>) -> Result<(), Error> {
+        if !at.ahead.is_empty() {
+            return self.store.read_guessed(at.ahead);
+        }
         let next = at.number + 1;
         let mut banks = self.store.layout().banks_of(next);
         let (Some(bank), None, Some(norm)) = (banks.next(), banks.next(), at.next) else {

@@ -14,8 +14,8 @@ use emberflow_kernels::{Activations, Compute, Cpu, Lane, Lanes};
 
 use super::mask;
 use super::predict::Predictors;
-use super::units::Norm;
 use crate::input::Input;
+use crate::norm::{Norm, rows_or_copy};
 use crate::store::regions::CLUSTER;
 
 /// Pieces into which each thread splits a layer's gates or predictions. Lookup and reads for finished
@@ -31,8 +31,8 @@ pub(super) struct Upcoming<'a> {
     pub bank: u32,
     /// The residual stream of the layer before, `[tokens × d_model]`.
     pub residual: &'a [f32],
-    /// The norm before its FFN.
-    pub norm: Norm<'a>,
+    /// The norm before its FFN, if it has one.
+    pub norm: Option<&'a Norm>,
 }
 
 /// Decay of the error sums per token.
@@ -69,6 +69,7 @@ impl Errors {
 
 /// Buffers for predicting one layer ahead, for a few tokens.
 pub(super) struct Lookahead {
+    d: usize,
     neurons: usize,
     normed: Vec<f32>,
     input: Activations,
@@ -88,6 +89,7 @@ impl Lookahead {
     pub fn new(d: usize, neurons: usize, tokens: usize, banks: usize) -> Self {
         let clusters = neurons.div_ceil(CLUSTER);
         Self {
+            d,
             neurons,
             normed: vec![0.0; d * tokens],
             input: Activations::with_capacity(d, tokens),
@@ -152,12 +154,10 @@ impl Lookahead {
             residual,
             norm,
         } = *next;
-        let (cpu, d) = (on.cpu, norm.weight.len());
-        let tokens = residual.len() / d;
+        let cpu = on.cpu;
+        let tokens = residual.len() / self.d;
         let normed = &mut self.normed[..residual.len()];
-        for (x, out) in residual.chunks_exact(d).zip(normed.chunks_exact_mut(d)) {
-            cpu.rmsnorm(x, norm.weight, norm.eps, out);
-        }
+        rows_or_copy(norm, cpu, residual, normed);
         let input = Input::new(cpu, normed, tokens, &mut self.input);
         let features = input.features(residual);
         if !predictors.prepare(on, bank, features) {

@@ -47,4 +47,5 @@ pub(crate) use shape::FfnShape;
 pub(crate) use state::{Ffn, FfnRoom};
 pub(crate) use stored::StoredPredictors;
 pub(crate) use sums::thread_floats;
-pub(crate) use units::{BankWork, LayerInput, Norm, Rows};
+pub use units::Choice;
+pub(crate) use units::{BankWork, Bias, LayerInput, Rows};

@@ -177,10 +177,10 @@ impl Ffn {
         &mut self,
         on: &Compute,
         unit: usize,
-        UnitInput { input, residual }: UnitInput<'_>,
+        from: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let of = &mut self.units[unit];
-        let features = input.features(residual);
+        let (of, input) = (&mut self.units[unit], from.input);
+        let features = input.features(from.residual);
         let predictor = prepare(
             on,
             &mut self.predictors,
@@ -211,6 +211,7 @@ impl Ffn {
                 format: self.shape.format,
                 gating: of.gating,
                 input,
+                bias: from.bias.gate,
             },
             features,
             predictor,

@@ -6,7 +6,7 @@ use emberflow_kernels::Activations;
 
 use super::activation::Gating;
 use super::mask;
-use super::units::{LayerInput, Rows};
+use super::units::{Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
@@ -110,6 +110,7 @@ impl Gathered {
                 quantized: self.quantized.all().range(first, rows),
             },
             residual: part(&self.residual),
+            bias: Bias::NONE,
         }
     }
 }
@@ -124,6 +125,7 @@ fn slice_or_empty(values: &[f32], range: Range<usize>) -> &[f32] {
 pub(super) struct UnitInput<'a> {
     pub input: Input<'a>,
     pub residual: &'a [f32],
+    pub bias: Bias<'a>,
 }
 
 /// The inputs of all units of a layer.
@@ -135,12 +137,17 @@ pub(super) struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     pub fn of(&self, unit: usize) -> UnitInput<'a> {
-        match self.at.units[unit].rows {
+        let work = &self.at.units[unit];
+        match work.rows {
             Rows::All(_) => UnitInput {
                 input: self.at.input,
                 residual: self.at.residual,
+                bias: work.bias,
             },
-            Rows::Some(rows) => self.gathered.of(unit, rows.len(), self.at.input.n()),
+            Rows::Some(rows) => UnitInput {
+                bias: work.bias,
+                ..self.gathered.of(unit, rows.len(), self.at.input.n())
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use emberflow_kernels::Compute;
 
 use super::gates::GateWork;
 use super::mask;
-use super::pairs::Inputs;
+use super::pairs::{Inputs, UnitInput};
 use super::recent;
 use super::state::Ffn;
 use super::sums::Job;
@@ -102,11 +102,13 @@ impl Ffn {
                 let unit = unit_of(item);
                 let (of, words) = (&units[unit], mask::words(first.rows));
                 let wanted = of.wanted(wanted);
+                let UnitInput { input, bias, .. } = inputs.of(unit);
                 let work = GateWork {
                     cpu: on.cpu,
                     format,
                     gating: of.gating,
-                    input: inputs.of(unit).input,
+                    input,
+                    bias: bias.gate,
                 };
                 let cluster = item - of.first;
                 let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
@@ -140,18 +142,18 @@ impl Ffn {
         };
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
         let sum = |from: usize, partials: &mut [f32]| {
-            let end = from + partials.len() / width;
-            let mut item = from;
+            let (mut item, end) = (from, from + partials.len() / width);
             while item < end {
-                let unit = unit_of(item);
-                let of = &units[unit];
+                let (unit, of) = (unit_of(item), &units[unit_of(item)]);
                 let stop = end.min(of.end);
+                let input = inputs.of(unit);
                 let job = Job {
                     cpu: on.cpu,
                     shape,
                     gating: of.gating,
                     store,
-                    input: inputs.of(unit).input,
+                    input: input.input,
+                    bias: input.bias,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
                 };

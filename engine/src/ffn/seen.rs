@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use super::units::Choice;
 use crate::store::regions::CLUSTER;
 
 /// One FFN of a pass, as an observer sees it.
@@ -15,6 +16,9 @@ pub struct FfnSeen<'a> {
     pub residual: &'a [f32],
     /// The same after the norm, as Gate and Up read it, `[tokens × d_model]`.
     pub x: &'a [f32],
+    /// The experts of each token, the largest share first, `[tokens × chosen]`; empty for a dense
+    /// FFN.
+    pub choices: &'a [Choice],
     /// Activated gates, `[neurons × tokens]`, in packed order; zero where a gate does not fire.
     /// Empty unless [`crate::Options::observe`] is set.
     pub gates: &'a [f32],

@@ -144,23 +144,13 @@ impl Ffn {
         }
     }
 
-    /// What an observer sees of layer `layer`, just computed for `tokens` tokens; `residual` and `x`
-    /// are its input before and after the norm.
-    pub fn seen<'a>(
-        &'a self,
-        layer: usize,
-        tokens: usize,
-        residual: &'a [f32],
-        x: &'a [f32],
-    ) -> FfnSeen<'a> {
-        let (gates, hidden) = self.recorded(tokens);
+    /// What an observer sees of the layer just computed: `seen` with gates and hidden values.
+    pub fn seen<'a>(&'a self, seen: FfnSeen<'a>) -> FfnSeen<'a> {
+        let (gates, hidden) = self.recorded(seen.tokens);
         FfnSeen {
-            layer,
-            tokens,
-            residual,
-            x,
             gates,
             hidden,
+            ..seen
         }
     }
 

@@ -6,11 +6,14 @@ use std::sync::Mutex;
 use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
-use super::activation::Gating;
+use super::activation::{Gating, of_up};
+use super::gates::add_bias;
 use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
+use super::units::Bias;
+use crate::bundle::across;
 use crate::input::Input;
 use crate::store::regions::CLUSTER;
 use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
@@ -39,6 +42,7 @@ pub(super) struct Job<'a> {
     pub gating: Gating,
     pub store: &'a NeuronStore,
     pub input: Input<'a>,
+    pub bias: Bias<'a>,
     /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
@@ -103,7 +107,7 @@ impl<'a> Job<'a> {
                 }
                 done.neurons += batch.ups.len() as u64;
                 let hidden = &mut hidden[..batch.ups.len() * tokens];
-                self.hidden(&start, &batch, gates, hidden, memory);
+                self.hidden(&these, &batch, gates, hidden, memory);
                 let mut from = 0;
                 for (&(item, end), (_, cluster)) in batch.items.iter().zip(&these) {
                     let at = item - first;
@@ -115,7 +119,14 @@ impl<'a> Job<'a> {
                         keep(record, ids, tokens, gates, &hidden[values.clone()]);
                     }
                     let hidden = &mut hidden[values];
-                    self.down(cluster, &mut batch.downs, from..end, hidden, partial);
+                    self.down(
+                        cluster,
+                        &mut batch.downs,
+                        from..end,
+                        hidden,
+                        memory,
+                        partial,
+                    );
                     from = end;
                 }
             }
@@ -123,29 +134,59 @@ impl<'a> Job<'a> {
         done
     }
 
-    /// Hidden values of a batch: `gate × up`.
+    /// Hidden values of a batch: `gate × up`, or the gates where there is no Up.
     fn hidden(
         &self,
-        start: &ClusterBytes<'_>,
+        clusters: &[(usize, ClusterBytes<'_>)],
         batch: &Batch<'_>,
         gates: &[f32],
         hidden: &mut [f32],
         memory: &mut [f32],
     ) {
-        let _span = start.trace(&trace::UP);
+        if self.shape.kind.ungated {
+            hidden.copy_from_slice(&gates[..hidden.len()]);
+            return;
+        }
+        let _span = clusters.first().and_then(|(_, c)| c.trace(&trace::UP));
         let (rows, tokens) = (batch.ups.list(), self.input.tokens());
         let mut firing = WantedPairs::new(tokens, !self.shape.dense);
         for gates in gates.chunks_exact(tokens).take(rows.len()) {
             firing.push(|t| gates[t] != 0.0);
         }
         products(self.cpu, rows, self.input, &firing, hidden, memory);
+        self.add_biases(
+            self.bias.up,
+            clusters,
+            &batch.ups,
+            batch.items.iter().map(|item| item.1),
+            hidden,
+        );
         for (h, g) in hidden.iter_mut().zip(gates) {
-            let up = if self.shape.kind.relu_on_up {
-                h.max(0.0)
-            } else {
-                *h
-            };
-            *h = g * up;
+            *h = g * of_up(self.shape.kind, *h);
+        }
+    }
+
+    /// Adds the bias of each row's neuron, if there are any, to its `values`, `[rows × tokens]`; `ends`
+    /// is where each cluster's rows end.
+    fn add_biases(
+        &self,
+        bias: &[f32],
+        clusters: &[(usize, ClusterBytes<'_>)],
+        rows: &RowList<'_>,
+        ends: impl Iterator<Item = usize>,
+        values: &mut [f32],
+    ) {
+        if bias.is_empty() {
+            return;
+        }
+        let mut values = values.chunks_exact_mut(self.input.tokens());
+        let mut from = 0;
+        for ((_, cluster), end) in clusters.iter().zip(ends) {
+            let of_cluster = &bias[cluster.cluster() as usize * CLUSTER..];
+            for (id, values) in rows.ids(from..end).zip(&mut values) {
+                add_bias(&of_cluster[id..=id], values);
+            }
+            from = end;
         }
     }
 
@@ -156,9 +197,27 @@ impl<'a> Job<'a> {
         downs: &mut RowList<'_>,
         rows: Range<usize>,
         hidden: &mut [f32],
+        memory: &mut [f32],
         partial: &mut [f32],
     ) {
         let _span = cluster.trace(&trace::DOWN);
+        match self.shape.format.is_across() {
+            true => {
+                let (rows, tokens) = (&downs.list()[rows], self.input.tokens());
+                across::sum(self.cpu, hidden, rows, tokens, memory, partial);
+            }
+            false => self.sum_downs(downs, rows, hidden, partial),
+        }
+    }
+
+    /// [`Job::down`] of vectors that have scales of their own.
+    fn sum_downs(
+        &self,
+        downs: &mut RowList<'_>,
+        rows: Range<usize>,
+        hidden: &mut [f32],
+        partial: &mut [f32],
+    ) {
         let tokens = self.input.tokens();
         if tokens > 1 {
             partial.fill(0.0);
@@ -175,6 +234,19 @@ impl<'a> Job<'a> {
         self.cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
+    /// Appends a neuron's rows. Without Up, its Down row stands in the list of Ups, whose products
+    /// are not taken then.
+    fn push(&self, batch: &mut Batch<'a>, neuron: u32, bytes: NeuronBytes<'a>) {
+        let format = self.shape.format;
+        let down = format.down(bytes.down, bytes.scales);
+        let up = match format.ungated {
+            true => down,
+            false => format.up(bytes.up, bytes.scales),
+        };
+        batch.ups.push(neuron, up);
+        batch.downs.push(neuron, down);
+    }
+
     /// Collects the rows of the cluster's resident neurons, with their gates.
     fn known_gates(
         &self,
@@ -182,7 +254,7 @@ impl<'a> Job<'a> {
         gates: &mut [f32],
         batch: &mut Batch<'a>,
     ) {
-        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let tokens = self.input.tokens();
         let mut to = gates.chunks_exact_mut(tokens);
         for (item, cluster) in clusters {
             cluster.touch();
@@ -195,8 +267,7 @@ impl<'a> Job<'a> {
                 if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
                     continue;
                 }
-                batch.ups.push(id, format.up(bytes.up, bytes.scales));
-                batch.downs.push(id, format.down(bytes.down, bytes.scales));
+                self.push(batch, id, bytes);
                 if let Some(to) = to.next() {
                     to.copy_from_slice(gate);
                 }
@@ -236,6 +307,7 @@ impl<'a> Job<'a> {
         let gates = &mut gates[..rows.len() * tokens];
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
         products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
+        self.add_biases(self.bias.gate, clusters, &rows, ends.iter().copied(), gates);
         self.gating.apply(self.cpu, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);
@@ -253,9 +325,7 @@ impl<'a> Job<'a> {
                     // In place: `ups` has at most `row` rows.
                     let to = batch.ups.len() * tokens;
                     gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                    batch.ups.push(n as u32, format.up(bytes.up, bytes.scales));
-                    let down = format.down(bytes.down, bytes.scales);
-                    batch.downs.push(n as u32, down);
+                    self.push(batch, n as u32, *bytes);
                 }
                 row += 1;
             }

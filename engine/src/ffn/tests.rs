@@ -6,7 +6,7 @@ use emberflow_models::config::{Activation, FfnKind};
 
 use super::shape::FfnShape;
 use super::state::{Ffn, FfnRoom, clusters_per_group};
-use super::units::{BankWork, LayerInput, Rows};
+use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::ablation::Ablation;
 use crate::input::Input;
 use crate::memory::MemoryPlan;
@@ -36,6 +36,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
         kind: FfnKind {
             activation: Activation::Relu,
             relu_on_up: false,
+            ungated: false,
         },
         dense: ways.naming == Naming::All,
     };
@@ -69,11 +70,13 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     bank: unit.bank,
                     rows: Rows::All(rows),
                     weights: None,
+                    bias: Bias::NONE,
                 },
                 false => BankWork {
                     bank: unit.bank,
                     rows: Rows::Some(&unit.rows),
                     weights: Some(&unit.weights),
+                    bias: Bias::NONE,
                 },
             },
         )
@@ -85,6 +88,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
         input: Input::new(on.cpu, x, rows, &mut memory),
         residual: x,
         next: None,
+        ahead: &[],
     };
     let mut out = vec![f32::NAN; x.len()];
     ffn.begin_pass((0..rows).map(|_| 1), true);

@@ -1,6 +1,8 @@
 //! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
+use crate::norm::Norm;
+use crate::weights::FfnBiases;
 
 /// Rows of a pass; a row is a token of some sequence.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +31,15 @@ impl Rows<'_> {
     }
 }
 
+/// An expert that a row visits.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Choice {
+    /// Number in its layer.
+    pub expert: u32,
+    /// Factor of its result.
+    pub weight: f32,
+}
+
 /// One bank's share of a layer. A dense FFN is one unit over all rows; a mixture of experts has one
 /// per chosen expert, with the rows routed to it and their router weights.
 #[derive(Debug, Clone, Copy)]
@@ -37,13 +48,41 @@ pub(crate) struct BankWork<'a> {
     pub rows: Rows<'a>,
     /// Factor of the bank's result by row; `None` for 1.
     pub weights: Option<&'a [f32]>,
+    pub bias: Bias<'a>,
 }
 
-/// The norm before a layer's FFN.
-#[derive(Clone, Copy)]
-pub(crate) struct Norm<'a> {
-    pub weight: &'a [f32],
-    pub eps: f32,
+/// Biases of a bank's matrices; empty without any.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bias<'a> {
+    /// Of Gate and Up, by packed id.
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+    /// Of Down, `[d_model]`.
+    pub down: &'a [f32],
+}
+
+impl<'a> Bias<'a> {
+    pub const NONE: Bias<'static> = Bias {
+        gate: &[],
+        up: &[],
+        down: &[],
+    };
+
+    /// Those of a layer's bank `bank`, from 0, if the layer has any.
+    pub fn of(biases: Option<&'a FfnBiases>, bank: usize) -> Self {
+        let Some(biases) = biases else {
+            return Self::NONE;
+        };
+        let part = |all: &'a [f32]| {
+            let each = all.len() / biases.banks;
+            &all[bank * each..][..each]
+        };
+        Self {
+            gate: part(&biases.gate),
+            up: part(&biases.up),
+            down: part(&biases.down),
+        }
+    }
 }
 
 /// One layer's FFN and its input.
@@ -57,6 +96,8 @@ pub(crate) struct LayerInput<'a> {
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],
-    /// The norm before the next layer's FFN.
-    pub next: Option<Norm<'a>>,
+    /// The norm before the next layer's FFN, which may be none; `None` in the last layer.
+    pub next: Option<Option<&'a Norm>>,
+    /// Banks of the next layer that a guess names; empty without one.
+    pub ahead: &'a [u32],
 }

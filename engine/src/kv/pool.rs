@@ -127,8 +127,8 @@ impl KvPages {
         self.pool.shape
     }
 
-    /// Makes `count` positions from `first` on writable: allocates pages and copies a shared one
-    /// (copy-on-write), keeping positions before `first`.
+    /// Makes `count` positions from `first` on writable: allocates pages and copies shared ones
+    /// (copy-on-write) with all their positions.
     pub fn prepare(&mut self, first: usize, count: usize) {
         debug_assert!(first + count <= self.positions);
         let shape = self.pool.shape;
@@ -137,7 +137,7 @@ impl KvPages {
             if Arc::get_mut(&mut self.pages[at]).is_none() {
                 let mut page = self.pool.take();
                 if let Some(to) = Arc::get_mut(&mut page) {
-                    let kept = first.saturating_sub(at * shape.page).min(shape.page);
+                    let kept = (first + count - at * shape.page).min(shape.page);
                     copy_positions(shape, self.pages[at].bytes(), to.bytes_mut(), kept);
                 }
                 let shared = std::mem::replace(&mut self.pages[at], page);

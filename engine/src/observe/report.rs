@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
+use crate::store::foresight::Foreseen;
 
 /// Metrics of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]
@@ -38,6 +39,9 @@ pub struct Report {
     pub io: Io,
     /// Cache metrics after warm-up.
     pub cache: Cache,
+    /// Experts read before their layer; absent in models without experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_ahead: Option<ReadAheadReport>,
     /// Active sets.
     pub sparsity: SparsityReport,
     /// Metrics of the second half of the generated tokens.
@@ -181,6 +185,42 @@ pub struct Cache {
     pub foreseen_needed: f64,
     /// Neurons evicted.
     pub evictions: u64,
+}
+
+/// Experts read before their layer, by its router's guess on the layer before, since the engine was
+/// opened.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ReadAheadReport {
+    /// Share of the passes of one token that read ahead.
+    pub passes_share: f64,
+    /// Experts guessed, and the share of them that was visited.
+    pub guessed: u64,
+    /// See `guessed`.
+    pub precision: f64,
+    /// Clusters read ahead, and the share of them that was used.
+    pub clusters: u64,
+    /// See `clusters`.
+    pub used_share: f64,
+    /// Share of a pass without reading ahead in which the device idles; `null` where none was
+    /// measured.
+    pub idle_share: Option<f64>,
+    /// How much faster passes with it are than those before and after them, 0.1 for a tenth; `null`
+    /// before the first comparison.
+    pub gain: Option<f64>,
+}
+
+impl ReadAheadReport {
+    fn of(seen: Foreseen) -> Self {
+        Self {
+            passes_share: ratio(seen.ahead as f64, seen.passes as f64),
+            guessed: seen.guessed,
+            precision: ratio(seen.right as f64, seen.guessed as f64),
+            clusters: seen.clusters,
+            used_share: ratio(seen.used as f64, seen.clusters as f64),
+            idle_share: seen.idle,
+            gain: seen.gain,
+        }
+    }
 }
 
 /// Active sets of the run.
@@ -412,6 +452,7 @@ impl Report {
             memory: Memory::of(engine),
             io: Io::of(engine, &done, times.first_ms + times.decode_ms),
             cache: Cache::of(engine, &done),
+            read_ahead: engine.foreseen().map(ReadAheadReport::of),
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
                 reason: engine.sparsity_reason().to_string(),

@@ -1,6 +1,6 @@
 //! A report in a few lines for people.
 
-use super::report::{BestOf, EnergyReport, Expected, Report, SampleReport};
+use super::report::{BestOf, EnergyReport, Expected, ReadAheadReport, Report, SampleReport};
 
 /// Fewest tokens of a second half whose speed says something.
 const SETTLED: usize = 16;
@@ -22,6 +22,9 @@ impl Report {
             line(profile, text);
         }
         line("flash", self.flash());
+        if let Some(ahead) = self.read_ahead.as_ref().filter(|ahead| ahead.clusters > 0) {
+            line("ahead", ahead.summary());
+        }
         line("memory", self.held());
         if let Some(EnergyReport {
             source,
@@ -94,6 +97,24 @@ impl Report {
             mib(self.memory.budget_bytes),
             100.0 * self.memory.ffn_resident_share,
             100.0 * self.sparsity.active_share,
+        )
+    }
+}
+
+impl ReadAheadReport {
+    fn summary(&self) -> String {
+        let gain = match self.gain {
+            Some(gain) if gain >= 0.0 => format!("passes {:.1} % faster", 100.0 * gain),
+            Some(gain) => format!("passes {:.1} % slower", -100.0 * gain),
+            None => "gain not measured".to_owned(),
+        };
+        format!(
+            "experts guessed a layer early: {:.0} % right, {} clusters read, {:.0} % of them used, in \
+             {:.0} % of the passes; {gain}",
+            100.0 * self.precision,
+            self.clusters,
+            100.0 * self.used_share,
+            100.0 * self.passes_share,
         )
     }
 }

@@ -118,13 +118,22 @@ impl Planner {
         self.shape.dense || !resident && !division.needs.predicts
     }
 
+    /// Expected share of the visited experts that is resident: by the statistics, or as much as of
+    /// all experts, as if tokens were routed evenly and independently.
+    pub(super) fn expert_hits(&self, division: &Division) -> f64 {
+        let needs = &division.needs;
+        let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
+        match self.expert_misses.and_then(|misses| misses.rate(held)) {
+            Some(missed) => 1.0 - missed,
+            None => held,
+        }
+    }
+
     /// First neuron outside the hot region, by layer.
     pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
         if self.shape.visited < 1.0 {
-            // Of the visited experts as many clusters are resident as of all.
-            let needs = &division.needs;
-            let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
-            let first = (self.shape.neurons as f64 * held) as usize;
+            let hits = self.expert_hits(division);
+            let first = (self.shape.neurons as f64 * hits) as usize;
             return vec![first; self.shape.layers];
         }
         let hot = self.hot(division.batch);

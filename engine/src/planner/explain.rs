@@ -73,8 +73,12 @@ impl Plan {
 
     fn explain_token(&self) -> String {
         let decode = &self.decode;
+        let experts = self.expert_hit_rate.map_or(String::new(), |rate| {
+            format!("{:.0} % of its experts in memory, ", 100.0 * rate)
+        });
         format!(
-            "expected of a token: {:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
+            "expected of a token: {}{:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
+            experts,
             decode.ms,
             decode.wait_ms,
             decode.reads,

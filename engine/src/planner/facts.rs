@@ -1,5 +1,6 @@
 //! [`Planner`]: the inputs of planning.
 
+use emberflow_predictor::stats::routing::ExpertMisses;
 use emberflow_storage::profile::ReadCost;
 
 use super::firing::Firing;
@@ -35,6 +36,8 @@ pub struct Planner {
     pub(crate) scratch: Vec<Scratched>,
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
+    /// What a cache of experts misses, where the container's statistics say so.
+    pub(crate) expert_misses: Option<ExpertMisses>,
     pub(crate) rates: Rates,
     /// Device costs at high queue depth, and at the depth of the stream buffers.
     pub(crate) device: ReadCost,

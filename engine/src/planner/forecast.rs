@@ -77,6 +77,8 @@ impl Planner {
             () if !self.gates_first => (self.shape.stride, 1),
             () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
+        // Models with exact zeros are served neuron by neuron where Gate rows are resident.
+        let visits = self.shape.visited < 1.0 && self.scans(division);
         let scan = self.scans(division);
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
         Ok(Plan {
@@ -99,8 +101,12 @@ impl Planner {
                 device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
                 device_doubtful: self.device.origin() == Origin::Doubtful,
                 device: self.device.origin().to_string(),
-                statistics: self.firing.measured,
+                statistics: match visits && memory.hot_clusters < needs.clusters {
+                    true => self.expert_misses.is_some(),
+                    false => self.firing.measured,
+                },
             },
+            expert_hit_rate: visits.then(|| self.expert_hits(division)),
             memory: memory.clone(),
         })
     }

@@ -22,9 +22,10 @@ use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::options::{Options, Phases};
 use crate::room::thread_floats;
+use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
-use crate::store::{Layout, Naming, ReadCosts, io_bytes};
+use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
 use crate::weights::Weights;
 
 /// Bytes of stack and allocator per thread.
@@ -52,9 +53,8 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Planner {
-    /// Collects the inputs of a plan. Also returns each neuron's activation frequency by bank;
-    /// empty without statistics.
-    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Vec<Vec<f32>>), Error> {
+    /// Collects the inputs of a plan, and what statistics say of neurons and experts.
+    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
         } = of;
@@ -68,7 +68,8 @@ impl Planner {
             frequencies,
             persistence,
             misses,
-        } = Temperature::read(layout, most)?;
+            popularity,
+        } = Temperature::read(layout, of.config, most)?;
         // A model with experts is planned as one of the neurons that a token visits.
         let (banks, neurons) = (layout.layers(), layout.neurons_at_once());
         let firing = if frequencies.is_empty() {
@@ -100,6 +101,7 @@ impl Planner {
             needs,
             scratch,
             shape: of.shape(),
+            expert_misses: popularity.misses,
             firing: match of.naming {
                 Naming::All => Firing::always(banks, neurons),
                 _ => firing,
@@ -117,7 +119,7 @@ impl Planner {
             gates_first: of.gates_first(costs),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        Ok((planner, frequencies))
+        Ok((planner, Known::new(frequencies, popularity.visits)))
     }
 
     /// Read costs for run-time decisions.
@@ -243,7 +245,8 @@ impl Opened<'_> {
             4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
-            io_bytes(self.layout, LEAST_BUFFERS),
+            RouterAhead::bytes_for(self.config, self.threads),
+            io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Each sampler's candidate list.

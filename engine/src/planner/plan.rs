@@ -48,6 +48,8 @@ pub struct Plan {
     pub chunk: usize,
     /// The predictor; 0 bytes without one.
     pub predictor: PredictorNeeds,
+    /// Expected share of the visited experts' clusters that is resident; `null` without experts.
+    pub expert_hit_rate: Option<f64>,
     /// Decode in the middle of the context.
     pub decode: Forecast,
     /// Prefill.

@@ -1,6 +1,8 @@
 //! Hot clusters, from the container's activation statistics.
 
-use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses};
+use emberflow_models::config::ModelConfig;
+use emberflow_predictor::stats::routing::ExpertMisses;
+use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses, StatsError};
 
 use crate::error::Error;
 use crate::store::Layout;
@@ -16,6 +18,17 @@ pub(crate) struct Temperature {
     pub persistence: Option<f64>,
     /// Measured miss curve, if any.
     pub misses: Option<Misses>,
+    /// How a mixture's experts are chosen, if any.
+    pub popularity: Popularity,
+}
+
+/// How often experts are visited, by a container's routing statistics.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Popularity {
+    /// By bank: share of the tokens that visit it; empty without statistics.
+    pub visits: Vec<f32>,
+    /// What a cache of experts misses, where measured.
+    pub misses: Option<ExpertMisses>,
 }
 
 /// The largest measured batch size up to `batch`: passes in which each neuron fired, number of
@@ -51,24 +64,32 @@ fn persistence(stats: &ActivationStats) -> Option<f64> {
 
 impl Temperature {
     /// Reads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
-    pub fn read(layout: &Layout, batch: usize) -> Result<Self, Error> {
+    pub fn read(layout: &Layout, c: &ModelConfig, batch: usize) -> Result<Self, Error> {
         let banks = layout.banks();
+        let none = || Self {
+            hot_clusters: vec![vec![0; banks]; batch],
+            frequencies: Vec::new(),
+            persistence: None,
+            misses: None,
+            popularity: Popularity::default(),
+        };
         let bytes = layout.container.read_stats()?;
         if bytes.is_empty() {
+            return Ok(none());
+        }
+        let bad = |e: StatsError| Error::Bundles {
+            path: layout.container.path().to_path_buf(),
+            reason: e.to_string(),
+        };
+        if c.mixture.is_some() {
+            let [layers, experts] = [c.layers, c.experts].map(|n| n as usize);
+            let stats = ActivationStats::parse_routing(&bytes, layers, experts).map_err(bad)?;
             return Ok(Self {
-                hot_clusters: vec![vec![0; banks]; batch],
-                frequencies: Vec::new(),
-                persistence: None,
-                misses: None,
+                popularity: Popularity::of(&stats, layout),
+                ..none()
             });
         }
-        let stats =
-            ActivationStats::parse(&bytes, banks, 1, layout.most_neurons()).map_err(|e| {
-                Error::Bundles {
-                    path: layout.container.path().to_path_buf(),
-                    reason: e.to_string(),
-                }
-            })?;
+        let stats = ActivationStats::parse(&bytes, banks, 1, layout.most_neurons()).map_err(bad)?;
         let hot = |bank: usize, batch: usize| {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
             let (counts, passes, tokens) = measured(&stats, counts, bank, batch);
@@ -85,6 +106,29 @@ impl Temperature {
             frequencies: (0..banks).map(frequencies).collect(),
             persistence: persistence(&stats),
             misses: (stats.profile.as_ref().map(|p| p.misses)).filter(|m| !m.is_empty()),
+            popularity: Popularity::default(),
         })
+    }
+}
+
+impl Popularity {
+    /// From the statistics of a model whose banks are those of `layout`. Banks without routes, of
+    /// dense layers and shared experts, are visited by every token.
+    fn of(stats: &ActivationStats, layout: &Layout) -> Self {
+        let profile = stats.profile.as_deref();
+        let Some(routing) = profile.and_then(|p| p.routing.as_ref()) else {
+            return Self::default();
+        };
+        let mut visits = vec![1.0; layout.banks()];
+        for (number, layer) in routing.layers.iter().enumerate() {
+            let banks = layout.banks_of(number).map(|bank| bank as usize);
+            for (bank, often) in banks.zip(layer.popularity(stats.tokens)) {
+                visits[bank] = often as f32;
+            }
+        }
+        Self {
+            visits,
+            misses: Some(routing.misses).filter(|m| m.needed > 0),
+        }
     }
 }

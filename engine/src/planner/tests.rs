@@ -1,5 +1,5 @@
 use emberflow_kernels::DType;
-use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+use emberflow_models::config::{Activation, FfnKind, Form, ModelConfig, Rope, RopeScaling};
 use emberflow_storage::container::{BundleGeometry, Prefer};
 use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::ReadCost;
@@ -63,6 +63,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             .to_vec(),
         shape: shape(),
         firing,
+        expert_misses: None,
         rates: Rates::assumed(4),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
@@ -399,6 +400,7 @@ fn mixtral() -> ModelConfig {
         ffn_kind: FfnKind {
             activation: Activation::Relu,
             relu_on_up: true,
+            ungated: false,
         },
         rms_eps: 1e-5,
         rope: Rope {
@@ -419,6 +421,7 @@ fn mixtral() -> ModelConfig {
         mixture: None,
         qk_norm_whole: false,
         clip_qkv: None,
+        form: Form::default(),
     }
 }
 

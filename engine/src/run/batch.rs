@@ -100,6 +100,7 @@ impl Engine {
                 ..*request
             },
             samples,
+            bias: Vec::new(),
         })?;
         let ids: Vec<_> = (0..samples).map(|index| first.sample(index)).collect();
         while let Stepped::Passed { events, .. } = stepper.step()? {
@@ -107,7 +108,7 @@ impl Engine {
             for event in events.drain(..) {
                 match event {
                     Event::Token { .. } => tokens = true,
-                    Event::Ended { .. } => {}
+                    Event::Ended { .. } | Event::Prompt { .. } => {}
                     Event::Failed { error, .. } => return Err(error),
                 }
             }

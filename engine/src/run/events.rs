@@ -1,7 +1,9 @@
 //! Input and output of a stepper.
 
+use super::log_probs::LogProbs;
 use super::request::{Request, RequestId, Stop};
 use crate::error::Error;
+use crate::sampler::Bias;
 use crate::sequence::Sequence;
 
 /// A request to admit.
@@ -16,6 +18,8 @@ pub struct Admission {
     /// Continuations of this prompt, with consecutive seeds from the request's. The prompt is
     /// computed once.
     pub samples: usize,
+    /// What is added to logits before a token is drawn.
+    pub bias: Vec<Bias>,
 }
 
 /// Something that happened to a request.
@@ -29,6 +33,15 @@ pub enum Event {
         token: u32,
         /// Why it stops, if it does.
         stop: Option<Stop>,
+        /// How likely it was, if the request asks.
+        log_probs: Option<LogProbs>,
+    },
+    /// How likely the next tokens of its prompt were, if the request asks; the first one has none.
+    Prompt {
+        /// The request: the first continuation of its prompt.
+        id: RequestId,
+        /// In the order of the prompt.
+        log_probs: Vec<LogProbs>,
     },
     /// It ended without a token.
     Ended {

@@ -74,6 +74,7 @@ impl Engine {
             prompt: prompt.to_vec(),
             request: *request,
             samples: 1,
+            bias: Vec::new(),
         })?;
         let ended = follow(&mut stepper, id, prompt.len(), request, &mut clock, on);
         let finished = match ended {
@@ -148,7 +149,7 @@ fn follow(
         done += rows;
         let event = events.pop();
         let (goes_on, stop) = match event {
-            None => {
+            None | Some(Event::Prompt { .. }) => {
                 clock.look();
                 (on(Progress::Prompt(done.min(prompt))), None)
             }

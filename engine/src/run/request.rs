@@ -15,6 +15,10 @@ pub struct Request {
     pub keep_steps: bool,
     /// Sum the log-probabilities of the tokens: an exponential for every logit of every token.
     pub keep_log_prob: bool,
+    /// Say how likely each token was, with so many of the likeliest ones.
+    pub log_probs: Option<usize>,
+    /// With `log_probs`: also for the tokens of the prompt but the first, which costs their logits.
+    pub prompt_log_probs: bool,
 }
 
 impl Default for Request {
@@ -26,6 +30,8 @@ impl Default for Request {
             ignore_eos: false,
             keep_steps: false,
             keep_log_prob: false,
+            log_probs: None,
+            prompt_log_probs: false,
         }
     }
 }

@@ -3,10 +3,11 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use super::events::Finished;
+use super::log_probs::log_probability;
 use super::request::{Request, RequestId, Stop};
 use super::spans::Wants;
 use crate::error::Error;
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{Bias, Sampler, Sampling};
 use crate::sequence::{Sequence, Span};
 
 /// A live request.
@@ -36,6 +37,7 @@ impl Text {
         request: Request,
         index: u64,
         vocab: usize,
+        bias: &[Bias],
     ) -> Self {
         let sampling = Sampling {
             seed: request.sampling.seed.wrapping_add(index),
@@ -47,7 +49,7 @@ impl Text {
             sequence,
             prompt,
             done: 0,
-            sampler: Sampler::new(sampling, vocab),
+            sampler: Sampler::new(sampling, vocab).with_bias(bias.to_vec()),
             hash: Xxh3::new(),
             tokens: Vec::with_capacity(request.max_tokens.min(room)),
             log_prob: 0.0,
@@ -95,7 +97,7 @@ impl Text {
         let token = self.sampler.sample(logits, self.sequence.tokens());
         self.tokens.push(token);
         if self.request.keep_log_prob {
-            self.log_prob += log_prob(logits, token);
+            self.log_prob += log_probability(logits, token);
         }
         Ok(token)
     }
@@ -129,28 +131,5 @@ impl Text {
             log_prob: self.request.keep_log_prob.then_some(self.log_prob),
             stop,
         }
-    }
-}
-
-/// Natural log-probability of `token`.
-fn log_prob(logits: &[f32], token: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::MIN, f32::max);
-    let sum: f64 = (logits.iter())
-        .map(|&l| f64::from(libm::expf(l - max)))
-        .sum();
-    let chosen = logits.get(token as usize).copied().unwrap_or(f32::MIN);
-    f64::from(chosen - max) - libm::log(sum)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn probabilities_add_up_to_one() {
-        let logits = [1.0, -3.0, 0.5, 80.0, 79.0];
-        let sum: f64 = (0..5).map(|t| libm::exp(log_prob(&logits, t))).sum();
-        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
-        assert!(log_prob(&logits, 3) > log_prob(&logits, 4));
     }
 }

@@ -51,6 +51,7 @@ impl NeuronStore {
             let mut banks = self.layout.banks_of(number);
             let (Some(bank), None) = (banks.next(), banks.next()) else {
                 // With experts, the next banks are not certain.
+                self.read_guessed_ahead()?;
                 break;
             };
             let rules = self.rules(bank);
@@ -72,15 +73,63 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Reads a cluster of a bank that comes next, if it is missing and will be read whole.
-    fn read_cluster_ahead(&mut self, bank: u32, cluster: u32) -> Result<(), Error> {
+    /// Takes a guess at the banks of the next layer, the likeliest first, and reads what is missing
+    /// of them behind what this layer needs, while stream buffers are free.
+    pub fn read_guessed(&mut self, banks: &[u32]) -> Result<(), Error> {
+        self.layer.guessed.clear();
+        self.layer.guessed.extend_from_slice(banks);
+        self.layer.guessed_taken = 0;
+        if self.layer.next == self.layer.total {
+            self.read_ahead()?;
+        }
+        self.submit()
+    }
+
+    fn read_guessed_ahead(&mut self) -> Result<(), Error> {
+        let mut before = 0;
+        for i in 0..self.layer.guessed.len() {
+            let bank = self.layer.guessed[i];
+            let clusters = self.layout.clusters(bank);
+            while self.layer.guessed_taken < before + clusters && self.reader.stream.free() > 0 {
+                let cluster = (self.layer.guessed_taken - before) as u32;
+                self.layer.guessed_taken += 1;
+                if self.read_cluster_ahead(bank, cluster)? {
+                    self.foresight.seen.clusters += 1;
+                }
+            }
+            before += clusters;
+        }
+        Ok(())
+    }
+
+    /// Compares the guess for layer `number` with the `banks` that it visits, and forgets it.
+    pub(super) fn judge_guess(&mut self, number: usize, banks: impl Iterator<Item = u32>) {
+        let guessed = std::mem::take(&mut self.layer.guessed);
+        let own = self.layout.banks_of(number);
+        if guessed.first().is_some_and(|bank| own.contains(bank)) {
+            let seen = &mut self.foresight.seen;
+            seen.guessed += guessed.len() as u64;
+            for bank in banks.filter(|bank| guessed.contains(bank)) {
+                let coming = self.layer.coming.iter().filter(|key| key.0 == bank);
+                let arrived = self.layer.arrived.iter().filter(|key| key.0 == bank);
+                seen.used += (coming.count() + arrived.count()) as u64;
+                seen.right += 1;
+            }
+        }
+        self.layer.guessed = guessed;
+        self.layer.guessed.clear();
+    }
+
+    /// Reads a cluster of a bank that comes next, if it is missing and will be read whole. Whether
+    /// it is read.
+    fn read_cluster_ahead(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
         let belongs_hot = self.belongs_hot(bank, cluster);
         let known = self.hot.contains(bank, cluster) || self.layer.is_underway(bank, cluster);
         let certain = |rules: Rules| rules.read_ahead(belongs_hot, || self.absent(bank, cluster));
-        if !known && certain(self.rules(bank)) {
-            self.request_cluster(bank, cluster)?;
+        match !known && certain(self.rules(bank)) {
+            true => self.request_cluster(bank, cluster),
+            false => Ok(false),
         }
-        Ok(())
     }
 
     /// Moves on to layer `number`, which visits the banks of the layer's units. Buffers of clusters
@@ -123,6 +172,7 @@ impl NeuronStore {
         };
         match place.layers {
             0 => self.layer.unit_of[bank as usize].is_some() || self.layer.after.contains(&bank),
+            1 if self.layer.guessed.contains(&bank) => true,
             _ => place < self.layer.ahead,
         }
     }

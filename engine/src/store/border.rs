@@ -20,11 +20,27 @@ impl NeuronStore {
     /// Hot clusters of each bank, for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
+        if !self.visits.is_empty() && self.scans(0) {
+            return self.most_visited(units, &clusters);
+        }
         let wanted: Vec<u32> = (0..)
             .zip(self.hot_wanted.iter().zip(&clusters))
             .map(|(bank, (&hot, &all))| if self.scans(bank) { all } else { hot })
             .collect();
         prefixes(units, &wanted, &clusters)
+    }
+
+    /// The clusters of the banks that most tokens visit, as many as `units`.
+    fn most_visited(&self, units: u64, clusters: &[u32]) -> Vec<u32> {
+        let mut banks: Vec<usize> = (0..clusters.len()).collect();
+        banks.sort_by(|&a, &b| self.visits[b].total_cmp(&self.visits[a]));
+        let (mut prefix, mut left) = (vec![0; clusters.len()], units);
+        for bank in banks {
+            let taken = u64::from(clusters[bank]).min(left);
+            prefix[bank] = taken as u32;
+            left -= taken;
+        }
+        prefix
     }
 
     /// Shrinks one region before it grows the other, so that their sum never exceeds the budget.

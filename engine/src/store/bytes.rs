@@ -193,7 +193,7 @@ impl NeuronStore {
 
     /// A bundle of the mapped file if its checksums match; else records the damage.
     fn mapped_bundle(&self, bank: u32, neuron: u32) -> Option<&[u8]> {
-        let mapped = self.mapped.as_ref()?;
+        let mapped = &self.mapped.as_ref()?.bundles;
         self.intact_or_damage(mapped.bundle(&self.layout.container, bank as usize, neuron))
     }
 

@@ -25,8 +25,9 @@ pub(crate) struct SlotContent {
     /// Bytes reserved for the Gate part, and its length without padding.
     pub gate_span: usize,
     pub gate_len: usize,
-    /// Bytes of Up and Down.
+    /// Bytes of Up and Down, and of Up alone.
     pub rest_len: usize,
+    pub up_len: usize,
     /// Offset where a read of Up and Down alone begins.
     pub rest_read: usize,
     /// Bytes of a slot.
@@ -34,7 +35,7 @@ pub(crate) struct SlotContent {
 }
 
 impl SlotContent {
-    pub fn new(g: &BundleGeometry, gates_resident: bool, align: Align) -> Self {
+    pub fn new(g: &BundleGeometry, up_len: usize, gates_resident: bool, align: Align) -> Self {
         let (stride, rest_read) = (g.stride as usize, g.rest_read() as usize);
         let start = if gates_resident { rest_read } else { 0 };
         let len = stride - start;
@@ -48,6 +49,7 @@ impl SlotContent {
             gate_span: g.gate_span as usize,
             gate_len: g.gate_len as usize,
             rest_len: g.rest_len as usize,
+            up_len,
             rest_read,
             slot_len: cover.next_multiple_of(align.memory),
         }
@@ -56,6 +58,6 @@ impl SlotContent {
     /// Bytes of Gate (0 where resident elsewhere), Up and Down, without padding.
     pub fn vectors(&self) -> [usize; 3] {
         let gate = if self.has_gate { self.gate_len } else { 0 };
-        [gate, self.rest_len / 2, self.rest_len / 2]
+        [gate, self.up_len, self.rest_len - self.up_len]
     }
 }

@@ -53,6 +53,15 @@ impl HotClusters {
         })
     }
 
+    /// Values the clusters of each bank at first as if `visits[b]` of the tokens had used them.
+    pub fn set_visits(&mut self, layout: &Layout, visits: &[f32]) {
+        for (bank, &often) in (0..).zip(visits) {
+            for cluster in 0..layout.clusters(bank) as u32 {
+                self.cache.set_prior(key(bank, cluster), often.into());
+            }
+        }
+    }
+
     /// The region's memory.
     pub fn pages(&self) -> ArenaPages {
         self.cache.arena().pages()

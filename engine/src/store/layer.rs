@@ -39,6 +39,8 @@ impl NeuronStore {
         self.cold.begin_pass();
         self.hot.begin_pass();
         self.guesses.begin_pass(single);
+        let busy_ns = self.reader.stats().busy_ns;
+        self.foresight.begin_pass(single, busy_ns);
     }
 
     /// Begins layer `number` for `tokens` tokens, or a part of it. It visits `banks`, banks of that
@@ -46,14 +48,15 @@ impl NeuronStore {
     pub fn begin_layer(
         &mut self,
         number: usize,
-        banks: impl Iterator<Item = u32>,
+        banks: impl Iterator<Item = u32> + Clone,
         after: impl Iterator<Item = u32>,
         tokens: usize,
     ) -> Result<(), Error> {
         self.usable()?;
-        if let Some(mapped) = &self.mapped {
-            let whole = mapped.still_whole();
-            self.latch(whole.map_err(Error::from))?;
+        if let Some(mapped) = &mut self.mapped {
+            let whole = mapped.bundles.still_whole().map_err(Error::from);
+            let begun = whole.and_then(|()| mapped.begin(&self.layout, banks.clone()));
+            self.latch(begun)?;
         }
         self.layer.after.clear();
         self.layer.after.extend(after);
@@ -64,6 +67,7 @@ impl NeuronStore {
         self.cold.begin_layer(end.saturating_sub(1));
         self.hot.begin_layer(end.saturating_sub(1));
         self.guesses.begin_layer(&self.layout, number);
+        self.judge_guess(number, banks.clone());
         self.layer.close();
         self.go_on_to(number);
         self.layer.many = tokens >= MANY;
@@ -422,6 +426,9 @@ impl NeuronStore {
             }
         }
         self.layer.close();
+        if self.layer.number + 1 == self.layout.layers() {
+            self.foresight.end_pass(self.reader.stats().busy_ns);
+        }
     }
 
     /// The bank of a unit, and the places of its needed neurons.

@@ -283,7 +283,13 @@ impl Layout {
 
     /// Slot contents with or without resident Gate rows.
     pub fn content(&self, gates_resident: bool) -> SlotContent {
-        SlotContent::new(self.container.geometry(), gates_resident, self.align)
+        let up_len = self.format.up_len();
+        SlotContent::new(
+            self.container.geometry(),
+            up_len,
+            gates_resident,
+            self.align,
+        )
     }
 
     /// Bytes of a slot and its bookkeeping.

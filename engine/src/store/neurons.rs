@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
-use emberflow_storage::container::MappedBundles;
 use emberflow_storage::io::{Completion, FileSource, IoThread, Read};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Tracer;
@@ -12,8 +11,10 @@ use emberflow_storage::trace::Tracer;
 use super::asked::Guesses;
 use super::content::SlotContent;
 use super::costs::ReadCosts;
+use super::foresight::{Foreseen, Foresight};
 use super::hot::HotClusters;
 use super::layout::Layout;
+use super::mapping::Mapping;
 use super::plan::Rules;
 use super::reader::Reader;
 use super::regions::CLUSTER;
@@ -47,6 +48,24 @@ pub(crate) enum Naming {
     Predictor,
 }
 
+/// Activation statistics by bank; both empty without any.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    /// Each neuron's activation frequency.
+    pub frequencies: Vec<Vec<f32>>,
+    /// Share of the tokens that visit an expert.
+    pub visits: Vec<f32>,
+}
+
+impl Known {
+    pub fn new(frequencies: Vec<Vec<f32>>, visits: Vec<f32>) -> Self {
+        Self {
+            frequencies,
+            visits,
+        }
+    }
+}
+
 /// Arguments of [`NeuronStore::open`].
 pub(crate) struct StoreSetup<'a> {
     pub layout: Layout,
@@ -57,8 +76,8 @@ pub(crate) struct StoreSetup<'a> {
     pub buffers: u32,
     /// Hot clusters of each bank by the statistics.
     pub hot_wanted: Vec<u32>,
-    /// By bank: each neuron's activation frequency; empty without statistics.
-    pub frequencies: &'a [Vec<f32>],
+    /// Activation statistics.
+    pub known: &'a Known,
     pub costs: ReadCosts,
     /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
     pub gates_first: bool,
@@ -98,6 +117,8 @@ pub(crate) struct NeuronStore {
     pub(super) cold: SlotCache,
     /// Hot clusters of each bank by the statistics.
     pub(super) hot_wanted: Vec<u32>,
+    /// By bank: share of the tokens that visit it; empty without routing statistics.
+    pub(super) visits: Vec<f32>,
     /// Target of the border between the two regions, while it moves.
     pub(super) goal: Option<Goal>,
     /// Number of leading banks with resident Gate rows.
@@ -109,10 +130,11 @@ pub(crate) struct NeuronStore {
     pub(super) layer: LayerWork,
     pub(super) rows: RowsUnderway,
     pub(super) guesses: Guesses,
+    pub(super) foresight: Foresight,
     pub(super) spreads: Vec<Spread>,
     pub(super) ablation: Ablation,
     /// The mapped file, for the mmap ablation.
-    pub(super) mapped: Option<MappedBundles>,
+    pub(super) mapped: Option<Mapping>,
     pub(super) counters: Counters,
     /// Evictions of replaced regions.
     past_evictions: u64,
@@ -143,7 +165,7 @@ impl NeuronStore {
         let mut store = Self {
             ablation,
             mapped: match ablation {
-                Ablation::Mmap => Some(layout.map()?),
+                Ablation::Mmap => Some(Mapping::new(&layout)?),
                 _ => None,
             },
             resident: Arc::new(Resident::read(&layout)?),
@@ -160,10 +182,12 @@ impl NeuronStore {
             layer: LayerWork::new(&layout),
             rows: RowsUnderway::default(),
             guesses: Guesses::new(&layout),
+            foresight: Foresight::new(options.read_ahead),
             spreads: vec![Spread::default(); layout.banks()],
             naming: setup.naming,
             contents,
             hot_wanted: setup.hot_wanted,
+            visits: setup.known.visits.clone(),
             goal: None,
             gate_banks: 0,
             costs: setup.costs,
@@ -176,11 +200,12 @@ impl NeuronStore {
             tracer,
             layout,
         };
-        for (bank, frequencies) in (0..).zip(setup.frequencies) {
+        for (bank, frequencies) in (0..).zip(&setup.known.frequencies) {
             for (neuron, &often) in (0..).zip(frequencies) {
                 store.cold.set_prior(Key { bank, neuron }, often.into());
             }
         }
+        store.limit_mapped(plan)?;
         store.adopt(plan)?;
         Ok(store)
     }
@@ -191,6 +216,8 @@ impl NeuronStore {
         let drained = self.drain_stream();
         self.latch(drained)?;
         self.goal = None;
+        let mapped = self.limit_mapped(plan);
+        self.latch(mapped)?;
         // Free first, then allocate.
         let buffers = plan.stream_buffers.min(self.reader.stream.limit());
         self.reader.stream.set_limit(buffers);
@@ -213,9 +240,19 @@ impl NeuronStore {
         self.latch(adopted)
     }
 
+    /// A mapped file may hold what the plan leaves, beside what was set aside for it.
+    fn limit_mapped(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        let least = Mapping::least_bytes(&self.layout);
+        match &mut self.mapped {
+            Some(mapped) => mapped.set_limit(&self.layout, plan.ledger.left() + least),
+            None => Ok(()),
+        }
+    }
+
     /// Applies a plan to empty regions and warms them.
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.gate_banks = self.gate_banks_of(plan);
+        self.hot.set_visits(&self.layout, &self.visits);
         self.set_border(plan);
         self.reader.stream.set_limit(plan.stream_buffers);
         exclusive(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
@@ -341,6 +378,22 @@ impl NeuronStore {
         &self.layout
     }
 
+    /// Whether guesses at the experts of layer `next` are worth reading in this pass.
+    pub fn foresees(&self, next: usize) -> bool {
+        let mut banks = self.layout.banks_of(next);
+        let several = banks.len() > 1;
+        several
+            && self.foresight.pays()
+            && self.ablation.looks_ahead()
+            && self.hot.units() < self.layout.total_clusters()
+            && banks.next().is_some_and(|bank| self.scans(bank))
+    }
+
+    /// What reading experts ahead has done; `None` without experts.
+    pub fn foreseen(&self) -> Option<Foreseen> {
+        self.layout.has_experts().then_some(self.foresight.seen)
+    }
+
     /// The tracer for events of this store.
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
@@ -394,14 +447,19 @@ fn new_cold(
 }
 
 /// Bytes of queues, tables and `buffers` stream buffers of a store.
-pub(crate) fn io_bytes(layout: &Layout, buffers: u32) -> u64 {
+pub(crate) fn io_bytes(layout: &Layout, buffers: u32, ablation: Ablation) -> u64 {
     let per_neuron = size_of::<Read>() + 2 * size_of::<Completion>() + 40;
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);
     let roaming = match layout.has_experts() {
         true => layout.total_clusters(),
         false => 0,
     };
-    (layout.neurons_at_once() * per_neuron) as u64
+    let mapped = match ablation {
+        Ablation::Mmap => Mapping::least_bytes(layout),
+        _ => 0,
+    };
+    mapped
+        + (layout.neurons_at_once() * per_neuron) as u64
         + Guesses::bytes_for(layout)
         + SlotCache::overhead(Eviction::Lrfu, 0, layout.total())
         + SlotCache::overhead(Eviction::Lru, units, layout.total_clusters())

@@ -21,10 +21,12 @@ impl NeuronStore {
         self.usable()?;
         let mut wanted = wanted.enumerate();
         if let Some(mapped) = &self.mapped {
+            let mapped = &mapped.bundles;
             mapped.still_whole()?;
             for (n, row) in wanted {
                 let row = row as usize;
                 then(n, mapped.row(&self.layout.container, rows, row)?);
+                mapped.release_row(rows, row)?;
             }
             return Ok(());
         }

@@ -371,16 +371,21 @@ fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
     all
 }
 
+/// Begins a layer of one bank that needs all its neurons.
+fn begin_whole(store: &mut NeuronStore, layer: u32) {
+    store
+        .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), 1)
+        .unwrap();
+    for ids in &every_neuron(layer)[0].clusters {
+        store.need(0, ids);
+    }
+}
+
 #[test]
 fn a_scan_reads_the_layers_to_come_while_buffers_are_free() {
     let (_world, mut store) = scan();
     store.begin_pass(true);
-    store
-        .begin_layer(0, [0].into_iter(), [].into_iter(), 1)
-        .unwrap();
-    for ids in &every_neuron(0)[0].clusters {
-        store.need(0, ids);
-    }
+    begin_whole(&mut store, 0);
     store.advance().unwrap();
     // Eight buffers: this layer's three clusters, and five of the next two layers.
     let next = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)];
@@ -402,12 +407,7 @@ fn a_scan_reads_beyond_the_end_of_a_pass() {
         )
         .unwrap();
     }
-    store
-        .begin_layer(3, [3].into_iter(), [].into_iter(), 1)
-        .unwrap();
-    for ids in &every_neuron(3)[0].clusters {
-        store.need(0, ids);
-    }
+    begin_whole(&mut store, 3);
     store.poll().unwrap();
     store.advance().unwrap();
     assert_eq!(underway(&store), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);

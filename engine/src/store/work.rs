@@ -114,6 +114,9 @@ pub(super) struct LayerWork {
     pub after: Vec<u32>,
     /// Clusters of these considered for prefetch.
     pub after_taken: usize,
+    /// Banks of the next layer that a guess names, and how many of their clusters were considered.
+    pub guessed: Vec<u32>,
+    pub guessed_taken: usize,
     /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
 }
@@ -137,6 +140,8 @@ impl LayerWork {
             ahead: Ahead::default(),
             after: Vec::with_capacity(16),
             after_taken: 0,
+            guessed: Vec::with_capacity(16),
+            guessed_taken: 0,
             promoting: false,
         }
     }

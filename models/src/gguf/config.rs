@@ -1,16 +1,16 @@
 //! GGUF metadata → [`ModelConfig`].
 
-use std::path::Path;
-
+use super::arch::{Arch, Experts, GPT_OSS, Windows};
+use super::form::{self, Shape, Style, style_of};
+use super::rope::rope;
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Rope, RopeScaling};
+use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
 
-/// Base of the rotary frequencies if the key is absent, as in llama.cpp.
-const DEFAULT_ROPE_THETA: f32 = 10_000.0;
-
-/// `expert_gating_func` of a softmax; 0 leaves it to the architecture.
-const SOFTMAX: u32 = 1;
+/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
+pub(super) const SOFTMAX: u32 = 1;
+/// See [`SOFTMAX`].
+pub(super) const SIGMOID: u32 = 2;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -18,119 +18,14 @@ pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
 /// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
-/// What distinguishes the architectures from one another.
-pub(super) struct Arch {
-    pub(super) name: &'static str,
-    /// Q and K are stored in interleaved rotary order.
-    pub(super) interleaved: bool,
-    qkv_bias: bool,
-    qk_norm: bool,
-    /// Over all heads together.
-    qk_norm_whole: bool,
-    relu_on_up: bool,
-    experts: Experts,
-    /// A sliding window applies to every layer (Mistral, stored as `llama`).
-    windowed: bool,
-}
-
-/// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Experts {
-    /// None, or an unknown form of them.
-    Never,
-    /// If `expert_count` is set; with renormalised weights (Mixtral, stored as `llama`).
-    Optional,
-    /// Always.
-    Always { renormalise: bool },
-}
-
-const PLAIN: Arch = Arch {
-    name: "",
-    interleaved: false,
-    qkv_bias: false,
-    qk_norm: false,
-    qk_norm_whole: false,
-    relu_on_up: false,
-    experts: Experts::Never,
-    windowed: false,
-};
-
-const ARCHS: [Arch; 7] = [
-    Arch {
-        name: "llama",
-        interleaved: true,
-        experts: Experts::Optional,
-        windowed: true,
-        ..PLAIN
-    },
-    Arch {
-        name: "qwen2",
-        qkv_bias: true,
-        ..PLAIN
-    },
-    Arch {
-        name: "qwen3",
-        qk_norm: true,
-        ..PLAIN
-    },
-    Arch {
-        name: "bamboo",
-        interleaved: true,
-        relu_on_up: true,
-        windowed: true,
-        ..PLAIN
-    },
-    Arch {
-        name: "qwen2moe",
-        qkv_bias: true,
-        experts: Experts::Always { renormalise: false },
-        ..PLAIN
-    },
-    Arch {
-        name: "qwen3moe",
-        qk_norm: true,
-        experts: Experts::Always { renormalise: true },
-        ..PLAIN
-    },
-    Arch {
-        name: "olmoe",
-        qk_norm: true,
-        qk_norm_whole: true,
-        experts: Experts::Always { renormalise: false },
-        ..PLAIN
-    },
-];
-
-/// The architecture named by the file.
-pub(super) fn arch(path: &Path, metadata: &Metadata) -> Result<&'static Arch, Error> {
-    let found = metadata.need_text("general.architecture")?;
-    ARCHS
-        .iter()
-        .find(|arch| arch.name == found)
-        .ok_or_else(|| Error::UnknownFamily {
-            path: path.to_owned(),
-            found: format!("{found:?}"),
-            supported: ARCHS.map(|arch| arch.name).join(", "),
-        })
-}
-
-/// The architecture that llama.cpp uses for a family.
-pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
-    let name = match family {
-        "mistral" | "bamboo" | "mixtral" => "llama",
-        "qwen2_moe" => "qwen2moe",
-        "qwen3_moe" => "qwen3moe",
-        other => other,
-    };
-    ARCHS.iter().find(|arch| arch.name == name)
-}
-
 /// The family of a file, by the name that checkpoints of Hugging Face give it.
-fn family_of(arch: &Arch, has_experts: bool) -> &'static str {
+fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
     match arch.name {
+        "llama" if has_experts && kind.relu_on_up => "turbosparsemixtral",
         "llama" if has_experts => "mixtral",
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
+        "gpt-oss" => "gpt_oss",
         name => name,
     }
 }
@@ -142,6 +37,9 @@ pub(super) struct Facts {
     pub(super) vocab: u32,
     pub(super) has_qkv_bias: bool,
     pub(super) has_o_bias: bool,
+    pub(super) has_ffn_bias: bool,
+    /// There is a second norm before attention.
+    pub(super) two_norms: bool,
     pub(super) has_head: bool,
 }
 
@@ -159,27 +57,28 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
-        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
-    }
-    refuse_unknown(metadata, arch)?;
-    let layers = need("block_count")?;
-    if layers > MAX_COUNT {
-        return Err(metadata.bad(&key("block_count"), &format!("at most {MAX_COUNT}")));
-    }
+    let style = style_of(arch.name);
+    refuse_unknown(metadata, arch, style)?;
+    let layers = need("block_count").and_then(|layers| few_layers(metadata, arch, layers))?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let kv_heads = metadata
-        .uniform_u32(&key("attention.head_count_kv"))?
-        .unwrap_or(heads);
+    let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts(metadata, arch)?;
-    let ffn = match metadata.u32(&key("expert_feed_forward_length"))? {
-        Some(ffn) if experts.is_some() => ffn,
-        _ => need("feed_forward_length")?,
+    let window = Window::read(metadata, arch)?;
+    let ffn_kind = ffn_kind(metadata, arch, facts, style)?;
+    let shape = Shape {
+        d_model,
+        layers,
+        heads,
+        head_dim,
+        ffn_bias: facts.has_ffn_bias,
+        two_norms: facts.two_norms,
+        windowed: window.size > 0,
     };
+    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     Ok(ModelConfig {
-        family: family_of(arch, experts.is_some()).to_owned(),
+        family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
         name: metadata
             .text("general.name")?
             .filter(|name| !name.is_empty())
@@ -188,14 +87,17 @@ pub(super) fn model_config(
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn,
+        ffn: match of_expert.filter(|_| experts.is_some()) {
+            Some(ffn) => ffn,
+            None => need("feed_forward_length")?,
+        },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
-        ffn_kind: ffn_kind(metadata, arch, facts)?,
-        rms_eps: metadata.need_f32(&key("attention.layer_norm_rms_epsilon"))?,
-        rope: rope(metadata, arch, head_dim)?,
-        window: vec![window(metadata, arch)?; layers as usize],
+        ffn_kind,
+        rms_eps: metadata.need_f32(&key(style.eps))?,
+        rope: rope(metadata, arch, style, head_dim)?,
+        window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
@@ -205,15 +107,22 @@ pub(super) fn model_config(
         add_bos: false,
         eos: ends(metadata)?,
         // PowerInfer treats an absent threshold as 0.
-        predictor_threshold: metadata
-            .f32("powerinfer.sparse_threshold")?
+        predictor_threshold: (metadata.f32("powerinfer.sparse_threshold")?)
             .or(facts.powerinfer.then_some(0.0)),
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: arch.qk_norm_whole,
-        clip_qkv: metadata
-            .f32(&key("attention.clamp_kqv"))?
-            .filter(|clip| *clip != 0.0),
+        clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
+        form: form::form(metadata, arch.name, shape)?,
     })
+}
+
+/// The number of layers, if it is one that can be.
+fn few_layers(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
+    if layers > MAX_COUNT {
+        let key = format!("{}.block_count", arch.name);
+        return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
+    }
+    Ok(layers)
 }
 
 /// The number of experts and how they are mixed; `None` without experts.
@@ -232,13 +141,15 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
             return Err(metadata.missing(&key("expert_count"), "an integer"));
         }
     };
-    if metadata
-        .u32(&key("expert_gating_func"))?
-        .is_some_and(|function| function > SOFTMAX)
-    {
-        let why = "implemented: 1, softmax";
-        return Err(metadata.unsupported(&key("expert_gating_func"), why));
-    }
+    let early_router = arch.name == "smallthinker";
+    let scoring = match metadata.u32(&key("expert_gating_func"))? {
+        None | Some(0 | SOFTMAX) => Scoring::Softmax,
+        Some(SIGMOID) if early_router => Scoring::Sigmoid,
+        Some(_) => {
+            let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
+            return Err(metadata.unsupported(&key("expert_gating_func"), why));
+        }
+    };
     let scale = metadata.f32(&key("expert_weights_scale"))?;
     if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
         let why = "only 1 is implemented";
@@ -262,12 +173,15 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         },
         dense_layers: Vec::new(),
         dense_ffn: 0,
+        scoring,
+        early_router,
+        router_bias: arch.name == GPT_OSS,
     };
     Ok(Some((count, mixture)))
 }
 
 /// Keys of an architecture that are read here, or do not affect what is read.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 31] = [
     "context_length",
     "embedding_length",
     "block_count",
@@ -285,8 +199,9 @@ const KNOWN: [&str; 29] = [
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    // of scalings that are rejected by their type
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",
     // without experts, the others have no effect
     "expert_count",
@@ -302,13 +217,17 @@ const KNOWN: [&str; 29] = [
     "pooling_type",
 ];
 
-/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
-/// that is 0 or `false` enables nothing.
-fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
+/// Rejects a part of several files, and an unknown hyperparameter, because the computation would
+/// lack whatever it enables. One that is 0 or `false` enables nothing.
+fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(), Error> {
+    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
+        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
+    }
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
+            _ if style.reads.contains(&rest) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
@@ -326,11 +245,16 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch) -> Result<(), Error> {
 /// The activation, if the file names it ([`HIDDEN_ACT`], [`RELU_ON_UP`]). Files from other programs
 /// do not: the architecture implies it, and PowerInfer's sparse files are ReLU models of the same
 /// architectures.
-fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, Error> {
-    let relu = facts.powerinfer || arch.relu_on_up;
+fn ffn_kind(
+    metadata: &Metadata,
+    arch: &Arch,
+    facts: &Facts,
+    style: &Style,
+) -> Result<FfnKind, Error> {
+    let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None => Activation::Silu,
+        None => style.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
             return Err(metadata.bad(HIDDEN_ACT, "relu, as in every such file"));
@@ -350,6 +274,7 @@ fn ffn_kind(metadata: &Metadata, arch: &Arch, facts: &Facts) -> Result<FfnKind, 
     Ok(FfnKind {
         activation,
         relu_on_up,
+        ungated: style.ungated,
     })
 }
 
@@ -387,80 +312,35 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-fn window(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
-    let key = format!("{}.attention.sliding_window", arch.name);
-    match metadata.u32(&key)? {
-        Some(window) if window > 0 && !arch.windowed => {
-            Err(metadata.unsupported(&key, "the file does not say which layers have the window"))
-        }
-        window => Ok(window.unwrap_or(0)),
-    }
+/// The sliding window of a file and its layers.
+#[derive(Clone, Copy)]
+struct Window {
+    /// Positions; 0 without one.
+    size: u32,
+    layers: Windows,
 }
 
-fn rope(metadata: &Metadata, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
-    let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
-    if metadata
-        .u32(&key("dimension_count"))?
-        .is_some_and(|dims| dims != head_dim)
-    {
-        let why = format!("only {head_dim}, the whole head, is implemented");
-        return Err(metadata.unsupported(&key("dimension_count"), &why));
+impl Window {
+    fn read(metadata: &Metadata, arch: &Arch) -> Result<Self, Error> {
+        let key = format!("{}.attention.sliding_window", arch.name);
+        match metadata.u32(&key)? {
+            Some(size) if size > 0 && arch.windows == Windows::Never => {
+                Err(metadata
+                    .unsupported(&key, "the file does not say which layers have the window"))
+            }
+            size => Ok(Self {
+                size: size.unwrap_or(0),
+                layers: arch.windows,
+            }),
+        }
     }
-    let factor = match metadata.f32(&key("scaling.factor"))? {
-        Some(factor) => Some(factor),
-        None => metadata.f32(&key("scale_linear"))?,
-    };
-    // A factor of 0 means none; one without a type is linear.
-    let factor = factor.filter(|factor| *factor != 0.0);
-    let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
-        Some("none") => RopeScaling::None,
-        Some("linear") | None => {
-            factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
-        }
-        Some(_) => {
-            return Err(metadata.unsupported(&key("scaling.type"), "implemented: none, linear"));
-        }
-    };
-    Ok(Rope {
-        theta: metadata
-            .f32(&key("freq_base"))?
-            .unwrap_or(DEFAULT_ROPE_THETA),
-        dims: head_dim,
-        scaling,
-    })
-}
 
-/// The llama3 scaling with the divisors `factors`, one per frequency.
-///
-/// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
-/// and 4; the original context is searched among powers of two, the published one first. `None` if
-/// no such scaling matches.
-pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
-    const TOLERANCE: f32 = 1e-4;
-    if factors.iter().any(|divisor| !divisor.is_finite()) {
-        return None;
+    /// The window of a layer.
+    fn of(self, layer: u32) -> u32 {
+        match self.layers {
+            Windows::AllButFourth if layer.is_multiple_of(4) => 0,
+            Windows::Alternate if !layer.is_multiple_of(2) => 0,
+            _ => self.size,
+        }
     }
-    let factor = factors.iter().copied().fold(1.0, f32::max);
-    if factors.iter().all(|&divisor| divisor == 1.0) {
-        return Some(RopeScaling::None);
-    }
-    let contexts = [8192]
-        .into_iter()
-        .chain((4..=20).map(|power| 1u32 << power));
-    contexts.into_iter().find_map(|original_context| {
-        let fits = factors.iter().enumerate().all(|(i, &stored)| {
-            let exponent = 2.0 * i as f64 / f64::from(dims);
-            let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
-            let smooth = (f64::from(original_context) / wavelength - 1.0) / 3.0;
-            let smooth = smooth.clamp(0.0, 1.0);
-            let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
-            (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
-        });
-        fits.then_some(RopeScaling::Llama3 {
-            factor,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context,
-        })
-    })
 }

@@ -41,6 +41,48 @@ fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
+/// Bytes of a 32-weight block: exponent, 16 pairs of four-bit floats.
+pub(crate) const MXFP4_BYTES: usize = 1 + 16;
+
+/// The values of four-bit floats (e2m1), doubled.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// A four-bit float times 2^(exponent − 127), exact. The exponent 255 stands for NaN.
+fn four_bits(nibble: u8, exponent: u8) -> f32 {
+    // half of the power, as the values are doubled
+    let half = match exponent {
+        0 => f32::from_bits(1 << 21),
+        1 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(exponent - 1) << 23),
+    };
+    let value = half * f32::from(E2M1[usize::from(nibble & 15)]);
+    match nibble {
+        8 => -value,
+        _ => value,
+    }
+}
+
+/// Byte j holds weights j (low nibble) and j + 16, after the exponent.
+pub(crate) fn mxfp4(block: &[u8; MXFP4_BYTES], out: &mut [f32; 32]) {
+    for (j, &byte) in block[1..].iter().enumerate() {
+        out[j] = four_bits(byte & 15, block[0]);
+        out[j + 16] = four_bits(byte >> 4, block[0]);
+    }
+}
+
+/// Blocks as safetensors hold them: byte j of 16 holds weights 2j (low nibble) and 2j + 1, and
+/// exponents are elsewhere.
+pub(crate) fn mxfp4_pairs(raw: &[u8], exponents: &[u8], out: &mut [f32]) {
+    let blocks = raw.chunks_exact(16).zip(exponents);
+    for ((block, &exponent), out) in blocks.zip(out.chunks_exact_mut(32)) {
+        for (&byte, out) in block.iter().zip(out.chunks_exact_mut(2)) {
+            out[0] = four_bits(byte & 15, exponent);
+            out[1] = four_bits(byte >> 4, exponent);
+        }
+    }
+}
+
 /// `d · (q − 8)`; byte j holds weights j (low nibble) and j + 16.
 pub(crate) fn q4_0(block: &[u8; Q4_0_BYTES], out: &mut [f32; 32]) {
     let d = half_at(block, 0);

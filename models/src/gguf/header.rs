@@ -36,7 +36,8 @@ const MAX_ALIGNMENT: u32 = 1 << 20;
 const DEFAULT_ALIGNMENT: u32 = 32;
 
 /// Supported element types.
-pub(super) const DTYPES: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
+pub(super) const DTYPES: &str =
+    "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4";
 
 /// A parsed header.
 #[derive(Debug)]
@@ -172,6 +173,7 @@ fn dtype(id: u32) -> Result<DType, String> {
         13 => DType::Q5K,
         14 => DType::Q6K,
         30 => DType::Bf16,
+        39 => DType::Mxfp4,
         10 => return Err("Q2_K".into()),
         11 => return Err("Q3_K".into()),
         24..=27 => return Err(format!("I{}", 8 << (id - 24))),

@@ -3,9 +3,13 @@
 //! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of `ffn_down` (already
 //! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`.
 
+mod arch;
 mod config;
 pub(crate) mod dequant;
+mod form;
 mod header;
+mod names;
+mod rope;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -13,72 +17,25 @@ pub(crate) mod write;
 
 use std::path::Path;
 
-use self::config::{Arch, Facts};
+use self::arch::Arch;
+use self::config::Facts;
 use self::header::{Header, Raw};
+use self::names::{DOWN_T, names_of};
+use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::value::Metadata;
 use crate::checkpoint::{Checkpoint, SamplingDefaults};
-use crate::config::{ModelConfig, RopeScaling};
-use crate::dtype::DType;
+use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::fused;
 use crate::gguf_vocab::GgufVocab;
-use crate::names::{ExpertNames, NameTable, Named, Role, Stack, TensorId};
+use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store, shape_text};
+use crate::store::{About, Found, Layout, Store};
 
 /// Magic of a PowerInfer file for sparse inference.
 const POWERINFER: &[u8; 4] = b"PWRI";
-/// The tensor with a divisor for each rotary frequency.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// PowerInfer's name for the transposed Down.
-const DOWN_T: &str = "ffn_down_t.weight";
-
-const NAMES: NameTable = NameTable {
-    layer_prefix: "blk.",
-    globals: &[
-        (Role::Embed, "token_embd.weight"),
-        (Role::Head, "output.weight"),
-        (Role::FinalNorm, "output_norm.weight"),
-    ],
-    layers: &[&[
-        (Role::AttnNorm, "attn_norm.weight"),
-        (Role::Q, "attn_q.weight"),
-        (Role::K, "attn_k.weight"),
-        (Role::V, "attn_v.weight"),
-        (Role::O, "attn_output.weight"),
-        (Role::QBias, "attn_q.bias"),
-        (Role::KBias, "attn_k.bias"),
-        (Role::VBias, "attn_v.bias"),
-        (Role::OBias, "attn_output.bias"),
-        (Role::QNorm, "attn_q_norm.weight"),
-        (Role::KNorm, "attn_k_norm.weight"),
-        (Role::FfnNorm, "ffn_norm.weight"),
-        (Role::Gate, "ffn_gate.weight"),
-        (Role::Up, "ffn_up.weight"),
-        (Role::Down, "ffn_down.weight"),
-        (Role::Down, DOWN_T),
-        (Role::Router, "ffn_gate_inp.weight"),
-        (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
-        (Role::PredictorFc1, "fc1.weight"),
-        (Role::PredictorFc2, "fc2.weight"),
-    ]],
-    experts: ExpertNames {
-        // only stacked
-        one: ("", &[]),
-        shared: &[
-            (Role::Gate, "ffn_gate_shexp.weight"),
-            (Role::Up, "ffn_up_shexp.weight"),
-            (Role::Down, "ffn_down_shexp.weight"),
-        ],
-        stacked: &[
-            (Stack::One(Role::Gate), "ffn_gate_exps.weight"),
-            (Stack::One(Role::Up), "ffn_up_exps.weight"),
-            (Stack::One(Role::Down), "ffn_down_exps.weight"),
-            (Stack::GateUp, "ffn_gate_up_exps.weight"),
-        ],
-    },
-};
 
 /// Whether the magic is that of a GGUF (or PowerInfer) file.
 pub(crate) fn is_magic(first: [u8; 4]) -> bool {
@@ -94,7 +51,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         tensors,
     } = header::read(&file)?;
     let powerinfer = magic == *POWERINFER;
-    let arch = config::arch(path, &metadata)?;
+    let arch = arch::arch(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
     let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
     let facts = Facts {
@@ -102,8 +59,11 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
         has_qkv_bias: has("blk.0.attn_q.bias"),
         has_o_bias: has("blk.0.attn_output.bias"),
+        has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
+        two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
     };
+    let names = names_of(arch.name, facts.two_norms);
     let name = path.file_stem().map_or_else(
         || "model".into(),
         |stem| stem.to_string_lossy().into_owned(),
@@ -118,15 +78,18 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         (config.bos, config.add_bos) = (Some(leading), true);
     }
     let spelled = config.clone();
+    let mut long_factors = [None, None];
     let mut found = Vec::with_capacity(tensors.len());
     for raw in tensors {
         if raw.name == ROPE_FACTORS {
             scale_rope(&mut config, &file, &raw)?;
-        } else if !raw.name.ends_with(".attn_rot_embd.weight") {
-            // attn_rot_embd repeats the plain frequencies, in old files only.
-            found.append(&mut identify(raw, &file, arch, &config)?);
+        } else if let Some(long) = LONG_FACTORS.iter().position(|name| raw.name == *name) {
+            long_factors[long] = Some(read_factors(&config, &file, &raw)?);
+        } else if !is_ignorable(&raw.name) {
+            found.append(&mut identify(raw, &file, arch, names, &config)?);
         }
     }
+    long_rope(&mut config, &metadata, arch, long_factors)?;
     let about = About {
         path: path.to_owned(),
         config_path: path.to_owned(),
@@ -137,9 +100,15 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
-        _ => NAMES.spell(id, &spelled),
+        _ => names.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
+}
+
+/// Tensors that do not change the result: the plain rotary frequencies in old files, and
+/// SmallThinker's guess which logits will be large.
+fn is_ignorable(name: &str) -> bool {
+    name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
 }
 
 /// Adds the file's name to a vocabulary error.
@@ -200,9 +169,10 @@ fn identify(
     raw: Raw,
     file: &DataFile,
     arch: &Arch,
+    names: &NameTable,
     config: &ModelConfig,
 ) -> Result<Vec<Found>, Error> {
-    let Some(named) = NAMES.parse(&raw.name, config.experts) else {
+    let Some(named) = names.parse(&raw.name, config.experts) else {
         let (path, tensor) = (file.path.clone(), raw.name);
         return Err(Error::UnexpectedTensor {
             path,
@@ -212,7 +182,7 @@ fn identify(
     };
     let id = match named {
         Named::One(id) => id,
-        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
+        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
@@ -229,62 +199,11 @@ fn identify(
         layout,
         file: 0,
         offset: raw.offset,
+        scales: None,
     };
     match named {
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
     }
-}
-
-/// Converts the frequency divisors to a scaling.
-fn scale_rope(config: &mut ModelConfig, file: &DataFile, raw: &Raw) -> Result<(), Error> {
-    let (path, tensor) = (file.path.clone(), raw.name.clone());
-    let unsupported = |found: String, why: &str| {
-        Err(Error::Unsupported {
-            path: path.clone(),
-            key: ROPE_FACTORS.into(),
-            found,
-            why: why.into(),
-        })
-    };
-    let count = config.rope.dims as usize / 2;
-    if raw.shape != [count] {
-        let (found, expected) = (shape_text(&raw.shape), shape_text(&[count]));
-        return Err(Error::WrongShape {
-            path,
-            tensor,
-            found,
-            expected,
-        });
-    }
-    if raw.dtype != DType::F32 {
-        let (found, supported) = (raw.dtype.name().into(), "F32".into());
-        return Err(Error::WrongDtype {
-            path,
-            tensor,
-            found,
-            supported,
-        });
-    }
-    let mut bytes = vec![0; count * 4];
-    file.read_at(&mut bytes, raw.offset, &|| format!("tensor {ROPE_FACTORS}"))?;
-    let mut factors = vec![0.0; count];
-    raw.dtype.decode(&bytes, &mut factors);
-    let Some(scaling) = config::llama3_from_factors(config.rope.theta, config.rope.dims, &factors)
-    else {
-        return unsupported(
-            format!("{factors:?}"),
-            "these divisors are not those of a llama3 scaling",
-        );
-    };
-    if scaling != RopeScaling::None && config.rope.scaling != RopeScaling::None {
-        return unsupported(
-            "present".into(),
-            "the metadata asks for another rotary scaling",
-        );
-    }
-    if scaling != RopeScaling::None {
-        config.rope.scaling = scaling;
-    }
-    Ok(())
 }

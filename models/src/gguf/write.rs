@@ -4,13 +4,16 @@
 //! size needs memory only for its header. The file gets its final name only once it is fully
 //! written and reads back.
 
+mod vocab;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::NAMES;
-use super::config::{Arch, HIDDEN_ACT, RELU_ON_UP, arch_for};
-use crate::config::{Activation, ModelConfig, RopeScaling};
+use super::arch::{Arch, arch_for};
+use super::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
+use super::names::PLAIN;
+use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::gguf_vocab::GgufVocab;
@@ -218,9 +221,10 @@ impl GgufWriter {
     /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
     /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
-        let arch = arch_for(&file.config.family).ok_or_else(|| {
-            let family = &file.config.family;
-            Error::export(path, format!("family {family:?} has no gguf form"))
+        let arch = arch_for(&file.config.family).filter(|arch| is_plain(file.config, arch));
+        let arch = arch.ok_or_else(|| {
+            let (family, reason) = (&file.config.family, "it has no gguf form yet");
+            Error::export(path, format!("family {family:?}: {reason}"))
         })?;
         let tensors = in_file_order(file.config)
             .into_iter()
@@ -447,7 +451,7 @@ fn in_file_order(config: &ModelConfig) -> Vec<Required> {
 
 /// A tensor's entry in the header; dimensions are listed innermost first.
 fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &ModelConfig) {
-    write_text(header, &NAMES.spell(tensor.id, config));
+    write_text(header, &PLAIN.spell(tensor.id, config));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
         (1, None) => vec![tensor.cols as u64],
@@ -462,16 +466,29 @@ fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &
 /// Every key of the header, in file order.
 fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
     let mut keys = model_keys(path, arch, file)?;
-    keys.extend(vocab_keys(file));
+    keys.extend(vocab::keys(file));
     keys.extend(file.extra.iter().cloned());
     Ok(keys)
+}
+
+/// Whether the model has nothing that is written in another way, or not at all.
+fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
+    let mut form = c.form.clone();
+    if arch.windows_have_a_key() {
+        // they are the layers without a window
+        form.nope_layers.clear();
+    }
+    let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
+    plain && c.family != "phi3"
 }
 
 /// What of the model GGUF has no key for, in words.
 fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
     match c {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
-        c if c.window.iter().any(|&w| w != 0) => Some("a sliding window"),
+        c if c.window.iter().any(|&w| w != 0) && !arch.windows_have_a_key() => {
+            Some("a sliding window")
+        }
         c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
         c if c
             .mixture
@@ -502,8 +519,9 @@ fn model_keys(
         Activation::Silu => "silu",
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
-        Activation::FatRelu { .. } => {
-            return Err(Error::export(path, "fatrelu has no gguf form yet".into()));
+        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
+            let reason = "the activation has no gguf form yet";
+            return Err(Error::export(path, reason.into()));
         }
     };
     let mut keys = vec![
@@ -537,55 +555,20 @@ fn model_keys(
             own("expert_shared_feed_forward_length", U32(mixture.shared));
         }
     }
+    if let Some(mixture) = c.mixture.as_ref().filter(|m| m.early_router) {
+        let function = match mixture.scoring {
+            Scoring::Softmax => SOFTMAX,
+            Scoring::Sigmoid => SIGMOID,
+        };
+        own("expert_gating_func", U32(function));
+    }
+    if let Some(&window) = c.window.iter().find(|&&window| window != 0) {
+        own("attention.sliding_window", U32(window));
+    }
     if let Some(clip) = c.clip_qkv {
         own("attention.clamp_kqv", F32(clip));
     }
     keys.push((HIDDEN_ACT.into(), Text(act.into())));
     keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
     Ok(keys)
-}
-
-/// The tokenizer's keys.
-fn vocab_keys(file: &GgufFile<'_>) -> Vec<(String, GgufValue)> {
-    use GgufValue::{Bool, F32s, I32s, Text, Texts, U32};
-    let v = file.vocab;
-    let mut keys = Vec::new();
-    let mut token = |key: &str, value| keys.push((format!("tokenizer.ggml.{key}"), value));
-    token("model", Text(v.model.clone()));
-    if let Some(pre) = &v.pre {
-        token("pre", Text(pre.clone()));
-    }
-    token("tokens", Texts(v.tokens.clone()));
-    if !v.scores.is_empty() {
-        token("scores", F32s(v.scores.clone()));
-    }
-    if !v.token_types.is_empty() {
-        token("token_type", I32s(v.token_types.clone()));
-    }
-    if !v.merges.is_empty() {
-        token("merges", Texts(v.merges.clone()));
-    }
-    for (key, id) in [
-        ("bos_token_id", v.bos),
-        ("eos_token_id", v.eos),
-        ("unknown_token_id", v.unk),
-    ] {
-        if let Some(id) = id {
-            token(key, U32(id));
-        }
-    }
-    let further = (file.config.eos.iter()).filter(|&&id| Some(id) != v.eos);
-    for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
-        token(key, U32(id));
-    }
-    for (key, flag) in [
-        ("add_bos_token", v.add_bos),
-        ("add_eos_token", v.add_eos),
-        ("add_space_prefix", v.add_space_prefix),
-    ] {
-        if let Some(flag) = flag {
-            token(key, Bool(flag));
-        }
-    }
-    keys
 }

@@ -9,8 +9,11 @@ use serde_json::Value;
 
 use super::experts::{self, ExpertKeys};
 use super::foreign;
+use super::form::{Sizes, Style, style_of};
 use super::json::Keys;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, Rope, RopeScaling};
+use super::rope::rope;
+use super::windows::{Windows, windows};
+use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
 
 /// What distinguishes the families from one another.
@@ -24,8 +27,6 @@ struct Family {
     qk_norm: bool,
     /// Over all heads together.
     qk_norm_whole: bool,
-    /// `clip_qkv` clamps queries, keys and values.
-    clip_qkv: bool,
     /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
     head_dim_default: bool,
     /// ReLU on the up projection as well.
@@ -39,17 +40,8 @@ struct Family {
     windows: Windows,
 }
 
-/// Which layers a `sliding_window` applies to, if `layer_types` does not say.
-enum Windows {
-    /// None; the family does not use the key.
-    Never,
-    /// All.
-    Every,
-    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
-    ByLayer,
-    /// None; releases disagree on what `use_sliding_window` means.
-    Disputed,
-}
+/// Epsilon of PyTorch's LayerNorm.
+const LAYER_NORM_EPS: f32 = 1e-5;
 
 const PLAIN: Family = Family {
     name: "",
@@ -57,7 +49,6 @@ const PLAIN: Family = Family {
     optional_bias: false,
     qk_norm: false,
     qk_norm_whole: false,
-    clip_qkv: false,
     head_dim_default: true,
     relu_on_up: false,
     experts: None,
@@ -66,7 +57,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 22] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -125,9 +116,89 @@ const FAMILIES: [Family; 9] = [
         optional_bias: true,
         qk_norm: true,
         qk_norm_whole: true,
-        clip_qkv: true,
         kv_heads_default: true,
         experts: Some(ExpertKeys::Olmoe),
+        ..PLAIN
+    },
+    Family {
+        name: "turbosparsemixtral",
+        relu_on_up: true,
+        windows: Windows::Every,
+        experts: Some(ExpertKeys::Mixtral),
+        theta: 1_000_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "smallthinker",
+        windows: Windows::Layout,
+        experts: Some(ExpertKeys::SmallThinker),
+        ..PLAIN
+    },
+    Family {
+        name: "gpt_oss",
+        optional_bias: true,
+        windows: Windows::Alternate,
+        experts: Some(ExpertKeys::GptOss),
+        theta: 150_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "olmo2",
+        optional_bias: true,
+        qk_norm: true,
+        qk_norm_whole: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "phi3",
+        kv_heads_default: true,
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "granite",
+        optional_bias: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "smollm3",
+        optional_bias: true,
+        theta: 2_000_000.0,
+        windows: Windows::Unrotated,
+        ..PLAIN
+    },
+    Family {
+        name: "minicpm",
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "starcoder2",
+        windows: Windows::Every,
+        ..PLAIN
+    },
+    Family {
+        name: "opt",
+        ..PLAIN
+    },
+    Family {
+        name: "nemotron",
+        optional_bias: true,
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "falcon",
+        kv_heads_default: true,
+        ..PLAIN
+    },
+    Family {
+        name: "gemma2",
+        optional_bias: true,
+        head_dim_default: false,
+        windows: Windows::Alternate,
         ..PLAIN
     },
 ];
@@ -143,33 +214,26 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             supported: FAMILIES.map(|family| family.name).join(", "),
         });
     };
-    refuse_unsupported(&keys, family)?;
+    let style = style_of(family.name);
+    refuse_unsupported(&keys, family, style)?;
 
     let d_model = keys.need_u32("hidden_size")?;
-    let layers = keys.need_u32("num_hidden_layers")?;
-    if layers > MAX_COUNT {
-        return Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}")));
-    }
+    let layers = layer_count(&keys)?;
     let heads = keys.need_u32("num_attention_heads")?;
-    let kv_heads = match keys.u32("num_key_value_heads")? {
-        Some(kv_heads) => kv_heads,
-        None if family.kv_heads_default => heads,
-        None => return Err(keys.missing("num_key_value_heads", "an integer")),
+    let sizes = Sizes {
+        d_model,
+        layers,
+        heads,
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
-    let attention_bias = keys.bool("attention_bias")?.unwrap_or(false);
     let experts = match family.experts {
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
     };
-    let clip_qkv = match family.clip_qkv {
-        true => keys.f32("clip_qkv")?,
-        false => None,
-    };
-    let qkv_bias = match family.experts {
-        Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
-        _ => family.qkv_bias,
-    };
+    let form = style.form(&keys, sizes)?;
+    let [qkv_bias, o_bias] = biases(&keys, family, style)?;
+    // none with learned positions
+    let rotated = head_dim * u32::from(form.learned_positions.is_none());
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -177,21 +241,24 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads(&keys, family, style, sizes)?,
         head_dim,
         ffn: match &experts {
             Some(experts) => experts.ffn,
-            None => keys.need_u32("intermediate_size")?,
+            None => ffn(&keys, style, d_model)?,
         },
         experts: experts.as_ref().map_or(1, |experts| experts.count),
-        ffn_kind: ffn_kind(path, &keys, family)?,
-        rms_eps: keys.need_f32("rms_norm_eps")?,
-        rope: rope(&keys, family, head_dim)?,
-        window: windows(&keys, family, layers)?,
-        qkv_bias: qkv_bias || attention_bias,
-        o_bias: attention_bias,
+        ffn_kind: ffn_kind(path, &keys, family, style)?,
+        rms_eps: match style.eps {
+            Some(key) => keys.need_f32(key)?,
+            None => LAYER_NORM_EPS,
+        },
+        rope: rope(&keys, style, family.theta, rotated)?,
+        window: windows(&keys, family.windows, layers, &form)?,
+        qkv_bias,
+        o_bias,
         qk_norm: family.qk_norm,
-        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(false),
+        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(style.tied),
         max_context: keys.need_u32("max_position_embeddings")?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
@@ -199,20 +266,68 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         predictor_threshold: None,
         mixture: experts.map(|experts| experts.mixture),
         qk_norm_whole: family.qk_norm_whole,
-        clip_qkv,
+        clip_qkv: keys.f32("clip_qkv")?,
+        form,
     })
 }
 
-fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
+/// The number of layers.
+fn layer_count(keys: &Keys) -> Result<u32, Error> {
+    match keys.need_u32("num_hidden_layers")? {
+        layers if layers <= MAX_COUNT => Ok(layers),
+        _ => Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}"))),
+    }
+}
+
+/// The number of heads of keys and values.
+fn kv_heads(keys: &Keys, family: &Family, style: &Style, sizes: Sizes) -> Result<u32, Error> {
+    match (
+        style.fixed_kv_heads(keys, sizes)?,
+        keys.u32(style.kv_heads)?,
+    ) {
+        (Some(kv_heads), _) | (None, Some(kv_heads)) => Ok(kv_heads),
+        (None, None) if family.kv_heads_default => Ok(sizes.heads),
+        (None, None) => Err(keys.missing(style.kv_heads, "an integer")),
+    }
+}
+
+/// The biases of attention and the keys of their family: of queries, keys and values, and of the
+/// output.
+fn biases(keys: &Keys, family: &Family, style: &Style) -> Result<[bool; 2], Error> {
+    if let Some(all) = style.attention_bias(keys)? {
+        return Ok([all; 2]);
+    }
+    let output = keys.bool("attention_bias")?.unwrap_or(false);
+    let qkv = match family.experts {
+        Some(ExpertKeys::Qwen { shared: true }) => keys.bool("qkv_bias")?.unwrap_or(true),
+        _ => family.qkv_bias,
+    };
+    Ok([qkv || output, output])
+}
+
+/// The number of the FFN's neurons.
+fn ffn(keys: &Keys, style: &Style, d_model: u32) -> Result<u32, Error> {
+    match keys.u32(style.ffn)? {
+        Some(ffn) => Ok(ffn),
+        // Falcon's default
+        None if style.ffn == "ffn_hidden_size" => Ok(d_model.saturating_mul(4)),
+        None => Err(keys.missing(style.ffn, "an integer")),
+    }
+}
+
+fn refuse_unsupported(keys: &Keys, family: &Family, style: &Style) -> Result<(), Error> {
+    let blocks = family.experts == Some(ExpertKeys::GptOss)
+        && (keys.object("quantization_config", "quantization_config.")?)
+            .is_some_and(|object| object.get("quant_method") == Some(&"mxfp4".into()));
     for key in ["quantization_config", "compression_config"] {
-        if keys.get(key).is_some() {
+        if keys.get(key).is_some() && !(blocks && key == "quantization_config") {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }
     let has = foreign::Has {
         qk_norm: family.qk_norm,
         experts: family.experts.is_some(),
-        clip_qkv: family.clip_qkv,
+        reads: style.reads,
     };
     foreign::refuse(keys, has)?;
     if keys.bool("attention_bias")? == Some(true) && !family.optional_bias {
@@ -234,21 +349,28 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
 }
 
 /// Rejects an unknown activation: a wrong one would give plausible nonsense.
-fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
-    let found = keys.need_str("hidden_act")?;
+fn ffn_kind(path: &Path, keys: &Keys, family: &Family, style: &Style) -> Result<FfnKind, Error> {
+    let found = match (keys.str(style.act)?, style.act_default) {
+        (Some(found), _) | (None, Some(found)) => found,
+        (None, None) => return Err(keys.missing(style.act, "a string")),
+    };
     let activation = match found {
         "relu" => Activation::Relu,
         "fatrelu" => Activation::FatRelu {
             threshold: keys.need_f32("hidden_act_param")?,
         },
         "relu2" => Activation::Relu2,
+        "silu" if family.experts == Some(ExpertKeys::GptOss) => Activation::ClampedSwiglu {
+            limit: keys.f32("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT),
+            alpha: keys.f32("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA),
+        },
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,
         "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
         _ => {
             return Err(Error::UnknownActivation {
                 path: path.to_owned(),
-                key: "hidden_act".into(),
+                key: style.act.into(),
                 found: format!("{found:?}"),
                 supported:
                     "relu, fatrelu (with hidden_act_param), relu2, silu, gelu, gelu_pytorch_tanh"
@@ -264,153 +386,14 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         ));
     }
     if family.relu_on_up && activation != Activation::Relu {
-        return Err(keys.unsupported("hidden_act", "this family has relu on gate and up"));
+        return Err(keys.unsupported(style.act, "this family has relu on gate and up"));
+    }
+    if style.one_act && style.act_default != Some(found) {
+        return Err(keys.unsupported(style.act, "this family's experts have another one"));
     }
     Ok(FfnKind {
         activation,
         relu_on_up: family.relu_on_up,
+        ungated: style.ungated,
     })
-}
-
-/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
-/// (earlier). Values inside the object override those beside it.
-fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
-    let modern = keys.object("rope_parameters", "rope_parameters.")?;
-    let old = keys.object("rope_scaling", "rope_scaling.")?;
-    let mut theta = keys.f32("rope_theta")?;
-    let mut scaling = None;
-    for object in [keys].into_iter().chain(&old).chain(&modern) {
-        if object
-            .f32("partial_rotary_factor")?
-            .is_some_and(|factor| factor != 1.0)
-        {
-            return Err(object.unsupported(
-                "partial_rotary_factor",
-                "only 1 is implemented for this family",
-            ));
-        }
-    }
-    for object in old.iter().chain(&modern) {
-        let parsed = rope_scaling(keys, object)?;
-        if scaling.is_some_and(|earlier| earlier != parsed) {
-            return Err(keys.bad(
-                "rope_scaling",
-                "the same as rope_parameters where both are given",
-            ));
-        }
-        scaling = Some(parsed);
-        theta = object.f32("rope_theta")?.or(theta);
-    }
-    Ok(Rope {
-        theta: theta.unwrap_or(family.theta),
-        dims: head_dim,
-        scaling: scaling.unwrap_or(RopeScaling::None),
-    })
-}
-
-fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
-    if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
-        return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
-    }
-    let key = if object.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
-    };
-    match object.str(key)? {
-        None | Some("default") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear {
-            factor: object.need_f32("factor")?,
-        }),
-        Some("llama3") => {
-            let original = "original_max_position_embeddings";
-            let original_context = match object.u32(original)? {
-                Some(context) => context,
-                None => top
-                    .u32(original)?
-                    .ok_or_else(|| object.missing(original, "an integer"))?,
-            };
-            Ok(RopeScaling::Llama3 {
-                factor: object.need_f32("factor")?,
-                low_freq_factor: object.need_f32("low_freq_factor")?,
-                high_freq_factor: object.need_f32("high_freq_factor")?,
-                original_context,
-            })
-        }
-        Some(_) => Err(object.unsupported(key, "implemented: default, linear, llama3")),
-    }
-}
-
-/// One window per layer, 0 for full attention.
-fn windows(keys: &Keys, family: &Family, layers: u32) -> Result<Vec<u32>, Error> {
-    let full = vec![0; layers as usize];
-    let window = || -> Result<Option<u32>, Error> {
-        match keys.u32("sliding_window")? {
-            Some(0) => Err(keys.bad("sliding_window", "null, or 1 and more")),
-            window => Ok(window),
-        }
-    };
-    let kinds = keys.read("layer_types", "a list", Value::as_array)?;
-    let used = keys.bool("use_sliding_window")?;
-    let window = match family.windows {
-        Windows::Never => None,
-        Windows::Every => window()?,
-        Windows::ByLayer if used == Some(true) => window()?,
-        Windows::Disputed if used == Some(true) => {
-            let why = "releases of transformers give its layers different windows";
-            return Err(keys.unsupported("use_sliding_window", why));
-        }
-        Windows::ByLayer | Windows::Disputed => None,
-    };
-    if let Some(kinds) = kinds {
-        return by_layer_types(keys, kinds, window, layers);
-    }
-    let Some(window) = window else {
-        return Ok(full);
-    };
-    if !matches!(family.windows, Windows::ByLayer) {
-        // other programs disagree on the meaning of these
-        if used == Some(false) {
-            return Err(keys.bad(
-                "use_sliding_window",
-                "true or absent, as sliding_window is set",
-            ));
-        }
-        if keys.get("max_window_layers").is_some() {
-            let why = "this family has its window in every layer; name the layers in layer_types";
-            return Err(keys.unsupported("max_window_layers", why));
-        }
-        return Ok(vec![window; layers as usize]);
-    }
-    let first = keys.need_u32("max_window_layers")?;
-    Ok((0..layers)
-        .map(|layer| if layer >= first { window } else { 0 })
-        .collect())
-}
-
-fn by_layer_types(
-    keys: &Keys,
-    kinds: &[Value],
-    window: Option<u32>,
-    layers: u32,
-) -> Result<Vec<u32>, Error> {
-    if kinds.len() != layers as usize {
-        return Err(keys.bad(
-            "layer_types",
-            &format!("one entry for each of {layers} layers"),
-        ));
-    }
-    kinds
-        .iter()
-        .map(|kind| match (kind.as_str(), window) {
-            (Some("full_attention"), _) => Ok(0),
-            (Some("sliding_attention"), Some(window)) => Ok(window),
-            (Some("sliding_attention"), None) => Err(keys.bad(
-                "layer_types",
-                "no sliding_attention, for no window is set (sliding_window, in some families \
-                 use_sliding_window too)",
-            )),
-            _ => Err(keys.bad("layer_types", "full_attention or sliding_attention")),
-        })
-        .collect()
 }

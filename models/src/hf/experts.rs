@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::json::Keys;
-use crate::config::Mixture;
+use crate::config::{Mixture, Scoring};
 use crate::error::Error;
 
 /// A family's keys of experts.
@@ -19,6 +19,11 @@ pub(super) enum ExpertKeys {
     },
     /// OLMoE: experts of `intermediate_size` in every layer.
     Olmoe,
+    /// SmallThinker: experts of `moe_ffn_hidden_size` in every layer, chosen before attention,
+    /// weights renormalised.
+    SmallThinker,
+    /// gpt-oss: experts of `intermediate_size` in every layer, with biases, weights renormalised.
+    GptOss,
 }
 
 /// What they say.
@@ -34,7 +39,8 @@ pub(super) struct Experts {
 pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, Error> {
     let dense_layers = match of {
         ExpertKeys::Qwen { .. } => dense_layers(keys, layers)?,
-        ExpertKeys::Mixtral | ExpertKeys::Olmoe => Vec::new(),
+        ExpertKeys::SmallThinker => return small_thinker(keys, layers),
+        ExpertKeys::Mixtral | ExpertKeys::Olmoe | ExpertKeys::GptOss => Vec::new(),
     };
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
@@ -42,7 +48,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
     };
     let ffn = match of {
         ExpertKeys::Qwen { .. } => "moe_intermediate_size",
-        ExpertKeys::Mixtral | ExpertKeys::Olmoe => "intermediate_size",
+        _ => "intermediate_size",
     };
     Ok(Experts {
         count: count(keys)?,
@@ -50,7 +56,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
         mixture: Mixture {
             chosen: keys.need_u32("num_experts_per_tok")?,
             renormalise: match of {
-                ExpertKeys::Mixtral => true,
+                ExpertKeys::Mixtral | ExpertKeys::GptOss => true,
                 _ => keys.bool("norm_topk_prob")?.unwrap_or(false),
             },
             shared: match of {
@@ -61,7 +67,62 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
             },
             dense_ffn,
             dense_layers,
+            scoring: Scoring::Softmax,
+            early_router: false,
+            router_bias: of == ExpertKeys::GptOss,
         },
+    })
+}
+
+/// The experts of SmallThinker.
+fn small_thinker(keys: &Keys, layers: u32) -> Result<Experts, Error> {
+    if keys.bool("moe_enable_early_router")? == Some(false) {
+        let why = "only a router that reads the layer's input is implemented";
+        return Err(keys.unsupported("moe_enable_early_router", why));
+    }
+    let layout = switches(keys, "moe_layer_layout", layers)?;
+    if layout.is_some_and(|layout| layout.contains(&false)) {
+        let why = "layers without experts are not implemented for this family";
+        return Err(keys.unsupported("moe_layer_layout", why));
+    }
+    // A softmax of the chosen scores is the share among all, renormalised.
+    let softmax = keys.bool("moe_primary_router_apply_softmax")?;
+    let scoring = match softmax.unwrap_or(false) {
+        true => Scoring::Softmax,
+        false => Scoring::Sigmoid,
+    };
+    Ok(Experts {
+        count: keys.need_u32("moe_num_primary_experts")?,
+        ffn: keys.need_u32("moe_ffn_hidden_size")?,
+        mixture: Mixture {
+            chosen: keys.need_u32("moe_num_active_primary_experts")?,
+            renormalise: true,
+            shared: 0,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring,
+            early_router: true,
+            router_bias: false,
+        },
+    })
+}
+
+/// A list with 0 or 1 for each layer.
+pub(super) fn switches(
+    keys: &Keys,
+    key: &'static str,
+    layers: u32,
+) -> Result<Option<Vec<bool>>, Error> {
+    let one = |value: &Value| match value.as_u64() {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => None,
+    };
+    let expected = format!("0 or 1 for each of {layers} layers");
+    keys.read(key, &expected, |value| {
+        let list = value.as_array()?.iter().map(one);
+        let list = list.collect::<Option<Vec<bool>>>()?;
+        (list.len() == layers as usize).then_some(list)
     })
 }
 

@@ -28,7 +28,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 55] = [
+const FOREIGN: [(&str, Harmless); 64] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -40,6 +40,7 @@ const FOREIGN: [(&str, Harmless); 55] = [
     ("is_causal", On),
     ("use_bidirectional_attention", Off),
     ("use_logn_attn", Off),
+    ("clip_qkv", Nothing),
     ("alibi", Off),
     ("use_alibi", Off),
     ("position_embedding_type", Words(&["rope", "rotary"])),
@@ -82,7 +83,15 @@ const FOREIGN: [(&str, Harmless); 55] = [
     ("topk_method", Words(&["greedy"])),
     ("moe_layer_freq", One),
     ("moe_primary_router_apply_softmax", Nothing),
+    ("moe_num_primary_experts", AtMostOne),
+    ("moe_layer_layout", Nothing),
+    ("moe_enable_secondary_experts", Off),
+    ("moe_num_secondary_experts", Off),
+    ("moe_shared_primary_experts", Off),
+    ("rope_layout", Nothing),
+    ("sliding_window_layout", Nothing),
     ("swiglu_limit", Nothing),
+    ("swiglu_alpha", Nothing),
     ("num_zero_experts", Off),
     ("use_expert_bias", Off),
     ("mlp_bias", Off),
@@ -118,17 +127,16 @@ pub(super) struct Has {
     pub(super) qk_norm: bool,
     /// Experts.
     pub(super) experts: bool,
-    /// A clamp on queries, keys and values.
-    pub(super) clip_qkv: bool,
+    /// Keys that are read for it, and that other families do not understand.
+    pub(super) reads: &'static [&'static str],
 }
 
 /// Rejects a key that would change the output.
 pub(super) fn refuse(keys: &Keys, has: Has) -> Result<(), Error> {
     const WHY: &str = "it changes what a model computes, and is not implemented for this family";
     let experts = OF_EXPERTS.iter().filter(|_| !has.experts);
-    let clip = [("clip_qkv", Nothing)];
-    let clip = clip.iter().filter(|_| !has.clip_qkv);
-    for &(key, harmless) in FOREIGN.iter().chain(experts).chain(clip) {
+    let foreign = (FOREIGN.iter()).filter(|(key, _)| !has.reads.contains(key));
+    for &(key, harmless) in foreign.chain(experts) {
         if keys.get(key).is_some_and(|value| !harmless.is(value)) {
             return Err(keys.unsupported(key, WHY));
         }

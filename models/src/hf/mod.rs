@@ -4,118 +4,35 @@
 mod config;
 mod experts;
 mod foreign;
+mod form;
 mod json;
+mod rope;
 mod safetensors;
+mod spelled;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod windows;
 pub mod write;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::safetensors::DTYPES;
+use self::spelled::names_of;
 use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::{DataFile, need_text};
-use crate::names::{ExpertNames, NameTable, Named, Role, Spellings, Stack, TensorId};
+use crate::fused;
+use crate::names::{Named, Role, TensorId};
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store};
+use crate::store::{About, Found, Layout, Scales, Store, shape_text};
 
-const OUTSIDE: Spellings = &[
-    (Role::Embed, "model.embed_tokens.weight"),
-    (Role::Head, "lm_head.weight"),
-    (Role::FinalNorm, "model.norm.weight"),
-];
-
-const OF_LAYERS: Spellings = &[
-    (Role::AttnNorm, "input_layernorm.weight"),
-    (Role::Q, "self_attn.q_proj.weight"),
-    (Role::K, "self_attn.k_proj.weight"),
-    (Role::V, "self_attn.v_proj.weight"),
-    (Role::O, "self_attn.o_proj.weight"),
-    (Role::QBias, "self_attn.q_proj.bias"),
-    (Role::KBias, "self_attn.k_proj.bias"),
-    (Role::VBias, "self_attn.v_proj.bias"),
-    (Role::OBias, "self_attn.o_proj.bias"),
-    (Role::QNorm, "self_attn.q_norm.weight"),
-    (Role::KNorm, "self_attn.k_norm.weight"),
-    (Role::FfnNorm, "post_attention_layernorm.weight"),
-    (Role::Gate, "mlp.gate_proj.weight"),
-    (Role::Up, "mlp.up_proj.weight"),
-    (Role::Down, "mlp.down_proj.weight"),
-    (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
-    (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
-];
-
-/// Experts in three-dimensional tensors, as `save_pretrained(save_original_format=False)` writes
-/// them.
-const STACKED: &[(Stack, &str)] = &[
-    (Stack::GateUp, "mlp.experts.gate_up_proj"),
-    (Stack::One(Role::Down), "mlp.experts.down_proj"),
-];
-
-const NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[
-            (Role::Router, "mlp.gate.weight"),
-            (Role::SharedGate, "mlp.shared_expert_gate.weight"),
-        ],
-    ],
-    experts: ExpertNames {
-        one: (
-            "mlp.experts.",
-            &[
-                (Role::Gate, "gate_proj.weight"),
-                (Role::Up, "up_proj.weight"),
-                (Role::Down, "down_proj.weight"),
-            ],
-        ),
-        shared: &[
-            (Role::Gate, "mlp.shared_expert.gate_proj.weight"),
-            (Role::Up, "mlp.shared_expert.up_proj.weight"),
-            (Role::Down, "mlp.shared_expert.down_proj.weight"),
-        ],
-        stacked: STACKED,
-    },
-};
-
-const MIXTRAL_NAMES: NameTable = NameTable {
-    layer_prefix: "model.layers.",
-    globals: OUTSIDE,
-    layers: &[
-        OF_LAYERS,
-        &[
-            (Role::Router, "block_sparse_moe.gate.weight"),
-            (Role::Router, "mlp.gate.weight"),
-        ],
-    ],
-    experts: ExpertNames {
-        one: (
-            "block_sparse_moe.experts.",
-            &[
-                (Role::Gate, "w1.weight"),
-                (Role::Up, "w3.weight"),
-                (Role::Down, "w2.weight"),
-            ],
-        ),
-        shared: &[],
-        stacked: STACKED,
-    },
-};
-
-/// The names of a family's tensors.
-fn names_of(family: &str) -> &'static NameTable {
-    match family {
-        "mixtral" => &MIXTRAL_NAMES,
-        _ => &NAMES,
-    }
-}
+/// Ends of the names of blocks, and of their scales.
+const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
 
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
@@ -180,9 +97,12 @@ fn open_with(
     let mut files = Vec::new();
     let mut found = Vec::new();
     let mut stored_heads = Vec::new();
-    for (file, header) in shards()? {
+    let mut shards = shards()?;
+    let mut scales = take_scales(&mut shards, &config);
+    for (file, header) in shards {
         for raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
-            for tensor in identify(raw, &file, files.len(), &config)? {
+            let scales = scales_of(&raw, &file, &mut scales)?;
+            for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
                 } else {
@@ -191,6 +111,13 @@ fn open_with(
             }
         }
         files.push(file);
+    }
+    if let Some((tensor, (scales, _))) = scales.into_iter().next() {
+        return Err(Error::UnexpectedTensor {
+            path: files[scales.file].path.clone(),
+            tensor,
+            family: config.family,
+        });
     }
     let about = About {
         path: path.to_owned(),
@@ -207,12 +134,69 @@ fn open_with(
     Ok(Box::new(store))
 }
 
+/// Scales and their shape, by their name.
+type ScalesByName = BTreeMap<String, (Scales, Vec<usize>)>;
+
+/// Takes the scales of blocks, bytes by name, out of the shards.
+fn take_scales(shards: &mut Shards, config: &ModelConfig) -> ScalesByName {
+    let mut found = ScalesByName::new();
+    if config.family != "gpt_oss" {
+        return found;
+    }
+    for (file, (_, header)) in shards.iter_mut().enumerate() {
+        header.retain(|raw| {
+            let take = raw.name.ends_with(BLOCKS[1]) && raw.dtype == "U8";
+            if take {
+                let offset = raw.offset;
+                found.insert(
+                    raw.name.clone(),
+                    (Scales { file, offset }, raw.shape.clone()),
+                );
+            }
+            !take
+        });
+    }
+    found
+}
+
+/// The scales of `raw`, if it consists of blocks; each has one.
+fn scales_of(
+    raw: &safetensors::Raw,
+    file: &DataFile,
+    scales: &mut ScalesByName,
+) -> Result<Option<Scales>, Error> {
+    let Some(name) = raw
+        .name
+        .strip_suffix(BLOCKS[0])
+        .filter(|_| raw.dtype == "U8")
+    else {
+        return Ok(None);
+    };
+    let name = format!("{name}{}", BLOCKS[1]);
+    let expected = &raw.shape[..raw.shape.len().saturating_sub(1)];
+    match scales.remove(&name) {
+        Some((scales, shape)) if shape == expected => Ok(Some(scales)),
+        Some((_, shape)) => Err(Error::WrongShape {
+            path: file.path.clone(),
+            tensor: name,
+            found: shape_text(&shape),
+            expected: shape_text(expected),
+        }),
+        None => Err(Error::MissingTensor {
+            path: file.path.clone(),
+            tensor: name,
+            expected: shape_text(expected),
+        }),
+    }
+}
+
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     raw: safetensors::Raw,
     file: &DataFile,
     index: usize,
     config: &ModelConfig,
+    scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
     let Some(named) = names_of(&config.family).parse(&raw.name, config.experts) else {
         return Err(Error::UnexpectedTensor {
@@ -225,6 +209,7 @@ fn identify(
         "F32" => DType::F32,
         "F16" => DType::F16,
         "BF16" => DType::Bf16,
+        "U8" if scales.is_some() => DType::Mxfp4Pairs,
         _ => {
             return Err(Error::WrongDtype {
                 path: file.path.clone(),
@@ -236,7 +221,7 @@ fn identify(
     };
     let id = match named {
         Named::One(id) => id,
-        Named::Stacked(_, layer) => TensorId::layer(Role::Gate, layer),
+        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
@@ -250,14 +235,17 @@ fn identify(
         dtype,
         layout: match id.role {
             Role::Down => Layout::Transposed,
+            role if form::is_less_one(&config.family, role) => Layout::PlusOne,
             _ => Layout::AsIs,
         },
         file: index,
         offset: raw.offset,
+        scales,
     };
     match named {
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
     }
 }
 

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{config, names_of, texts};
+use super::spelled::names_of;
+use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
-use crate::config::{Activation, Mixture, ModelConfig, RopeScaling};
+use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId};
 
@@ -298,11 +299,10 @@ fn pretty(value: &Value) -> String {
 }
 
 fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
-    use Role::{AttnNorm, FfnNorm, FinalNorm, KBias, KNorm, OBias, QBias, QNorm, VBias};
     match id.role {
-        AttnNorm | FfnNorm | FinalNorm | QBias | KBias | VBias | OBias | QNorm | KNorm => {
-            vec![cols]
-        }
+        // a matrix of one row in every release
+        Role::SharedGate => vec![rows, cols],
+        role if role.is_vector() => vec![rows * cols],
         Role::Down => vec![cols, rows],
         _ => vec![rows, cols],
     }
@@ -320,6 +320,8 @@ fn class_of(family: &str) -> Option<&'static str> {
         "qwen2_moe" => "Qwen2MoeForCausalLM",
         "qwen3_moe" => "Qwen3MoeForCausalLM",
         "olmoe" => "OlmoeForCausalLM",
+        "turbosparsemixtral" => "TurboSparseMixtralForCausalLM",
+        "smallthinker" => "SmallThinkerForCausalLM",
         _ => return None,
     })
 }
@@ -350,7 +352,7 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
             Activation::Relu => "relu",
             Activation::FatRelu { .. } => "fatrelu",
             Activation::Relu2 => "relu2",
-            Activation::Silu => "silu",
+            Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
         },
@@ -358,25 +360,8 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     if let Activation::FatRelu { threshold } = act {
         config["hidden_act_param"] = json!(threshold);
     }
-    match c.rope.scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            config["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
-            config["rope_scaling"] = json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_context,
-            });
-        }
+    if c.rope.scaling != RopeScaling::None {
+        config["rope_scaling"] = scaling_json(&c.rope.scaling);
     }
     if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3" | "qwen3_moe" | "olmoe") {
         config["attention_bias"] = json!(c.o_bias);
@@ -387,14 +372,70 @@ fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     if let Some(mixture) = &c.mixture {
         experts_json(c, mixture, &mut config);
     }
+    if c.family == "smallthinker" {
+        let rotated = |layer: u32| u32::from(c.rotates(layer));
+        config["rope_layout"] = (0..c.layers).map(rotated).collect();
+    }
     windows_json(c, &mut config).map_err(unsupported)?;
     Ok(config)
 }
 
+/// A rotary scaling; null for none.
+fn scaling_json(scaling: &RopeScaling) -> Value {
+    match scaling {
+        // the one of a family that has no folder form
+        RopeScaling::None | RopeScaling::Long { .. } => Value::Null,
+        RopeScaling::Linear { factor } => {
+            json!({"rope_type": "linear", "factor": factor})
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            })
+        }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_context,
+            attention_factor,
+            truncate,
+        } => {
+            json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "original_max_position_embeddings": original_context,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            })
+        }
+    }
+}
+
 /// A mixture of experts, in the keys of its family.
 fn experts_json(c: &ModelConfig, mixture: &Mixture, config: &mut Value) {
+    if c.family == "smallthinker" {
+        let softmax = mixture.scoring == Scoring::Softmax;
+        config["moe_num_primary_experts"] = json!(c.experts);
+        config["moe_num_active_primary_experts"] = json!(mixture.chosen);
+        config["moe_ffn_hidden_size"] = json!(c.ffn);
+        config["moe_enable_early_router"] = json!(mixture.early_router);
+        config["moe_primary_router_apply_softmax"] = json!(softmax);
+        return;
+    }
     config["num_experts_per_tok"] = json!(mixture.chosen);
-    if c.family == "mixtral" {
+    if matches!(c.family.as_str(), "mixtral" | "turbosparsemixtral") {
         config["num_local_experts"] = json!(c.experts);
         return;
     }
@@ -413,19 +454,35 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, config: &mut Value) {
     }
 }
 
+/// Whether a family's windows are those of all layers.
+fn has_window_everywhere(family: &str) -> bool {
+    matches!(
+        family,
+        "mistral" | "bamboo" | "mixtral" | "turbosparsemixtral"
+    )
+}
+
 /// Sliding windows, in the keys that the family's reader understands.
 fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
     let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
-        if matches!(c.family.as_str(), "mistral" | "bamboo" | "mixtral") {
+        if has_window_everywhere(&c.family) {
             // if absent, other programs would use the family's 4096
             config["sliding_window"] = Value::Null;
         }
         return Ok(());
     };
     let every = c.window.iter().all(|&w| w == window);
+    let one_size = c.window.iter().all(|&w| w == 0 || w == window);
     match c.family.as_str() {
-        "mistral" | "bamboo" | "mixtral" if every => config["sliding_window"] = json!(window),
-        "qwen2" | "qwen3" if c.window.iter().all(|&w| w == 0 || w == window) => {
+        family if every && has_window_everywhere(family) => {
+            config["sliding_window"] = json!(window);
+        }
+        "smallthinker" if one_size => {
+            let switch = |&w: &u32| u32::from(w != 0);
+            config["sliding_window_size"] = json!(window);
+            config["sliding_window_layout"] = c.window.iter().map(switch).collect();
+        }
+        "qwen2" | "qwen3" if one_size => {
             config["sliding_window"] = json!(window);
             config["use_sliding_window"] = json!(true);
             config["layer_types"] = c

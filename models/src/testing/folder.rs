@@ -68,7 +68,7 @@ fn config_of(family: &str) -> Value {
         "bos_token_id": 1,
         "eos_token_id": 2,
     });
-    if family == "bamboo" {
+    if matches!(family, "bamboo" | "turbosparsemixtral") {
         config["hidden_act"] = "relu".into();
     }
     if FAMILIES_OF_EXPERTS.contains(&family) {
@@ -76,6 +76,12 @@ fn config_of(family: &str) -> Value {
         config["num_local_experts"] = EXPERTS.into();
         config["moe_intermediate_size"] = FFN.into();
         config["shared_expert_intermediate_size"] = SHARED.into();
+    }
+    if family == "smallthinker" {
+        config.as_object_mut().unwrap().remove("hidden_act");
+        config["moe_num_primary_experts"] = EXPERTS.into();
+        config["moe_num_active_primary_experts"] = 2.into();
+        config["moe_ffn_hidden_size"] = FFN.into();
     }
     config
 }
@@ -108,7 +114,8 @@ impl Folder {
                 add("self_attn.k_norm.weight", &[kv]);
             }
             let (block, parts) = match family {
-                "mixtral" => ("block_sparse_moe", ["w1", "w3", "w2"]),
+                "mixtral" | "turbosparsemixtral" => ("block_sparse_moe", ["w1", "w3", "w2"]),
+                "smallthinker" => ("block_sparse_moe", ["gate", "up", "down"]),
                 _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
             };
             let mut ffn = |prefix: &str, neurons: usize| {
@@ -123,6 +130,9 @@ impl Folder {
                     add("mlp.shared_expert_gate.weight", &[1, D]);
                 }
                 add(&format!("{block}.gate.weight"), &[EXPERTS, D]);
+            } else if family == "smallthinker" {
+                (0..EXPERTS).for_each(|e| ffn(&format!("experts.{e}."), FFN));
+                add(&format!("{block}.primary_router.weight"), &[EXPERTS, D]);
             } else {
                 ffn("", FFN);
             }

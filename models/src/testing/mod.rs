@@ -23,7 +23,13 @@ pub(crate) const EXPERTS: usize = 3;
 pub(crate) const SHARED: usize = 5;
 
 /// The families with experts.
-pub(crate) const FAMILIES_OF_EXPERTS: [&str; 4] = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
+pub(crate) const FAMILIES_OF_EXPERTS: [&str; 5] = [
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "turbosparsemixtral",
+];
 
 /// A weight that depends on the tensor's name and the position, and is exact in f16 and bf16.
 pub(crate) fn weight(name: &str, index: usize) -> f32 {

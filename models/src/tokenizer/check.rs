@@ -186,12 +186,8 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
             special.insert(token.id);
         }
     }
-    each(
-        file.normalizer.as_ref(),
-        "normalizer",
-        "normalizers",
-        &mut check_normalizer,
-    )?;
+    let steps = steps_of(file.normalizer.as_ref(), "normalizer", "normalizers")?;
+    steps.into_iter().try_for_each(check_normalizer)?;
     check_steps(&file, size)?;
     let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
     let decoding = check_decoder(file.decoder.as_ref())?;
@@ -211,31 +207,29 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
 
 /// Checks the splitter and the post-processor of a file of `size` tokens.
 fn check_steps(file: &File<'_>, size: u32) -> Result<(), Error> {
-    let mut patterns = 0;
-    each(
+    let steps = steps_of(
         file.pre_tokenizer.as_ref(),
         "pre_tokenizer",
         "pretokenizers",
-        &mut |step| {
-            patterns += usize::from(step.get("pattern").is_some());
-            check_pre_tokenizer(step)
-        },
     )?;
+    steps
+        .iter()
+        .try_for_each(|step| check_pre_tokenizer(step))?;
+    let patterns = (steps.iter()).filter(|step| step.get("pattern").is_some());
+    let patterns = patterns.count();
     if patterns > MAX_PATTERNS {
         let expected = format!("up to {MAX_PATTERNS}");
         return Err(bad("patterns of the pre_tokenizer", patterns, &expected));
     }
     let known = |id: u64| id < u64::from(size);
-    let mut templates = 0;
-    each(
-        file.post_processor.as_ref(),
-        "post_processor",
-        "processors",
-        &mut |step| {
-            templates += usize::from(kind_of(step) == "TemplateProcessing");
-            check_post_processor(step, &known)
-        },
-    )?;
+    let steps = steps_of(file.post_processor.as_ref(), "post_processor", "processors")?;
+    steps
+        .iter()
+        .try_for_each(|step| check_post_processor(step, &known))?;
+    let templates = steps
+        .iter()
+        .filter(|step| kind_of(step) == "TemplateProcessing");
+    let templates = templates.count();
     // The crate fails on a template applied to the several pieces that another one made.
     if templates > 1 {
         let what = "TemplateProcessing steps of the post_processor";
@@ -309,15 +303,14 @@ fn check_model(model: &Bpe<'_>) -> Result<u32, Error> {
     Ok(largest + 1)
 }
 
-/// Runs `check` over a component, or over each step of a `Sequence` of them.
-fn each(
-    component: Option<&Value>,
+/// The steps of a component: its own, or those of a sequence, all the way down.
+fn steps_of<'a>(
+    component: Option<&'a Value>,
     what: &str,
     steps_key: &str,
-    check: &mut dyn FnMut(&Value) -> Result<(), Error>,
-) -> Result<(), Error> {
+) -> Result<Vec<&'a Value>, Error> {
     match component {
-        None | Some(Value::Null) => Ok(()),
+        None | Some(Value::Null) => Ok(Vec::new()),
         Some(component) if kind_of(component) == "Sequence" => {
             let Some(steps) = component.get(steps_key).and_then(Value::as_array) else {
                 return Err(bad(
@@ -326,11 +319,12 @@ fn each(
                     "the steps of the sequence",
                 ));
             };
-            steps
+            let steps = steps
                 .iter()
-                .try_for_each(|step| each(Some(step), what, steps_key, check))
+                .map(|step| steps_of(Some(step), what, steps_key));
+            Ok(steps.collect::<Result<Vec<_>, Error>>()?.concat())
         }
-        Some(component) => check(component),
+        Some(component) => Ok(vec![component]),
     }
 }
 
@@ -440,11 +434,7 @@ fn check_template(step: &Value, known: &dyn Fn(u64) -> bool) -> Result<(), Error
 fn check_decoder(decoder: Option<&Value>) -> Result<Decoding, Error> {
     const SUPPORTED: &str = "ByteLevel, or a Sequence of Replace, ByteFallback, Fuse and Strip of \
                              leading spaces in this order";
-    let mut steps = Vec::new();
-    each(decoder, "decoder", "decoders", &mut |step| {
-        steps.push(step.clone());
-        Ok(())
-    })?;
+    let steps = steps_of(decoder, "decoder", "decoders")?;
     if let [only] = steps.as_slice()
         && kind_of(only) == "ByteLevel"
     {

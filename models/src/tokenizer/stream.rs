@@ -34,11 +34,7 @@ impl<'a> StreamDecoder<'a> {
         if self.tokenizer.is_special(id) {
             return None;
         }
-        let token = self.tokenizer.decoded_form(id)?;
-        match &self.tokenizer.decoding {
-            Decoding::ByteLevel => self.pending.extend(byte_level_bytes(&token)),
-            Decoding::Pieces(pieces) => self.pending.extend(piece_bytes(pieces, token)),
-        }
+        self.pending.extend(self.tokenizer.token_bytes(id)?);
         let text = take_complete(&mut self.pending);
         self.without_leading_spaces(text)
     }
@@ -60,6 +56,17 @@ impl<'a> StreamDecoder<'a> {
             }
         }
         (!rest.is_empty()).then(|| rest.to_owned())
+    }
+}
+
+impl Tokenizer {
+    /// Bytes of a token, which may be a part of a character; `None` if it is not in the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let token = self.decoded_form(id)?;
+        Some(match &self.decoding {
+            Decoding::ByteLevel => byte_level_bytes(&token),
+            Decoding::Pieces(pieces) => piece_bytes(pieces, token),
+        })
     }
 }
 

@@ -18,7 +18,10 @@
 //!             later            per bank, for each distance: firings, and those that are followed
 //!                              by another; not in older files
 //!             misses           needed, then missed for each size of the cache, by class of
-//!                              frequency; only where they were counted
+//!                              frequency; only where they were counted, or something follows
+//!             routing          experts and chosen ones; layers; each: experts (0 where dense),
+//!                              visits, again (experts × each), together (pairs of experts ×);
+//!                              needed, and missed × 15; only of a model with experts
 //! ```
 //!
 //! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
@@ -26,6 +29,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::routing::{ExpertMisses, RoutedLayer, Routing, pairs};
 use super::sample::words;
 use super::{
     ActivationStats, BATCHES, BankProfile, ExpertStats, FORMAT_V2, Later, LayerStats, Magnitudes,
@@ -75,8 +79,11 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
     for later in profile.banks.iter().flat_map(|b| b.later) {
         out.numbers(&[later.fired, later.again]);
     }
-    if !profile.misses.is_empty() {
+    if !profile.misses.is_empty() || profile.routing.is_some() {
         (profile.misses.clone().numbers_mut()).for_each(|n| out.number(*n));
+    }
+    if let Some(routing) = &profile.routing {
+        out.routing(routing);
     }
     let mut bytes = out.0;
     let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
@@ -224,6 +231,10 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
             *n = body.number()?;
         }
     }
+    let routing = match body.left() {
+        0 => None,
+        _ => Some(body.routing()?),
+    };
     if body.left() > 0 {
         return Err(format!("{} bytes too many at the end", body.left()));
     }
@@ -240,6 +251,7 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
             banks,
             sample,
             misses,
+            routing,
         })),
     })
 }
@@ -261,6 +273,19 @@ impl Out {
 
     fn numbers(&mut self, list: &[u64]) {
         list.iter().for_each(|&n| self.number(n));
+    }
+
+    fn routing(&mut self, routing: &Routing) {
+        self.number(routing.experts.into());
+        self.number(routing.chosen.into());
+        self.number(routing.layers.len() as u64);
+        for layer in &routing.layers {
+            self.number(layer.visits.len() as u64);
+            let lists = [&layer.visits, &layer.again, &layer.together];
+            lists.iter().for_each(|list| self.numbers(list));
+        }
+        self.number(routing.misses.needed);
+        self.numbers(&routing.misses.missed);
     }
 
     fn magnitudes(&mut self, m: &Magnitudes) {
@@ -324,6 +349,38 @@ impl<'a> In<'a> {
 
     fn numbers(&mut self, len: usize) -> Result<Vec<u64>, String> {
         (0..len).map(|_| self.number()).collect()
+    }
+
+    fn routing(&mut self) -> Result<Routing, String> {
+        let small = |n: u64| u32::try_from(n).map_err(|_| format!("{n} experts"));
+        let (experts, chosen) = (small(self.number()?)?, small(self.number()?)?);
+        let count = self.count(1)?;
+        let mut layers = Vec::with_capacity(count);
+        for _ in 0..count {
+            let experts = self.count(1)?;
+            let together = pairs(experts);
+            if together > self.left() {
+                return Err(format!("{experts} experts, more than the file has"));
+            }
+            layers.push(RoutedLayer {
+                visits: self.numbers(experts)?,
+                again: self.numbers(experts)?,
+                together: self.numbers(together)?,
+            });
+        }
+        let mut misses = ExpertMisses {
+            needed: self.number()?,
+            ..ExpertMisses::default()
+        };
+        for missed in &mut misses.missed {
+            *missed = self.number()?;
+        }
+        Ok(Routing {
+            experts,
+            chosen,
+            layers,
+            misses,
+        })
     }
 
     fn magnitudes(&mut self) -> Result<Magnitudes, String> {
@@ -400,6 +457,7 @@ mod tests {
                 banks: vec![bank([300, 200, 0]), bank([1, 2, 3])],
                 sample,
                 misses,
+                routing: None,
             })),
         }
     }

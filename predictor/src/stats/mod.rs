@@ -2,7 +2,8 @@
 //!
 //! There are two file formats. `emberflow-stats-v1` is JSON with one count per neuron.
 //! `emberflow-stats-v2` (`codec.rs`) is binary and adds a [`Profile`]: activity by batch size,
-//! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together.
+//! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together; of
+//! a model with experts, how its router chooses (`routing.rs`), without any counts of neurons.
 //! Both use the checkpoint's original neuron order. The packer orders neurons by them and stores
 //! them in the container in packed order.
 
@@ -10,6 +11,7 @@ mod codec;
 mod magnitudes;
 pub mod misses;
 mod profile;
+pub mod routing;
 mod sample;
 
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,7 @@ pub struct ActivationStats {
     pub format: String,
     /// Tokens profiled.
     pub tokens: u64,
-    /// One entry per layer, ascending.
+    /// One entry per layer, ascending; none for a model with experts.
     pub layers: Vec<LayerStats>,
     /// Added by the second version.
     #[serde(skip)]
@@ -90,6 +92,9 @@ pub enum StatsError {
         /// Size in the model.
         expected: usize,
     },
+    /// Statistics of a dense model where those of a model with experts are wanted.
+    #[error("statistics say nothing of experts, which this model has; profile it")]
+    NoRouting,
     /// Original ids that are not a permutation.
     #[error("statistics of layer {layer} expert {expert}: the original ids are not a permutation")]
     Order {
@@ -129,6 +134,33 @@ impl ActivationStats {
     ) -> Result<Self, StatsError> {
         let stats = Self::read(bytes)?;
         stats.check(layers, experts, neurons)?;
+        Ok(stats)
+    }
+
+    /// As [`ActivationStats::parse`] for a model with experts, whose statistics are those of its
+    /// router.
+    ///
+    /// # Errors
+    /// As [`ActivationStats::parse`].
+    pub fn parse_routing(bytes: &[u8], layers: usize, experts: usize) -> Result<Self, StatsError> {
+        let stats = Self::read(bytes)?;
+        let profile = stats.profile.as_deref();
+        let Some(routing) = profile.and_then(|p| p.routing.as_ref()) else {
+            return Err(StatsError::NoRouting);
+        };
+        for (what, found, expected) in [
+            ("number of layers", routing.layers.len(), layers),
+            ("number of experts", routing.experts as usize, experts),
+        ] {
+            if found != expected {
+                let what = what.into();
+                return Err(StatsError::Shape {
+                    what,
+                    found,
+                    expected,
+                });
+            }
+        }
         Ok(stats)
     }
 

@@ -1,5 +1,6 @@
 //! The profile that version 2 adds to activation counts.
 
+use super::routing::Routing;
 use super::sample::words;
 use super::{ActivationStats, Magnitudes, Misses, Sample};
 
@@ -45,6 +46,8 @@ pub struct Profile {
     pub sample: Sample,
     /// What a cache misses; empty in files written before it was counted.
     pub misses: Misses,
+    /// How experts are chosen, in a model that has some.
+    pub routing: Option<Routing>,
 }
 
 /// One FFN.
@@ -141,7 +144,11 @@ impl Profile {
         }
         self.misses.merge(other.misses).ok_or_else(overflow)?;
         self.sample.merge(&other.sample);
-        Ok(())
+        match (&mut self.routing, &other.routing) {
+            (None, None) => Ok(()),
+            (Some(mine), Some(theirs)) => mine.merge(theirs),
+            _ => Err("one is of a model with experts".into()),
+        }
     }
 
     pub(super) fn permute(&mut self, order: &[Vec<u32>]) {
@@ -163,6 +170,9 @@ impl Profile {
             Err(format!("{what}: {found}, expected {expected}"))
         };
         self.misses.check()?;
+        if let Some(routing) = &self.routing {
+            routing.check(stats.tokens)?;
+        }
         same("banks", self.banks.len(), layers.saturating_mul(experts))?;
         if self.steps[0] != stats.tokens {
             return Err(format!(

@@ -76,6 +76,36 @@ impl MappedBundles {
         Ok(bytes)
     }
 
+    /// Most bytes that become resident when a bank of `neurons` neurons of `container` is used.
+    #[must_use]
+    pub fn resident(container: &Container, neurons: u32) -> u64 {
+        let len = neurons as usize * container.geometry().stride as usize;
+        Mapped::resident(len) as u64
+    }
+
+    /// Takes a bank of `neurons` neurons out of the process's memory; it is mapped again when it is
+    /// next used.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn release(&self, container: &Container, bank: usize, neurons: u32) -> Result<()> {
+        let len = neurons as usize * container.geometry().stride as usize;
+        self.release_bytes(container.neuron_offset(bank, 0), len)
+    }
+
+    /// The same for a tensor row.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn release_row(&self, rows: &TensorRows, row: usize) -> Result<()> {
+        self.release_bytes(rows.offset_of(row), rows.row_len())
+    }
+
+    fn release_bytes(&self, offset: u64, len: usize) -> Result<()> {
+        let released = self.map.release(offset, len);
+        released.map_err(|e| failed(&self.path, "release its memory", e))
+    }
+
     /// The bytes of a tensor row, checked every time.
     ///
     /// # Errors

@@ -7,9 +7,13 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use super::sigbus::Watch;
+
+/// The system maps pages around the one that is used, in windows of so many bytes, if they are in its
+/// cache (`fault_around_bytes`).
+const AROUND: usize = 64 << 10;
 
 /// A mapped file, starting at byte `base`.
 ///
@@ -65,6 +69,35 @@ impl Mapped {
         Ok((now < self.file_len()).then_some(now))
     }
 
+    /// Most bytes that become resident when `len` bytes are used.
+    #[must_use]
+    pub fn resident(len: usize) -> usize {
+        len.next_multiple_of(AROUND) + AROUND
+    }
+
+    /// Takes the pages of the `len` bytes at `offset`, and those that were mapped around them, out
+    /// of the process's memory. They stay in the system's cache as long as it likes.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn release(&self, offset: u64, len: usize) -> io::Result<()> {
+        let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        let start = self.base.saturating_add(offset);
+        let place = self.map.as_ptr() as usize;
+        let first = ((place + start.min(self.map.len())) & !(AROUND - 1)).max(place) - place;
+        let end = (place.saturating_add(start).saturating_add(len)).next_multiple_of(AROUND);
+        let end = (end - place).min(self.map.len());
+        if first >= end {
+            return Ok(());
+        }
+        // SAFETY: the range lies in the mapping, which is shared, of a file and never written to: its
+        // pages hold the file's bytes again when they are next used.
+        unsafe {
+            self.map
+                .unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first)
+        }
+    }
+
     /// The `len` bytes at `offset`; `None` beyond the end.
     #[inline]
     pub fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
@@ -88,6 +121,9 @@ mod tests {
         assert_eq!(mapped.bytes(4, 3), None);
         assert_eq!(mapped.bytes(u64::MAX, 1), None);
         assert_eq!(mapped.shortened().unwrap(), None);
+        mapped.release(1, 3).unwrap();
+        mapped.release(3, 300 << 10).unwrap();
+        assert_eq!(mapped.bytes(1, 3), Some(&b"567"[..]));
         file.set_len(9).unwrap();
         assert_eq!(
             (mapped.shortened().unwrap(), mapped.file_len()),

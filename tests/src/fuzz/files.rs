@@ -13,6 +13,11 @@ pub(super) fn gguf() -> Target {
         "relu/model.gguf",
         "llama2/model-q4_0.gguf",
         "llama3/model.gguf",
+        "smallthinker/model.gguf",
+        "gpt_oss/model.gguf",
+        "phi3_long/model.gguf",
+        "falcon_new/model.gguf",
+        "granite/model.gguf",
     ];
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
@@ -28,18 +33,34 @@ pub(super) fn gguf() -> Target {
 }
 
 pub(super) fn safetensors() -> Target {
-    let form = Form {
-        json: |bytes| {
-            let len = u64::from_le_bytes(*bytes.first_chunk()?);
-            Some(8..usize::try_from(len).ok()?.checked_add(8)?)
-        },
-        ..Form::BINARY
-    };
-    folder("relu", "model.safetensors", form)
+    folder("relu", "model.safetensors", SAFETENSORS)
 }
 
+/// Experts in blocks of four bits, with scales in tensors of their own.
+pub(super) fn blocks() -> Target {
+    folder("gpt_oss", "model.safetensors", SAFETENSORS)
+}
+
+const SAFETENSORS: Form = Form {
+    json: |bytes| {
+        let len = u64::from_le_bytes(*bytes.first_chunk()?);
+        Some(8..usize::try_from(len).ok()?.checked_add(8)?)
+    },
+    ..Form::BINARY
+};
+
 pub(super) fn config() -> Target {
-    folder("relu", "config.json", Form::JSON)
+    let targets = ["relu", "phi3_long", "opt", "falcon_new", "gemma2"]
+        .map(|model| folder(model, "config.json", Form::JSON));
+    let seeds = targets.iter().flat_map(|target| target.seeds.clone());
+    Target {
+        seeds: seeds.collect(),
+        form: Form::JSON,
+        run: Box::new(move |bytes| {
+            let opened = targets.iter().map(|target| (target.run)(bytes));
+            opened.fold(false, |any, opened| any | opened)
+        }),
+    }
 }
 
 pub(super) fn tokenizer() -> Target {
@@ -100,7 +121,7 @@ fn folder(model: &str, file: &'static str, form: Form) -> Target {
             std::fs::copy(entry.path(), dir.path().join(name)).expect("a copy");
         }
     }
-    let others = ["qwen2_window", "llama3"]
+    let others = ["qwen2_window", "llama3", "smallthinker", "gpt_oss"]
         .map(|other| std::fs::read(fixtures().join("models").join(other).join(file)).ok());
     let first = fixture(&format!("{model}/{file}"));
     Target {

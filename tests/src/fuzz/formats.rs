@@ -11,6 +11,7 @@ use emberflow_engine::Model;
 use emberflow_kernels::DType;
 use emberflow_models::chat::Message;
 use emberflow_predictor::section::{Directory, Kind, NewLayer, Training, encode};
+use emberflow_predictor::stats::routing::{ExpertMisses, RoutedLayer, Routing};
 use emberflow_predictor::stats::{
     ActivationStats, BankProfile, ExpertStats, FORMAT, FORMAT_V2, LayerStats, Misses, Profile,
     Sample, Sampled,
@@ -233,7 +234,7 @@ fn models() -> Vec<Vec<u8>> {
         let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q4);
         std::fs::read(path).expect("a container")
     };
-    vec![model("relu"), model("qwen2")]
+    vec![model("relu"), model("qwen2"), model("opt")]
 }
 
 fn use_model(bytes: &[u8]) -> bool {
@@ -291,9 +292,30 @@ fn profile() -> Vec<u8> {
             banks: vec![bank(), bank()],
             sample,
             misses,
+            routing: Some(routing()),
         })),
     };
     stats.to_bytes().expect("statistics")
+}
+
+/// A dense layer and one of three experts, of which each of 300 tokens visits two.
+fn routing() -> Routing {
+    Routing {
+        experts: 3,
+        chosen: 2,
+        layers: vec![
+            RoutedLayer::default(),
+            RoutedLayer {
+                visits: vec![300, 200, 100],
+                again: vec![290, 150, 0],
+                together: vec![200, 100, 0],
+            },
+        ],
+        misses: ExpertMisses {
+            needed: 600,
+            missed: std::array::from_fn(|size| 600 - 40 * size as u64),
+        },
+    }
 }
 
 fn counts() -> Vec<u8> {
@@ -334,6 +356,14 @@ fn use_stats(bytes: &[u8]) -> bool {
         for (b, bank) in profile.banks.iter().enumerate().take(4) {
             bank.gates.quantile(0.5, 1);
             profile.sample.transposed(b, neurons);
+        }
+        if let Some(routing) = &profile.routing {
+            routing.misses.rate(0.3);
+            for layer in routing.layers.iter().take(4) {
+                layer.covering(0.9);
+                layer.reuse(profile.pairs, routing.chosen);
+                layer.closest(stats.tokens);
+            }
         }
     }
     let again = ActivationStats::read(&stats.to_bytes().expect("what was read is written"));
@@ -428,6 +458,7 @@ fn use_section(bytes: &[u8]) -> bool {
 fn tokens() -> Vec<u8> {
     let header = trace::Header {
         model: "m".into(),
+        experts: false,
         layers: 2,
         neurons: 300,
         stride: 1024,

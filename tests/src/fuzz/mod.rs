@@ -76,6 +76,7 @@ pub const TARGETS: &[Named] = &[
     ("trace", formats::trace),
     ("gguf", files::gguf),
     ("safetensors", files::safetensors),
+    ("blocks", files::blocks),
     ("config", files::config),
     ("tokenizer", files::tokenizer),
     ("tokenizer_config", files::tokenizer_config),

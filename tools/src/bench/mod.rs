@@ -1,6 +1,6 @@
 //! `emberflow bench`: one command per claim.
 //!
-//! The commands on parts (`io`, `device`, `kernels`, `cache`, `predictor`, `decode`, `timeline`)
+//! The commands on parts (`io`, `device`, `kernels`, `cache`, `predictor`, `decode`, `timeline`, `serve`)
 //! measure in this process. Those on
 //! whole runs (`sweep`, `ablation`, `latency`, `prefill`, `batch`) start this program again for
 //! every point, so that budget, peak memory and page cache are that point's own, let the variants
@@ -24,6 +24,7 @@ mod points;
 pub mod predictor;
 pub mod prefill;
 mod rounds;
+pub mod serve;
 pub mod sweep;
 pub mod timeline;
 
@@ -45,5 +46,6 @@ pub fn command(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Latency(args) => latency::command(args),
         BenchCommand::Prefill(args) => prefill::command(args),
         BenchCommand::Batch(args) => batch::command(args),
+        BenchCommand::Serve(args) => serve::command(args),
     }
 }

@@ -6,6 +6,7 @@
 
 mod bars;
 mod curves;
+mod heat;
 mod timeline;
 
 use std::fmt::Write as _;
@@ -13,6 +14,7 @@ use std::ops::Range;
 
 pub use bars::{bars, histogram, piles};
 pub use curves::{Axes, Curve, Panel, curves, panels};
+pub use heat::heat;
 pub use timeline::{Bar, Row, timeline};
 
 /// Size of the plot itself.

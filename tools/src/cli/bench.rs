@@ -39,6 +39,8 @@ pub enum BenchCommand {
     Prefill(BenchPrefillArgs),
     /// Several texts at once: tokens per second, and what they share.
     Batch(BenchBatchArgs),
+    /// Requests at random times: latency of interactive ones beside background work.
+    Serve(BenchServeArgs),
 }
 
 /// What benchmarks of whole runs have in common. Each point is a run of its own process; variants
@@ -288,6 +290,38 @@ pub struct BenchCacheArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4096,32768,262144",
           value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
     pub slots: Vec<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub repeat: RepeatArgs,
+}
+
+/// `bench serve`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench serve
+  emberflow bench serve model.ember --ffn-resident 0.5 --reactive 1,3,5 --svg latency.svg")]
+pub struct BenchServeArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Interactive requests per scaled minute, of which ten requests alone fill one.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,3,5"
+    )]
+    pub reactive: Vec<f64>,
+    /// Background requests per scaled minute.
+    #[arg(long, value_name = "N", default_value_t = 6.0)]
+    pub proactive: f64,
+    /// Scaled minutes.
+    #[arg(long, value_name = "N", default_value_t = 6.0)]
+    pub minutes: f64,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub repeat: RepeatArgs,

@@ -34,7 +34,8 @@ pub struct PackArgs {
     /// The container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of the neuron bundles and attention matrices.
+    /// Format of the neuron bundles and attention matrices. With q4, neurons that the checkpoint has
+    /// in MXFP4 stay as they are.
     #[arg(long, value_enum, default_value = "q4")]
     pub quant: QuantArg,
     /// Format of the attention matrices, if another one.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::{Ablation, Budget, Sparsity};
+use emberflow_engine::{Ablation, Budget, ReadAhead, Sparsity};
 
 use super::{io_names, parse_budget, parse_share, policy_names};
 
@@ -36,6 +36,10 @@ pub struct EngineArgs {
     /// checks a neuron when it is first used, and not what the system drops and reads again.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Ablation,
+    /// Whether the experts of the next layer are read before its router has chosen them, by a guess:
+    /// auto does it where the disk idles and passes get no slower.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub read_ahead: ReadAheadArg,
     /// How to read from flash; sim plays a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
@@ -77,6 +81,27 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Dense => Self::Dense,
             SparsityArg::Exact => Self::Exact,
             SparsityArg::Predicted => Self::Predicted,
+        }
+    }
+}
+
+/// When experts are read ahead.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ReadAheadArg {
+    /// Where it pays.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl From<ReadAheadArg> for ReadAhead {
+    fn from(arg: ReadAheadArg) -> Self {
+        match arg {
+            ReadAheadArg::Auto => Self::Auto,
+            ReadAheadArg::On => Self::On,
+            ReadAheadArg::Off => Self::Off,
         }
     }
 }

@@ -115,7 +115,7 @@ pub struct ProfileShowArgs {
 /// `trace …`
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Run a text through a model and write down which neurons each token needs.
+    /// Run a text through a model and write down which neurons, or experts, each token needs.
     Record(TraceRecordArgs),
     /// Replay a trace against cache sizes and policies.
     Simulate(TraceSimulateArgs),
@@ -161,12 +161,13 @@ Example:
 
 Policies: shipped, the cache of real runs with its hot region; lru; lfu, by frequency so far; s3fifo;
 belady, the optimum among those that keep what they read, which knows the future; belady-bypass, the
-optimum among those that need not. Misses are counted in neurons.")]
+optimum among those that need not. Misses are counted in neurons, or in experts where a trace is of
+them.")]
 pub struct TraceSimulateArgs {
     /// A trace.
     #[arg(value_name = "TRACE")]
     pub trace: PathBuf,
-    /// Sizes of the cache, in percent of all neurons.
+    /// Sizes of the cache, in percent of all neurons, or of all experts.
     #[arg(long, value_name = "PERCENT,..", value_delimiter = ',', default_value = "25%,50%,75%",
           value_parser = parse_share_percent)]
     pub cache: Vec<f64>,

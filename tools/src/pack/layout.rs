@@ -7,7 +7,7 @@ use emberflow_engine::meta::{
     ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
 };
 use emberflow_models::config::{Bank, ModelConfig};
-use emberflow_models::names::Role;
+use emberflow_models::names::bundled;
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::order;
@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::options::PackOptions;
 use crate::Failure;
+use crate::activity::parse;
 use crate::calibrate::rounded::Rounded;
 
 /// Sector when the file system does not say what direct I/O needs.
@@ -44,7 +45,8 @@ impl PackLayout {
         let c = source.config();
         let fingerprint = format!("{:016x}", source.fingerprint());
         let stats = stats_for(c, options, &fingerprint)?;
-        let order: Vec<Vec<u32>> = match &stats {
+        // routing says nothing of neurons
+        let order: Vec<Vec<u32>> = match stats.as_ref().filter(|_| c.mixture.is_none()) {
             Some(stats) => c
                 .banks()
                 .enumerate()
@@ -53,19 +55,24 @@ impl PackLayout {
             None => Vec::new(),
         };
         let d = c.d_model as usize;
-        let geometry = geometry_for(d, output, options)?;
+        let ungated = c.ffn_kind.ungated;
+        let geometry = geometry_for(c, output, options)?;
         let format = NeuronFormat {
             dtype: options.ffn,
             d,
             inline_scales: geometry.placement == Placement::Inline,
+            ungated,
         };
         let tensors: Vec<TensorInfo> = source
             .tensors()
             .iter()
-            .filter(|t| !matches!(t.id.role, Role::Gate | Role::Up | Role::Down))
+            .filter(|t| !t.id.role.is_bundled())
             .cloned()
             .collect();
-        let kind = kind_of(stats.as_ref(), options);
+        let kind = match order.is_empty() {
+            true => Order::Original,
+            false => kind_of(stats.as_ref(), options),
+        };
         let meta = ContainerMeta {
             calibration: calibrated.map(|rounded| rounded.summary().clone()),
             ..meta_of(source, options, stats.as_ref(), kind, &fingerprint)
@@ -127,14 +134,7 @@ fn stats_for(
     let Some((path, bytes)) = &options.stats else {
         return Ok(None);
     };
-    if c.mixture.is_some() {
-        return Err(Failure::usage(
-            "--stats is not implemented for models with experts yet; pack without it",
-        ));
-    }
-    let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
-    let stats =
-        ActivationStats::parse(bytes, layers, experts, neurons).map_err(Failure::stats(path))?;
+    let stats = parse(bytes, c).map_err(Failure::stats(path))?;
     let profile = stats.profile.as_deref();
     if let Some(profile) = profile.filter(|p| !p.model.ends_with(fingerprint)) {
         return Err(Failure::usage(format!(
@@ -146,14 +146,19 @@ fn stats_for(
     Ok(Some(stats))
 }
 
-/// How bundles of neurons of `d` elements are cut.
-fn geometry_for(d: usize, output: &Path, options: &PackOptions) -> Result<BundleGeometry, Failure> {
+/// How the bundles of a model's neurons are cut.
+fn geometry_for(
+    c: &ModelConfig,
+    output: &Path,
+    options: &PackOptions,
+) -> Result<BundleGeometry, Failure> {
+    let (d, rest) = (c.d_model as usize, bundled(c).len() as u32 - 1);
     let sector = options.sector.unwrap_or_else(|| sector_for(output));
     let (q, s) = (
         options.ffn.quants_bytes(d) as u32,
         options.ffn.scales_bytes(d) as u32,
     );
-    let geometry = BundleGeometry::choose(q, s, 2 * q, 2 * s, sector, options.scales);
+    let geometry = BundleGeometry::choose(q, s, rest * q, rest * s, sector, options.scales);
     let refused = |source| emberflow_storage::Error::Layout {
         path: output.to_path_buf(),
         source,

@@ -136,6 +136,7 @@ pub fn pack(
     let source = emberflow_models::open(checkpoint)?;
     let source = source.as_ref();
     check_tokenizer(source)?;
+    let options = &options.for_source(source);
     let Some(text) = &options.calibrate else {
         return write(source, output, options, None, progress);
     };

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use emberflow_kernels::DType;
 use emberflow_models::names::Role;
+use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::Prefer;
 
 use crate::cli::QuantArg;
@@ -68,10 +69,29 @@ impl PackOptions {
         }
     }
 
+    /// These options for `source`: neurons that are in mxfp4 already stay so, bit for bit, where q4 is
+    /// asked for.
+    pub(super) fn for_source(&self, source: &dyn Checkpoint) -> Self {
+        let is_neuron = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
+        let mut neurons = source.tensors().iter().filter(is_neuron);
+        let (c, whole) = (source.config(), |n: u32| n.is_multiple_of(32));
+        let stays = self.ffn == DType::Q4
+            // statistics of routing leave neurons in their order
+            && (self.stats.is_none() || c.mixture.is_some())
+            && !c.ffn_kind.activation.is_sparse()
+            && whole(c.d_model)
+            && c.banks().all(|bank| whole(bank.neurons))
+            && neurons.all(|t| t.source_dtype == "MXFP4");
+        Self {
+            ffn: if stays { DType::Mxfp4 } else { self.ffn },
+            ..self.clone()
+        }
+    }
+
     /// The format of the tensors of a role.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head => self.embedding,
+            Role::Embed | Role::Head | Role::Positions => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::bundle::NeuronFormat;
+use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
 use emberflow_kernels::{DType, Workers, quantize_row};
-use emberflow_models::names::{Role, TensorId};
+use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Unit, Writer};
 use serde::Serialize;
@@ -174,7 +174,10 @@ impl Work<'_> {
     ) -> Result<(), Failure> {
         let Some(rounded) = self.rounded.filter(|rounded| rounded.has(id)) else {
             self.read(id, bank, rows.start, rows.len(), cols)?;
-            return self.encode(id, dtype, cols);
+            return match id.role == Role::Down && self.layout.format.is_across() {
+                true => self.encode_across(id),
+                false => self.encode(id, dtype, cols),
+            };
         };
         let stride = dtype.row_bytes(cols);
         self.encoded.resize(rows.len() * stride, 0);
@@ -212,11 +215,26 @@ impl Work<'_> {
             Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
         }
     }
+
+    /// Encodes `self.rows`, Down vectors of whole groups of neurons.
+    fn encode_across(&mut self, id: TensorId) -> Result<(), Failure> {
+        let d = self.layout.format.d;
+        self.encoded.clear();
+        for rows in self.rows.chunks_exact(across::NEURONS * d) {
+            across::encode(rows, d, &mut self.encoded).map_err(|e| {
+                let path = self.source.path().display();
+                Failure::Fault(format!(
+                    "{path}: tensor {id} cannot be stored as mxfp4: {e}"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
     /// Writes one tensor that is not FFN.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
-        // rows of a predictor's second matrix are neurons
-        let bank = (info.id.role == Role::PredictorFc2).then_some(info.id.layer as usize);
+        let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
             let count = BATCH.min(info.rows - first);
@@ -234,19 +252,18 @@ impl Work<'_> {
             dtype,
             d,
             inline_scales,
+            ..
         } = self.layout.format;
         let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
         let stride = u64::from(self.layout.spec.geometry.stride);
         let neurons = bank.neurons as usize;
-        let mut parts: [Vec<u8>; 3] = Default::default();
+        let roles = bundled(self.source.config());
+        let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
         let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
         let mut sink = writer.begin_bank(i)?;
         for first in (0..neurons).step_by(BATCH) {
             let count = BATCH.min(neurons - first);
-            for (role, part) in [Role::Gate, Role::Up, Role::Down]
-                .into_iter()
-                .zip(&mut parts)
-            {
+            for (&role, part) in roles.iter().zip(&mut parts) {
                 let id = TensorId {
                     role,
                     layer: bank.layer,
@@ -256,19 +273,16 @@ impl Work<'_> {
                 std::mem::swap(part, &mut self.encoded);
             }
             for n in 0..count {
-                let [g, u, w] = parts.each_ref().map(|p| &p[n * row..(n + 1) * row]);
                 for buffer in [&mut gate, &mut rest, &mut scales] {
                     buffer.clear();
                 }
-                if inline_scales {
-                    gate.extend_from_slice(g);
-                    rest.extend_from_slice(u);
-                    rest.extend_from_slice(w);
-                } else {
-                    gate.extend_from_slice(&g[..quants]);
-                    rest.extend_from_slice(&u[..quants]);
-                    rest.extend_from_slice(&w[..quants]);
-                    for vector in [g, u, w] {
+                for (part, encoded) in parts.iter().enumerate() {
+                    let vector = &encoded[n * row..(n + 1) * row];
+                    let to = if part == 0 { &mut gate } else { &mut rest };
+                    if inline_scales {
+                        to.extend_from_slice(vector);
+                    } else {
+                        to.extend_from_slice(&vector[..quants]);
                         scales.extend_from_slice(&vector[quants..]);
                     }
                 }

@@ -1,8 +1,10 @@
 //! `emberflow profile`: how a text makes a model's neurons fire.
 
+mod experts;
 mod merge;
 mod misses;
 mod show;
+mod show_experts;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -123,6 +125,9 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
     let cut = Cut::new(args, &model, text)?;
+    if model.text().config().mixture.is_some() {
+        return experts::run(args, model, &cut, output, start);
+    }
     let original = original_ids(model.container(), model.text().config())?;
     let subject = cut.subject(model.text().meta());
     let checkpoint = checkpoint_of(output);

@@ -7,6 +7,7 @@ use emberflow_predictor::stats::misses::SIZES;
 use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses, Profile, hot_share};
 use serde::Serialize;
 
+use super::show_experts;
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::ProfileShowArgs;
 use crate::synth::firing::CURVES;
@@ -87,7 +88,20 @@ pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force)?;
     let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
     let stats = ActivationStats::read(&bytes).map_err(Failure::stats(&args.stats))?;
-    let shown = shown(args.stats.display().to_string(), &stats);
+    let file = args.stats.display().to_string();
+    let profile = stats.profile.as_deref();
+    if let Some((profile, routing)) = profile.and_then(|p| Some((p, p.routing.as_ref()?))) {
+        let shown = show_experts::shown(file, &stats, profile, routing);
+        if let Some(path) = &args.svg {
+            atomic::write(path, show_experts::svg(&shown).as_bytes())?;
+        }
+        if args.json {
+            return print_json(&shown);
+        }
+        let text = show_experts::text(&shown);
+        return Ok(std::io::stdout().lock().write_all(text.as_bytes())?);
+    }
+    let shown = shown(file, &stats);
     if let Some(path) = &args.svg {
         atomic::write(path, svg(&stats, &shown).as_bytes())?;
     }

@@ -8,6 +8,7 @@
 use std::str::FromStr;
 
 use super::normal::{bisect, both_above, cdf, quantile};
+use super::routing::RoutingTargets;
 use crate::Failure;
 use crate::suggest::did_you_mean;
 
@@ -62,6 +63,9 @@ pub struct Targets {
     pub hot_share: f64,
     /// Chance that a neuron that fires for a token fires for the next one too.
     pub persistence: f64,
+    /// How experts are chosen, in a model that has some.
+    #[serde(flatten)]
+    pub routing: Option<RoutingTargets>,
 }
 
 /// What produces them.
@@ -203,6 +207,7 @@ mod tests {
             active,
             hot_share,
             persistence,
+            routing: None,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The model continues its start token greedily, one token at a time, from a
 //! container that is packed for it and deleted afterwards. What the FFNs read is
-//! kept; Gate and Up are then applied to all tokens at once.
+//! kept; Gate and Up are then applied to all tokens at once, those of an expert to
+//! the tokens that visit it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use emberflow_predictor::stats::hot_share;
 use emberflow_storage::container::Container;
 use serde::Serialize;
 
+use super::routing::{RoutingSeen, RoutingTargets};
 use super::vocab::{BOS, SPECIAL, successor};
 use crate::interrupt::{Unfinished, beside};
 use crate::pack::{PackOptions, pack};
@@ -32,13 +34,17 @@ pub struct Measured {
     pub tokens: u32,
     /// Layers that count.
     pub layers: u32,
-    /// Mean share of neurons that fired per token.
+    /// Mean share of neurons that fired per token, of those of its experts.
     pub active: f64,
     /// Share of a layer's neurons that gave 80 % of its activations, mean over
     /// layers. Few tokens make it look smaller: chance is uneven too.
     pub hot_share: f64,
-    /// Share of the firing neurons that fired for the next token too.
+    /// Share of the firing neurons that fired for the next token too; of an expert, where both
+    /// visit it.
     pub persistence: f64,
+    /// How experts were chosen, mean over layers, in a model that has some.
+    #[serde(flatten)]
+    pub routing: Option<RoutingTargets>,
     /// Share of gates that fired, as the engine counted it over all layers and
     /// tokens.
     pub engine_active: f64,
@@ -109,6 +115,8 @@ struct Inputs {
     layers: Vec<usize>,
     /// For each layer `[tokens × d_model]`.
     x: Vec<Vec<f32>>,
+    /// For each layer `[tokens × chosen]`; empty for dense FFNs.
+    experts: Vec<Vec<u32>>,
     engine_active: f64,
     walk: f64,
 }
@@ -119,6 +127,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
     let count = (INPUT_BYTES / (4 * d * tokens)).clamp(1, all);
     let layers: Vec<usize> = (0..count).map(|i| i * all / count).collect();
     let mut x: Vec<Vec<f32>> = vec![Vec::with_capacity(tokens * d); count];
+    let mut experts: Vec<Vec<u32>> = vec![Vec::new(); count];
     let mut sequence = engine.new_sequence()?;
     let (mut token, mut kept_to_walk) = (BOS, 0);
     let mut before = engine.counters();
@@ -132,6 +141,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
                 && let Ok(place) = layers.binary_search(&seen.layer)
             {
                 x[place].extend_from_slice(seen.x);
+                experts[place].extend(seen.choices.iter().map(|choice| choice.expert));
             }
         };
         engine.forward_observed(&mut sequence, &[token], Logits::Last, &mut keep)?;
@@ -153,65 +163,146 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
     Ok(Inputs {
         layers,
         x,
+        experts,
         engine_active: engine.counters().since(before).active_share(),
         walk: f64::from(kept_to_walk) / tokens as f64,
     })
 }
 
+/// What is counted of neurons.
+#[derive(Default)]
+struct Counts {
+    fired: u64,
+    possible: u64,
+    stayed: u64,
+    could_stay: u64,
+    hot: f64,
+    banks: f64,
+}
+
 /// Applies Gate (and, for dReLU, Up) to every token, and counts.
 fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> {
     let c = source.config();
-    let (d, ffn) = (c.d_model as usize, c.ffn as usize);
+    let (d, experts) = (c.d_model as usize, c.experts as usize);
     let workers = Workers::new(
         std::thread::available_parallelism().map_or(1, |n| n.get()),
         None,
     );
-    let bar = progress::steps("counting", (inputs.layers.len() * ffn) as u64);
+    let bar = progress::steps("counting", (inputs.layers.len() * experts) as u64);
     let tokens = inputs.x.first().map_or(0, |x| x.len() / d);
-    let (mut fired, mut stayed, mut could_stay, mut hot) = (0u64, 0u64, 0u64, 0.0);
-    // rows that every thread gets a share of
-    let batch = ROWS * workers.threads() * 4;
-    let mut rows = vec![0.0; batch * d];
-    let [mut gates, mut ups] = [(); 2].map(|()| vec![0.0; batch * tokens]);
-    for (&layer, x) in inputs.layers.iter().zip(&inputs.x) {
-        let id = |role| TensorId::layer(role, layer as u32);
-        let mut counts = Vec::with_capacity(ffn);
+    let chosen = c.mixture.as_ref().map_or(0, |m| m.chosen as usize);
+    let mut counts = Counts::default();
+    let mut routing = Vec::new();
+    for ((&layer, x), visits) in inputs.layers.iter().zip(&inputs.x).zip(&inputs.experts) {
+        let mut seen = RoutingSeen::new(experts);
+        let mut before: &[u32] = &[];
+        for now in visits.chunks_exact(chosen.max(1)) {
+            seen.see(before, now);
+            before = now;
+        }
+        if !visits.is_empty() {
+            routing.push(seen.statistics());
+        }
+        for expert in 0..experts as u32 {
+            let visited: Vec<usize> = match visits.is_empty() {
+                true => (0..tokens).collect(),
+                false => visits
+                    .chunks_exact(chosen.max(1))
+                    .enumerate()
+                    .filter(|(_, chosen)| chosen.contains(&expert))
+                    .map(|(token, _)| token)
+                    .collect(),
+            };
+            let bank = Visited {
+                layer: layer as u32,
+                expert,
+                tokens: visited,
+            };
+            bank.count(source, &workers, x, &mut counts)?;
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let mean = |of: fn(&RoutingTargets) -> f64| {
+        routing.iter().map(of).sum::<f64>() / routing.len().max(1) as f64
+    };
+    Ok(Measured {
+        tokens: tokens as u32,
+        layers: inputs.layers.len() as u32,
+        active: counts.fired as f64 / counts.possible.max(1) as f64,
+        hot_share: counts.hot / counts.banks.max(1.0),
+        persistence: counts.stayed as f64 / counts.could_stay.max(1) as f64,
+        routing: (!routing.is_empty()).then(|| RoutingTargets {
+            popular: mean(|r| r.popular),
+            reuse: mean(|r| r.reuse),
+        }),
+        engine_active: inputs.engine_active,
+        walk: inputs.walk,
+    })
+}
+
+/// An FFN and the tokens that visit it, ascending.
+struct Visited {
+    layer: u32,
+    expert: u32,
+    tokens: Vec<usize>,
+}
+
+impl Visited {
+    /// Adds what its neurons do for these tokens, of all whose inputs are `x`.
+    fn count(
+        &self,
+        source: &dyn Checkpoint,
+        workers: &Workers,
+        x: &[f32],
+        counts: &mut Counts,
+    ) -> Result<(), Failure> {
+        let c = source.config();
+        let (d, ffn, tokens) = (c.d_model as usize, c.ffn as usize, self.tokens.len());
+        if tokens == 0 {
+            return Ok(());
+        }
+        let of = |token: &usize| &x[token * d..][..d];
+        let x: Vec<f32> = self.tokens.iter().flat_map(of).copied().collect();
+        let id = |role| TensorId {
+            role,
+            layer: self.layer,
+            expert: self.expert,
+        };
+        // rows that every thread gets a share of
+        let batch = (ROWS * workers.threads() * 4).min(ffn);
+        let mut rows = vec![0.0; batch * d];
+        let [mut gates, mut ups] = [(); 2].map(|()| vec![0.0; batch * tokens]);
+        let mut fired = Vec::with_capacity(ffn);
         for first in (0..ffn).step_by(batch) {
             let count = batch.min(ffn - first);
             let rows = &mut rows[..count * d];
             source.read_rows(id(Role::Gate), first, count, rows)?;
-            apply(&workers, rows, x, d, &mut gates);
+            apply(workers, rows, &x, d, &mut gates);
             if c.ffn_kind.relu_on_up {
                 source.read_rows(id(Role::Up), first, count, rows)?;
-                apply(&workers, rows, x, d, &mut ups);
+                apply(workers, rows, &x, d, &mut ups);
             } else {
                 ups.fill(1.0);
             }
             let both = gates.chunks_exact(tokens).zip(ups.chunks_exact(tokens));
             for (gate, up) in both.take(count) {
                 let fires = |t: usize| gate[t] > 0.0 && up[t] > 0.0;
-                let n = (0..tokens).filter(|&t| fires(t)).count() as u64;
-                let twice = (1..tokens).filter(|&t| fires(t - 1) && fires(t)).count();
-                counts.push(n);
-                fired += n;
-                stayed += twice as u64;
-                could_stay += n - u64::from(fires(tokens - 1));
+                fired.push((0..tokens).filter(|&t| fires(t)).count() as u64);
+                for (t, pair) in self.tokens.windows(2).enumerate() {
+                    let next = pair[1] == pair[0] + 1 && fires(t);
+                    counts.could_stay += u64::from(next);
+                    counts.stayed += u64::from(next && fires(t + 1));
+                }
             }
-            bar.inc(count as u64);
         }
-        hot += hot_share(&counts, 0.8);
+        counts.fired += fired.iter().sum::<u64>();
+        counts.possible += (ffn * tokens) as u64;
+        // by visits: chance makes counts of a few tokens uneven
+        counts.hot += hot_share(&fired, 0.8) * tokens as f64;
+        counts.banks += tokens as f64;
+        Ok(())
     }
-    bar.finish_and_clear();
-    let layers = inputs.layers.len();
-    Ok(Measured {
-        tokens: tokens as u32,
-        layers: layers as u32,
-        active: fired as f64 / (layers * ffn * tokens) as f64,
-        hot_share: hot / layers as f64,
-        persistence: stayed as f64 / could_stay.max(1) as f64,
-        engine_active: inputs.engine_active,
-        walk: inputs.walk,
-    })
 }
 
 /// `out[row][token] = rows[row] · x[token]`.

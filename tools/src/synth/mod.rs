@@ -1,14 +1,15 @@
 //! `emberflow synth`: random checkpoints of real shapes with given statistics.
 //!
 //! Speed and memory depend on a model's shape, its formats, and which neurons
-//! fire: how many, how unevenly, for how long. A checkpoint with the same three
-//! numbers measures what the real one would, without its download. Its text is
-//! meaningless.
+//! fire: how many, how unevenly, for how long; of experts, how unevenly they are chosen and how
+//! many of them again. A checkpoint with the same numbers measures what the real one would,
+//! without its download. Its text is meaningless.
 //!
 //! | file | what |
 //! |---|---|
 //! | `shape.rs`, `vocab.rs` | dimensions; tokens |
 //! | `firing.rs`, `normal.rs` | statistics → biases and correlation |
+//! | `routing.rs` | the same for experts |
 //! | `window.rs` | correlation → an attention pattern |
 //! | `recipe.rs` | what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
@@ -21,6 +22,7 @@ mod measure;
 mod normal;
 mod random;
 mod recipe;
+pub mod routing;
 pub mod shape;
 mod vocab;
 mod window;
@@ -35,7 +37,8 @@ use serde::Serialize;
 
 use self::firing::{Firing, Targets};
 use self::measure::Measured;
-use self::recipe::Recipe;
+use self::recipe::{Recipe, Statistics};
+use self::routing::{Routing, RoutingTargets};
 use crate::cli::{SynthArgs, SynthQuantArg};
 use crate::interrupt::Unfinished;
 use crate::{Failure, atomic, print_json, progress, size};
@@ -103,11 +106,15 @@ impl From<SynthQuantArg> for Encoding {
 pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let gguf = args.output.extension().is_some_and(|e| e == "gguf");
     let act = args.act.unwrap_or_else(|| args.shape.default_act());
-    let config = args.shape.config(act);
+    let mut config = args.shape.config(act);
+    if let Some(layers) = args.layers {
+        config.layers = layers.into();
+        config.window.resize(layers.into(), 0);
+    }
     check(args, gguf, &config, &name(act))?;
-    let target = targets(args, &config);
-    let firing = Firing::solve(&target, config.ffn_kind.relu_on_up)?;
-    let recipe = Recipe::new(&config, firing, args.gate_rank, args.seed)?;
+    let target = targets(args, &config)?;
+    let statistics = statistics(&target, &config)?;
+    let recipe = Recipe::new(&config, statistics, args.gate_rank, args.seed)?;
     let room = config
         .max_context
         .saturating_sub(recipe.window.warm_up as u32);
@@ -193,22 +200,44 @@ fn show(report: &SynthReport) -> std::io::Result<()> {
         report.seconds
     )?;
     let t = &report.target;
-    let rows = [
-        ("neurons that fire per token", t.active),
-        ("neurons that give 80 % of activations", t.hot_share),
+    let m = report.measured.as_ref();
+    let mut rows = vec![
+        ("neurons that fire per token", t.active, m.map(|m| m.active)),
+        (
+            "neurons that give 80 % of activations",
+            t.hot_share,
+            m.map(|m| m.hot_share),
+        ),
         (
             "firing neurons that fire for the next token too",
             t.persistence,
+            m.map(|m| m.persistence),
         ),
     ];
-    let Some(m) = &report.measured else {
-        for (what, target) in rows {
+    if let Some(wanted) = t.routing {
+        let found = m.and_then(|m| m.routing);
+        rows.extend([
+            (
+                "experts that take 90 % of the routes",
+                wanted.popular,
+                found.map(|r| r.popular),
+            ),
+            (
+                "experts of a token that the next one visits too",
+                wanted.reuse,
+                found.map(|r| r.reuse),
+            ),
+        ]);
+    }
+    let Some(m) = m else {
+        for (what, target, _) in rows {
             writeln!(out, "{what:<50}{:>8.1} % target", 100.0 * target)?;
         }
         return Ok(());
     };
     writeln!(out, "{:<50}{:>8}   {:>8}", "", "target", "measured")?;
-    for ((what, target), found) in rows.into_iter().zip([m.active, m.hot_share, m.persistence]) {
+    for (what, target, found) in rows {
+        let found = found.unwrap_or_default();
         writeln!(
             out,
             "{what:<50}{:>8.1} % {:>8.1} %",
@@ -235,7 +264,10 @@ fn name(choice: impl clap::ValueEnum) -> String {
 /// The published numbers of models with this activation, where none are given:
 /// Bamboo's 85 % sparsity for dReLU, ReluLLaMA's 67 % for ReLU. Without exact
 /// zeros a neuron counts as firing where its gate is positive.
-fn targets(args: &SynthArgs, config: &ModelConfig) -> Targets {
+///
+/// # Errors
+/// For options of experts and a shape without.
+fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     let kind = config.ffn_kind;
     let (active, curve) = match kind.activation {
         Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
@@ -246,9 +278,36 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Targets {
         .skew
         .or_else(|| curve.parse().ok())
         .map_or(0.8, |s| s.0);
-    Targets {
+    let routing = args.shape.default_routing();
+    if routing.is_none() && (args.popular.is_some() || args.reuse.is_some()) {
+        return Err(Failure::usage(format!(
+            "--popular and --reuse are for shapes with experts; {} has none",
+            name(args.shape)
+        )));
+    }
+    Ok(Targets {
         active: args.active.unwrap_or(active),
         hot_share,
         persistence: args.persistence,
-    }
+        routing: routing.map(|published| RoutingTargets {
+            popular: args.popular.unwrap_or(published.popular),
+            reuse: args.reuse.unwrap_or(published.reuse),
+        }),
+    })
+}
+
+/// The parameters that give `target`.
+fn statistics(target: &Targets, config: &ModelConfig) -> Result<Statistics, Failure> {
+    let routing = match (&config.mixture, target.routing) {
+        (Some(mixture), Some(routing)) => {
+            let [experts, chosen] = [config.experts, mixture.chosen].map(|n| n as usize);
+            let solved = Routing::solve(routing, experts, chosen, mixture.renormalise)?;
+            Some(solved)
+        }
+        _ => None,
+    };
+    Ok(Statistics {
+        firing: Firing::solve(target, config.ffn_kind.relu_on_up)?,
+        routing,
+    })
 }

@@ -43,6 +43,7 @@ fn role_number(role: Role) -> u64 {
         Role::Gate => 7,
         Role::Up => 8,
         Role::Down => 9,
+        Role::Router => 10,
         _ => 0,
     }
 }

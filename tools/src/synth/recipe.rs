@@ -15,6 +15,9 @@
 //!           move as slowly as the averages do.
 //! ```
 //!
+//! Scores of experts are made like gates. Where they shall move faster than the gates, or the
+//! other way round, the faster ones read the token group too, which is new with every token.
+//!
 //! Weights outside these roles are [`LEAK`] times as strong, not zero, so that
 //! every weight counts a little. The narrower the context, the lower the rank of what
 //! gates read and the smaller a low-rank predictor may be; the token group takes the
@@ -28,6 +31,7 @@ use emberflow_models::names::{Role, TensorId};
 use super::firing::Firing;
 use super::normal::expect;
 use super::random::{mix, stream};
+use super::routing::Routing;
 use super::vocab::{BOS, SPECIAL, predecessor};
 use super::window::Window;
 use crate::Failure;
@@ -96,20 +100,33 @@ pub struct Recipe {
     biases: Vec<f32>,
     /// E[h²] of a hidden value.
     hidden_power: f64,
+    /// Of a mixture of experts.
+    routing: Option<Routing>,
+}
+
+/// What the rows that read the residual stream's slow part are made for: how often gates fire and
+/// experts are chosen.
+pub struct Statistics {
+    /// Of gates.
+    pub firing: Firing,
+    /// Of experts, for a model that has some.
+    pub routing: Option<Routing>,
 }
 
 impl Recipe {
-    /// Plans `config` with the statistics that `firing` stands for and a context of
-    /// `gate_rank` coordinates, rounded down to whole blocks.
+    /// Plans `config` with these statistics and a context of `gate_rank` coordinates, rounded down
+    /// to whole blocks.
     ///
     /// # Errors
     /// Where that leaves no context or no token group.
     pub fn new(
         config: &ModelConfig,
-        firing: Firing,
+        statistics: Statistics,
         gate_rank: Option<u32>,
         seed: u64,
     ) -> Result<Self, Failure> {
+        let Statistics { firing, routing } = statistics;
+        let routed = routing.as_ref().map_or(0.0, |r| r.correlation);
         let c = config;
         let all = c.d_model as usize / BLOCK;
         let bias = (all / 64).max(1);
@@ -129,7 +146,11 @@ impl Recipe {
             false => 1.0,
         };
         Ok(Self {
-            window: Window::new(c.rope.theta.into(), c.head_dim as usize, firing.correlation),
+            window: Window::new(
+                c.rope.theta.into(),
+                c.head_dim as usize,
+                firing.correlation.max(routed),
+            ),
             blocks: [bias, all - bias - context, context],
             biases: firing
                 .biases(c.ffn as usize)
@@ -139,13 +160,14 @@ impl Recipe {
             hidden_power: up_power * expect(mean, deviation, |g| act(g).powi(2)),
             config: config.clone(),
             firing,
+            routing,
             seed,
         })
     }
 
     /// The matrix row `row`, as presented; of Down, the row of neuron `row`.
-    /// `layer` holds what [`Recipe::layer_biases`] gave for the tensor's layer.
-    pub fn row(&self, id: TensorId, row: usize, layer: &[f32]) -> Row {
+    /// `biases` holds what [`Recipe::biases_of`] gave for the tensor.
+    pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> Row {
         let c = &self.config;
         let [bias, token, context] = self.sizes();
         let random = |deviation: f64| random(self.seed, id, row, deviation);
@@ -192,20 +214,19 @@ impl Recipe {
                     (self.attention_increment(id.layer) / (self.window.energy * heads)).sqrt();
                 whole(heads as usize, random(full * self.written(row)))
             }
-            Role::Gate => {
-                let own = layer.get(row).copied().unwrap_or_default();
-                self.groups([
-                    Fill::Constant(own / bias as f32),
-                    random(LEAK * reads_context),
-                    random(reads_context),
-                ])
+            Role::Gate | Role::Router => {
+                let own = biases.get(row).copied().unwrap_or_default();
+                let [token, context] = self.reads(id.role);
+                let own = Fill::Constant(own / bias as f32);
+                self.groups([own, random(token), random(context)])
             }
             Role::Up => {
                 let own = match self.firing.up_bias {
                     0.0 => random(LEAK * reads_context),
                     up => Fill::Constant((up / bias) as f32),
                 };
-                self.groups([own, random(LEAK * reads_context), random(reads_context)])
+                let [token, context] = self.reads(id.role);
+                self.groups([own, random(token), random(context)])
             }
             Role::Down => {
                 let full = self.down_deviation();
@@ -224,10 +245,34 @@ impl Recipe {
         whole(self.config.ffn as usize, fill)
     }
 
+    /// Deviations of weights on the token group and on the context whose sum has deviation 1 and
+    /// the correlation that gates or experts shall have.
+    fn reads(&self, role: Role) -> [f64; 2] {
+        let [_, token, context] = self.sizes();
+        let wanted = |firing: f64, routed: f64| match role {
+            Role::Router => (routed, firing),
+            _ => (firing, routed),
+        };
+        let routed = self.routing.as_ref().map_or(0.0, |r| r.correlation);
+        let (own, other) = wanted(self.firing.correlation, routed);
+        if own >= other {
+            let reads_context = 1.0 / context.sqrt();
+            return [LEAK * reads_context, reads_context];
+        }
+        let slow = own / other;
+        [((1.0 - slow) / token).sqrt(), (slow / context).sqrt()]
+    }
+
     /// The elements of a norm's or a bias's vector. After a norm, coordinates of
     /// the bias group are 1 and all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
         let context = match id.role {
+            // leaves queries and keys as they are
+            Role::QNorm | Role::KNorm => {
+                let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
+                let rms = (power / f64::from(self.config.head_dim)).sqrt();
+                return vec![rms.hypot(self.score_noise()) as f32; cols];
+            }
             Role::AttnNorm if id.layer == 0 => 0.0,
             Role::AttnNorm => self.context_variance(id.layer) - self.attention_increment(id.layer),
             Role::FfnNorm => self.context_variance(id.layer),
@@ -246,10 +291,15 @@ impl Recipe {
         values
     }
 
-    /// Gate biases of a layer, by neuron: hot ones lie anywhere.
-    pub fn layer_biases(&self, layer: u32) -> Vec<f32> {
-        let mut biases = self.biases.clone();
-        let key = stream(self.seed, TensorId::layer(Role::Gate, layer), usize::MAX);
+    /// Biases of a matrix of gates, by neuron, or of a router, by expert: hot ones lie anywhere.
+    /// Empty for other tensors.
+    pub fn biases_of(&self, id: TensorId) -> Vec<f32> {
+        let mut biases = match (id.role, &self.routing) {
+            (Role::Gate, _) => self.biases.clone(),
+            (Role::Router, Some(routing)) => routing.biases.clone(),
+            _ => return Vec::new(),
+        };
+        let key = stream(self.seed, id, usize::MAX);
         for i in (1..biases.len()).rev() {
             let j = mix(key.wrapping_add(i as u64)) % (i as u64 + 1);
             biases.swap(i, j as usize);
@@ -320,7 +370,8 @@ impl Recipe {
 
     fn down_deviation(&self) -> f64 {
         let increment = FFN_GROWTH / f64::from(self.config.layers);
-        (increment / (f64::from(self.config.ffn) * self.hidden_power)).sqrt()
+        let power = self.hidden_power * self.routing.as_ref().map_or(1.0, |r| r.power);
+        (increment / (f64::from(self.config.ffn) * power)).sqrt()
     }
 
     /// Deviation of the random part of a query's or key's elements that gives
@@ -355,6 +406,10 @@ fn activation(kind: Activation, g: f64) -> f64 {
         Activation::Relu | Activation::FatRelu { .. } => g.max(0.0),
         Activation::Relu2 => g.max(0.0).powi(2),
         Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::ClampedSwiglu { limit, alpha } => {
+            let g = g.min(limit.into());
+            g / (1.0 + (-g * f64::from(alpha)).exp())
+        }
         // the two forms of GELU differ by less than their scale matters here
         Activation::Gelu | Activation::GeluTanh => g * super::normal::cdf(g),
     }

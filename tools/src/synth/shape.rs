@@ -1,7 +1,11 @@
 //! Real models' dimensions.
 
 use clap::ValueEnum;
-use emberflow_models::config::{Activation, FfnKind, ModelConfig, Rope, RopeScaling};
+use emberflow_models::config::{
+    Activation, FfnKind, Form, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
+};
+
+use super::routing::RoutingTargets;
 
 /// A model whose dimensions are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -26,6 +30,17 @@ pub enum Shape {
     /// Qwen2-7B: 28 layers of 3584 × 18944, 152064 tokens, biases on Q, K and V.
     #[value(name = "qwen2-7b")]
     Qwen27b,
+    /// 4 layers of 16 experts of 256 × 256, 4 for a token: for tests.
+    TinyMoe,
+    /// Qwen3-30B-A3B: 48 layers of 128 experts of 2048 × 768, 8 for a token.
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen330bA3b,
+    /// Mixtral-8x7B: 32 layers of 8 experts of 4096 × 14336, 2 for a token.
+    #[value(name = "mixtral-8x7b")]
+    Mixtral8x7b,
+    /// TurboSparse-Mixtral-47B: Mixtral-8x7B's dimensions with ReLU on gate and up (dReLU).
+    #[value(name = "turbosparse-47b")]
+    Turbosparse47b,
 }
 
 /// Gate non-linearities, by name.
@@ -57,6 +72,7 @@ impl ActArg {
                 Self::GeluTanh => Activation::GeluTanh,
             },
             relu_on_up: self == Self::Drelu,
+            ungated: false,
         }
     }
 }
@@ -66,8 +82,46 @@ impl Shape {
     pub fn default_act(self) -> ActArg {
         match self {
             Self::Tiny => ActArg::Relu,
-            Self::Bamboo7b => ActArg::Drelu,
+            Self::Bamboo7b | Self::Turbosparse47b => ActArg::Drelu,
             _ => ActArg::Silu,
+        }
+    }
+
+    /// Experts of a layer, and how many of them a token visits; `None` for a dense shape.
+    fn experts(self) -> Option<[u32; 2]> {
+        match self {
+            Self::TinyMoe => Some([16, 4]),
+            Self::Qwen330bA3b => Some([128, 8]),
+            Self::Mixtral8x7b | Self::Turbosparse47b => Some([8, 2]),
+            _ => None,
+        }
+    }
+
+    /// Published routing, where the shape has experts. Qwen3-30B-A3B: 65 of 128 experts take 90 % of
+    /// the routes, and the experts of the token before are right for 43.3 % (gpu-container handbook,
+    /// BigMoeOnEdge). Mixtral's experts are all in use; its reuse is not known, OLMoE's is 43.5 %
+    /// (WASTE).
+    pub fn default_routing(self) -> Option<RoutingTargets> {
+        let (popular, reuse) = match self {
+            Self::Mixtral8x7b | Self::Turbosparse47b => (0.9, 0.435),
+            Self::TinyMoe => (0.7, 0.5),
+            _ => (65.0 / 128.0, 0.433),
+        };
+        self.experts().map(|_| RoutingTargets { popular, reuse })
+    }
+
+    /// The family whose checkpoints have this shape and such FFNs.
+    fn family(self, kind: FfnKind) -> &'static str {
+        match self {
+            Self::Qwen27b => "qwen2",
+            Self::Qwen330bA3b => "qwen3_moe",
+            Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b if kind.relu_on_up => {
+                "turbosparsemixtral"
+            }
+            Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b => "mixtral",
+            _ if kind.relu_on_up => "bamboo",
+            Self::Mistral7b | Self::Bamboo7b => "mistral",
+            _ => "llama",
         }
     }
 
@@ -83,17 +137,20 @@ impl Shape {
             Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
             Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
             Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
+            Self::TinyMoe => (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5),
+            Self::Qwen330bA3b => (48, 2048, 768, 32, 4, 151_936, 40_960, 1e6, 1e-6),
+            Self::Mixtral8x7b | Self::Turbosparse47b => {
+                (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
+            }
         };
         let ffn_kind = act.kind();
-        let family = match self {
-            Self::Qwen27b => "qwen2",
-            _ if ffn_kind.relu_on_up => "bamboo",
-            Self::Mistral7b | Self::Bamboo7b => "mistral",
-            _ => "llama",
+        let head_dim = match self {
+            Self::Qwen330bA3b => 128,
+            _ => d_model / heads,
         };
-        let head_dim = d_model / heads;
+        let [experts, chosen] = self.experts().unwrap_or([1, 0]);
         ModelConfig {
-            family: family.into(),
+            family: self.family(ffn_kind).into(),
             name: format!("synth-{}", super::name(self)),
             vocab,
             d_model,
@@ -102,7 +159,7 @@ impl Shape {
             kv_heads,
             head_dim,
             ffn,
-            experts: 1,
+            experts,
             ffn_kind,
             rms_eps,
             rope: Rope {
@@ -113,16 +170,26 @@ impl Shape {
             window: vec![0; layers as usize],
             qkv_bias: self == Self::Qwen27b,
             o_bias: false,
-            qk_norm: false,
+            qk_norm: self == Self::Qwen330bA3b,
             tied_head: false,
             max_context,
             bos: Some(super::vocab::BOS),
             add_bos: true,
             eos: vec![super::vocab::EOS],
             predictor_threshold: None,
-            mixture: None,
+            mixture: (chosen > 0).then_some(Mixture {
+                chosen,
+                renormalise: true,
+                shared: 0,
+                dense_layers: Vec::new(),
+                dense_ffn: 0,
+                scoring: Scoring::Softmax,
+                early_router: false,
+                router_bias: false,
+            }),
             qk_norm_whole: false,
             clip_qkv: None,
+            form: Form::default(),
         }
     }
 }
@@ -150,6 +217,9 @@ mod tests {
             (Shape::Llama13b, 13_016),
             (Shape::Mistral7b, 7242),
             (Shape::Qwen27b, 7616),
+            (Shape::Qwen330bA3b, 30_532),
+            (Shape::Mixtral8x7b, 46_703),
+            (Shape::Turbosparse47b, 46_703),
         ] {
             let c = shape.config(shape.default_act());
             let count: usize = emberflow_models::names::required(&c)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use emberflow_kernels::Workers;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Required, Role, TensorId, required};
+use emberflow_models::names::{Required, Role, required};
 use emberflow_models::{
     Encoding, Error, Folder, GgufFile, GgufTensor, GgufValue, GgufWriter, SamplingDefaults,
     write_folder,
@@ -43,6 +43,17 @@ pub fn gguf(
         share("hot_share", about.target.hot_share),
         share("persistence", about.target.persistence),
     ];
+    let extra = match about.target.routing {
+        None => extra,
+        Some(routing) => [
+            extra,
+            vec![
+                share("popular", routing.popular),
+                share("reuse", routing.reuse),
+            ],
+        ]
+        .concat(),
+    };
     let file = GgufFile {
         config,
         vocab: &vocab,
@@ -56,12 +67,12 @@ pub fn gguf(
     let mut done = 0;
     let mut batch = Vec::new();
     for tensor in writer.tensors().to_vec() {
-        let layer = gate_biases(recipe, tensor.id);
+        let biases = recipe.biases_of(tensor.id);
         let at_once = (BATCH_BYTES / tensor.row_bytes).max(1);
         for first in (0..tensor.rows).step_by(at_once) {
             let rows = at_once.min(tensor.rows - first);
             batch.resize(rows * tensor.row_bytes, 0);
-            fill(recipe, &tensor, first, &layer, &workers, &mut batch);
+            fill(recipe, &tensor, first, &biases, &workers, &mut batch);
             writer.append(&batch)?;
             done += batch.len() as u64;
             tell(done, total);
@@ -76,7 +87,7 @@ fn fill(
     recipe: &Recipe,
     tensor: &GgufTensor,
     first: usize,
-    layer: &[f32],
+    biases: &[f32],
     workers: &Workers,
     batch: &mut [u8],
 ) {
@@ -100,18 +111,11 @@ fn fill(
             let row = tensor.presented_row(first + piece * piece_rows + i);
             let plan = match id.role {
                 Role::Down => recipe.stored_down_row(id, row),
-                _ => recipe.row(id, row, layer),
+                _ => recipe.row(id, row, biases),
             };
             encode(encoding, &plan, out);
         }
     });
-}
-
-fn gate_biases(recipe: &Recipe, id: TensorId) -> Vec<f32> {
-    match id.role {
-        Role::Gate => recipe.layer_biases(id.layer),
-        _ => Vec::new(),
-    }
 }
 
 /// Writes the folder `dir`; returns the bytes of its weights.
@@ -143,7 +147,7 @@ pub fn folder(
     write_folder(dir, &folder, |sink| {
         let mut batch = Vec::new();
         for &Required { id, rows, cols } in &tensors {
-            let layer = gate_biases(recipe, id);
+            let biases = recipe.biases_of(id);
             let at_once = (BATCH_BYTES / (4 * cols)).max(1);
             for first in (0..rows).step_by(at_once) {
                 let count = at_once.min(rows - first);
@@ -152,7 +156,7 @@ pub fn folder(
                     batch.copy_from_slice(&recipe.vector(id, cols));
                 } else {
                     workers.for_each_chunk_mut(&mut batch, cols, &|_, i, out| {
-                        values(&recipe.row(id, first + i, &layer), out);
+                        values(&recipe.row(id, first + i, &biases), out);
                     });
                 }
                 for row in batch.chunks_exact(cols) {
@@ -171,6 +175,7 @@ pub fn folder(
 mod tests {
     use super::*;
     use crate::synth::firing::{Firing, Targets};
+    use crate::synth::recipe::Statistics;
     use crate::synth::shape::{ActArg, Shape};
 
     #[test]
@@ -180,8 +185,13 @@ mod tests {
             active: 0.2,
             hot_share: 0.5,
             persistence: 0.8,
+            routing: None,
         };
-        let recipe = Recipe::new(&config, Firing::solve(&target, false).unwrap(), None, 3).unwrap();
+        let statistics = Statistics {
+            firing: Firing::solve(&target, false).unwrap(),
+            routing: None,
+        };
+        let recipe = Recipe::new(&config, statistics, None, 3).unwrap();
         let about = SynthReport::new("", "tiny", "relu", 3, target);
         let dir = tempfile::tempdir().unwrap();
         let [one, three] = [1, 3].map(|threads| {

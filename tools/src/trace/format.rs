@@ -10,6 +10,8 @@
 //!          end       0, number of tokens u64, xxh3 of everything before it u64
 //! ```
 //!
+//! Of a model with experts, a layer's chosen experts stand in the place of neurons.
+//!
 //! Written and read as a stream: one token is held at a time.
 
 use std::io::{Read, Write};
@@ -27,6 +29,10 @@ const MAX_HEADER: u32 = 1 << 30;
 pub struct Header {
     /// Its name.
     pub model: String,
+    /// Whether the trace is of experts: then they stand in the place of neurons, and a whole expert
+    /// in that of a bundle.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub experts: bool,
     /// Layers; each has one FFN.
     pub layers: usize,
     /// Neurons of an FFN.
@@ -43,6 +49,16 @@ pub struct Header {
     pub stats_tokens: u64,
     /// Activation counts by layer, packed order; empty without statistics.
     pub counts: Vec<Vec<u64>>,
+}
+
+impl Header {
+    /// What the trace is of, in words.
+    pub fn unit(&self) -> &'static str {
+        match self.experts {
+            true => "experts",
+            false => "neurons",
+        }
+    }
 }
 
 /// What is wrong with a trace.
@@ -288,6 +304,7 @@ mod tests {
     pub fn header() -> Header {
         Header {
             model: "m".into(),
+            experts: false,
             layers: 2,
             neurons: 300,
             stride: 1024,

@@ -1,4 +1,4 @@
-//! `emberflow trace`: which neurons a real run needs, and what a cache makes of it.
+//! `emberflow trace`: which neurons, or experts, a real run needs, and what a cache makes of it.
 
 mod belady;
 mod eviction;
@@ -24,7 +24,7 @@ pub fn command(command: &TraceCommand) -> Result<(), Failure> {
 pub(crate) struct Trace {
     pub header: Header,
     pub tokens: usize,
-    /// Needed neurons, `layer × neurons + packed id`, layer after layer, token after
+    /// Needed neurons or experts, `layer × neurons + packed id`, layer after layer, token after
     /// token.
     keys: Vec<u32>,
     /// Where each layer of each token begins, and the end.
@@ -94,6 +94,7 @@ impl Trace {
         let mut trace = Self {
             header: Header {
                 model: "test".into(),
+                experts: false,
                 layers: 1,
                 neurons,
                 stride: 1024,

@@ -1,16 +1,18 @@
-//! `emberflow trace record`: which neurons each token of a text needs.
+//! `emberflow trace record`: which neurons each token of a text needs; of a model with experts, which
+//! experts.
 
 use std::io::Write as _;
 
 use emberflow_engine::{FfnSeen, Logits, Model};
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::ActivationStats;
+use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use super::format::{Header, Writer};
-use crate::activity::activity;
+use crate::activity::{activity, visits};
 use crate::cli::TraceRecordArgs;
-use crate::model::{open_model, open_observed};
+use crate::model::{open_model, open_observed, open_routed};
 use crate::{Failure, atomic, budget, print_json, progress, text};
 
 /// Tokens of a sequence when none is given.
@@ -23,9 +25,11 @@ struct Done {
     output: String,
     /// Tokens.
     tokens: u64,
-    /// Neurons that were needed per token, over all layers.
+    /// What was recorded: neurons or experts.
+    unit: &'static str,
+    /// How many of them a token needed, over all layers.
     needed_per_token: f64,
-    /// Share of all neurons.
+    /// Share of all.
     active_share: f64,
 }
 
@@ -38,12 +42,16 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let c = model.text().config().clone();
     let window = text::window(args.window, WINDOW, c.max_context)?;
     let ids = text::tokens(&model, text, args.limit)?;
-    let (layers, neurons) = (c.layers as usize, c.ffn as usize);
     let header = header(&model, &c)?;
+    let (layers, neurons) = (header.layers, header.neurons);
     let bos = model.text().start_token();
     let chunk = usize::from(args.engine.chunk.unwrap_or(16));
     let reserve = 4 * (chunk * layers * neurons) as u64;
-    let mut engine = open_observed(model, &args.engine, window as usize, reserve, args.force)?;
+    let open = match header.experts {
+        true => open_routed,
+        false => open_observed,
+    };
+    let mut engine = open(model, &args.engine, window as usize, reserve, args.force)?;
 
     let file = atomic::Partial::create(&args.output)?;
     let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));
@@ -76,6 +84,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let done = Done {
         output: args.output.display().to_string(),
         tokens,
+        unit: header.unit(),
         needed_per_token: per_token,
         active_share: per_token / (layers * neurons).max(1) as f64,
     };
@@ -84,16 +93,17 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     }
     writeln!(
         std::io::stdout().lock(),
-        "{}: {} tokens, {:.0} neurons needed per token ({:.1} %)",
+        "{}: {} tokens, {:.0} {} needed per token ({:.1} %)",
         done.output,
         done.tokens,
         done.needed_per_token,
+        done.unit,
         100.0 * done.active_share
     )?;
     Ok(())
 }
 
-/// The neurons that the tokens of a chunk need.
+/// The neurons, or experts, that the tokens of a chunk need.
 struct Sets {
     /// By token, then by layer.
     by_token: Vec<Vec<Vec<u32>>>,
@@ -106,9 +116,16 @@ impl Sets {
         }
     }
 
-    /// Those of one layer, whose gates are not zero.
+    /// Those of one layer: chosen, or with gates that are not zero.
     fn keep(&mut self, seen: &FfnSeen<'_>) {
         self.by_token.iter_mut().for_each(|s| s[seen.layer].clear());
+        let chosen = seen.choices.len() / seen.tokens.max(1);
+        let tokens = seen.choices.chunks_exact(chosen.max(1));
+        for (set, choices) in self.by_token.iter_mut().zip(tokens) {
+            let set = &mut set[seen.layer];
+            set.extend(choices.iter().map(|choice| choice.expert));
+            set.sort_unstable();
+        }
         for (n, gates) in seen.gates.chunks_exact(seen.tokens).enumerate() {
             for (set, &gate) in self.by_token.iter_mut().zip(gates) {
                 if gate != 0.0 {
@@ -121,6 +138,9 @@ impl Sets {
 
 fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
     let container = model.container();
+    if c.mixture.is_some() {
+        return experts_header(container, c);
+    }
     let stats = activity(container, c)?;
     let (layers, neurons) = (c.layers as usize, c.ffn as usize);
     let g = container.geometry();
@@ -130,6 +150,7 @@ fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
     };
     Ok(Header {
         model: c.name.clone(),
+        experts: false,
         layers,
         neurons,
         stride: g.stride,
@@ -138,5 +159,38 @@ fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
         offsets: (0..layers).map(|l| container.neuron_offset(l, 0)).collect(),
         stats_tokens: stats.as_ref().map_or(0, |s| s.tokens),
         counts: stats.as_ref().map_or(Vec::new(), counts),
+    })
+}
+
+/// The header of a trace of experts.
+fn experts_header(container: &Container, c: &ModelConfig) -> Result<Header, Failure> {
+    let mut first = Vec::with_capacity(c.layers as usize);
+    let mut banks = 0;
+    for layer in 0..c.layers {
+        first.push(banks);
+        banks += c.banks_of(layer).count();
+    }
+    let g = container.geometry();
+    let whole = u64::from(g.stride) * u64::from(c.ffn);
+    let stride = u32::try_from(whole.next_multiple_of(4096)).map_err(|_| {
+        Failure::usage(format!(
+            "an expert of {whole} bytes is too large for a trace"
+        ))
+    })?;
+    let routing = visits(container, c)?;
+    Ok(Header {
+        model: c.name.clone(),
+        experts: true,
+        layers: c.layers as usize,
+        neurons: c.experts as usize,
+        stride,
+        rest_read: 0,
+        sector: g.sector,
+        offsets: first
+            .iter()
+            .map(|&bank| container.neuron_offset(bank, 0))
+            .collect(),
+        stats_tokens: routing.as_ref().map_or(0, |r| r.tokens),
+        counts: routing.map_or(Vec::new(), |r| r.visits),
     })
 }

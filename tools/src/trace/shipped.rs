@@ -85,3 +85,40 @@ impl Cache for Shipped {
         self.cold.end_layer();
     }
 }
+
+/// Whole experts, as the engine holds them: any may become hot, and those of the statistics are there
+/// at first.
+pub struct ShippedExperts {
+    layers: usize,
+    experts: u32,
+    held: Cold,
+}
+
+impl ShippedExperts {
+    /// A cache of `capacity` experts.
+    pub fn new(header: &Header, capacity: usize) -> Result<Self, Failure> {
+        let none = vec![vec![0; header.neurons]; header.layers];
+        let visits = match header.counts.is_empty() {
+            true => &none,
+            false => &header.counts,
+        };
+        Ok(Self {
+            layers: header.layers,
+            experts: header.neurons as u32,
+            held: Cold::of_experts(capacity as u64, visits, header.stats_tokens)?,
+        })
+    }
+}
+
+impl Cache for ShippedExperts {
+    fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>) {
+        self.held.begin_layer((step % self.layers) as u32);
+        for &key in keys {
+            let at = Key::new(key / self.experts, key % self.experts);
+            if !self.held.find(at) {
+                missing.push(key);
+            }
+        }
+        self.held.end_layer();
+    }
+}

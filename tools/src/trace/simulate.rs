@@ -11,7 +11,7 @@ use super::Trace;
 use super::belady::{Belady, Future};
 use super::eviction::{Cache, Lfu, Lru, S3Fifo};
 use super::format::Header;
-use super::shipped::Shipped;
+use super::shipped::{Shipped, ShippedExperts};
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{EvictionArg, TraceSimulateArgs};
 use crate::{Failure, atomic, print_json, progress};
@@ -23,11 +23,13 @@ struct Simulated {
     trace: String,
     /// Its model.
     model: String,
+    /// What a cache holds: neurons or experts.
+    unit: &'static str,
     /// Tokens after the warm-up.
     tokens: usize,
     /// Tokens that filled the caches before.
     warm_up: usize,
-    /// Mean share of neurons that a token needs.
+    /// Mean share of them that a token needs.
     active_share: f64,
     /// By size and policy.
     results: Vec<Row>,
@@ -36,16 +38,16 @@ struct Simulated {
 /// One size and policy. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// Share of all neurons the cache holds.
+    /// Share of all of them the cache holds.
     cache: f64,
     /// Name.
     policy: &'static str,
-    /// Misses by needed neurons.
+    /// Misses by needs.
     miss_rate: f64,
     /// The same by that of Belady's optimum with forced admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     to_belady: Option<f64>,
-    /// Neurons read per token.
+    /// Neurons or experts read per token.
     misses_per_token: f64,
     /// Reads issued per token, neighbours merged as the I/O engine does.
     reads_per_token: f64,
@@ -92,6 +94,9 @@ pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
         for &policy in &args.policy {
             let universe = trace.universe();
             let mut cache: Box<dyn Cache + '_> = match policy {
+                EvictionArg::Shipped if trace.header.experts => {
+                    Box::new(ShippedExperts::new(&trace.header, capacity)?)
+                }
                 EvictionArg::Shipped => Box::new(Shipped::new(&trace.header, capacity)?),
                 EvictionArg::Lru => Box::new(Lru::new(universe, capacity)),
                 EvictionArg::Lfu => Box::new(Lfu::new(universe, capacity)),
@@ -117,6 +122,7 @@ pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
     let simulated = Simulated {
         trace: args.trace.display().to_string(),
         model: trace.header.model.clone(),
+        unit: trace.header.unit(),
         tokens: trace.tokens - warm_up,
         warm_up,
         active_share: needed / (trace.tokens * trace.universe()).max(1) as f64,
@@ -176,7 +182,14 @@ fn replay(trace: &Trace, cache: &mut dyn Cache, warm_up: usize) -> Sums {
 /// Commands and bytes for the missing neurons of one layer: the engine asks for Up
 /// and Down of each, a piece of the layer at a time, and the I/O engine sorts a batch
 /// and merges neighbours.
+///
+/// An expert is read whole, in the longest commands.
 fn reads(header: &Header, missing: &mut [u32]) -> (u64, u64) {
+    if header.experts {
+        let each = header.stride.div_ceil(Limits::PRODUCTION.block);
+        let count = missing.len() as u64;
+        return (count * u64::from(each), count * u64::from(header.stride));
+    }
     missing.sort_unstable();
     let neurons = header.neurons as u32;
     let clusters = header.neurons.div_ceil(CLUSTER);
@@ -214,12 +227,13 @@ fn print(s: &Simulated) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{}: {} tokens of {} after {} to warm up, {:.1} % of neurons needed per token",
+        "{}: {} tokens of {} after {} to warm up, {:.1} % of {} needed per token",
         s.trace,
         s.tokens,
         s.model,
         s.warm_up,
-        100.0 * s.active_share
+        100.0 * s.active_share,
+        s.unit
     )?;
     writeln!(
         out,
@@ -261,8 +275,11 @@ fn svg(s: &Simulated) -> String {
     };
     let panel = Panel {
         title: format!("{}: {} tokens", s.model, s.tokens),
-        x: "share of neurons in the cache",
-        y: "share of needed neurons that must be read",
+        x: match s.unit {
+            "experts" => "share of experts in the cache",
+            _ => "share of neurons in the cache",
+        },
+        y: "share of what is needed that must be read",
         curves: names.iter().map(curve).collect(),
     };
     panels("misses by cache size and policy", Axes::Shares, &[panel])

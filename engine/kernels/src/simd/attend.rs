@@ -64,7 +64,7 @@ pub(crate) struct Head<'a> {
 /// Bytes of 32 stored elements.
 fn group_bytes(dtype: DType) -> usize {
     assert!(
-        !dtype.is_grouped(),
+        !dtype.has_scales(),
         "no attention over {dtype} keys and values"
     );
     dtype.quants_bytes(GROUP)
@@ -159,7 +159,7 @@ unsafe fn scores<L: Lanes, const Q: usize>(
             DType::F32 => scores_as::<L, F32, Q>(keys, queries, scores, stride),
             DType::F16 => scores_as::<L, F16, Q>(keys, queries, scores, stride),
             DType::BF16 => scores_as::<L, BF16, Q>(keys, queries, scores, stride),
-            DType::Q8 | DType::Q4 => {}
+            DType::Q8 | DType::Q4 | DType::Mxfp4 => {}
         }
     }
 }
@@ -263,7 +263,7 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
             DType::F32 => mix_as::<L, F32, Q, G>(values, weights, stride, out),
             DType::F16 => mix_as::<L, F16, Q, G>(values, weights, stride, out),
             DType::BF16 => mix_as::<L, BF16, Q, G>(values, weights, stride, out),
-            DType::Q8 | DType::Q4 => {}
+            DType::Q8 | DType::Q4 | DType::Mxfp4 => {}
         }
     }
 }

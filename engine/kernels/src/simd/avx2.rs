@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::lanes::{Lanes, Register, by_registers, register};
-use crate::cpu::with_features;
+use crate::{cpu::with_features, dtype::E2M1_DOUBLED};
 
 // 3 × 4 accumulators, 3 weights and 1 input fill the 16 registers.
 with_features!(avx2, entry_points, Avx2, 3, 4);
@@ -67,6 +67,25 @@ impl Lanes for Avx2 {
             let (mask, eight) = (_mm_set1_epi8(15), _mm_set1_epi8(8));
             let low = _mm_sub_epi8(_mm_and_si128(bytes, mask), eight);
             let high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16::<4>(bytes), mask), eight);
+            Avx2([
+                scale_i32(_mm256_cvtepi8_epi32(low), scale),
+                scale_i32(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(low, low)), scale),
+                scale_i32(_mm256_cvtepi8_epi32(high), scale),
+                scale_i32(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(high, high)), scale),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
+        // SAFETY: the caller guarantees AVX2 and 16 readable bytes; the table is as long.
+        unsafe {
+            let scale = _mm256_set1_ps(scale);
+            let (bytes, mask) = (load_16(from), _mm_set1_epi8(15));
+            let values = load_16(E2M1_DOUBLED.as_ptr().cast());
+            let low = _mm_shuffle_epi8(values, _mm_and_si128(bytes, mask));
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
+            let high = _mm_shuffle_epi8(values, high);
             Avx2([
                 scale_i32(_mm256_cvtepi8_epi32(low), scale),
                 scale_i32(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(low, low)), scale),

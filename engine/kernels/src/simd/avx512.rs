@@ -6,7 +6,7 @@ use super::{
     avx2::{load_16, reduce_8},
     lanes::{Lanes, Register, by_registers, register},
 };
-use crate::cpu::with_features;
+use crate::{cpu::with_features, dtype::E2M1_DOUBLED};
 
 with_features!(avx512, entry_points, Avx512, 4, 4);
 
@@ -59,6 +59,21 @@ impl Lanes for Avx512 {
                 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
             );
             let table = _mm512_mul_ps(centred, _mm512_set1_ps(scale));
+            let bytes = _mm512_cvtepu8_epi32(load_16(from));
+            Avx512([
+                _mm512_permutexvar_ps(bytes, table),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 16 readable bytes; the table is as long.
+        unsafe {
+            // As for q4, with another table.
+            let values = _mm512_cvtepi8_epi32(load_16(E2M1_DOUBLED.as_ptr().cast()));
+            let table = _mm512_mul_ps(_mm512_cvtepi32_ps(values), _mm512_set1_ps(scale));
             let bytes = _mm512_cvtepu8_epi32(load_16(from));
             Avx512([
                 _mm512_permutexvar_ps(bytes, table),

@@ -6,7 +6,7 @@
 
 use super::{
     lanes::Lanes,
-    stored::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
+    stored::{BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q8, Stored, last_group, prefetch, scales},
 };
 use crate::{
     dtype::{DType, GROUP},
@@ -84,6 +84,7 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
             DType::BF16 => axpy_rows_as::<L, BF16, G, NEW>(factors, rows, y),
             DType::Q8 => axpy_rows_as::<L, Q8, G, NEW>(factors, rows, y),
             DType::Q4 => axpy_rows_as::<L, Q4, G, NEW>(factors, rows, y),
+            DType::Mxfp4 => axpy_rows_as::<L, Mxfp4, G, NEW>(factors, rows, y),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use super::{
     lanes::{Lanes, Register},
-    stored::{BF16, F16, F32, GROUPS, LINE, Q4, Q8, Stored, last_group, prefetch, scales},
+    stored::{BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q8, Stored, last_group, prefetch, scales},
     strided::Strided,
 };
 use crate::{
@@ -122,6 +122,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
             DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys, scratch),
             DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys, scratch),
             DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys, scratch),
+            DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, ys, scratch),
         }
     }
 }

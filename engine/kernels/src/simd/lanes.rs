@@ -1,6 +1,8 @@
 //! Vector operations for the float kernels: 32 f32 lanes, one quantisation group wide, and the
 //! single registers they consist of.
 
+use crate::dtype::E2M1_DOUBLED;
+
 /// 32 f32 lanes, held in as many registers as the instruction set needs.
 ///
 /// Two values make up the 64 lanes of the reduction rule. All methods are inlined into
@@ -50,6 +52,24 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 16 bytes.
     unsafe fn load_q4(from: *const u8, scale: f32) -> Self;
+
+    /// 32 floats of four bits (e2m1), doubled, times `scale`: reads 16 bytes; low nibbles come first.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 16 bytes.
+    #[inline(always)]
+    unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
+        let mut quants = [0i8; 32];
+        // SAFETY: the caller guarantees 16 readable bytes; `quants` is 32 bytes long.
+        unsafe {
+            let bytes = from.cast::<[u8; 16]>().read_unaligned();
+            for (j, byte) in bytes.into_iter().enumerate() {
+                quants[j] = E2M1_DOUBLED[usize::from(byte & 15)];
+                quants[16 + j] = E2M1_DOUBLED[usize::from(byte >> 4)];
+            }
+            Self::load_q8(quants.as_ptr().cast(), scale)
+        }
+    }
 
     /// 16 f16 scales as f32: reads 32 bytes.
     ///

@@ -64,6 +64,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn layernorm_inplace(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+            $crate::elementwise::layernorm_inplace(x, weight, bias, eps);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn softmax(x: &mut [f32]) {
             $crate::elementwise::softmax(x);
         }
@@ -320,6 +325,12 @@ pub(crate) fn rmsnorm(cpu: Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [
 pub(crate) fn rmsnorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
     check_len("weight", weight.len(), x.len());
     dispatch!(cpu, rmsnorm_inplace(x, weight, eps))
+}
+
+pub(crate) fn layernorm_inplace(cpu: Cpu, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    check_len("weight", weight.len(), x.len());
+    check_len("bias", bias.len(), x.len());
+    dispatch!(cpu, layernorm_inplace(x, weight, bias, eps))
 }
 
 pub(crate) fn softmax(cpu: Cpu, x: &mut [f32]) {

@@ -3,7 +3,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::lanes::{Lanes, Register, by_registers, register};
-use crate::cpu::with_features;
+use crate::{cpu::with_features, dtype::E2M1_DOUBLED};
 
 // 16 accumulators, 4 weights and 1 input of the 32 registers.
 with_features!(neon, entry_points, Neon, 4, 4);
@@ -61,6 +61,17 @@ impl Lanes for Neon {
             let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
             let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
             scale_bytes(vsubq_s8(low, eight), vsubq_s8(high, eight), scale)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
+        // SAFETY: the caller guarantees NEON and 16 readable bytes; the table is as long.
+        unsafe {
+            let (bytes, values) = (vld1q_u8(from), vld1q_s8(E2M1_DOUBLED.as_ptr()));
+            let low = vqtbl1q_s8(values, vandq_u8(bytes, vdupq_n_u8(15)));
+            let high = vqtbl1q_s8(values, vshrq_n_u8::<4>(bytes));
+            scale_bytes(low, high, scale)
         }
     }
 

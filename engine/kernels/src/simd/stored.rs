@@ -3,7 +3,7 @@
 
 use super::lanes::Lanes;
 use crate::{
-    dtype::{DType, GROUP},
+    dtype::{DType, GROUP, mxfp4_scale},
     row::Row,
 };
 
@@ -35,7 +35,7 @@ macro_rules! stored {
         pub(super) struct $name;
         impl Stored for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.is_grouped();
+            const SCALED: bool = $dtype.has_scales();
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
@@ -50,6 +50,7 @@ stored!(BF16, DType::BF16, |from| L::load_bf16(from));
 // The compiler removes a multiplication by one.
 stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
 stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
+stored!(Mxfp4, DType::Mxfp4, |from| L::load_mxfp4(from, 1.0));
 
 /// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
 ///
@@ -82,6 +83,13 @@ pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &m
 /// The CPU has the instruction set of `L`.
 #[inline(always)]
 pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) -> [f32; GROUPS] {
+    if row.dtype() == DType::Mxfp4 {
+        let mut scales = [0.0; GROUPS];
+        for (scale, &e) in scales.iter_mut().zip(&row.scales()[first..first + count]) {
+            *scale = mxfp4_scale(e);
+        }
+        return scales;
+    }
     let bytes = &row.scales()[2 * first..2 * (first + count)];
     // SAFETY: 32 bytes are readable in both cases; the caller guarantees the instruction
     // set.

@@ -45,7 +45,7 @@ macro_rules! format {
         struct $name;
         impl Format for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.is_grouped();
+            const SCALED: bool = $dtype.has_scales();
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8, $scale: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
@@ -59,6 +59,9 @@ format!(F16, DType::F16, |from, _| L::load_f16(from));
 format!(BF16, DType::BF16, |from, _| L::load_bf16(from));
 format!(Q8, DType::Q8, |from, scale| L::load_q8(from, scale));
 format!(Q4, DType::Q4, |from, scale| L::load_q4(from, scale));
+format!(Mxfp4, DType::Mxfp4, |from, scale| L::load_mxfp4(
+    from, scale
+));
 
 /// Visits the first `groups` groups of a row, all of which must be full.
 ///
@@ -76,6 +79,7 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
             DType::BF16 => walk_as::<L, BF16>(row, groups, visitor),
             DType::Q8 => walk_as::<L, Q8>(row, groups, visitor),
             DType::Q4 => walk_as::<L, Q4>(row, groups, visitor),
+            DType::Mxfp4 => walk_as::<L, Mxfp4>(row, groups, visitor),
         }
     }
 }
@@ -129,7 +133,7 @@ unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
     // caller guarantees the ISA.
     unsafe {
         let from = quants.as_ptr();
-        let scale = if rest.dtype().is_grouped() {
+        let scale = if rest.dtype().has_scales() {
             scales::<L>(rest, 0, 1)[0]
         } else {
             1.0
@@ -140,6 +144,7 @@ unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
             DType::BF16 => L::load_bf16(from),
             DType::Q8 => L::load_q8(from, scale),
             DType::Q4 => L::load_q4(from, scale),
+            DType::Mxfp4 => L::load_mxfp4(from, scale),
         };
         lanes.store_f32(weights.as_mut_ptr().cast());
     }

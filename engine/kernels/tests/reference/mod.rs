@@ -15,7 +15,7 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
         DType::F32 => f32::from_le_bytes(quants[4 * i..4 * i + 4].try_into().unwrap()),
         DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
         DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
-        DType::Q8 | DType::Q4 => quant(row, i) * scale(row, i / GROUP),
+        DType::Q8 | DType::Q4 | DType::Mxfp4 => quant(row, i) * scale(row, i / GROUP),
     }
 }
 
@@ -31,11 +31,30 @@ fn quant(row: Row<'_>, i: usize) -> f32 {
     } else {
         byte >> 4
     };
+    if row.dtype() == DType::Mxfp4 {
+        // sign, exponent and mantissa, doubled
+        let (exponent, mantissa) = (nibble >> 1 & 3, f32::from(nibble & 1));
+        let magnitude = match exponent {
+            0 => mantissa,
+            _ => (2.0 + mantissa) * f32::from(1u8 << (exponent - 1)),
+        };
+        return if nibble & 8 != 0 && magnitude > 0.0 {
+            -magnitude
+        } else {
+            magnitude
+        };
+    }
     f32::from(nibble as i8 - 8)
 }
 
 fn scale(row: Row<'_>, group: usize) -> f32 {
     let scales = row.scales();
+    if row.dtype() == DType::Mxfp4 {
+        return match scales[group] {
+            255 => f32::NAN,
+            e => 2f64.powi(i32::from(e) - 128) as f32,
+        };
+    }
     f16::from_le_bytes([scales[2 * group], scales[2 * group + 1]]).to_f32_const()
 }
 
@@ -73,7 +92,7 @@ pub fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
 pub fn axpy_scaled(a: f32, row: Row<'_>, y: &mut [f32]) {
     for (i, y) in y.iter_mut().enumerate() {
         let (a, quant) = match row.dtype() {
-            DType::Q8 | DType::Q4 => (a * scale(row, i / GROUP), quant(row, i)),
+            DType::Q8 | DType::Q4 | DType::Mxfp4 => (a * scale(row, i / GROUP), quant(row, i)),
             _ => (a, value(row, i)),
         };
         *y = a.mul_add(quant, *y);
@@ -102,6 +121,16 @@ pub fn lane_sum(x: &[f32]) -> f32 {
 pub fn rmsnorm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let scale = 1.0 / (dot(Row::f32(x), x) / x.len() as f32 + eps).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+}
+
+pub fn layernorm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
+    let mean = lane_sum(x) / x.len() as f32;
+    let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
+    let scale = 1.0 / (dot(Row::f32(&centred), &centred) / x.len() as f32 + eps).sqrt();
+    let scaled = centred.iter().map(|c| c * scale);
+    (scaled.zip(weight).zip(bias))
+        .map(|((c, w), b)| c.mul_add(*w, *b))
+        .collect()
 }
 
 pub fn softmax(x: &[f32]) -> Vec<f32> {

@@ -6,7 +6,8 @@ mod write;
 use std::path::PathBuf;
 
 use super::*;
-use crate::config::Activation;
+use crate::config::{Activation, RopeScaling};
+use crate::dtype::DType;
 use crate::testing::*;
 
 /// The committed reference files.
@@ -100,7 +101,8 @@ fn fields_follow_the_metadata() {
         config.ffn_kind,
         crate::config::FfnKind {
             activation: Activation::Silu,
-            relu_on_up: false
+            relu_on_up: false,
+            ungated: false,
         }
     );
     assert!(!config.tied_head && !config.qkv_bias && !config.qk_norm);
@@ -190,7 +192,7 @@ fn version_two_and_other_alignments_read_the_same() {
 
 #[test]
 fn rotary_scaling_comes_from_keys_or_divisors() {
-    let scaling = |file: &Gguf| file.open().unwrap().config().rope.scaling;
+    let scaling = |file: &Gguf| file.open().unwrap().config().rope.scaling.clone();
     let mut linear = Gguf::new("llama");
     linear.set("llama.rope.scaling.type", text("linear"));
     linear.set("llama.rope.scaling.factor", Kv::F32(4.0));
@@ -245,7 +247,7 @@ fn published_llama3_divisors_give_the_published_scaling() {
                 1.0 / ((1.0 - smooth) / factor + smooth)
             })
             .collect();
-        let found = config::llama3_from_factors(500_000.0, dims, &divisors);
+        let found = rope::llama3_from_factors(500_000.0, dims, &divisors);
         let expected = RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,
@@ -267,6 +269,7 @@ fn block_formats_decode_like_the_reference() {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Mxfp4,
     ];
     for dtype in formats {
         let read = |ending| {
@@ -317,8 +320,8 @@ fn reference_models_agree_between_folder_and_gguf() {
         let from_file = crate::open(&file).unwrap();
         let (left, right) = (from_folder.config(), from_file.config());
         assert_eq!(
-            (left.rope, left.ffn_kind, &left.window),
-            (right.rope, right.ffn_kind, &right.window),
+            (left.rope.clone(), left.ffn_kind, &left.window),
+            (right.rope.clone(), right.ffn_kind, &right.window),
             "{folder:?}"
         );
         // A token that is never put in front need not be in the file.
@@ -339,4 +342,37 @@ fn reference_models_agree_between_folder_and_gguf() {
         }
     }
     assert!(compared >= 8, "{compared}");
+}
+
+#[test]
+fn smallthinker_comes_with_down_either_way() {
+    let path = fixtures().join("models/smallthinker/model.gguf");
+    let dir = tempfile::TempDir::new().unwrap();
+    let copy = dir.path().join("model.gguf");
+    let expected = crate::open(&path).unwrap();
+    let config = expected.config();
+    assert_eq!(config.form.nope_layers, [0, 4]);
+    assert_eq!(config.window, [0, 7, 7, 7, 0]);
+    let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+    // the same bytes as other matrices: only what they say of themselves changes
+    let mut bytes = std::fs::read(&path).unwrap();
+    let name = b"blk.2.ffn_down_exps.weight";
+    let at = bytes.windows(name.len()).position(|part| part == name);
+    let dims = at.unwrap() + name.len() + 4;
+    bytes[dims..][..8].copy_from_slice(&(d as u64).to_le_bytes());
+    bytes[dims + 8..][..8].copy_from_slice(&(ffn as u64).to_le_bytes());
+    std::fs::write(&copy, bytes).unwrap();
+    let found = crate::open(&copy).unwrap();
+    for layer in [1, 2] {
+        let id = TensorId::layer(Role::Down, layer);
+        let [mut rows, columns] = [&found, &expected].map(|c| read_all(c.as_ref(), id));
+        if layer == 2 {
+            // [ffn × d] of the file's bytes, which the other reads as [d × ffn]
+            let stored = rows.clone();
+            for (i, value) in rows.iter_mut().enumerate() {
+                *value = stored[i % d * ffn + i / d];
+            }
+        }
+        assert_eq!(rows, columns, "{layer}");
+    }
 }

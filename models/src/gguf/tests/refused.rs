@@ -263,7 +263,7 @@ fn fields_that_do_not_fit_together() {
 #[test]
 fn an_unknown_architecture_names_the_known_ones() {
     assert_refused!(
-        refused(|f| f.set("general.architecture", text("falcon"))),
+        refused(|f| f.set("general.architecture", text("mamba"))),
         UnknownFamily,
         "qwen3"
     );
@@ -277,7 +277,7 @@ fn features_that_would_change_the_output() {
         ("split.count", Kv::U32(2)),
         ("llama.attention.value_length", Kv::U32(16)),
         ("llama.rope.dimension_count", Kv::U32(4)),
-        ("llama.rope.scaling.type", text("yarn")),
+        ("llama.rope.scaling.type", text("su")),
         (
             "llama.attention.head_count_kv",
             Kv::List(4, vec![Kv::U32(2), Kv::U32(4)]),

@@ -52,18 +52,20 @@ fn activations() -> Vec<FfnKind> {
     let plain = [Relu, Relu2, Silu, Gelu, GeluTanh].map(|activation| FfnKind {
         activation,
         relu_on_up: false,
+        ungated: false,
     });
     let mut kinds = plain.to_vec();
     kinds.push(FfnKind {
         activation: Relu,
         relu_on_up: true,
+        ungated: false,
     });
     kinds
 }
 
 #[test]
 fn experts_come_back() {
-    for family in FAMILIES_OF_EXPERTS {
+    for family in FAMILIES_OF_EXPERTS.into_iter().chain(["smallthinker"]) {
         let source = Folder::new(family).open().unwrap();
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("out.gguf");

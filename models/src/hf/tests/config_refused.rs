@@ -338,11 +338,10 @@ fn an_unknown_activation_is_never_guessed() {
 fn features_that_would_change_the_output() {
     let cases = [
         ("quantization_config", json!({"quant_method": "gptq"})),
-        ("mlp_bias", json!(true)),
-        ("rope_scaling", json!({"type": "yarn", "factor": 2.0})),
+        ("rope_scaling", json!({"type": "su-like", "factor": 2.0})),
         (
             "rope_scaling",
-            json!({"rope_type": "dynamic", "factor": 2.0}),
+            json!({"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}),
         ),
         (
             "rope_parameters",
@@ -357,6 +356,8 @@ fn features_that_would_change_the_output() {
         ("position_embedding_type", json!("alibi")),
         ("use_qk_norm", json!(true)),
     ];
+    let biased = refused("qwen2", |c| c["mlp_bias"] = true.into());
+    assert_refused!(biased, Unsupported, "config.json", "mlp_bias");
     for (key, value) in cases {
         assert_refused!(
             refused("llama", |c| c[key] = value),

@@ -1,13 +1,16 @@
 //! Folders of mixtures of experts.
 
+use std::collections::BTreeMap;
+
 use super::*;
-use crate::config::Mixture;
+use crate::config::{Mixture, Scoring};
 
 /// Puts the experts of every layer into two tensors, as transformers 5 holds them.
 fn stack(folder: &mut Folder) {
     for layer in 0..LAYERS {
         let prefix = format!("model.layers.{layer}.");
-        let mixtral = folder.config["model_type"] == "mixtral";
+        let family = folder.config["model_type"].as_str();
+        let mixtral = family.is_some_and(|family| family.ends_with("mixtral"));
         let (block, parts) = match mixtral {
             true => ("block_sparse_moe", ["w1", "w3", "w2"]),
             false => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
@@ -66,12 +69,31 @@ fn the_keys_of_each_family() {
         shared: 0,
         dense_layers: Vec::new(),
         dense_ffn: 0,
+        scoring: Scoring::Softmax,
+        early_router: false,
+        router_bias: false,
     };
     for (family, expected) in [
         (
             "mixtral",
             Mixture {
                 renormalise: true,
+                ..plain.clone()
+            },
+        ),
+        (
+            "turbosparsemixtral",
+            Mixture {
+                renormalise: true,
+                ..plain.clone()
+            },
+        ),
+        (
+            "smallthinker",
+            Mixture {
+                renormalise: true,
+                scoring: Scoring::Sigmoid,
+                early_router: true,
                 ..plain.clone()
             },
         ),
@@ -90,6 +112,7 @@ fn the_keys_of_each_family() {
         assert_eq!(config.mixture, Some(expected), "{family}");
         assert_eq!(config.qk_norm_whole, family == "olmoe");
     }
+    assert!(config_of("turbosparsemixtral", |_| ()).ffn_kind.relu_on_up);
     let renormalised = config_of("qwen3_moe", |c| c["norm_topk_prob"] = true.into());
     assert!(renormalised.mixture.unwrap().renormalise);
     let clipped = config_of("olmoe", |c| c["clip_qkv"] = 0.5.into());
@@ -181,4 +204,172 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     let mut folder = Folder::new("qwen3_moe");
     folder.add(name, &[EXPERTS, 2 * FFN, D]);
     assert_refused!(folder.refused(), Duplicate, "model.safetensors", "layers.0");
+}
+
+#[test]
+fn layers_of_smallthinker_differ_by_its_lists() {
+    let config = config_of("smallthinker", |c| {
+        c["rope_layout"] = json!([0, 1]);
+        c["sliding_window_layout"] = json!([0, 1]);
+        c["sliding_window_size"] = 9.into();
+        c["moe_layer_layout"] = json!([1, 1]);
+        c["moe_primary_router_apply_softmax"] = true.into();
+    });
+    assert_eq!(
+        (config.form.nope_layers, config.window),
+        (vec![0], vec![0, 9])
+    );
+    assert_eq!(config.mixture.unwrap().scoring, Scoring::Softmax);
+    assert_eq!(config.ffn_kind.activation, Activation::Relu);
+
+    let refused = |key: &str, value: Value| {
+        let mut folder = Folder::new("smallthinker");
+        folder.config[key] = value;
+        folder.refused()
+    };
+    for (key, value) in [
+        ("rope_layout", json!([0])),
+        ("rope_layout", json!([0, 2])),
+        ("sliding_window_layout", json!("all")),
+    ] {
+        assert_refused!(refused(key, value), BadKey, "config.json", key);
+    }
+    for (key, value) in [
+        ("moe_layer_layout", json!([1, 0])),
+        ("moe_enable_early_router", json!(false)),
+        ("moe_enable_secondary_experts", json!(true)),
+        ("moe_num_secondary_experts", json!(4)),
+        ("use_qk_norm", json!(true)),
+        ("hidden_act", json!("silu")),
+    ] {
+        assert_refused!(refused(key, value), Unsupported, "config.json", key);
+    }
+    let no_size = refused("sliding_window_layout", json!([1, 0]));
+    assert_refused!(no_size, MissingKey, "config.json", "sliding_window_size");
+    for key in ["rope_layout", "moe_num_primary_experts"] {
+        let mut folder = Folder::new("mixtral");
+        folder.config[key] = json!([2, 2]);
+        assert_refused!(folder.refused(), Unsupported, "config.json", key);
+    }
+}
+
+/// Nobody has said what the predictors of TurboSparse-Mixtral are called.
+#[test]
+fn predictors_of_experts_are_refused_by_name() {
+    for name in [
+        "model.layers.0.block_sparse_moe.experts.0.predictor.fc1.weight",
+        "model.layers.0.mlp.predictor.fc1.weight",
+    ] {
+        let mut folder = Folder::new("turbosparsemixtral");
+        folder.add(name, &[4, D]);
+        assert_refused!(
+            folder.refused(),
+            UnexpectedTensor,
+            "model.safetensors",
+            name
+        );
+    }
+    let mut folder = Folder::new("turbosparsemixtral");
+    folder.config["hidden_act"] = "silu".into();
+    assert_refused!(folder.refused(), Unsupported, "config.json", "hidden_act");
+}
+
+/// A copy of the reference folder of gpt-oss, whose tensors `change` may change.
+fn gpt_oss(change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> Result<ModelConfig, Error> {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+    let folder = models.join("gpt_oss");
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let stored = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name: &str| {
+        let view = stored.tensor(name).unwrap();
+        Tensor {
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            bytes: view.data().to_vec(),
+        }
+    };
+    let mut copy = Folder::new("llama");
+    let names = stored.names().into_iter().map(|name| name.to_owned());
+    copy.tensors = names.map(|name| (name.clone(), tensor(&name))).collect();
+    change(&mut copy.tensors);
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    copy.config = serde_json::from_str(&text).unwrap();
+    copy.config["bos_token_id"] = 1.into();
+    copy.config["eos_token_id"] = 2.into();
+    Ok(copy.open()?.config().clone())
+}
+
+#[test]
+fn blocks_and_their_scales_belong_together() {
+    const BLOCKS: &str = "model.layers.1.mlp.experts.gate_up_proj_blocks";
+    const SCALES: &str = "model.layers.1.mlp.experts.gate_up_proj_scales";
+    let config = gpt_oss(|_| ()).unwrap();
+    assert_eq!(config.window, [7, 0, 7]);
+    assert!(config.form.sinks && config.mixture.as_ref().is_some_and(|m| m.router_bias));
+    assert!(matches!(
+        config.rope.scaling,
+        RopeScaling::Yarn {
+            truncate: false,
+            ..
+        }
+    ));
+    let limit = Activation::ClampedSwiglu {
+        limit: 7.0,
+        alpha: 1.702,
+    };
+    assert_eq!(config.ffn_kind.activation, limit);
+
+    let error = gpt_oss(|t| _ = t.remove(SCALES)).unwrap_err();
+    assert_refused!(error, MissingTensor, "model.safetensors", SCALES);
+    let error = gpt_oss(|t| _ = t.remove(BLOCKS)).unwrap_err();
+    assert_refused!(error, UnexpectedTensor, "model.safetensors", SCALES);
+    let error = gpt_oss(|t| t.get_mut(SCALES).unwrap().shape.rotate_left(1)).unwrap_err();
+    assert_refused!(error, WrongShape, "model.safetensors", SCALES);
+    let error = gpt_oss(|t| t.get_mut(BLOCKS).unwrap().shape.rotate_left(1)).unwrap_err();
+    assert_refused!(error, WrongShape, "model.safetensors", "gate_up_proj");
+    let error = gpt_oss(|t| {
+        let sinks = "model.layers.0.self_attn.sinks";
+        _ = t.remove(sinks);
+    })
+    .unwrap_err();
+    assert_refused!(error, MissingTensor, "", "sinks");
+}
+
+#[test]
+fn yarn_has_the_defaults_of_transformers() {
+    let scaling = |more: Value| {
+        let config = config_of("qwen3_moe", |c| {
+            let object = json!({"rope_type": "yarn", "factor": 4.0,
+                "original_max_position_embeddings": 32});
+            c["rope_scaling"] = object;
+            for (key, value) in more.as_object().unwrap() {
+                c["rope_scaling"][key] = value.clone();
+            }
+        });
+        config.rope.scaling
+    };
+    let expected = |attention_factor: f32, beta_fast: f32, truncate: bool| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast,
+        beta_slow: 1.0,
+        original_context: 32,
+        attention_factor,
+        truncate,
+    };
+    let usual = (0.1 * 4f64.ln() + 1.0) as f32;
+    assert_eq!(scaling(json!({})), expected(usual, 32.0, true));
+    let given = json!({"attention_factor": 1.5, "beta_fast": 16, "truncate": false});
+    assert_eq!(scaling(given), expected(1.5, 16.0, false));
+    let equal = json!({"mscale": 1.0, "mscale_all_dim": 1.0});
+    assert_eq!(scaling(equal), expected(1.0, 32.0, true));
+    for key in ["factor", "original_max_position_embeddings"] {
+        let mut folder = Folder::new("llama");
+        folder.config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 32});
+        folder.config["rope_scaling"]
+            .as_object_mut()
+            .unwrap()
+            .remove(key);
+        assert_refused!(folder.refused(), MissingKey, "config.json", key);
+    }
 }

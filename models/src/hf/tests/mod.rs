@@ -38,8 +38,15 @@ fn remove(config: &mut Value, key: &str) {
 
 #[test]
 fn every_tensor_of_every_family_reads_as_written() {
-    let dense = ["llama", "mistral", "qwen2", "qwen3", "bamboo"];
-    for family in dense.into_iter().chain(FAMILIES_OF_EXPERTS) {
+    let others = [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "bamboo",
+        "smallthinker",
+    ];
+    for family in others.into_iter().chain(FAMILIES_OF_EXPERTS) {
         let folder = Folder::new(family);
         let checkpoint = folder.open().unwrap();
         assert_eq!(checkpoint.tensors().len(), folder.tensors.len(), "{family}");

@@ -1,0 +1,71 @@
+//! A guess at the next layer's experts: its router looks at the residual stream one layer early.
+//!
+//! The stream changes little from layer to layer, so most guesses are right. They are read while the
+//! device would idle (`store/foresight.rs`) and change no result.
+
+use emberflow_kernels::{Activations, Compute};
+use emberflow_models::config::ModelConfig;
+
+use crate::input::Input;
+use crate::norm::rows_or_copy;
+use crate::router::Routes;
+use crate::weights::{LayerWeights, Matrix};
+
+/// Buffers of a guess for one token.
+pub(crate) struct RouterAhead {
+    normed: Vec<f32>,
+    input: Activations,
+    rows: Vec<Vec<f32>>,
+    routes: Routes,
+    banks: Vec<u32>,
+}
+
+impl RouterAhead {
+    /// `None` for a model without experts.
+    pub fn new(c: &ModelConfig, threads: usize) -> Option<Self> {
+        let mixture = c.mixture.as_ref()?;
+        let d = c.d_model as usize;
+        Some(Self {
+            normed: vec![0.0; d],
+            input: Activations::with_capacity(d, 1),
+            rows: vec![vec![0.0; Matrix::scratch_len(d)]; threads],
+            routes: Routes::new(c, 1),
+            banks: Vec::with_capacity(mixture.chosen as usize),
+        })
+    }
+
+    /// Bytes that [`RouterAhead::new`] allocates.
+    pub fn bytes_for(c: &ModelConfig, threads: usize) -> u64 {
+        let d = c.d_model as usize;
+        let floats = d + threads * Matrix::scratch_len(d);
+        match c.mixture {
+            Some(_) => (4 * floats + Activations::bytes(d, 1) + Routes::bytes_for(c, 1)) as u64,
+            None => 0,
+        }
+    }
+
+    /// The banks of layer `next` that a token whose residual stream is `x` is likely to visit, the
+    /// likeliest first; none of a dense layer. The layer's banks begin at `first`.
+    pub fn banks(
+        &mut self,
+        on: &Compute,
+        c: &ModelConfig,
+        next: &LayerWeights,
+        x: &[f32],
+        first: u32,
+    ) -> &[u32] {
+        let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
+            return &[];
+        };
+        let norm = next.before_ffn().filter(|_| !mixture.early_router);
+        rows_or_copy(norm, on.cpu, x, &mut self.normed);
+        let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
+        self.routes
+            .choose(on, router, mixture, input, &mut self.rows);
+        self.banks.clear();
+        let chosen = self.routes.choices(1).iter();
+        self.banks
+            .extend(chosen.map(|choice| first + choice.expert));
+        &self.banks
+    }
+}

@@ -1,0 +1,108 @@
+//! A mapped container within the budget: what its pages may hold of the process's memory.
+
+use std::collections::VecDeque;
+
+use emberflow_storage::container::MappedBundles;
+
+use super::layout::Layout;
+use crate::error::Error;
+
+/// A mapped container, and its banks whose pages may be resident.
+pub(super) struct Mapping {
+    pub bundles: MappedBundles,
+    /// Uses, the oldest first, each with its number; of a bank's uses only the last one counts.
+    uses: VecDeque<(u32, u64)>,
+    /// By bank: number of its last use; 0 where its pages are released.
+    last: Vec<u64>,
+    /// Number of the next use.
+    next: u64,
+    /// Bytes that may be resident, and the most that are.
+    limit: u64,
+    held: u64,
+}
+
+impl Mapping {
+    pub fn new(layout: &Layout) -> Result<Self, Error> {
+        Ok(Self {
+            bundles: layout.map()?,
+            uses: VecDeque::with_capacity(Self::uses_for(layout)),
+            last: vec![0; layout.banks()],
+            next: 1,
+            limit: 0,
+            held: 0,
+        })
+    }
+
+    fn uses_for(layout: &Layout) -> usize {
+        4 * layout.banks()
+    }
+
+    /// Bytes of the pages that one part of a layer needs, and of this bookkeeping: the least that a
+    /// mapped container takes.
+    pub fn least_bytes(layout: &Layout) -> u64 {
+        let of_layer = |layer| {
+            let (mut clusters, mut bytes) = (0, Vec::new());
+            for bank in layout.banks_of(layer) {
+                bytes.push(resident(layout, bank));
+                clusters = clusters.max(layout.clusters(bank));
+            }
+            // Largest first: a part has as many banks as a row visits.
+            bytes.sort_unstable_by(|a, b| b.cmp(a));
+            let banks = layout.clusters_at_once().div_ceil(clusters.max(1)).max(1);
+            bytes.into_iter().take(banks).sum::<u64>()
+        };
+        let pages = (0..layout.layers()).map(of_layer).max().unwrap_or(0);
+        pages + (Self::uses_for(layout) * size_of::<(u32, u64)>() + 8 * layout.banks()) as u64
+    }
+
+    /// Sets how many bytes may be resident.
+    pub fn set_limit(&mut self, layout: &Layout, bytes: u64) -> Result<(), Error> {
+        self.limit = bytes;
+        self.shrink(layout, self.next)
+    }
+
+    /// Begins a part of a layer that uses `banks`: releases those used least recently until these
+    /// fit.
+    pub fn begin(
+        &mut self,
+        layout: &Layout,
+        banks: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        let first = self.next;
+        for bank in banks {
+            if self.last[bank as usize] == 0 {
+                self.held += resident(layout, bank);
+            }
+            self.last[bank as usize] = self.next;
+            if self.uses.len() == self.uses.capacity() {
+                let last = &self.last;
+                self.uses
+                    .retain(|(bank, use_)| last[*bank as usize] == *use_);
+            }
+            self.uses.push_back((bank, self.next));
+            self.next += 1;
+        }
+        self.shrink(layout, first)
+    }
+
+    /// Releases banks last used before `until`, the oldest first, down to the limit.
+    fn shrink(&mut self, layout: &Layout, until: u64) -> Result<(), Error> {
+        while self.held > self.limit {
+            let Some(&(bank, use_)) = self.uses.front().filter(|(_, use_)| *use_ < until) else {
+                break;
+            };
+            self.uses.pop_front();
+            if self.last[bank as usize] == use_ {
+                self.last[bank as usize] = 0;
+                self.held -= resident(layout, bank);
+                let neurons = layout.neurons(bank) as u32;
+                (self.bundles).release(&layout.container, bank as usize, neurons)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn resident(layout: &Layout, bank: u32) -> u64 {
+    MappedBundles::resident(&layout.container, layout.neurons(bank) as u32)
+}

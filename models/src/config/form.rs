@@ -1,0 +1,101 @@
+//! What few families do differently from the plain decoder.
+
+use serde::{Deserialize, Serialize};
+
+/// How attention and FFN follow each other in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parallel {
+    /// The FFN reads what attention has added.
+    #[default]
+    No,
+    /// Both read the layer's input after one norm (Falcon 7B).
+    OneNorm,
+    /// Both read the layer's input, each after a norm of its own (Falcon 40B).
+    TwoNorms,
+}
+
+/// Parts of a decoder that most families have in common. The default is the common form: RMSNorm
+/// without biases before attention and before the FFN, one after the other, rotary positions in
+/// every layer, no scales.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Form {
+    /// The norms before attention, FFN and head are LayerNorms.
+    pub layer_norm: bool,
+    /// These norms have biases.
+    pub norm_bias: bool,
+    /// There are norms before attention and before the FFN.
+    pub pre_norm: bool,
+    /// Outputs of attention and of the FFN are normed before they are added to the residual stream.
+    pub post_norm: bool,
+    /// Order of attention and FFN.
+    pub parallel: Parallel,
+    /// A learned vector is added for each position, and this many rows lie before that of position
+    /// 0 (OPT: 2).
+    pub learned_positions: Option<u32>,
+    /// Layers without rotary positions, ascending.
+    pub nope_layers: Vec<u32>,
+    /// The projections of the FFN, or of every expert, carry biases.
+    pub ffn_bias: bool,
+    /// Each query head has one more logit in the softmax, whose share is dropped (gpt-oss).
+    pub sinks: bool,
+    /// Factor of the embedding.
+    pub embedding_scale: f32,
+    /// Factor of what attention and FFN add to the residual stream.
+    pub residual_scale: f32,
+    /// Factor of the logits.
+    pub logit_scale: f32,
+    /// Factor of the attention scores instead of `1 / sqrt(head_dim)`.
+    pub attention_scale: Option<f32>,
+    /// Scores `s` become `cap · tanh(s / cap)`.
+    pub attention_cap: Option<f32>,
+    /// So do logits, after their factor.
+    pub logit_cap: Option<f32>,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Self {
+            layer_norm: false,
+            norm_bias: false,
+            pre_norm: true,
+            post_norm: false,
+            parallel: Parallel::No,
+            learned_positions: None,
+            nope_layers: Vec::new(),
+            ffn_bias: false,
+            sinks: false,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            attention_scale: None,
+            attention_cap: None,
+            logit_cap: None,
+        }
+    }
+}
+
+impl Form {
+    /// Whether nothing differs from the common form.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// A factor or a cap that is no finite number above 0, and its name.
+    pub(super) fn bad_scale(&self) -> Option<(&'static str, f32)> {
+        let scales = [
+            ("embedding scale", Some(self.embedding_scale)),
+            ("residual scale", Some(self.residual_scale)),
+            ("logit scale", Some(self.logit_scale)),
+            ("attention scale", self.attention_scale),
+            ("attention cap", self.attention_cap),
+            ("logit cap", self.logit_cap),
+        ];
+        let values = scales
+            .into_iter()
+            .filter_map(|(key, scale)| Some((key, scale?)));
+        let sound = |scale: f32| scale.is_finite() && scale > 0.0;
+        values.into_iter().find(|(_, scale)| !sound(*scale))
+    }
+}

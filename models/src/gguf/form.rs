@@ -1,0 +1,201 @@
+//! Metadata by which an architecture departs from the plain decoder.
+
+use super::arch::GPT_OSS;
+use super::value::Metadata;
+use crate::config::{Activation, Form, Parallel, SWIGLU_ALPHA, SWIGLU_LIMIT};
+use crate::error::Error;
+
+/// What an architecture departs in. Formulas as in llama.cpp's `src/models/`.
+#[derive(Clone, Copy)]
+pub(super) struct Style {
+    name: &'static str,
+    /// Key of the epsilon of its norms, after the architecture.
+    pub(super) eps: &'static str,
+    /// Its activation, where the file does not name one.
+    pub(super) act: Activation,
+    /// Its FFN has no gate.
+    pub(super) ungated: bool,
+    /// A part of each head may be rotated.
+    pub(super) partial: bool,
+    /// Its norms are LayerNorms with biases.
+    layer_norm: bool,
+    /// Keys that are read for it, after the architecture.
+    pub(super) reads: &'static [&'static str],
+}
+
+const PLAIN: Style = Style {
+    name: "",
+    eps: "attention.layer_norm_rms_epsilon",
+    act: Activation::Silu,
+    ungated: false,
+    partial: false,
+    layer_norm: false,
+    reads: &[],
+};
+
+const UNGATED: Style = Style {
+    eps: "attention.layer_norm_epsilon",
+    act: Activation::Gelu,
+    ungated: true,
+    layer_norm: true,
+    ..PLAIN
+};
+
+/// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
+pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+
+const STYLES: [Style; 8] = [
+    Style {
+        name: GPT_OSS,
+        act: Activation::ClampedSwiglu {
+            limit: SWIGLU_LIMIT,
+            alpha: SWIGLU_ALPHA,
+        },
+        ..PLAIN
+    },
+    Style {
+        name: "phi3",
+        partial: true,
+        reads: &[ATTENTION_FACTOR],
+        ..PLAIN
+    },
+    Style {
+        name: "granite",
+        reads: &[
+            "attention.scale",
+            "embedding_scale",
+            "residual_scale",
+            "logit_scale",
+        ],
+        ..PLAIN
+    },
+    Style {
+        name: "minicpm",
+        reads: &["embedding_scale", "residual_scale", "logit_scale"],
+        ..PLAIN
+    },
+    Style {
+        name: "starcoder2",
+        act: Activation::GeluTanh,
+        ..UNGATED
+    },
+    Style {
+        name: "nemotron",
+        act: Activation::Relu2,
+        partial: true,
+        ..UNGATED
+    },
+    Style {
+        name: "falcon",
+        ..UNGATED
+    },
+    Style {
+        name: "gemma2",
+        act: Activation::GeluTanh,
+        reads: &["attn_logit_softcapping", "final_logit_softcapping"],
+        ..PLAIN
+    },
+];
+
+/// What `arch` departs in.
+pub(super) fn style_of(arch: &str) -> &'static Style {
+    let mut styles = STYLES.iter();
+    styles.find(|style| style.name == arch).unwrap_or(&PLAIN)
+}
+
+/// The sizes and tensors that some forms follow from.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) d_model: u32,
+    pub(super) layers: u32,
+    pub(super) heads: u32,
+    pub(super) head_dim: u32,
+    /// The FFN's projections carry biases.
+    pub(super) ffn_bias: bool,
+    /// There is a second norm before attention (Falcon 40B).
+    pub(super) two_norms: bool,
+    /// Some layers have a window.
+    pub(super) windowed: bool,
+}
+
+/// The form of a file of architecture `arch`.
+pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form, Error> {
+    let factor = |rest: &str| -> Result<Option<f32>, Error> {
+        let key = format!("{arch}.{rest}");
+        match metadata.f32(&key)? {
+            Some(factor) if factor < 0.0 => Err(metadata.bad(&key, "a number above 0")),
+            factor => Ok(factor.filter(|factor| *factor != 0.0)),
+        }
+    };
+    let need = |rest: &str| {
+        let missing = || metadata.missing(&format!("{arch}.{rest}"), "a number above 0");
+        factor(rest)?.ok_or_else(missing)
+    };
+    let style = style_of(arch);
+    let plain = Form {
+        layer_norm: style.layer_norm,
+        norm_bias: style.layer_norm,
+        ffn_bias: shape.ffn_bias,
+        ..Form::default()
+    };
+    Ok(match arch {
+        // those without a window
+        "smallthinker" if shape.windowed => Form {
+            nope_layers: (0..shape.layers).step_by(4).collect(),
+            ..plain
+        },
+        GPT_OSS => Form {
+            ffn_bias: true,
+            sinks: true,
+            ..plain
+        },
+        "olmo2" => Form {
+            pre_norm: false,
+            post_norm: true,
+            ..plain
+        },
+        "granite" => Form {
+            attention_scale: factor("attention.scale")?,
+            embedding_scale: factor("embedding_scale")?.unwrap_or(1.0),
+            residual_scale: factor("residual_scale")?.unwrap_or(1.0),
+            logit_scale: 1.0 / factor("logit_scale")?.unwrap_or(1.0),
+            ..plain
+        },
+        // every fourth layer, in every release
+        "smollm3" => Form {
+            nope_layers: (0..shape.layers).filter(|layer| layer % 4 == 3).collect(),
+            ..plain
+        },
+        // files without the keys are of a time when programs disagreed on the values
+        "minicpm" => Form {
+            embedding_scale: need("embedding_scale")?,
+            residual_scale: need("residual_scale")?,
+            logit_scale: 1.0 / need("logit_scale")?,
+            ..plain
+        },
+        "falcon" => Form {
+            parallel: [Parallel::OneNorm, Parallel::TwoNorms][usize::from(shape.two_norms)],
+            ..plain
+        },
+        "gemma2" => Form {
+            attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
+            logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
+            ..gemma2(shape, plain)
+        },
+        _ => plain,
+    })
+}
+
+/// Gemma 2 without its caps. The 27B, of 46 layers, has another scale of scores.
+fn gemma2(shape: Shape, plain: Form) -> Form {
+    let width = match shape.layers {
+        46 => shape.d_model / shape.heads.max(1),
+        _ => shape.head_dim,
+    };
+    Form {
+        post_norm: true,
+        embedding_scale: (shape.d_model as f32).sqrt(),
+        attention_scale: Some(1.0 / (width as f32).sqrt()),
+        ..plain
+    }
+}

@@ -1,0 +1,169 @@
+//! Names of tensors.
+
+use super::arch::GPT_OSS;
+use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
+
+/// PowerInfer's name for the transposed Down.
+pub(super) const DOWN_T: &str = "ffn_down_t.weight";
+
+/// Only stacked ones are known.
+const NO_EXPERTS: ExpertNames = ExpertNames {
+    one: ("", &[]),
+    shared: &[],
+    stacked: &[],
+};
+
+const OUTSIDE: Spellings = &[
+    (Role::Embed, "token_embd.weight"),
+    (Role::Head, "output.weight"),
+    (Role::FinalNorm, "output_norm.weight"),
+    (Role::FinalNormBias, "output_norm.bias"),
+];
+
+const ATTENTION: Spellings = &[
+    (Role::Q, "attn_q.weight"),
+    (Role::K, "attn_k.weight"),
+    (Role::V, "attn_v.weight"),
+    (Role::O, "attn_output.weight"),
+    (Role::QBias, "attn_q.bias"),
+    (Role::KBias, "attn_k.bias"),
+    (Role::VBias, "attn_v.bias"),
+    (Role::OBias, "attn_output.bias"),
+    (Role::QNorm, "attn_q_norm.weight"),
+    (Role::KNorm, "attn_k_norm.weight"),
+];
+
+const NORMS: Spellings = &[
+    (Role::AttnNorm, "attn_norm.weight"),
+    (Role::AttnNormBias, "attn_norm.bias"),
+    (Role::FfnNorm, "ffn_norm.weight"),
+    (Role::FfnNormBias, "ffn_norm.bias"),
+];
+
+const FFN: Spellings = &[
+    (Role::Gate, "ffn_gate.weight"),
+    (Role::Up, "ffn_up.weight"),
+    (Role::Down, "ffn_down.weight"),
+    (Role::Down, DOWN_T),
+    (Role::GateBias, "ffn_gate.bias"),
+    (Role::UpBias, "ffn_up.bias"),
+    (Role::DownBias, "ffn_down.bias"),
+];
+
+const TWO_MATRICES: Spellings = &[
+    (Role::Gate, "ffn_up.weight"),
+    (Role::GateBias, "ffn_up.bias"),
+    (Role::Down, "ffn_down.weight"),
+    (Role::DownBias, "ffn_down.bias"),
+];
+
+const STACKED: &[(Stack, &str)] = &[
+    (Stack::One(Role::Gate), "ffn_gate_exps.weight"),
+    (Stack::One(Role::Up), "ffn_up_exps.weight"),
+    (Stack::One(Role::Down), "ffn_down_exps.weight"),
+    (Stack::GateUp, "ffn_gate_up_exps.weight"),
+];
+
+/// llama and most others.
+pub(super) const PLAIN: NameTable = NameTable {
+    layer_prefix: "blk.",
+    globals: OUTSIDE,
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::AttnPostNorm, "post_attention_norm.weight"),
+            (Role::FfnPostNorm, "post_ffw_norm.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+            (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
+            (Role::PredictorFc1, "fc1.weight"),
+            (Role::PredictorFc2, "fc2.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: &[
+            (Role::Gate, "ffn_gate_shexp.weight"),
+            (Role::Up, "ffn_up_shexp.weight"),
+            (Role::Down, "ffn_down_shexp.weight"),
+        ],
+        stacked: STACKED,
+        ..NO_EXPERTS
+    },
+    fused: &[],
+};
+
+/// The norm before the FFN is called after the attention that it follows.
+const GPT_OSS_NAMES: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        &[
+            (Role::AttnNorm, "attn_norm.weight"),
+            (Role::FfnNorm, "post_attention_norm.weight"),
+            (Role::Sinks, "attn_sinks.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+            (Role::RouterBias, "ffn_gate_inp.bias"),
+            (Role::GateBias, "ffn_gate_exps.bias"),
+            (Role::UpBias, "ffn_up_exps.bias"),
+            (Role::DownBias, "ffn_down_exps.bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        stacked: STACKED,
+        ..NO_EXPERTS
+    },
+    ..PLAIN
+};
+
+const UNGATED: NameTable = NameTable {
+    layers: &[ATTENTION, NORMS, TWO_MATRICES],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const FALCON: NameTable = NameTable {
+    fused: &[(Fused::Qkv, "attn_qkv.weight")],
+    ..UNGATED
+};
+
+const FALCON_TWO_NORMS: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        TWO_MATRICES,
+        &[
+            (Role::AttnNorm, "attn_norm_2.weight"),
+            (Role::AttnNormBias, "attn_norm_2.bias"),
+            (Role::FfnNorm, "attn_norm.weight"),
+            (Role::FfnNormBias, "attn_norm.bias"),
+        ],
+    ],
+    ..FALCON
+};
+
+const PHI3: NameTable = NameTable {
+    layers: &[
+        NORMS,
+        &[
+            (Role::O, "attn_output.weight"),
+            (Role::Down, "ffn_down.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    fused: &[
+        (Fused::Qkv, "attn_qkv.weight"),
+        (Fused::GateUp, "ffn_up.weight"),
+    ],
+    ..PLAIN
+};
+
+/// The names of an architecture's tensors.
+pub(super) fn names_of(arch: &str, two_norms: bool) -> &'static NameTable {
+    match arch {
+        GPT_OSS => &GPT_OSS_NAMES,
+        "phi3" => &PHI3,
+        "falcon" if two_norms => &FALCON_TWO_NORMS,
+        "falcon" => &FALCON,
+        "starcoder2" | "nemotron" => &UNGATED,
+        _ => &PLAIN,
+    }
+}

@@ -1,0 +1,214 @@
+//! Rotary parameters: keys of the metadata, and tensors of divisors.
+
+use super::arch::{Arch, GPT_OSS};
+use super::form::{self, Style};
+use super::header::Raw;
+use super::value::Metadata;
+use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::file::DataFile;
+use crate::store::shape_text;
+
+/// The tensor with a divisor for each rotary frequency.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Those of LongRoPE, for short and for long contexts.
+pub(super) const LONG_FACTORS: [&str; 2] =
+    ["rope_factors_short.weight", "rope_factors_long.weight"];
+/// Base of the rotary frequencies if the key is absent, as in llama.cpp.
+const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// What the keys say.
+pub(super) fn rope(
+    metadata: &Metadata,
+    arch: &Arch,
+    style: &Style,
+    head_dim: u32,
+) -> Result<Rope, Error> {
+    let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
+    let dims = metadata.u32(&key("dimension_count"))?.unwrap_or(head_dim);
+    if dims != head_dim && !style.partial {
+        let why = format!("only {head_dim}, the whole head, is implemented");
+        return Err(metadata.unsupported(&key("dimension_count"), &why));
+    }
+    let factor = match metadata.f32(&key("scaling.factor"))? {
+        Some(factor) => Some(factor),
+        None => metadata.f32(&key("scale_linear"))?,
+    };
+    // A factor of 0 means none; one without a type is linear.
+    let factor = factor.filter(|factor| *factor != 0.0);
+    let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
+        Some("none") => RopeScaling::None,
+        Some("linear") | None => {
+            factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
+        }
+        Some("yarn") => {
+            let given = |rest: &str| Ok(metadata.f32(&key(rest))?.filter(|beta| *beta != 0.0));
+            let original = key("scaling.original_context_length");
+            let Some(factor) = factor else {
+                return Err(metadata.missing(&key("scaling.factor"), "a number"));
+            };
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: given("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: given("scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context: metadata
+                    .u32(&original)?
+                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+                attention_factor: yarn_attention(factor, 1.0),
+                truncate: arch.name != GPT_OSS,
+            }
+        }
+        Some(_) => {
+            let why = "implemented: none, linear, yarn";
+            return Err(metadata.unsupported(&key("scaling.type"), why));
+        }
+    };
+    Ok(Rope {
+        theta: metadata
+            .f32(&key("freq_base"))?
+            .unwrap_or(DEFAULT_ROPE_THETA),
+        dims,
+        scaling,
+    })
+}
+
+/// The llama3 scaling with the divisors `factors`, one per frequency.
+///
+/// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
+/// and 4; the original context is searched among powers of two, the published one first. `None` if
+/// no such scaling matches.
+pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
+    const TOLERANCE: f32 = 1e-4;
+    if factors.iter().any(|divisor| !divisor.is_finite()) {
+        return None;
+    }
+    let factor = factors.iter().copied().fold(1.0, f32::max);
+    if factors.iter().all(|&divisor| divisor == 1.0) {
+        return Some(RopeScaling::None);
+    }
+    let contexts = [8192]
+        .into_iter()
+        .chain((4..=20).map(|power| 1u32 << power));
+    contexts.into_iter().find_map(|original_context| {
+        let fits = factors.iter().enumerate().all(|(i, &stored)| {
+            let exponent = 2.0 * i as f64 / f64::from(dims);
+            let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
+            let smooth = (f64::from(original_context) / wavelength - 1.0) / 3.0;
+            let smooth = smooth.clamp(0.0, 1.0);
+            let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
+            (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
+        });
+        fits.then_some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context,
+        })
+    })
+}
+
+/// The divisors of the rotary frequencies in a tensor.
+pub(super) fn read_factors(
+    config: &ModelConfig,
+    file: &DataFile,
+    raw: &Raw,
+) -> Result<Vec<f32>, Error> {
+    let (path, tensor) = (file.path.clone(), raw.name.clone());
+    let count = config.rope.dims as usize / 2;
+    if raw.shape != [count] {
+        let (found, expected) = (shape_text(&raw.shape), shape_text(&[count]));
+        return Err(Error::WrongShape {
+            path,
+            tensor,
+            found,
+            expected,
+        });
+    }
+    if raw.dtype != DType::F32 {
+        let (found, supported) = (raw.dtype.name().into(), "F32".into());
+        return Err(Error::WrongDtype {
+            path,
+            tensor,
+            found,
+            supported,
+        });
+    }
+    let mut bytes = vec![0; count * 4];
+    file.read_at(&mut bytes, raw.offset, &|| format!("tensor {}", raw.name))?;
+    let mut factors = vec![0.0; count];
+    raw.dtype.decode(&bytes, &mut factors);
+    Ok(factors)
+}
+
+/// The scaling of LongRoPE, if the file has its divisors; those of the short contexts come first.
+pub(super) fn long_rope(
+    config: &mut ModelConfig,
+    metadata: &Metadata,
+    arch: &Arch,
+    factors: [Option<Vec<f32>>; 2],
+) -> Result<(), Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let attention = key(form::ATTENTION_FACTOR);
+    let attention_factor = metadata.f32(&attention)?.filter(|factor| *factor != 0.0);
+    let [short, long] = factors;
+    match (short, long) {
+        (None, None) => match attention_factor {
+            Some(factor) if factor != 1.0 => {
+                Err(metadata.unsupported(&attention, "there are no divisors of the frequencies"))
+            }
+            _ => Ok(()),
+        },
+        (Some(short), Some(long)) if config.rope.scaling == RopeScaling::None => {
+            let original = key("rope.scaling.original_context_length");
+            config.rope.scaling = RopeScaling::Long {
+                short,
+                long,
+                attention_factor: attention_factor.unwrap_or(1.0),
+                original_context: metadata
+                    .u32(&original)?
+                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+            };
+            Ok(())
+        }
+        _ => {
+            let why = "one of the tensors rope_factors_short.weight and rope_factors_long.weight is \
+                       missing, or the metadata asks for another rotary scaling";
+            Err(metadata.unsupported(&key("rope.scaling.type"), why))
+        }
+    }
+}
+
+/// Converts the frequency divisors to a scaling.
+pub(super) fn scale_rope(
+    config: &mut ModelConfig,
+    file: &DataFile,
+    raw: &Raw,
+) -> Result<(), Error> {
+    let path = file.path.clone();
+    let unsupported = |found: String, why: &str| {
+        Err(Error::Unsupported {
+            path: path.clone(),
+            key: ROPE_FACTORS.into(),
+            found,
+            why: why.into(),
+        })
+    };
+    let factors = read_factors(config, file, raw)?;
+    let Some(scaling) = llama3_from_factors(config.rope.theta, config.rope.dims, &factors) else {
+        return unsupported(
+            format!("{factors:?}"),
+            "these divisors are not those of a llama3 scaling",
+        );
+    };
+    if scaling != RopeScaling::None && config.rope.scaling != RopeScaling::None {
+        return unsupported(
+            "present".into(),
+            "the metadata asks for another rotary scaling",
+        );
+    }
+    if scaling != RopeScaling::None {
+        config.rope.scaling = scaling;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! The rotary parameters of `config.json`.
+
+use serde_json::Value;
+
+use super::form::Style;
+use super::json::Keys;
+use crate::config::{Rope, RopeScaling, yarn_attention};
+use crate::error::Error;
+
+/// Key of the context length before scaling.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
+/// (earlier). Values inside the object override those beside it.
+pub(super) fn rope(
+    keys: &Keys,
+    style: &Style,
+    default_theta: f32,
+    head_dim: u32,
+) -> Result<Rope, Error> {
+    let modern = keys.object("rope_parameters", "rope_parameters.")?;
+    let old = keys.object("rope_scaling", "rope_scaling.")?;
+    let mut theta = keys.f32("rope_theta")?;
+    let mut scaling = None;
+    let mut rotated = None;
+    for object in [keys].into_iter().chain(&old).chain(&modern) {
+        let share = object.f32("partial_rotary_factor")?;
+        match (share, style.rotated) {
+            (Some(share), None) if share != 1.0 => {
+                return Err(object.unsupported(
+                    "partial_rotary_factor",
+                    "only 1 is implemented for this family",
+                ));
+            }
+            (Some(share), Some(_)) if !(share > 0.0 && share <= 1.0) => {
+                return Err(object.bad("partial_rotary_factor", "above 0, at most 1"));
+            }
+            (share, _) => rotated = share.or(rotated),
+        }
+    }
+    for object in old.iter().chain(&modern) {
+        let parsed = rope_scaling(keys, object)?;
+        if scaling.as_ref().is_some_and(|earlier| *earlier != parsed) {
+            return Err(keys.bad(
+                "rope_scaling",
+                "the same as rope_parameters where both are given",
+            ));
+        }
+        scaling = Some(parsed);
+        theta = object.f32("rope_theta")?.or(theta);
+    }
+    Ok(Rope {
+        theta: theta.unwrap_or(default_theta),
+        dims: (f64::from(head_dim) * f64::from(rotated.or(style.rotated).unwrap_or(1.0))) as u32,
+        scaling: scaling.unwrap_or(RopeScaling::None),
+    })
+}
+
+fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
+        return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
+    }
+    let key = if object.get("rope_type").is_some() {
+        "rope_type"
+    } else {
+        "type"
+    };
+    match object.str(key)? {
+        None | Some("default") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear {
+            factor: object.need_f32("factor")?,
+        }),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: object.need_f32("factor")?,
+            low_freq_factor: object.need_f32("low_freq_factor")?,
+            high_freq_factor: object.need_f32("high_freq_factor")?,
+            original_context: original_context(top, object)?,
+        }),
+        Some("yarn") => yarn(top, object),
+        // longer contexts than this are not run, and up to there nothing is scaled
+        Some("dynamic") if object.get("alpha").is_none() => Ok(RopeScaling::None),
+        // the name in Phi-3's first releases
+        Some("longrope" | "su") => long_rope(top, object),
+        Some(_) => Err(object.unsupported(
+            key,
+            "implemented: default, linear, dynamic, llama3, longrope, yarn",
+        )),
+    }
+}
+
+/// The context length before scaling, named inside the object or beside it.
+fn original_context(top: &Keys, object: &Keys) -> Result<u32, Error> {
+    match object.u32(ORIGINAL)? {
+        Some(context) => Ok(context),
+        None => top
+            .u32(ORIGINAL)?
+            .ok_or_else(|| object.missing(ORIGINAL, "an integer")),
+    }
+}
+
+/// The parameters of YaRN, with the defaults of transformers.
+fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    let factor = object.need_f32("factor")?;
+    let given = |key: &str| Ok(object.f32(key)?.filter(|value| *value != 0.0));
+    let scales = [given("mscale")?, given("mscale_all_dim")?];
+    let attention_factor = match (object.f32("attention_factor")?, scales) {
+        (Some(attention_factor), _) => attention_factor,
+        (None, [Some(one), Some(all)]) => yarn_attention(factor, one) / yarn_attention(factor, all),
+        (None, _) => yarn_attention(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: given("beta_fast")?.unwrap_or(32.0),
+        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        original_context: original_context(top, object)?,
+        attention_factor,
+        truncate: object.bool("truncate")?.unwrap_or(true),
+    })
+}
+
+/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`.
+fn long_rope(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+    let divisors = |key: &str| {
+        let list = object.read(key, "a list of numbers", |value| {
+            let number = |value: &Value| value.as_f64().map(|number| number as f32);
+            value.as_array()?.iter().map(number).collect()
+        })?;
+        list.ok_or_else(|| object.missing(key, "a list of numbers"))
+    };
+    let original_context = match top.u32(ORIGINAL)? {
+        Some(context) => context,
+        None => original_context(top, object)?,
+    };
+    let most = top.need_u32("max_position_embeddings")?;
+    let given = object.f32("factor")?.map(f64::from);
+    let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
+    let attention_factor = match object.f32("attention_factor")? {
+        Some(factor) => factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / f64::from(original_context).ln()).sqrt() as f32,
+    };
+    Ok(RopeScaling::Long {
+        short: divisors("short_factor")?,
+        long: divisors("long_factor")?,
+        attention_factor,
+        original_context,
+    })
+}

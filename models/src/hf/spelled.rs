@@ -1,0 +1,302 @@
+//! Tensor names of every family.
+
+use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
+
+const OUTSIDE: Spellings = &[
+    (Role::Embed, "model.embed_tokens.weight"),
+    (Role::Head, "lm_head.weight"),
+    (Role::FinalNorm, "model.norm.weight"),
+    (Role::FinalNormBias, "model.norm.bias"),
+];
+
+const ATTENTION: Spellings = &[
+    (Role::Q, "self_attn.q_proj.weight"),
+    (Role::K, "self_attn.k_proj.weight"),
+    (Role::V, "self_attn.v_proj.weight"),
+    (Role::O, "self_attn.o_proj.weight"),
+    (Role::QBias, "self_attn.q_proj.bias"),
+    (Role::KBias, "self_attn.k_proj.bias"),
+    (Role::VBias, "self_attn.v_proj.bias"),
+    (Role::OBias, "self_attn.o_proj.bias"),
+    (Role::QNorm, "self_attn.q_norm.weight"),
+    (Role::KNorm, "self_attn.k_norm.weight"),
+];
+
+const NORMS: Spellings = &[
+    (Role::AttnNorm, "input_layernorm.weight"),
+    (Role::AttnNormBias, "input_layernorm.bias"),
+    (Role::FfnNorm, "post_attention_layernorm.weight"),
+    (Role::FfnNormBias, "post_attention_layernorm.bias"),
+];
+
+const FFN: Spellings = &[
+    (Role::Gate, "mlp.gate_proj.weight"),
+    (Role::Up, "mlp.up_proj.weight"),
+    (Role::Down, "mlp.down_proj.weight"),
+    (Role::GateBias, "mlp.gate_proj.bias"),
+    (Role::UpBias, "mlp.up_proj.bias"),
+    (Role::DownBias, "mlp.down_proj.bias"),
+];
+
+const PREDICTORS: Spellings = &[
+    (Role::PredictorFc1, "mlp.predictor.fc1.weight"),
+    (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
+];
+
+/// Experts in three-dimensional tensors, as `save_pretrained(save_original_format=False)` writes
+/// them.
+const STACKED: &[(Stack, &str)] = &[
+    (Stack::GateUp, "mlp.experts.gate_up_proj"),
+    (Stack::One(Role::Down), "mlp.experts.down_proj"),
+];
+
+const NO_EXPERTS: ExpertNames = ExpertNames {
+    one: ("", &[]),
+    shared: &[],
+    stacked: &[],
+};
+
+/// Llama and most others.
+const PLAIN: NameTable = NameTable {
+    layer_prefix: "model.layers.",
+    globals: OUTSIDE,
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        PREDICTORS,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::SharedGate, "mlp.shared_expert_gate.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        one: (
+            "mlp.experts.",
+            &[
+                (Role::Gate, "gate_proj.weight"),
+                (Role::Up, "up_proj.weight"),
+                (Role::Down, "down_proj.weight"),
+            ],
+        ),
+        shared: &[
+            (Role::Gate, "mlp.shared_expert.gate_proj.weight"),
+            (Role::Up, "mlp.shared_expert.up_proj.weight"),
+            (Role::Down, "mlp.shared_expert.down_proj.weight"),
+        ],
+        stacked: STACKED,
+    },
+    fused: &[],
+};
+
+const MIXTRAL: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        PREDICTORS,
+        &[
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        one: (
+            "block_sparse_moe.experts.",
+            &[
+                (Role::Gate, "w1.weight"),
+                (Role::Up, "w3.weight"),
+                (Role::Down, "w2.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: STACKED,
+    },
+    ..PLAIN
+};
+
+const SMALL_THINKER: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[(Role::Router, "block_sparse_moe.primary_router.weight")],
+    ],
+    experts: ExpertNames {
+        one: (
+            "block_sparse_moe.experts.",
+            &[
+                (Role::Gate, "gate.weight"),
+                (Role::Up, "up.weight"),
+                (Role::Down, "down.weight"),
+            ],
+        ),
+        ..NO_EXPERTS
+    },
+    ..PLAIN
+};
+
+const GPT_OSS: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Router, "mlp.router.weight"),
+            (Role::RouterBias, "mlp.router.bias"),
+            (Role::Sinks, "self_attn.sinks"),
+            (Role::DownBias, "mlp.experts.down_proj_bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        stacked: &[
+            (Stack::Pairs, "mlp.experts.gate_up_proj"),
+            (Stack::PairBlocks, "mlp.experts.gate_up_proj_blocks"),
+            (Stack::PairBias, "mlp.experts.gate_up_proj_bias"),
+            (Stack::Neurons, "mlp.experts.down_proj"),
+            (Stack::DownBlocks, "mlp.experts.down_proj_blocks"),
+        ],
+        ..NO_EXPERTS
+    },
+    ..PLAIN
+};
+
+const OLMO2: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        FFN,
+        &[
+            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const GEMMA2: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        FFN,
+        &[
+            (Role::AttnNorm, "input_layernorm.weight"),
+            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+            (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
+            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const PHI3: NameTable = NameTable {
+    layers: &[&[
+        (Role::AttnNorm, "input_layernorm.weight"),
+        (Role::O, "self_attn.o_proj.weight"),
+        (Role::FfnNorm, "post_attention_layernorm.weight"),
+        (Role::Down, "mlp.down_proj.weight"),
+    ]],
+    experts: NO_EXPERTS,
+    fused: &[
+        (Fused::Qkv, "self_attn.qkv_proj.weight"),
+        (Fused::GateUp, "mlp.gate_up_proj.weight"),
+    ],
+    ..PLAIN
+};
+
+const STARCODER2: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Gate, "mlp.c_fc.weight"),
+            (Role::GateBias, "mlp.c_fc.bias"),
+            (Role::Down, "mlp.c_proj.weight"),
+            (Role::DownBias, "mlp.c_proj.bias"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const NEMOTRON: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Gate, "mlp.up_proj.weight"),
+            (Role::GateBias, "mlp.up_proj.bias"),
+            (Role::Down, "mlp.down_proj.weight"),
+            (Role::DownBias, "mlp.down_proj.bias"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const OPT: NameTable = NameTable {
+    layer_prefix: "model.decoder.layers.",
+    globals: &[
+        (Role::Embed, "model.decoder.embed_tokens.weight"),
+        (Role::Positions, "model.decoder.embed_positions.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.decoder.final_layer_norm.weight"),
+        (Role::FinalNormBias, "model.decoder.final_layer_norm.bias"),
+    ],
+    layers: &[
+        ATTENTION,
+        &[
+            (Role::AttnNorm, "self_attn_layer_norm.weight"),
+            (Role::AttnNormBias, "self_attn_layer_norm.bias"),
+            (Role::O, "self_attn.out_proj.weight"),
+            (Role::OBias, "self_attn.out_proj.bias"),
+            (Role::FfnNorm, "final_layer_norm.weight"),
+            (Role::FfnNormBias, "final_layer_norm.bias"),
+            (Role::Gate, "fc1.weight"),
+            (Role::GateBias, "fc1.bias"),
+            (Role::Down, "fc2.weight"),
+            (Role::DownBias, "fc2.bias"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const FALCON: NameTable = NameTable {
+    layer_prefix: "transformer.h.",
+    globals: &[
+        (Role::Embed, "transformer.word_embeddings.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "transformer.ln_f.weight"),
+        (Role::FinalNormBias, "transformer.ln_f.bias"),
+    ],
+    layers: &[
+        NORMS,
+        &[
+            (Role::AttnNorm, "ln_attn.weight"),
+            (Role::AttnNormBias, "ln_attn.bias"),
+            (Role::FfnNorm, "ln_mlp.weight"),
+            (Role::FfnNormBias, "ln_mlp.bias"),
+            (Role::O, "self_attention.dense.weight"),
+            (Role::Gate, "mlp.dense_h_to_4h.weight"),
+            (Role::Down, "mlp.dense_4h_to_h.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
+};
+
+/// The names of a family's tensors.
+pub(super) fn names_of(family: &str) -> &'static NameTable {
+    match family {
+        "mixtral" | "turbosparsemixtral" => &MIXTRAL,
+        "smallthinker" => &SMALL_THINKER,
+        "gpt_oss" => &GPT_OSS,
+        "olmo2" => &OLMO2,
+        "phi3" => &PHI3,
+        "starcoder2" => &STARCODER2,
+        "opt" => &OPT,
+        "nemotron" => &NEMOTRON,
+        "falcon" => &FALCON,
+        "gemma2" => &GEMMA2,
+        _ => &PLAIN,
+    }
+}

@@ -1,0 +1,133 @@
+//! The sliding windows of `config.json`.
+
+use serde_json::Value;
+
+use super::experts::switches;
+use super::json::Keys;
+use crate::config::Form;
+use crate::error::Error;
+
+/// Which layers a `sliding_window` applies to, if `layer_types` does not say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Windows {
+    /// None; the family does not use the key.
+    Never,
+    /// All.
+    Every,
+    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
+    ByLayer,
+    /// None; releases disagree on what `use_sliding_window` means.
+    Disputed,
+    /// Those of `sliding_window_layout`, of `sliding_window_size`.
+    Layout,
+    /// Those without rotary positions, if `use_sliding_window` is set.
+    Unrotated,
+    /// Every second one from the first on.
+    Alternate,
+}
+
+/// One window per layer, 0 for full attention.
+pub(super) fn windows(
+    keys: &Keys,
+    of: Windows,
+    layers: u32,
+    form: &Form,
+) -> Result<Vec<u32>, Error> {
+    let full = vec![0; layers as usize];
+    if of == Windows::Layout {
+        return by_layout(keys, full);
+    }
+    let window = || -> Result<Option<u32>, Error> {
+        match keys.u32("sliding_window")? {
+            Some(0) => Err(keys.bad("sliding_window", "null, or 1 and more")),
+            window => Ok(window),
+        }
+    };
+    let kinds = keys.read("layer_types", "a list", Value::as_array)?;
+    let used = keys.bool("use_sliding_window")?;
+    let window = match of {
+        Windows::Never => None,
+        Windows::Every | Windows::Alternate => window()?,
+        Windows::ByLayer | Windows::Unrotated if used == Some(true) => window()?,
+        Windows::Disputed if used == Some(true) => {
+            let why = "releases of transformers give its layers different windows";
+            return Err(keys.unsupported("use_sliding_window", why));
+        }
+        Windows::ByLayer | Windows::Disputed | Windows::Layout | Windows::Unrotated => None,
+    };
+    if let Some(kinds) = kinds {
+        return by_layer_types(keys, kinds, window, layers);
+    }
+    let Some(window) = window else {
+        return Ok(full);
+    };
+    let where_set = |set: &dyn Fn(u32) -> bool| {
+        let of_layer = |layer| if set(layer) { window } else { 0 };
+        (0..layers).map(of_layer).collect()
+    };
+    match of {
+        Windows::Unrotated => {
+            return Ok(where_set(&|layer| form.nope_layers.contains(&layer)));
+        }
+        Windows::Alternate => return Ok(where_set(&|layer| layer.is_multiple_of(2))),
+        _ => {}
+    }
+    if of != Windows::ByLayer {
+        // other programs disagree on the meaning of these
+        if used == Some(false) {
+            return Err(keys.bad(
+                "use_sliding_window",
+                "true or absent, as sliding_window is set",
+            ));
+        }
+        if keys.get("max_window_layers").is_some() {
+            let why = "this family has its window in every layer; name the layers in layer_types";
+            return Err(keys.unsupported("max_window_layers", why));
+        }
+        return Ok(vec![window; layers as usize]);
+    }
+    let first = keys.need_u32("max_window_layers")?;
+    Ok((0..layers)
+        .map(|layer| if layer >= first { window } else { 0 })
+        .collect())
+}
+
+/// The layers that `sliding_window_layout` names; the others are those of `full`.
+fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
+    let layers = full.len() as u32;
+    let layout = switches(keys, "sliding_window_layout", layers)?;
+    for (window, _) in (full.iter_mut().zip(layout.unwrap_or_default())).filter(|(_, on)| *on) {
+        *window = keys.need_u32("sliding_window_size")?;
+        if *window == 0 {
+            return Err(keys.bad("sliding_window_size", "1 and more"));
+        }
+    }
+    Ok(full)
+}
+
+fn by_layer_types(
+    keys: &Keys,
+    kinds: &[Value],
+    window: Option<u32>,
+    layers: u32,
+) -> Result<Vec<u32>, Error> {
+    if kinds.len() != layers as usize {
+        return Err(keys.bad(
+            "layer_types",
+            &format!("one entry for each of {layers} layers"),
+        ));
+    }
+    kinds
+        .iter()
+        .map(|kind| match (kind.as_str(), window) {
+            (Some("full_attention"), _) => Ok(0),
+            (Some("sliding_attention"), Some(window)) => Ok(window),
+            (Some("sliding_attention"), None) => Err(keys.bad(
+                "layer_types",
+                "no sliding_attention, for no window is set (sliding_window, in some families \
+                 use_sliding_window too)",
+            )),
+            _ => Err(keys.bad("layer_types", "full_attention or sliding_attention")),
+        })
+        .collect()
+}

@@ -1,0 +1,208 @@
+//! Rows of every layout, as they are presented.
+
+use super::{Layout, READ_BYTES, Scales, Store};
+use crate::error::Error;
+use crate::gguf::dequant;
+
+/// Elements of a block whose scale is stored apart.
+const GROUP: usize = 32;
+
+impl Store {
+    /// Reads stored rows `[first, first + out.len()/cols)` in bounded pieces.
+    pub(super) fn read_stored(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let place = &self.places[at];
+        let file = &self.files[place.file];
+        let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
+        let mut raw = self.raw.borrow_mut();
+        let mut row = first;
+        for piece in out.chunks_mut(rows_at_once * place.cols) {
+            let count = piece.len() / place.cols;
+            raw.resize(count * place.row_bytes, 0);
+            let offset = place.offset + row as u64 * place.row_bytes as u64;
+            file.read_at(&mut raw, offset, &|| {
+                format!("tensor {}", self.infos[at].source_name)
+            })?;
+            if let Some(scales) = place.scales {
+                self.decode_apart(at, scales, row, &raw, piece)?;
+            } else {
+                place.dtype.decode(&raw, piece);
+            }
+            row += count;
+        }
+        Ok(())
+    }
+
+    /// Decodes `raw`, the blocks of stored rows from `row` on, whose scales are stored apart.
+    fn decode_apart(
+        &self,
+        at: usize,
+        scales: Scales,
+        row: usize,
+        raw: &[u8],
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let (place, file) = (&self.places[at], &self.files[scales.file]);
+        let of_row = place.cols / GROUP;
+        let mut bytes = vec![0; out.len() / GROUP];
+        let offset = scales.offset.saturating_add((row * of_row) as u64);
+        file.read_at(&mut bytes, offset, &|| {
+            format!("scales of tensor {}", self.infos[at].source_name)
+        })?;
+        dequant::mxfp4_pairs(raw, &bytes, out);
+        Ok(())
+    }
+
+    /// Every second of the stored rows, from `place` on.
+    pub(super) fn read_every_row(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        place: usize,
+    ) -> Result<(), Error> {
+        for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
+            self.read_stored(at, 2 * (first + k) + place, row)?;
+        }
+        Ok(())
+    }
+
+    /// Every second of the stored elements of a vector, from `place` on.
+    pub(super) fn read_every_element(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        place: usize,
+    ) -> Result<(), Error> {
+        let mut stored = vec![0.0; 2 * out.len()];
+        self.read_stored(at, 2 * first, &mut stored)?;
+        for (value, pair) in out.iter_mut().zip(stored.chunks_exact(2)) {
+            *value = pair[place];
+        }
+        Ok(())
+    }
+
+    /// Picks the rows of a tensor's own heads out of its groups.
+    pub(super) fn read_grouped(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let Layout::Grouped {
+            head_dim,
+            stored,
+            first: head,
+            heads,
+        } = self.places[at].layout
+        else {
+            return self.read_stored(at, first, out);
+        };
+        for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
+            let (group, inside) = (
+                (first + k) / (heads * head_dim),
+                (first + k) % (heads * head_dim),
+            );
+            self.read_stored(at, (group * stored + head) * head_dim + inside, row)?;
+        }
+        Ok(())
+    }
+
+    /// Undoes the interleaved rotary order, of rows or (for a bias) of columns.
+    pub(super) fn read_interleaved(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        head_dim: usize,
+    ) -> Result<(), Error> {
+        let info = &self.infos[at];
+        if info.rows == 1 {
+            let mut stored = vec![0.0; info.cols];
+            self.read_stored(at, 0, &mut stored)?;
+            for (col, value) in out.iter_mut().enumerate() {
+                *value = stored[interleaved(col, head_dim)];
+            }
+            return Ok(());
+        }
+        for (k, row) in out.chunks_mut(info.cols).enumerate() {
+            self.read_stored(at, interleaved(first + k, head_dim), row)?;
+        }
+        Ok(())
+    }
+
+    /// Copies rows out of the transposed matrix, transposing it first unless it is cached.
+    pub(super) fn read_transposed(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let info = &self.infos[at];
+        let (rows, cols) = (info.rows, info.cols);
+        let (step, begin) = match self.places[at].layout {
+            Layout::TransposedEvery(begin) => (2, begin),
+            _ => (1, 0),
+        };
+        let width_stored = rows * step;
+        let mut cache = self.transposed.borrow_mut();
+        if cache.as_ref().is_none_or(|(cached, _)| *cached != at) {
+            let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
+            matrix.resize(rows * cols, 0.0);
+            // A strip of 16 stored rows becomes 64-byte runs in every presented row.
+            const STRIP: usize = 16;
+            let mut strip = vec![0.0; STRIP * width_stored];
+            for start in (0..cols).step_by(STRIP) {
+                let width = STRIP.min(cols - start);
+                let strip = &mut strip[..width * width_stored];
+                self.read_stored(at, start, strip)?;
+                for row in 0..rows {
+                    let run = &mut matrix[row * cols + start..][..width];
+                    for (k, value) in run.iter_mut().enumerate() {
+                        *value = strip[k * width_stored + row * step + begin];
+                    }
+                }
+            }
+            *cache = Some((at, matrix));
+        }
+        if let Some((_, matrix)) = cache.as_ref() {
+            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// Stored position of rotate-half position `row` in interleaved order.
+fn interleaved(row: usize, head_dim: usize) -> usize {
+    let (head, inside) = (row / head_dim, row % head_dim);
+    let half = head_dim / 2;
+    head * head_dim + 2 * (inside % half) + inside / half
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_order_is_the_inverse_of_the_converters_permutation() {
+        // The converter's reshape(heads, 2, half).swapaxes(1, 2), written out.
+        let (heads, head_dim) = (3, 8);
+        let half = head_dim / 2;
+        let mut stored = Vec::new();
+        for head in 0..heads {
+            for pair in 0..half {
+                for part in 0..2 {
+                    stored.push(head * head_dim + part * half + pair);
+                }
+            }
+        }
+        for row in 0..heads * head_dim {
+            assert_eq!(stored[interleaved(row, head_dim)], row);
+        }
+    }
+}

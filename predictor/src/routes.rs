@@ -1,0 +1,312 @@
+//! Collects routing statistics from a running model with experts.
+
+use crate::stats::routing::{ExpertMisses, RoutedLayer, Routing};
+use crate::stats::{ActivationStats, BATCHES, FORMAT_V2, Misses, Profile, Sample};
+
+/// Marks a layer without routes.
+const NONE: u16 = u16::MAX;
+
+/// What is profiled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoutedSubject {
+    /// Model and checkpoint, as [`Profile::model`].
+    pub model: String,
+    /// Hash of the text.
+    pub text: u64,
+    /// By layer: experts, 0 where its FFN is dense.
+    pub experts: Vec<u32>,
+    /// Experts that a token visits.
+    pub chosen: usize,
+    /// Most tokens of a window.
+    pub window: usize,
+    /// Most tokens whose routes are kept.
+    pub kept: usize,
+}
+
+/// Statistics being collected.
+#[derive(Debug)]
+pub struct RouteRecorder {
+    subject: RoutedSubject,
+    routing: Routing,
+    tokens: u64,
+    pairs: u64,
+    /// The current window, `[positions × layers × chosen]`, experts ascending.
+    now: Vec<u16>,
+    trace: RouteTrace,
+}
+
+/// The routes of the first tokens of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteTrace {
+    layers: usize,
+    chosen: usize,
+    /// `[tokens × layers × chosen]`.
+    routes: Vec<u16>,
+    /// Visits of each layer's experts over all tokens.
+    visits: Vec<Vec<u64>>,
+}
+
+impl RouteTrace {
+    /// Tokens kept.
+    pub fn tokens(&self) -> usize {
+        self.routes.len() / (self.layers * self.chosen).max(1)
+    }
+
+    /// The experts that a token visits in a layer, ascending; none in a dense one.
+    pub fn experts(&self, token: usize, layer: usize) -> impl Iterator<Item = u32> {
+        let first = (token * self.layers + layer) * self.chosen;
+        let routes = self.routes.get(first..first + self.chosen).unwrap_or(&[]);
+        let routed = routes.iter().filter(|&&expert| expert != NONE);
+        routed.map(|&expert| u32::from(expert))
+    }
+
+    /// Visits of the experts by layer.
+    pub fn visits(&self) -> &[Vec<u64>] {
+        &self.visits
+    }
+}
+
+impl RouteRecorder {
+    /// An empty recorder.
+    pub fn new(subject: RoutedSubject) -> Self {
+        let layers = subject
+            .experts
+            .iter()
+            .map(|&n| RoutedLayer::new(n as usize));
+        let row = subject.experts.len() * subject.chosen;
+        Self {
+            routing: Routing {
+                experts: subject.experts.iter().copied().max().unwrap_or(0),
+                chosen: subject.chosen as u32,
+                layers: layers.collect(),
+                misses: ExpertMisses::default(),
+            },
+            tokens: 0,
+            pairs: 0,
+            now: vec![NONE; row * subject.window],
+            trace: RouteTrace {
+                layers: subject.experts.len(),
+                chosen: subject.chosen,
+                routes: Vec::with_capacity(row * subject.kept),
+                visits: Vec::new(),
+            },
+            subject,
+        }
+    }
+
+    /// Bytes that a recorder holds.
+    pub fn bytes_for(subject: &RoutedSubject) -> u64 {
+        let row = 2 * subject.experts.len() * subject.chosen;
+        let lists =
+            |&n: &u32| 8 * (2 * n as usize + n as usize * (n as usize).saturating_sub(1) / 2);
+        let counted: usize = subject.experts.iter().map(lists).sum();
+        (row * (subject.window + subject.kept) + counted) as u64
+    }
+
+    /// Tokens counted.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Takes the routes of a layer for the tokens of the window from `at` on. `experts` has
+    /// [`RoutedSubject::chosen`] entries for each token; the first `skip` tokens belong to no text.
+    pub fn see(
+        &mut self,
+        layer: usize,
+        at: usize,
+        skip: usize,
+        experts: impl Iterator<Item = u32>,
+    ) {
+        let (layers, chosen) = (self.subject.experts.len(), self.subject.chosen);
+        let mut experts = experts.skip(skip * chosen).peekable();
+        let mut position = at;
+        while experts.peek().is_some() && position < self.subject.window && layer < layers {
+            let first = (position * layers + layer) * chosen;
+            let routes = &mut self.now[first..first + chosen];
+            for (route, expert) in routes.iter_mut().zip(&mut experts) {
+                *route = u16::try_from(expert).unwrap_or(NONE);
+            }
+            routes.sort_unstable();
+            position += 1;
+        }
+    }
+
+    /// Ends a window of `tokens` tokens.
+    pub fn end_window(&mut self, tokens: usize) {
+        let (layers, chosen) = (self.subject.experts.len(), self.subject.chosen);
+        let (row, tokens) = (layers * chosen, tokens.min(self.subject.window));
+        self.tokens += tokens as u64;
+        self.pairs += tokens.saturating_sub(1) as u64;
+        for position in 0..tokens {
+            for (number, layer) in self.routing.layers.iter_mut().enumerate() {
+                let first = position * row + number * chosen;
+                let now = &self.now[first..first + chosen];
+                let before = match position {
+                    0 => &[],
+                    _ => &self.now[first - row..first - row + chosen],
+                };
+                count(layer, before, now);
+            }
+        }
+        let left = self.subject.kept - self.trace.tokens().min(self.subject.kept);
+        let kept = &self.now[..tokens.min(left) * row];
+        self.trace.routes.extend_from_slice(kept);
+        self.now.fill(NONE);
+    }
+
+    /// The routes that were kept.
+    pub fn trace(&mut self) -> &RouteTrace {
+        self.trace.visits = self
+            .routing
+            .layers
+            .iter()
+            .map(|l| l.visits.clone())
+            .collect();
+        &self.trace
+    }
+
+    /// The statistics, with what a cache misses.
+    pub fn stats(self, misses: ExpertMisses) -> ActivationStats {
+        let mut steps = [0; BATCHES.len()];
+        steps[0] = self.tokens;
+        ActivationStats {
+            format: FORMAT_V2.into(),
+            tokens: self.tokens,
+            layers: Vec::new(),
+            profile: Some(Box::new(Profile {
+                model: self.subject.model,
+                texts: vec![self.subject.text],
+                window: self.subject.window as u32,
+                pairs: self.pairs,
+                steps,
+                banks: Vec::new(),
+                sample: Sample::default(),
+                misses: Misses::default(),
+                routing: Some(Routing {
+                    misses,
+                    ..self.routing
+                }),
+            })),
+        }
+    }
+}
+
+/// Counts the experts of a token, and those of the token before it, both ascending.
+fn count(layer: &mut RoutedLayer, before: &[u16], now: &[u16]) {
+    let known = layer.visits.len();
+    let routed = || (now.iter().map(|&e| usize::from(e))).filter(move |&e| e < known);
+    for expert in routed() {
+        layer.visits[expert] += 1;
+        layer.again[expert] += u64::from(before.binary_search(&(expert as u16)).is_ok());
+        for other in routed().filter(|&other| other > expert) {
+            let at = layer.pair(expert, other);
+            layer.together[at] += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject() -> RoutedSubject {
+        RoutedSubject {
+            model: "m 01".into(),
+            text: 7,
+            experts: vec![6, 0, 6],
+            chosen: 2,
+            window: 8,
+            kept: 11,
+        }
+    }
+
+    /// The experts of a token, as a router names them.
+    fn routes(window: usize, token: usize, layer: usize) -> [u32; 2] {
+        let a = (window * 5 + token / 2 + layer) as u32 % 6;
+        [(a + 3) % 6, a]
+    }
+
+    #[test]
+    fn counts_are_those_of_a_naive_count() {
+        let mut recorder = RouteRecorder::new(subject());
+        let lengths = [8usize, 8, 3];
+        for (window, &len) in lengths.iter().enumerate() {
+            // chunks of three, the first token belongs to no text
+            for from in (0..len + 1).step_by(3) {
+                let tokens = 3.min(len + 1 - from);
+                let skip = usize::from(from == 0);
+                for layer in [0, 2] {
+                    let experts =
+                        (from..from + tokens).flat_map(|t| routes(window, t.max(1) - 1, layer));
+                    recorder.see(layer, from + skip - 1, skip, experts);
+                }
+            }
+            recorder.end_window(len);
+        }
+        let trace = recorder.trace().clone();
+        assert_eq!(trace.tokens(), 11);
+        assert_eq!(trace.experts(9, 1).count(), 0);
+        let mut expected = routes(1, 1, 2);
+        expected.sort_unstable();
+        assert!(trace.experts(9, 2).eq(expected));
+        let stats = recorder.stats(ExpertMisses::default());
+        assert_eq!(stats.tokens, 19);
+        let profile = stats.profile.as_deref().unwrap();
+        assert_eq!(profile.pairs, 16);
+        let routing = profile.routing.as_ref().unwrap();
+        assert!(routing.layers[1].visits.is_empty());
+        for layer in [0, 2] {
+            let found = &routing.layers[layer];
+            let has = |w: usize, t: usize, e: usize| routes(w, t, layer).contains(&(e as u32));
+            let all = || (0..3).flat_map(|w| (0..lengths[w]).map(move |t| (w, t)));
+            for e in 0..6 {
+                let visits = all().filter(|&(w, t)| has(w, t, e)).count() as u64;
+                assert_eq!(found.visits[e], visits);
+                let again = all().filter(|&(w, t)| t > 0 && has(w, t, e) && has(w, t - 1, e));
+                assert_eq!(found.again[e], again.count() as u64);
+                for other in e + 1..6 {
+                    let both = all().filter(|&(w, t)| has(w, t, e) && has(w, t, other));
+                    assert_eq!(found.together[found.pair(e, other)], both.count() as u64);
+                }
+            }
+            let reuse = found.reuse(profile.pairs, routing.chosen);
+            assert!(reuse > 0.4 && reuse < 1.0, "{reuse}");
+        }
+        let bytes = stats.to_bytes().unwrap();
+        assert_eq!(ActivationStats::read(&bytes).unwrap(), stats);
+        let mut twice = stats.clone();
+        assert!(twice.merge(&stats).is_err(), "the same text");
+        let mut other = stats.clone();
+        other.profile.as_mut().unwrap().texts = vec![8];
+        twice.merge(&other).unwrap();
+        let both = twice.profile.as_deref().unwrap().routing.as_ref().unwrap();
+        assert_eq!(both.layers[0].visits[1], 2 * routing.layers[0].visits[1]);
+        for at in (0..bytes.len()).step_by(3) {
+            assert!(ActivationStats::read(&bytes[..at]).is_err());
+        }
+    }
+
+    #[test]
+    fn impossible_routes_are_refused() {
+        let mut recorder = RouteRecorder::new(subject());
+        for layer in [0, 2] {
+            let experts = (0..8).flat_map(|t| routes(0, t, layer));
+            recorder.see(layer, 0, 0, experts);
+        }
+        recorder.end_window(8);
+        let stats = recorder.stats(ExpertMisses::default());
+        let change = |f: fn(&mut Routing)| {
+            let mut bad = stats.clone();
+            let routing = bad.profile.as_mut().and_then(|p| p.routing.as_mut());
+            f(routing.unwrap());
+            bad.to_bytes().is_err()
+        };
+        assert!(!change(|_| ()));
+        assert!(change(|r| r.chosen = 0));
+        assert!(change(|r| r.layers[0].visits[0] += 1));
+        assert!(change(|r| r.layers[0].again[0] = 9));
+        assert!(change(|r| r.layers[0].together[0] += 1));
+        assert!(change(|r| r.layers[0].visits.truncate(3)));
+        assert!(change(|r| r.misses.missed[3] = 1));
+    }
+}

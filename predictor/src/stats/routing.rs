@@ -1,0 +1,261 @@
+//! How a mixture's router chooses: popularity, reuse from token to token, co-selection.
+
+/// Sizes of a cache of experts for which misses are counted, in 16ths of all experts.
+pub const SIXTEENTHS: usize = 15;
+
+/// Routing over a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routing {
+    /// Experts of a layer, without a shared one.
+    pub experts: u32,
+    /// Experts that a token visits in a layer.
+    pub chosen: u32,
+    /// One entry per layer of the model.
+    pub layers: Vec<RoutedLayer>,
+    /// What the engine's cache of experts misses, by its size.
+    pub misses: ExpertMisses,
+}
+
+/// One layer's routes. All lists are empty for a layer with a dense FFN.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoutedLayer {
+    /// Tokens that visit each expert.
+    pub visits: Vec<u64>,
+    /// Those whose predecessor in the window visits it too.
+    pub again: Vec<u64>,
+    /// Tokens that visit both of two experts: 0 and 1, 0 and 2, …, 1 and 2, ….
+    pub together: Vec<u64>,
+}
+
+/// Visits, and how many of them a cache of each size does not hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExpertMisses {
+    /// Visits counted; 0 where the text is too short to fill a cache.
+    pub needed: u64,
+    /// By size: 1/16 of all experts, 2/16, ….
+    pub missed: [u64; SIXTEENTHS],
+}
+
+impl ExpertMisses {
+    /// Share of the visits that a cache of a share `held` of all experts misses, between the
+    /// measured sizes a straight line; `None` where nothing was counted.
+    pub fn rate(&self, held: f64) -> Option<f64> {
+        if self.needed == 0 {
+            return None;
+        }
+        let at = held.clamp(0.0, 1.0) * (SIXTEENTHS + 1) as f64;
+        let rate = |size: usize| match size {
+            0 => 1.0,
+            _ => match self.missed.get(size - 1) {
+                Some(missed) => *missed as f64 / self.needed as f64,
+                None => 0.0,
+            },
+        };
+        let (below, part) = (at.floor() as usize, at.fract());
+        Some(rate(below) * (1.0 - part) + rate(below + 1) * part)
+    }
+
+    fn merge(&mut self, other: Self) -> Option<()> {
+        self.needed = self.needed.checked_add(other.needed)?;
+        for (mine, theirs) in self.missed.iter_mut().zip(other.missed) {
+            *mine = mine.checked_add(theirs)?;
+        }
+        Some(())
+    }
+}
+
+impl RoutedLayer {
+    /// An empty layer of `experts` experts; 0 for a dense one.
+    pub fn new(experts: usize) -> Self {
+        Self {
+            visits: vec![0; experts],
+            again: vec![0; experts],
+            together: vec![0; pairs(experts)],
+        }
+    }
+
+    /// Place in `together` of the experts `a < b`.
+    pub fn pair(&self, a: usize, b: usize) -> usize {
+        a * (2 * self.visits.len() - a - 1) / 2 + b - a - 1
+    }
+
+    /// Share of the tokens that visit each expert.
+    pub fn popularity(&self, tokens: u64) -> impl Iterator<Item = f64> {
+        let tokens = tokens.max(1) as f64;
+        self.visits.iter().map(move |&n| n as f64 / tokens)
+    }
+
+    /// Share of the experts that takes `share` of the routes, to the fraction of an expert; 0
+    /// without routes.
+    pub fn covering(&self, share: f64) -> f64 {
+        let mut falling = self.visits.clone();
+        falling.sort_unstable_by(|a, b| b.cmp(a));
+        let wanted = share * falling.iter().map(|&n| n as f64).sum::<f64>();
+        let mut sum = 0.0;
+        for (i, &n) in falling.iter().enumerate() {
+            if n > 0 && sum + n as f64 >= wanted {
+                return (i as f64 + (wanted - sum) / n as f64) / falling.len() as f64;
+            }
+            sum += n as f64;
+        }
+        0.0
+    }
+
+    /// Share of the experts of a token that its predecessor visits too, of tokens that have one:
+    /// `followed` pairs of tokens that visit `chosen` experts each.
+    pub fn reuse(&self, followed: u64, chosen: u32) -> f64 {
+        let again = self.again.iter().map(|&n| n as f64).sum::<f64>();
+        again / (followed as f64 * f64::from(chosen)).max(1.0)
+    }
+
+    /// The two experts that go together most beyond what their popularity explains: how many times
+    /// as often as if chosen independently. `None` where no two are ever chosen together.
+    pub fn closest(&self, tokens: u64) -> Option<Together> {
+        let mut best: Option<Together> = None;
+        for a in 0..self.visits.len() {
+            for b in a + 1..self.visits.len() {
+                let count = self.together[self.pair(a, b)];
+                let expected = self.visits[a] as f64 * self.visits[b] as f64 / tokens.max(1) as f64;
+                let lift = count as f64 / expected.max(1e-9);
+                // few tokens prove nothing
+                if count >= tokens / 100 && count > 0 && best.is_none_or(|best| lift > best.lift) {
+                    best = Some(Together {
+                        experts: [a as u32, b as u32],
+                        tokens: count,
+                        lift,
+                    });
+                }
+            }
+        }
+        best
+    }
+
+    fn lists_mut(&mut self) -> [&mut Vec<u64>; 3] {
+        [&mut self.visits, &mut self.again, &mut self.together]
+    }
+}
+
+/// Two experts that a router chooses together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Together {
+    /// Which.
+    pub experts: [u32; 2],
+    /// Tokens that visit both.
+    pub tokens: u64,
+    /// How many times as many as if they were chosen independently.
+    pub lift: f64,
+}
+
+/// Pairs of `experts` experts.
+pub(super) fn pairs(experts: usize) -> usize {
+    experts * experts.saturating_sub(1) / 2
+}
+
+impl Routing {
+    pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
+        let sizes = |r: &Self| {
+            let experts = r.layers.iter().map(|l| l.visits.len()).collect::<Vec<_>>();
+            (r.experts, r.chosen, experts)
+        };
+        if sizes(self) != sizes(other) {
+            return Err("their models have other experts".into());
+        }
+        let overflow = || "a count overflows".to_owned();
+        for (mine, theirs) in self.layers.iter_mut().zip(&other.layers) {
+            let theirs = [&theirs.visits, &theirs.again, &theirs.together];
+            for (mine, theirs) in mine.lists_mut().into_iter().zip(theirs) {
+                for (a, &b) in mine.iter_mut().zip(theirs) {
+                    *a = a.checked_add(b).ok_or_else(overflow)?;
+                }
+            }
+        }
+        self.misses.merge(other.misses).ok_or_else(overflow)
+    }
+
+    /// Checks that the numbers are consistent with `tokens` tokens; returns what is wrong.
+    pub(super) fn check(&self, tokens: u64) -> Result<(), String> {
+        let experts = self.experts as usize;
+        if self.chosen == 0 || self.chosen > self.experts {
+            return Err(format!("{} of {experts} experts chosen", self.chosen));
+        }
+        for (number, layer) in self.layers.iter().enumerate() {
+            let of = layer.visits.len();
+            let lists = [of, layer.again.len(), layer.together.len()];
+            if !(of == 0 || of == experts) || lists != [of, of, pairs(of)] {
+                return Err(format!("layer {number}: lists of {lists:?} entries"));
+            }
+            let bad = |what: &str| Err(format!("layer {number}: {what}"));
+            let sum = |list: &[u64]| list.iter().map(|&n| u128::from(n)).sum::<u128>();
+            let chosen = u128::from(self.chosen);
+            let each = u128::from(tokens);
+            if of > 0 && sum(&layer.visits) != each * chosen {
+                return bad("visits are not as many as tokens choose");
+            }
+            if of > 0 && sum(&layer.together) != each * (chosen * (chosen - 1) / 2) {
+                return bad("pairs are not as many as tokens choose");
+            }
+            if layer.visits.iter().any(|&n| n > tokens) {
+                return bad("an expert has more visits than tokens");
+            }
+            if layer.again.iter().zip(&layer.visits).any(|(a, v)| a > v) {
+                return bad("an expert is visited again more often than visited");
+            }
+            for a in 0..of {
+                for b in a + 1..of {
+                    let most = layer.visits[a].min(layer.visits[b]);
+                    if layer.together[layer.pair(a, b)] > most {
+                        return bad("two experts are chosen together more often than one of them");
+                    }
+                }
+            }
+        }
+        match self.misses.missed.iter().any(|&n| n > self.misses.needed) {
+            true => Err("more misses than visits".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_have_places() {
+        let layer = RoutedLayer::new(5);
+        let mut next = 0;
+        for a in 0..5 {
+            for b in a + 1..5 {
+                assert_eq!(layer.pair(a, b), next);
+                next += 1;
+            }
+        }
+        assert_eq!(next, layer.together.len());
+    }
+
+    #[test]
+    fn misses_are_interpolated() {
+        let mut misses = ExpertMisses::default();
+        assert_eq!(misses.rate(0.5), None);
+        misses.needed = 100;
+        misses.missed = std::array::from_fn(|i| 90 - 5 * i as u64);
+        let rate = |held| (misses.rate(held).unwrap() * 1000.0).round() / 1000.0;
+        assert_eq!([0.0, 1.0, 2.0].map(rate), [1.0, 0.0, 0.0]);
+        assert_eq!([1.0, 1.5, 2.0].map(|n| rate(n / 16.0)), [0.9, 0.875, 0.85]);
+        assert_eq!(rate(15.5 / 16.0), 0.1);
+    }
+
+    #[test]
+    fn close_experts_are_found() {
+        let mut layer = RoutedLayer::new(4);
+        layer.visits = vec![50, 50, 60, 40];
+        let at = layer.pair(0, 1);
+        layer.together[at] = 40;
+        let at = layer.pair(2, 3);
+        layer.together[at] = 30;
+        let best = layer.closest(100).unwrap();
+        assert_eq!((best.experts, best.tokens), ([0, 1], 40));
+        assert!((best.lift - 1.6).abs() < 1e-9);
+        assert!((layer.covering(0.8) - 0.75).abs() < 1e-9);
+    }
+}

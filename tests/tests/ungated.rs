@@ -1,0 +1,155 @@
+//! FFNs of two matrices: neurons that do not fire are not read.
+
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::memory::Needs;
+use emberflow_engine::{Counters, Engine, Options, Sparsity};
+use emberflow_kernels::DType;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
+use serde_json::{Map, Value, json};
+
+/// Families whose activation has exact zeros.
+const CASES: [&str; 5] = ["opt", "nemotron", "nemotron_bias", "falcon", "falcon_new"];
+
+fn case(name: &str) -> PathBuf {
+    fixtures().join("models").join(name)
+}
+
+/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
+fn give(engine: &mut Engine, share: f64) {
+    let needs = Needs {
+        process_peak: 0,
+        ..*engine.needs()
+    };
+    let [least, most] = [needs.smallest_budget(), needs.full_budget()];
+    let bytes = least + ((most - least) as f64 * share) as u64;
+    engine.set_budget(bytes).unwrap();
+}
+
+/// The logits of the case's prompt, token by token, and what they cost.
+fn run(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
+    let before = engine.counters();
+    let logits = all_logits(engine, tokens, 1);
+    (bits(&logits), engine.counters().since(before))
+}
+
+#[test]
+fn bundles_have_two_vectors() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let container = packed(&case(name), dir.path(), DType::F32);
+        let container = emberflow_storage::container::Container::open(&container).unwrap();
+        let g = container.geometry();
+        assert_eq!((g.gate_len, g.rest_len), (4 * 36, 4 * 36), "{name}");
+    }
+}
+
+/// Times that neurons are repeated.
+const COPIES: usize = 11;
+
+/// The case with more neurons, of which most get a bias that keeps them from firing: 97 % are zero for
+/// a token, as published of OPT-6.7B (arXiv 2312.11514), and two clusters are a small part of it.
+fn sparse_opt(dir: &Path) -> PathBuf {
+    let (from, to) = (case("opt"), dir.join("opt"));
+    std::fs::create_dir(&to).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let neurons = format!("\"ffn_dim\": {}", 300 * COPIES);
+    let config = config.replace("\"ffn_dim\": 300", &neurons);
+    std::fs::write(to.join("config.json"), config).unwrap();
+
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let (mut tensors, mut data) = (Map::new(), Vec::new());
+    for (name, tensor) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+        let number = |value: &Value| value.as_u64().unwrap() as usize;
+        let [start, end] = [0, 1].map(|i| number(&tensor["data_offsets"][i]));
+        let mut shape: Vec<usize> = tensor["shape"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(number)
+            .collect();
+        let mut values = bytes[8 + len..][start..end].to_vec();
+        if name.contains("fc1.") {
+            shape[0] *= COPIES;
+            values = values.repeat(COPIES);
+        } else if name.ends_with("fc2.weight") {
+            let rows = values.chunks_exact(2 * shape[1]);
+            values = rows.flat_map(|row| row.repeat(COPIES)).collect();
+            shape[1] *= COPIES;
+        }
+        if name.ends_with("fc1.bias") {
+            for (i, value) in values.chunks_exact_mut(2).enumerate() {
+                if i % 20 > 0 {
+                    value.copy_from_slice(&MINUS_20);
+                }
+            }
+        }
+        let offsets = [data.len(), data.len() + values.len()];
+        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets});
+        tensors.insert(name.clone(), entry);
+        data.extend(values);
+    }
+    let header = Value::Object(tensors).to_string();
+    let start = (header.len() as u64).to_le_bytes();
+    let file = [&start[..], header.as_bytes(), &data].concat();
+    std::fs::write(to.join("model.safetensors"), file).unwrap();
+    to
+}
+
+/// In bf16.
+const MINUS_20: [u8; 2] = 0xC1A0_u16.to_le_bytes();
+
+/// With half of the FFN in memory, far less is read for a token than by a dense pass over the same
+/// file, and the text is the same.
+#[test]
+fn sparse_reads_are_fewer_than_dense_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Golden::load(&case("opt"), "golden.json").tokens;
+    let checkpoint = sparse_opt(dir.path());
+    for quant in [DType::F32, DType::Q8] {
+        let container = packed(&checkpoint, dir.path(), quant);
+        let with = |sparsity| Options {
+            sparsity,
+            ..roomy(tokens.len())
+        };
+        let mut dense = open(&container, with(Sparsity::Dense));
+        let mut exact = open(&container, with(Sparsity::Exact));
+        let (expected, _) = run(&mut dense, &tokens);
+        for (share, times) in [(0.5, 1), (0.65, 3)] {
+            give(&mut dense, share);
+            give(&mut exact, share);
+            let (full, all) = run(&mut dense, &tokens);
+            let (sparse, few) = run(&mut exact, &tokens);
+            assert!(full == expected && sparse == expected, "{quant:?}");
+            let [read, most] = [few, all].map(|c| c.bytes_read / tokens.len() as u64);
+            println!("{quant:?} at {share}: {read} bytes a token, dense {most}");
+            assert!(30 * few.fired < few.possible, "{quant:?}: {few:?}");
+            assert!(
+                times * read < most,
+                "{quant:?} at {share}: {read} bytes a token, dense {most}"
+            );
+        }
+    }
+}
+
+/// Every budget gives the bits of the whole model in memory, whatever of it is resident.
+#[test]
+fn budgets_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in CASES {
+        let case = case(name);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let container = packed(&case, dir.path(), DType::Q4);
+        let mut engine = open(&container, roomy(tokens.len()));
+        let (expected, _) = run(&mut engine, &tokens);
+        for share in [0.0, 0.25, 0.5, 0.75, 0.1] {
+            give(&mut engine, share);
+            assert!(run(&mut engine, &tokens).0 == expected, "{name}: {share}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Arguments of `serve`.
+
+use std::net::IpAddr;
+
+use clap::{Args, ValueEnum};
+
+use super::{EngineArgs, ModelArg};
+
+/// Who goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scheduling {
+    /// Interactive requests, many texts at once.
+    Classes,
+    /// Who came first, one request after the other: a baseline.
+    #[value(name = "fcfs")]
+    FirstCome,
+}
+
+impl Scheduling {
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Classes => "classes",
+            Self::FirstCome => "fcfs",
+        }
+    }
+}
+
+/// `serve`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow serve
+  emberflow serve model.ember --memory 4GiB --parallel 4 --context 4096
+  curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"A vector is\", \"max_tokens\": 20}'
+
+Paths: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, /props, /tokenize,
+/detokenize, /apply-template. SIGTERM ends the server: running requests have 20 seconds.")]
+pub struct ServeArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// Address to listen on; the default is reachable from this machine only.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one, which is printed.
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Texts at once; the memory plan has room for all of them.
+    #[arg(long, value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
+    pub parallel: u16,
+    /// Requests that may wait beside those that run; more are refused with status 429.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub queue: u16,
+    /// Positions of each request, prompt and answer; default: 2048 or the model's limit.
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
+    /// Key that clients must send as `Authorization: Bearer KEY`.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "EMBERFLOW_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Option<String>,
+    /// Also answer web pages from this origin, or from all with `*`; pages of this machine may
+    /// always ask.
+    #[arg(long, value_name = "ORIGIN")]
+    pub allow_origin: Option<String>,
+    /// Who goes first.
+    #[arg(long, value_name = "NAME", default_value = "classes")]
+    pub scheduling: Scheduling,
+    /// Name of the model for clients; default: its file's name.
+    #[arg(long, value_name = "NAME")]
+    pub alias: Option<String>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: EngineArgs,
+    /// Take a --memory that this machine does not have.
+    #[arg(long)]
+    pub force: bool,
+}

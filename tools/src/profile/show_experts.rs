@@ -1,0 +1,205 @@
+//! `emberflow profile show` for a model with experts.
+
+use std::fmt::Write as _;
+
+use emberflow_predictor::stats::routing::{Routing, SIXTEENTHS};
+use emberflow_predictor::stats::{ActivationStats, Profile};
+use serde::Serialize;
+
+use super::experts::means;
+use crate::chart::{Labels, heat};
+
+/// What is shown. Keys are a contract.
+#[derive(Debug, Serialize)]
+pub struct ShownExperts {
+    /// The statistics.
+    file: String,
+    /// Tokens they were counted over.
+    tokens: u64,
+    /// Model and checkpoint.
+    model: String,
+    /// Tokens of a window.
+    window: u32,
+    /// Experts of a layer.
+    experts: u32,
+    /// Experts that a token visits.
+    chosen: u32,
+    /// Share of the experts that takes 90 % of the routes, mean of the layers.
+    popular: f64,
+    /// Share of a token's experts that the next token visits too, mean of the layers.
+    reuse: f64,
+    /// What the engine's cache of a share of all experts misses; empty where it was not counted.
+    misses: Vec<Miss>,
+    /// By layer.
+    layers: Vec<LayerRoutes>,
+}
+
+/// One size of the cache. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Miss {
+    /// Share of the experts that it holds.
+    cache: f64,
+    /// Share of the visits whose expert it does not hold.
+    missed: f64,
+}
+
+/// One layer. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct LayerRoutes {
+    /// Number.
+    layer: usize,
+    /// Share of the tokens that visit each expert.
+    popularity: Vec<f64>,
+    /// Share of the routes that the most popular expert takes.
+    top: f64,
+    /// Share of the experts that takes half of the routes, and nine tenths.
+    covering_50: f64,
+    covering_90: f64,
+    /// Share of a token's experts that the next token visits too.
+    reuse: f64,
+    /// The same if tokens were routed independently, by popularity alone.
+    reuse_by_popularity: f64,
+    /// The two experts that are chosen together most often for their popularity.
+    together: Option<Pair>,
+}
+
+/// Two experts. Keys are a contract.
+#[derive(Debug, Serialize)]
+struct Pair {
+    /// Which.
+    experts: [u32; 2],
+    /// Share of the tokens that visit both.
+    share: f64,
+    /// How many times as many as if they were chosen independently.
+    lift: f64,
+}
+
+/// What `routing` says.
+pub fn shown(
+    file: String,
+    stats: &ActivationStats,
+    profile: &Profile,
+    routing: &Routing,
+) -> ShownExperts {
+    let tokens = stats.tokens;
+    let routed = routing.layers.iter().enumerate();
+    let routed = routed.filter(|(_, layer)| !layer.visits.is_empty());
+    let layers = routed.map(|(number, layer)| {
+        let popularity: Vec<f64> = layer.popularity(tokens).collect();
+        let chosen = f64::from(routing.chosen);
+        LayerRoutes {
+            layer: number,
+            top: popularity.iter().copied().fold(0.0, f64::max) / chosen,
+            covering_50: layer.covering(0.5),
+            covering_90: layer.covering(0.9),
+            reuse: layer.reuse(profile.pairs, routing.chosen),
+            reuse_by_popularity: popularity.iter().map(|p| p * p).sum::<f64>() / chosen,
+            together: layer.closest(tokens).map(|pair| Pair {
+                experts: pair.experts,
+                share: pair.tokens as f64 / tokens.max(1) as f64,
+                lift: pair.lift,
+            }),
+            popularity,
+        }
+    });
+    let sizes = (1..=SIXTEENTHS).map(|n| n as f64 / (SIXTEENTHS + 1) as f64);
+    let miss = |cache| {
+        let missed = routing.misses.rate(cache)?;
+        Some(Miss { cache, missed })
+    };
+    let (popular, reuse) = means(routing, profile.pairs);
+    ShownExperts {
+        file,
+        tokens,
+        model: profile.model.clone(),
+        window: profile.window,
+        experts: routing.experts,
+        chosen: routing.chosen,
+        popular,
+        reuse,
+        misses: sizes.filter_map(miss).collect(),
+        layers: layers.collect(),
+    }
+}
+
+/// The same as text.
+pub fn text(s: &ShownExperts) -> String {
+    let percent = |v: f64| format!("{:.1} %", 100.0 * v);
+    // writing to a String cannot fail
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{}: {} tokens of {}, {} of {} experts for each",
+        s.file, s.tokens, s.model, s.chosen, s.experts
+    );
+    let _ = writeln!(
+        out,
+        "layer  top expert  50 % from  90 % from   again  by popularity  most together"
+    );
+    for l in &s.layers {
+        let pair = l.together.as_ref().map_or("-".into(), |p| {
+            format!(
+                "{} and {}: {}, {:.1} times as often as by chance",
+                p.experts[0],
+                p.experts[1],
+                percent(p.share),
+                p.lift
+            )
+        });
+        let _ = writeln!(
+            out,
+            "{:>5} {:>11} {:>10} {:>10} {:>7} {:>14}  {pair}",
+            l.layer,
+            percent(l.top),
+            percent(l.covering_50),
+            percent(l.covering_90),
+            percent(l.reuse),
+            percent(l.reuse_by_popularity)
+        );
+    }
+    let _ = writeln!(
+        out,
+        "all layers: 90 % of the routes from {} of the experts, {} of a token's experts again",
+        percent(s.popular),
+        percent(s.reuse)
+    );
+    let cut = s.misses.iter().filter(|m| (m.cache * 8.0).fract() == 0.0);
+    let misses: Vec<String> = cut
+        .map(|m| format!("{:.0} %: {}", 100.0 * m.cache, percent(m.missed)))
+        .collect();
+    if !misses.is_empty() {
+        let _ = writeln!(
+            out,
+            "visits that a cache of a share of all experts misses: {}",
+            misses.join("  ")
+        );
+    }
+    out
+}
+
+/// Popularity by layer: a row for each layer, its experts from the most popular one on.
+pub fn svg(s: &ShownExperts) -> String {
+    let rows: Vec<(String, Vec<f64>)> = (s.layers.iter())
+        .map(|l| {
+            let mut falling = l.popularity.clone();
+            falling.sort_by(|a, b| b.total_cmp(a));
+            (l.layer.to_string(), falling)
+        })
+        .collect();
+    let title = format!("{}: which experts {} tokens visit", s.model, s.tokens);
+    let facts = format!(
+        "{} of {} experts for a token; 90 % of the routes from {:.0} % of the experts, {:.0} % of a \
+         token's experts again",
+        s.chosen,
+        s.experts,
+        100.0 * s.popular,
+        100.0 * s.reuse
+    );
+    let labels = Labels {
+        title: &title,
+        facts: &facts,
+        x: "experts of a layer, most popular first",
+        y: "layer",
+    };
+    heat(&labels, "share of the tokens", &rows)
+}

@@ -1,0 +1,338 @@
+//! Requests of `/v1/chat/completions` and `/v1/completions`.
+//!
+//! Unknown fields are ignored, as clients expect. Known fields that would change the output and are
+//! not supported are refused by name.
+
+use std::collections::BTreeMap;
+
+use emberflow_engine::{Bias, Request, Sampling, Text};
+use emberflow_models::chat::{ChatTemplate, Message};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// Most stop strings of a request, and bytes of each.
+const MAX_STOPS: usize = 16;
+const MAX_STOP: usize = 256;
+/// Most tokens that are told at a place, and that can have a bias.
+const MAX_TOP: usize = 20;
+const MAX_BIAS: usize = 300;
+/// Tokens of a completion that names no number.
+const COMPLETION_TOKENS: usize = 16;
+
+/// Which of the two kinds of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+}
+
+/// Fields that both kinds of request share.
+#[derive(Debug, Default, Deserialize)]
+pub struct Common {
+    /// Name of the model.
+    pub model: Option<String>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    #[serde(alias = "repetition_penalty")]
+    repeat_penalty: Option<f32>,
+    seed: Option<i64>,
+    n: Option<usize>,
+    stop: Option<OneOrMany>,
+    ignore_eos: Option<bool>,
+    /// Whether to stream.
+    pub stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    priority: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    logprobs: Option<LogProbsAsked>,
+    top_logprobs: Option<usize>,
+    response_format: Option<Value>,
+    tools: Option<Value>,
+    functions: Option<Value>,
+    grammar: Option<Value>,
+    json_schema: Option<Value>,
+    suffix: Option<Value>,
+    best_of: Option<usize>,
+}
+
+/// Whether (chats) or how many (completions).
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum LogProbsAsked {
+    Whether(bool),
+    Top(usize),
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// `/v1/chat/completions`
+#[derive(Debug, Deserialize)]
+pub struct ChatRequest {
+    messages: Vec<InMessage>,
+    /// The other fields.
+    #[serde(flatten)]
+    pub common: Common,
+}
+
+#[derive(Debug, Deserialize)]
+struct InMessage {
+    role: String,
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+#[derive(Debug, Deserialize)]
+struct ContentPart {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+}
+
+/// `/v1/completions`
+#[derive(Debug, Deserialize)]
+pub struct CompletionRequest {
+    prompt: Prompt,
+    /// Whether each text begins with its prompt.
+    pub echo: Option<bool>,
+    /// The other fields.
+    #[serde(flatten)]
+    pub common: Common,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Common {
+    /// Refuses what is not supported.
+    pub fn check(&self) -> Result<(), ApiError> {
+        let given = |value: &Option<Value>| match value {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Number(n)) => n.as_f64() != Some(0.0),
+            Some(Value::Array(a)) => !a.is_empty(),
+            Some(Value::Object(o)) => !o.is_empty(),
+            Some(Value::String(s)) => !s.is_empty(),
+            Some(Value::Bool(true)) => true,
+        };
+        let plain = |value: &Value| value["type"] == "text";
+        let refused = [
+            (
+                "response_format",
+                given(&self.response_format) && !self.response_format.as_ref().is_some_and(plain),
+            ),
+            ("tools", given(&self.tools)),
+            ("functions", given(&self.functions)),
+            ("grammar", given(&self.grammar)),
+            ("json_schema", given(&self.json_schema)),
+            ("suffix", given(&self.suffix)),
+            ("best_of", self.best_of.is_some_and(|b| b != self.samples())),
+        ];
+        for (name, is_given) in refused {
+            if is_given {
+                let message = format!("`{name}` is not supported; leave it out");
+                return Err(ApiError::param(name, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of continuations.
+    pub fn samples(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    /// Whether this is background work: a priority above 0.
+    pub fn proactive(&self) -> bool {
+        self.priority.is_some_and(|p| p > 0)
+    }
+
+    /// Whether a stream ends with the numbers of tokens.
+    pub fn include_usage(&self) -> bool {
+        let options = self.stream_options.as_ref();
+        options.and_then(|o| o.include_usage).unwrap_or(false)
+    }
+
+    /// The stop strings.
+    pub fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(OneOrMany::One(stop)) => vec![stop.clone()],
+            Some(OneOrMany::Many(stops)) => stops.clone(),
+        };
+        if stops.len() > MAX_STOPS || stops.iter().any(|stop| stop.len() > MAX_STOP) {
+            let message = format!("at most {MAX_STOPS} stop strings of {MAX_STOP} bytes");
+            return Err(ApiError::param("stop", message));
+        }
+        Ok(stops)
+    }
+
+    /// How many of the likeliest tokens to say at each token, if log-probabilities are asked for.
+    fn log_probs(&self) -> Result<Option<usize>, ApiError> {
+        let top = match self.logprobs {
+            None | Some(LogProbsAsked::Whether(false)) => match self.top_logprobs {
+                None | Some(0) => return Ok(None),
+                Some(_) => {
+                    let message = "`top_logprobs` needs `logprobs`";
+                    return Err(ApiError::param("top_logprobs", message));
+                }
+            },
+            Some(LogProbsAsked::Whether(true)) => self.top_logprobs.unwrap_or(0),
+            Some(LogProbsAsked::Top(top)) => top,
+        };
+        match top <= MAX_TOP {
+            true => Ok(Some(top)),
+            false => {
+                let message = format!("at most {MAX_TOP} tokens are told at each place");
+                Err(ApiError::param("logprobs", message))
+            }
+        }
+    }
+
+    /// What is added to logits.
+    pub fn bias(&self, vocab: u32) -> Result<Vec<Bias>, ApiError> {
+        let Some(bias) = &self.logit_bias else {
+            return Ok(Vec::new());
+        };
+        if bias.len() > MAX_BIAS {
+            let message = format!("at most {MAX_BIAS} tokens");
+            return Err(ApiError::param("logit_bias", message));
+        }
+        let one = |(token, &add): (&String, &f32)| {
+            let token = token.parse().ok().filter(|&token| token < vocab);
+            let add = Some(add).filter(|add| add.abs() <= 100.0);
+            token.zip(add).map(|(token, add)| Bias { token, add })
+        };
+        let all: Option<Vec<Bias>> = bias.iter().map(one).collect();
+        all.ok_or_else(|| {
+            let message = format!("numbers of tokens below {vocab}, with values of -100 to 100");
+            ApiError::param("logit_bias", message)
+        })
+    }
+
+    /// What to generate after a prompt of `prompt` of `context` positions. `seed` is used where none
+    /// is given.
+    pub fn request(
+        &self,
+        text: &Text,
+        default_tokens: usize,
+        seed: u64,
+    ) -> Result<Request, ApiError> {
+        let defaults = text.meta().sampling;
+        let sampling = Sampling {
+            temperature: self.temperature.or(defaults.temperature).unwrap_or(1.0),
+            top_k: (self.top_k).unwrap_or(defaults.top_k.unwrap_or(0) as usize),
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
+            repetition_penalty: (self.repeat_penalty)
+                .or(defaults.repetition_penalty)
+                .unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            seed: self.seed.map_or(seed, i64::cast_unsigned),
+        };
+        sampling.validate().map_err(ApiError::invalid)?;
+        let asked = self.max_completion_tokens.or(self.max_tokens);
+        Ok(Request {
+            max_tokens: asked.unwrap_or(default_tokens),
+            sampling,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            log_probs: self.log_probs()?,
+            ..Request::default()
+        })
+    }
+}
+
+impl ChatRequest {
+    /// Tokens of the conversation.
+    pub fn prompt(&self, text: &Text, template: &ChatTemplate) -> Result<Vec<u32>, ApiError> {
+        // The template writes its own special tokens.
+        text.tokens(&self.rendered(template)?)
+            .map_err(ApiError::invalid)
+    }
+
+    /// Text of the conversation.
+    pub fn rendered(&self, template: &ChatTemplate) -> Result<String, ApiError> {
+        let messages = self.messages.iter().map(InMessage::message);
+        let messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
+        if messages.is_empty() {
+            return Err(ApiError::param("messages", "there are no messages"));
+        }
+        let rendered = template.render(&messages, true);
+        rendered.map_err(|e| ApiError::param("messages", e))
+    }
+}
+
+impl InMessage {
+    fn message(&self) -> Result<Message, ApiError> {
+        let content = match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => {
+                let mut all = String::new();
+                for part in parts {
+                    match (&part.text, part.kind.as_str()) {
+                        (Some(text), "text") => all.push_str(text),
+                        (_, kind) => {
+                            let message = format!("content of type `{kind}` is not supported");
+                            return Err(ApiError::param("messages", message));
+                        }
+                    }
+                }
+                all
+            }
+        };
+        Ok(Message {
+            role: self.role.clone(),
+            content,
+        })
+    }
+}
+
+impl CompletionRequest {
+    /// Tokens of each prompt.
+    pub fn prompts(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |prompt: &String| text.encode(prompt).map_err(ApiError::invalid);
+        match &self.prompt {
+            Prompt::Text(prompt) => Ok(vec![encode(prompt)?]),
+            Prompt::Texts(prompts) => prompts.iter().map(encode).collect(),
+            Prompt::Tokens(tokens) => Ok(vec![tokens.clone()]),
+            Prompt::TokenLists(lists) => Ok(lists.clone()),
+        }
+    }
+
+    /// Tokens to generate where the request does not say.
+    pub fn default_tokens() -> usize {
+        COMPLETION_TOKENS
+    }
+}

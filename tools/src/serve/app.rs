@@ -1,0 +1,170 @@
+//! What all handlers see.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::HeaderValue;
+use emberflow_engine::Text;
+use emberflow_models::chat::ChatTemplate;
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::api::Common;
+use super::error::ApiError;
+use super::shared::Shared;
+use super::worker::Job;
+
+/// State of the HTTP side.
+pub struct App {
+    /// Shared with the engine's thread.
+    pub shared: Arc<Shared>,
+    /// To the engine's thread.
+    pub jobs: Sender<Job>,
+    /// Tokenizer and metadata.
+    pub text: Text,
+    /// The chat template, if the model has one.
+    pub template: Option<ChatTemplate>,
+    /// Name of the model.
+    pub model: String,
+    /// Positions of a request.
+    pub context: usize,
+    /// Texts at once.
+    pub parallel: usize,
+    /// Requests that may wait beside.
+    pub queue: usize,
+    /// Requests that are being served or wait.
+    pub permits: Arc<Semaphore>,
+    /// Most bytes of a body.
+    pub body_limit: usize,
+    /// The key that clients must send.
+    pub key: Option<String>,
+    /// Origin that browsers may send beside those of this machine.
+    pub origin: Option<String>,
+    /// Seconds since 1970 at the start.
+    pub created: u64,
+    /// When it started.
+    pub started: Instant,
+    /// Number of responses so far.
+    pub count: AtomicU64,
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+impl App {
+    /// Permission for one more request.
+    pub fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.check_ready()?;
+        let permit = self.permits.clone().try_acquire_owned();
+        permit.map_err(|_| ApiError::busy())
+    }
+
+    /// Whether requests are served now.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        if self.shared.closing() {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        match self.shared.ready() {
+            true => Ok(()),
+            false => Err(ApiError::unavailable("Loading model")),
+        }
+    }
+
+    /// Checks the fields that both kinds of request share.
+    pub fn check(&self, common: &Common) -> Result<(), ApiError> {
+        if let Some(model) = common.model.as_deref().filter(|m| !m.is_empty()) {
+            self.check_model(model)?;
+        }
+        let samples = common.samples();
+        if samples == 0 || samples > self.parallel {
+            let message = format!(
+                "`n` is {samples}, and this server runs 1 to {} texts at once (see --parallel)",
+                self.parallel
+            );
+            return Err(ApiError::param("n", message));
+        }
+        common.check()
+    }
+
+    /// Checks the name of a model.
+    pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
+        match name == self.model {
+            true => Ok(()),
+            false => Err(ApiError::unknown(format!(
+                "there is no model `{name}`; this server has `{}`",
+                self.model
+            ))),
+        }
+    }
+
+    /// Checks tokens that a client sent.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), ApiError> {
+        let vocab = self.text.config().vocab;
+        match tokens.iter().find(|&&token| token >= vocab) {
+            None => Ok(()),
+            Some(token) => Err(ApiError::invalid(format!(
+                "token {token} is not one of the vocabulary's {vocab}"
+            ))),
+        }
+    }
+
+    /// Runs work that takes long apart from the connections.
+    pub async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.unwrap_or_else(|e| Err(ApiError::failed(e)))
+    }
+
+    /// The entry of `/v1/models`.
+    pub fn model_json(&self) -> Value {
+        json!({
+            "id": self.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "emberflow",
+            "context_length": self.context,
+        })
+    }
+
+    /// Number of this response.
+    pub fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether `key` may use the server. Takes the same time for every wrong key of equal length.
+    pub fn allows_key(&self, key: Option<&str>) -> bool {
+        let Some(wanted) = &self.key else {
+            return true;
+        };
+        let key = key.unwrap_or_default();
+        let differs = wanted
+            .bytes()
+            .zip(key.bytes())
+            .fold(0, |d, (a, b)| d | (a ^ b));
+        wanted.len() == key.len() && differs == 0
+    }
+
+    /// Whether pages from `origin` may use the server: those of this machine, and the one that was
+    /// named.
+    pub fn allows_origin(&self, origin: &HeaderValue) -> bool {
+        let Ok(origin) = origin.to_str() else {
+            return false;
+        };
+        if self.origin.as_deref() == Some(origin) || self.origin.as_deref() == Some("*") {
+            return true;
+        }
+        let host = origin.strip_prefix("http://").unwrap_or_default();
+        let host = match host.rsplit_once(':') {
+            Some((host, port)) if port.parse::<u16>().is_ok() => host,
+            _ => host,
+        };
+        ["localhost", "127.0.0.1", "[::1]"].contains(&host)
+    }
+}

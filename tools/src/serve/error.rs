@@ -1,0 +1,121 @@
+//! Errors as clients of OpenAI's interface expect them.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// An error response.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    kind: &'static str,
+    param: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl ToString) -> Self {
+        Self {
+            status,
+            message: message.to_string(),
+            kind,
+            param: None,
+        }
+    }
+
+    /// 400: the request is wrong.
+    pub fn invalid(message: impl ToString) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: this parameter is wrong, or not supported.
+    pub fn param(param: &'static str, message: impl ToString) -> Self {
+        Self {
+            param: Some(param),
+            ..Self::invalid(message)
+        }
+    }
+
+    /// 401: no key, or a wrong one.
+    pub fn key() -> Self {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+    }
+
+    /// 404: there is no such thing.
+    pub fn unknown(message: impl ToString) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
+    /// 405: not with this method.
+    pub fn method() -> Self {
+        let message = "this path does not take this method";
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// 408: the body did not come.
+    pub fn slow() -> Self {
+        let message = "the body did not arrive in time";
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// 413: the body is too large.
+    pub fn large(limit: usize) -> Self {
+        let message = format!("the body is larger than {limit} bytes, more than the context holds");
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// 429: too many requests at once.
+    pub fn busy() -> Self {
+        let message = "too many requests wait; try again in a while";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    }
+
+    /// 500: a request that failed.
+    pub fn failed(message: impl ToString) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// 503: not yet, or not any more.
+    pub fn unavailable(message: impl ToString) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "unavailable_error",
+            message,
+        )
+    }
+
+    /// The error object.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status.as_u16(),
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
+        }
+        response
+    }
+}

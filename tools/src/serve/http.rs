@@ -1,0 +1,265 @@
+//! The HTTP side: routes, limits, keys.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::api::{ChatRequest, CompletionRequest, Kind};
+use super::app::App;
+use super::error::ApiError;
+use super::generate::{Asked, respond};
+use super::stats::{slots, stats};
+
+/// Time for a body to arrive.
+const BODY_TIME: Duration = Duration::from_secs(30);
+/// Header that names the class of a request: `reactive` or `proactive`.
+const CLASS: &str = "x-emberflow-class";
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    let v1 = Router::new()
+        .route("/chat/completions", post(chat))
+        .route("/completions", post(completion))
+        .route("/models", get(models));
+    Router::new()
+        .merge(v1.clone())
+        .nest("/v1", v1)
+        .route("/v1/models/{name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+        .route("/metrics", get(metrics))
+        .route("/props", get(props))
+        .route("/health", get(health))
+        .route(
+            "/slots",
+            get(|State(app): State<Arc<App>>| async move { Json(slots(&app)) }),
+        )
+        .route(
+            "/stats",
+            get(|State(app): State<Arc<App>>| async move { Json(stats(&app)) }),
+        )
+        .route("/", get(page))
+        .fallback(|| async { ApiError::unknown("there is nothing at this path") })
+        .method_not_allowed_fallback(|| async { ApiError::method() })
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .with_state(app)
+}
+
+/// Checks the key and answers browsers on this machine.
+async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) -> Response {
+    let origin = request.headers().get(header::ORIGIN);
+    let origin = origin.filter(|o| app.allows_origin(o)).cloned();
+    let path = request.uri().path();
+    let public = ["/", "/health", "/models", "/v1/models"].contains(&path);
+    let mut response = if request.method() == Method::OPTIONS {
+        StatusCode::OK.into_response()
+    } else if public || app.allows_key(sent_key(request.headers())) {
+        next.run(request).await
+    } else {
+        ApiError::key().into_response()
+    };
+    if let Some(origin) = origin {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        let methods = HeaderValue::from_static("GET, POST");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+        let names = HeaderValue::from_static("authorization, content-type, x-api-key");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names);
+    }
+    response
+}
+
+fn sent_key(headers: &HeaderMap) -> Option<&str> {
+    let bearer = || {
+        let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+        value.strip_prefix("Bearer ")
+    };
+    let plain = || headers.get("x-api-key")?.to_str().ok();
+    bearer().or_else(plain)
+}
+
+/// Reads and parses a body.
+async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
+    let limit = app.body_limit;
+    let bytes = tokio::time::timeout(BODY_TIME, to_bytes(body, limit)).await;
+    let bytes = bytes.map_err(|_| ApiError::slow())?;
+    let bytes = bytes.map_err(|e| match e.to_string().contains("limit") {
+        true => ApiError::large(limit),
+        false => ApiError::invalid(e),
+    })?;
+    serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the body: {e}")))
+}
+
+async fn chat(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let permit = app.permit()?;
+    let request: ChatRequest = read(&app, body).await?;
+    app.check(&request.common)?;
+    let ours = app.clone();
+    let prompts = app.compute(move || {
+        let Some(template) = &ours.template else {
+            let message = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::invalid(message));
+        };
+        let prompt = request.prompt(&ours.text, template)?;
+        Ok((request.common, vec![prompt]))
+    });
+    let (common, prompts) = prompts.await?;
+    let asked = Asked {
+        kind: Kind::Chat,
+        proactive: proactive(&headers)?.unwrap_or(common.proactive()),
+        prompts,
+        echo: Vec::new(),
+        default_tokens: app.context,
+        common,
+    };
+    respond(app, asked, permit).await
+}
+
+async fn completion(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let permit = app.permit()?;
+    let request: CompletionRequest = read(&app, body).await?;
+    app.check(&request.common)?;
+    let ours = app.clone();
+    let asked = app.compute(move || {
+        let prompts = request.prompts(&ours.text)?;
+        let mut echo = Vec::new();
+        if request.echo == Some(true) {
+            for prompt in &prompts {
+                let text = ours.text.tokenizer().decode(prompt, true);
+                echo.push(text.map_err(ApiError::invalid)?);
+            }
+        }
+        Ok(Asked {
+            kind: Kind::Text,
+            proactive: proactive(&headers)?.unwrap_or(request.common.proactive()),
+            prompts,
+            echo,
+            default_tokens: CompletionRequest::default_tokens(),
+            common: request.common,
+        })
+    });
+    respond(app.clone(), asked.await?, permit).await
+}
+
+/// What the header says about the class.
+fn proactive(headers: &HeaderMap) -> Result<Option<bool>, ApiError> {
+    match headers.get(CLASS).map(|value| value.as_bytes()) {
+        None => Ok(None),
+        Some(b"reactive") => Ok(Some(false)),
+        Some(b"proactive") => Ok(Some(true)),
+        Some(_) => Err(ApiError::invalid(
+            "x-emberflow-class is `reactive` or `proactive`",
+        )),
+    }
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [app.model_json()]}))
+}
+
+async fn model(
+    State(app): State<Arc<App>>,
+    axum::extract::Path(name): axum::extract::Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.check_model(&name)?;
+    Ok(Json(app.model_json()))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    app.check_ready()?;
+    Ok(Json(json!({"status": "ok"})))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.shared.totals().text())
+}
+
+/// The page to look at. It may run nothing from elsewhere and ask nobody else.
+async fn page() -> impl IntoResponse {
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                  connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+    ];
+    (headers, include_str!("page.html"))
+}
+
+async fn props(State(app): State<Arc<App>>) -> Json<Value> {
+    let totals = app.shared.totals();
+    Json(json!({
+        "model": app.model,
+        "context": app.context,
+        "parallel": app.parallel,
+        "queue": app.queue,
+        "chat_template": app.template.is_some(),
+        "processing": totals.processing,
+        "waiting": totals.waiting,
+        "build": env!("CARGO_PKG_VERSION"),
+    }))
+}
+
+#[derive(Deserialize)]
+struct Tokenize {
+    content: String,
+    #[serde(default)]
+    add_special: bool,
+}
+
+async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let request: Tokenize = read(&app, body).await?;
+    let ours = app.clone();
+    let tokens = app.compute(move || {
+        let tokens = match request.add_special {
+            true => ours.text.encode(&request.content),
+            false => ours.text.tokens(&request.content),
+        };
+        tokens.map_err(ApiError::invalid)
+    });
+    Ok(Json(json!({"tokens": tokens.await?})))
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    tokens: Vec<u32>,
+}
+
+async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let request: Detokenize = read(&app, body).await?;
+    app.check_tokens(&request.tokens)?;
+    let text = app.text.tokenizer().decode(&request.tokens, false);
+    Ok(Json(json!({"content": text.map_err(ApiError::invalid)?})))
+}
+
+async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let request: ChatRequest = read(&app, body).await?;
+    let ours = app.clone();
+    let rendered = app.compute(move || {
+        let Some(template) = &ours.template else {
+            return Err(ApiError::invalid("this model has no chat template"));
+        };
+        request.rendered(template)
+    });
+    Ok(Json(json!({"prompt": rendered.await?})))
+}

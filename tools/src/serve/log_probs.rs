@@ -1,0 +1,131 @@
+//! Log-probabilities as clients of OpenAI's interface read them.
+
+use std::collections::BTreeMap;
+
+use emberflow_engine::{LogProb, LogProbs};
+use emberflow_models::tokenizer::Tokenizer;
+use serde::Serialize;
+
+use super::api::Kind;
+
+/// The `logprobs` object of a text or a piece of it.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum LogProbsJson {
+    /// Of a chat.
+    Chat {
+        /// Its tokens.
+        content: Vec<TokenJson>,
+    },
+    /// Of a completion, one entry per token.
+    Text {
+        /// The tokens' texts.
+        tokens: Vec<String>,
+        /// Their log-probabilities; the first token of a prompt has none.
+        token_logprobs: Vec<Option<f32>>,
+        /// The likeliest ones.
+        top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+        /// Where they begin in the text, in characters.
+        text_offset: Vec<usize>,
+    },
+}
+
+/// A token of a chat.
+#[derive(Debug, Clone, Serialize)]
+pub struct TokenJson {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    /// The likeliest ones; they have none themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<TokenJson>>,
+}
+
+/// Writes log-probabilities.
+#[derive(Debug, Clone, Copy)]
+pub struct Writer<'a> {
+    /// Kind of the response.
+    pub kind: Kind,
+    /// Gives tokens their texts.
+    pub tokenizer: &'a Tokenizer,
+}
+
+/// The tokens of a piece of text.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// A first token without a probability: that of a prompt.
+    pub first: Option<u32>,
+    /// The others.
+    pub tokens: &'a [LogProbs],
+}
+
+impl Writer<'_> {
+    /// The object. `offset` is where the piece begins in the text, and then where it ends.
+    pub fn write(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+        match self.kind {
+            Kind::Chat => LogProbsJson::Chat {
+                content: piece.tokens.iter().map(|one| self.token(one)).collect(),
+            },
+            Kind::Text => self.text(piece, offset),
+        }
+    }
+
+    fn token(&self, one: &LogProbs) -> TokenJson {
+        let plain = |entry: &LogProb| {
+            let bytes = self.tokenizer.token_bytes(entry.token).unwrap_or_default();
+            TokenJson {
+                token: String::from_utf8_lossy(&bytes).into_owned(),
+                logprob: entry.log_prob,
+                bytes,
+                top_logprobs: None,
+            }
+        };
+        TokenJson {
+            top_logprobs: Some(one.top.iter().map(plain).collect()),
+            ..plain(&one.chosen)
+        }
+    }
+
+    fn text(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+        let (mut tokens, mut offsets) = (Vec::new(), Vec::new());
+        let (mut likely, mut tops) = (Vec::new(), Vec::new());
+        if let Some(first) = piece.first {
+            offsets.push(*offset);
+            // Where it is a special token, the text does not show it.
+            *offset += self.shown(first);
+            tokens.push(self.name(first));
+            likely.push(None);
+            tops.push(None);
+        }
+        for one in piece.tokens {
+            offsets.push(*offset);
+            *offset += self.shown(one.chosen.token);
+            tokens.push(self.name(one.chosen.token));
+            likely.push(Some(one.chosen.log_prob));
+            let top = one.top.iter();
+            tops.push(Some(
+                top.map(|entry| (self.name(entry.token), entry.log_prob))
+                    .collect(),
+            ));
+        }
+        LogProbsJson::Text {
+            tokens,
+            token_logprobs: likely,
+            top_logprobs: tops,
+            text_offset: offsets,
+        }
+    }
+
+    /// Characters of a token in a text.
+    fn shown(&self, token: u32) -> usize {
+        match self.tokenizer.is_special(token) {
+            true => 0,
+            false => self.name(token).chars().count(),
+        }
+    }
+
+    fn name(&self, token: u32) -> String {
+        let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}

@@ -1,0 +1,149 @@
+//! `emberflow serve`: an OpenAI-compatible server.
+//!
+//! ```text
+//! HTTP thread (http.rs ─► generate.rs) ── jobs ──► engine's thread (worker.rs ─► Stepper)
+//!              ◄───────────── text, piece by piece ─────────────┘
+//! ```
+//!
+//! One budget holds whatever arrives: the plan contains the keys and values of `--parallel` requests
+//! of `--context` positions and the bodies of all requests that may wait; others are refused with
+//! 429. A text does not depend on what else runs.
+
+mod api;
+mod app;
+mod error;
+mod generate;
+mod http;
+mod log_probs;
+mod metrics;
+mod reply;
+pub(crate) mod shared;
+mod snapshot;
+mod stats;
+mod stops;
+pub(crate) mod worker;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use emberflow_engine::Model;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+
+use self::app::App;
+use self::shared::Shared;
+use self::worker::Job;
+use crate::cli::ServeArgs;
+use crate::model::{Use, open_model, open_serving};
+use crate::{Failure, budget};
+
+/// Context where none is given.
+const CONTEXT: usize = 2048;
+/// Bytes of a body beside its prompt, and for each position of the context.
+const BODY: usize = 64 << 10;
+const BODY_PER_POSITION: usize = 16;
+/// Copies of a body while it is read, parsed and tokenised.
+const COPIES: u64 = 3;
+/// Memory of the HTTP side without requests.
+const HTTP: u64 = 8 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// A model that cannot be opened, an address that cannot be had, a failed read.
+pub fn command(args: &ServeArgs) -> Result<(), Failure> {
+    budget::may_take(&args.engine, args.force)?;
+    let model = open_model(&args.model)?;
+    let max = model.text().config().max_context as usize;
+    let context = args.context.map_or(CONTEXT.min(max), |c| c as usize);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build()?;
+    let shared = Arc::new(Shared::default());
+    let (sender, jobs) = channel();
+    let app = app(args, &model, context, shared.clone(), sender)?;
+    let log_probs = u64::from(args.parallel) * generate::MAX_ENTRIES as u64 * generate::ENTRY_BYTES;
+    let reserve =
+        HTTP + log_probs + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
+        Failure::usage(format!(
+            "cannot listen on {address}: {e}; choose another --port"
+        ))
+    })?;
+    let address = listener.local_addr()?;
+    let closing = shared.clone();
+    let http = std::thread::spawn(move || runtime.block_on(listen(listener, app, closing)));
+    let wanted = Use {
+        context,
+        prompt: 0,
+        batch: args.parallel.into(),
+        spans: 0,
+        force: args.force,
+    };
+    let mut engine = open_serving(model, &args.engine, &wanted, reserve)?;
+    worker::work(&mut engine, &jobs, &shared, args.scheduling, || {
+        // Who started it may not want to read it.
+        let _ = writeln!(std::io::stdout(), "http://{address}");
+    })?;
+    match http.join() {
+        Ok(served) => Ok(served?),
+        Err(_) => Err(Failure::Fault("the HTTP thread has failed".to_owned())),
+    }
+}
+
+fn app(
+    args: &ServeArgs,
+    model: &Model,
+    context: usize,
+    shared: Arc<Shared>,
+    jobs: Sender<Job>,
+) -> Result<Arc<App>, Failure> {
+    let (parallel, queue) = (usize::from(args.parallel), usize::from(args.queue));
+    let text = model.text().clone();
+    let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
+    let file = args.model.model.as_deref().and_then(stem);
+    Ok(Arc::new(App {
+        shared,
+        jobs,
+        template: text.chat_template()?,
+        text,
+        model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
+        context,
+        parallel,
+        queue,
+        permits: Arc::new(Semaphore::new(parallel + queue)),
+        body_limit: BODY + BODY_PER_POSITION * context,
+        key: args.api_key.clone(),
+        origin: args.allow_origin.clone(),
+        created: app::now(),
+        started: Instant::now(),
+        count: AtomicU64::new(0),
+    }))
+}
+
+/// Serves until a signal to stop.
+async fn listen(
+    listener: TcpListener,
+    app: Arc<App>,
+    shared: Arc<Shared>,
+) -> Result<(), std::io::Error> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        shared.close();
+    };
+    axum::serve(listener, http::router(app))
+        .with_graceful_shutdown(stop)
+        .await
+}

@@ -1,0 +1,505 @@
+//! The engine's thread: takes jobs, runs passes, sends text.
+//!
+//! One [`Stepper`] runs all requests. A job waits until there is room for its sequences; interactive
+//! (*reactive*) jobs go first and keep one sequence free for themselves. While the prompt of a
+//! reactive request is computed, background (*proactive*) requests are preempted between two layers;
+//! while it decodes, they fill the pass up to [`BATCH_CAP`] requests, the longest ones aside. A
+//! proactive request that has waited for [`OVERDUE`] counts as reactive (Agent.xpu §4.5, Algorithm 2).
+
+use std::collections::VecDeque;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use emberflow_engine::{
+    Admission, Bias, Engine, Error, Event, Finished, LogProbs, Request, RequestId, Sequence,
+    Stepped, Stepper, Stop,
+};
+use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::metrics::Totals;
+use super::shared::Shared;
+use super::snapshot::{Part, Slot, Snapshot};
+use super::stops::Stops;
+use crate::Failure;
+pub use crate::cli::Scheduling;
+
+/// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
+const BATCH_CAP: usize = 3;
+/// A proactive request that is older than this is treated as reactive.
+const OVERDUE: Duration = Duration::from_secs(60);
+/// Shortest common beginning for which the sequence of an ended request is continued.
+const REUSE: usize = 8;
+
+/// A request with its way back.
+pub struct Job {
+    /// Tokens of the prompt, at least one.
+    pub prompt: Vec<u32>,
+    /// What to generate.
+    pub request: Request,
+    /// Index of its first continuation.
+    pub first: usize,
+    /// Continuations.
+    pub samples: usize,
+    /// Where each text ends.
+    pub stops: Vec<String>,
+    /// What is added to logits.
+    pub bias: Vec<Bias>,
+    /// Background work.
+    pub proactive: bool,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// Receives the output; closed when nobody waits for it any more.
+    pub out: UnboundedSender<Out>,
+}
+
+/// Output of a job. Each continuation has an index and ends with `Done`, unless the job fails.
+#[derive(Debug)]
+pub enum Out {
+    /// The job runs; this many tokens of its prompt are already known.
+    Started(usize),
+    /// More text.
+    Text {
+        /// Of this continuation.
+        index: usize,
+        /// The text, of whole characters; empty only if there are log-probabilities.
+        text: String,
+        /// Those of its tokens, if the request asks.
+        log_probs: Vec<LogProbs>,
+    },
+    /// Log-probabilities of the next tokens of the prompt, after its first one.
+    Prompt {
+        /// The prompt's first continuation.
+        index: usize,
+        /// In order.
+        log_probs: Vec<LogProbs>,
+    },
+    /// A continuation ended.
+    Done {
+        /// The continuation.
+        index: usize,
+        /// Whether it ended by an end-of-text token or a stop string, not by its length.
+        stopped: bool,
+        /// Its tokens.
+        tokens: usize,
+    },
+    /// The job failed.
+    Failed(String),
+}
+
+/// One continuation that runs.
+struct Live<'t> {
+    id: RequestId,
+    /// Among all texts since the start.
+    number: u64,
+    index: usize,
+    stream: StreamDecoder<'t>,
+    stops: Stops,
+    /// Log-probabilities of the tokens whose text was not sent.
+    log_probs: Vec<LogProbs>,
+    tokens: usize,
+    prompt: usize,
+    proactive: bool,
+    arrived: Instant,
+    /// Time of the first token.
+    first: Option<Instant>,
+    aside: bool,
+    out: UnboundedSender<Out>,
+}
+
+impl Live<'_> {
+    /// Whether it may be made to wait for reactive requests.
+    fn yields(&self) -> bool {
+        self.proactive && self.arrived.elapsed() < OVERDUE
+    }
+
+    /// Sends text. Whether anybody still waits for it is looked at before each pass.
+    fn send(&mut self, text: String) {
+        let _ = self.out.send(Out::Text {
+            index: self.index,
+            text,
+            log_probs: std::mem::take(&mut self.log_probs),
+        });
+    }
+}
+
+/// All jobs, and the stepper that runs them.
+struct Worker<'e, 't> {
+    stepper: Stepper<'e>,
+    tokenizer: &'t Tokenizer,
+    waiting: VecDeque<Job>,
+    live: Vec<Live<'t>>,
+    /// Sequences of ended requests, the oldest first: their beginnings may come again.
+    idle: Vec<Sequence>,
+    totals: Totals,
+    /// Texts so far.
+    texts: u64,
+    scheduling: Scheduling,
+}
+
+/// Runs jobs until all senders are gone. Calls `started` when it takes jobs.
+///
+/// # Errors
+/// A failed read: the engine must be reopened.
+pub fn work(
+    engine: &mut Engine,
+    jobs: &Receiver<Job>,
+    shared: &Shared,
+    scheduling: Scheduling,
+    started: impl FnOnce(),
+) -> Result<(), Failure> {
+    let tokenizer = engine.text().tokenizer().clone();
+    let stepper = Stepper::new(engine);
+    shared.is_ready(stepper.yield_flag());
+    started();
+    let mut worker = Worker {
+        stepper,
+        tokenizer: &tokenizer,
+        waiting: VecDeque::new(),
+        live: Vec::new(),
+        idle: Vec::new(),
+        totals: Totals::default(),
+        texts: 0,
+        scheduling,
+    };
+    loop {
+        if worker.live.is_empty() && worker.waiting.is_empty() {
+            worker.report(shared);
+            match jobs.recv() {
+                Ok(job) => worker.waiting.push_back(job),
+                Err(_) => return Ok(()),
+            }
+        }
+        worker.waiting.extend(jobs.try_iter());
+        worker.drop_abandoned();
+        if shared.must_end() {
+            worker.end_all("the server is shutting down");
+        }
+        worker.admit_waiting();
+        if scheduling == Scheduling::Classes {
+            worker.balance();
+        }
+        worker.step()?;
+        worker.report(shared);
+    }
+}
+
+impl<'t> Worker<'_, 't> {
+    /// Cancels what nobody waits for.
+    fn drop_abandoned(&mut self) {
+        self.waiting.retain(|job| !job.out.is_closed());
+        let gone = self.live.iter().filter(|live| live.out.is_closed());
+        let gone: Vec<_> = gone.map(|live| live.id).collect();
+        for id in gone {
+            self.totals.cancelled += 1;
+            self.cancel(id);
+        }
+    }
+
+    fn end_all(&mut self, why: &str) {
+        for job in self.waiting.drain(..) {
+            let _ = job.out.send(Out::Failed(why.to_owned()));
+        }
+        let all: Vec<_> = self.live.iter().map(|live| live.id).collect();
+        for id in all {
+            self.fail(id, why);
+        }
+    }
+
+    fn fail(&mut self, id: RequestId, why: &str) {
+        if let Some(live) = self.live.iter().find(|live| live.id == id) {
+            // Closed if its reader has gone.
+            let _ = live.out.send(Out::Failed(why.to_owned()));
+        }
+        self.cancel(id);
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.live.retain(|live| live.id != id);
+        if let Some(finished) = self.stepper.cancel(id) {
+            self.keep(finished);
+        }
+    }
+
+    /// Keeps the sequence of an ended request.
+    fn keep(&mut self, finished: Finished) {
+        if finished.sequence.len() >= REUSE {
+            self.idle.push(finished.sequence);
+        }
+    }
+
+    /// Admits waiting jobs while there is room: reactive and overdue ones first, each class in order
+    /// of arrival.
+    fn admit_waiting(&mut self) {
+        let most = self.stepper.engine().most_sequences();
+        if self.scheduling == Scheduling::FirstCome {
+            if self.live.is_empty()
+                && let Some(job) = self.waiting.pop_front()
+            {
+                self.admit(job);
+            }
+            return;
+        }
+        loop {
+            let urgent = |job: &Job| !job.proactive || job.arrived.elapsed() >= OVERDUE;
+            let next = self.waiting.iter().position(urgent);
+            let at = next.unwrap_or(0);
+            let Some(job) = self.waiting.get(at) else {
+                return;
+            };
+            let kept = usize::from(next.is_none() && most > 1 && job.samples < most);
+            if self.live.len() + job.samples + kept > most {
+                return;
+            }
+            let Some(job) = self.waiting.remove(at) else {
+                return;
+            };
+            self.admit(job);
+        }
+    }
+
+    fn admit(&mut self, job: Job) {
+        let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
+        // What is known has no logits any more.
+        let reusable = match job.request.prompt_log_probs {
+            true => &[],
+            false => &job.prompt[..job.prompt.len() - 1],
+        };
+        let sequence = match self.take_idle(reusable, room) {
+            Ok(sequence) => sequence,
+            Err(e) => {
+                let _ = job.out.send(Out::Failed(e.to_string()));
+                return;
+            }
+        };
+        let known = sequence.len();
+        let admitted = self.stepper.admit(Admission {
+            sequence,
+            prompt: job.prompt[known..].to_vec(),
+            request: job.request,
+            samples: job.samples,
+            bias: job.bias,
+        });
+        let first = match admitted {
+            Ok(first) => first,
+            Err(e) => {
+                let _ = job.out.send(Out::Failed(e.to_string()));
+                return;
+            }
+        };
+        self.totals.requests += 1;
+        let class = self.totals.class(job.proactive);
+        class.queue.add(job.arrived.elapsed());
+        self.totals.prompt_tokens += (job.prompt.len() - known) as u64;
+        self.totals.cached_tokens += known as u64;
+        let _ = job.out.send(Out::Started(known));
+        for index in 0..job.samples {
+            self.live.push(Live {
+                id: first.sample(index),
+                number: self.texts + index as u64,
+                index: job.first + index,
+                stream: self.tokenizer.stream_after_prompt(),
+                stops: Stops::new(job.stops.clone()),
+                log_probs: Vec::new(),
+                tokens: 0,
+                prompt: job.prompt.len(),
+                proactive: job.proactive,
+                arrived: job.arrived,
+                first: None,
+                aside: false,
+                out: job.out.clone(),
+            });
+        }
+        self.texts += job.samples as u64;
+    }
+
+    /// A sequence to begin with: the ended one that shares the longest beginning with `tokens`, cut
+    /// to it, or an empty one. At most `room` ended ones are kept beside it.
+    fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
+        let common = |sequence: &Sequence| {
+            let pairs = sequence.tokens().iter().zip(tokens);
+            pairs.take_while(|(a, b)| a == b).count()
+        };
+        let all = self.idle.iter().map(common).enumerate();
+        let best = all.max_by_key(|&(_, len)| len);
+        let taken = best.filter(|&(_, len)| len >= REUSE).map(|(at, len)| {
+            let mut sequence = self.idle.remove(at);
+            sequence.truncate(len);
+            sequence
+        });
+        let excess = self.idle.len().saturating_sub(room);
+        self.idle.drain(..excess);
+        match taken {
+            Some(sequence) => Ok(sequence),
+            None => self.stepper.engine().new_sequence(),
+        }
+    }
+
+    /// Sets proactive requests aside for reactive ones, and resumes them after.
+    fn balance(&mut self) {
+        let reactive = self.live.iter().filter(|live| !live.yields());
+        let count = reactive.clone().count();
+        let prefill = reactive.clone().any(|live| live.tokens == 0);
+        let room = match count {
+            0 => usize::MAX,
+            _ if prefill => 0,
+            _ => BATCH_CAP.saturating_sub(count),
+        };
+        // The shortest ones stay.
+        let mut order: Vec<usize> = (0..self.live.len()).collect();
+        order.retain(|&at| self.live[at].yields());
+        order.sort_by_key(|&at| self.live[at].prompt + self.live[at].tokens);
+        for (place, at) in order.into_iter().enumerate() {
+            self.set_aside(at, place >= room);
+        }
+        // One that has become overdue meanwhile.
+        for at in 0..self.live.len() {
+            if !self.live[at].yields() {
+                self.set_aside(at, false);
+            }
+        }
+    }
+
+    fn set_aside(&mut self, at: usize, aside: bool) {
+        let live = &mut self.live[at];
+        if live.aside == aside {
+            return;
+        }
+        live.aside = aside;
+        match aside {
+            true => {
+                self.totals.preemptions += 1;
+                self.stepper.preempt(live.id);
+            }
+            false => self.stepper.resume(live.id),
+        }
+    }
+
+    /// Runs a pass and sends what came of it.
+    fn step(&mut self) -> Result<(), Failure> {
+        let start = Instant::now();
+        let stepped = self.stepper.step()?;
+        self.totals.pass += start.elapsed();
+        let events: Vec<Event> = match stepped {
+            Stepped::Passed { events, .. } => std::mem::take(events),
+            Stepped::Idle | Stepped::Yielded => return Ok(()),
+        };
+        for event in events {
+            match event {
+                Event::Token {
+                    id,
+                    token,
+                    stop,
+                    log_probs,
+                } => self.token(id, token, stop, log_probs),
+                Event::Prompt { id, log_probs } => {
+                    if let Some(live) = self.live.iter().find(|live| live.id == id) {
+                        let index = live.index;
+                        let _ = live.out.send(Out::Prompt { index, log_probs });
+                    }
+                }
+                Event::Ended { id, stop } => self.end(id, stop == Stop::Eos),
+                Event::Failed { id, error } => self.fail(id, &error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the text of a token.
+    fn token(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        stop: Option<Stop>,
+        log_probs: Option<LogProbs>,
+    ) {
+        let Some(live) = self.live.iter_mut().find(|live| live.id == id) else {
+            return;
+        };
+        live.tokens += 1;
+        self.totals.predicted_tokens += 1;
+        if live.first.is_none() {
+            live.first = Some(Instant::now());
+            let class = self.totals.class(live.proactive);
+            class.first.add(live.arrived.elapsed());
+        }
+        let mut stopped = stop == Some(Stop::Eos);
+        // The end-of-text token is not a part of the text.
+        live.log_probs.extend(log_probs.filter(|_| !stopped));
+        let piece = (!stopped).then(|| live.stream.push(token)).flatten();
+        if let Some(piece) = piece {
+            let passed = live.stops.push(&piece);
+            stopped = passed.stopped;
+            if !passed.text.is_empty() {
+                live.send(passed.text);
+            }
+        }
+        if stopped || stop.is_some() {
+            self.end(id, stopped);
+        }
+    }
+
+    /// Ends a continuation. `stopped`: see [`Out::Done`].
+    fn end(&mut self, id: RequestId, stopped: bool) {
+        if let Some(at) = self.live.iter().position(|live| live.id == id) {
+            let mut live = self.live.remove(at);
+            let class = self.totals.class(live.proactive);
+            class.ended += 1;
+            if let (Some(first), true) = (live.first, live.tokens > 1) {
+                class.token.add(first.elapsed() / (live.tokens - 1) as u32);
+            }
+            // What only began like a stop string is text.
+            let mut rest = live.stops.finish();
+            if !stopped {
+                let fresh = self.tokenizer.stream_after_prompt();
+                let stream = std::mem::replace(&mut live.stream, fresh);
+                rest.push_str(&stream.finish().unwrap_or_default());
+            }
+            if !rest.is_empty() || !live.log_probs.is_empty() {
+                live.send(rest);
+            }
+            let _ = live.out.send(Out::Done {
+                index: live.index,
+                stopped,
+                tokens: live.tokens,
+            });
+        }
+        if let Some(finished) = self.stepper.take(id).or_else(|| self.stepper.cancel(id)) {
+            self.keep(finished);
+        }
+    }
+
+    fn report(&mut self, shared: &Shared) {
+        self.totals.processing = self.live.len();
+        self.totals.waiting = self.waiting.len();
+        self.totals.counters = self.stepper.engine().counters();
+        for proactive in [false, true] {
+            let running = self.live.iter().filter(|l| l.proactive == proactive);
+            let waiting = self.waiting.iter().filter(|j| j.proactive == proactive);
+            let class = self.totals.class(proactive);
+            (class.running, class.waiting) = (running.count(), waiting.count());
+        }
+        shared.set(self.totals);
+        if shared.is_asked() || self.live.is_empty() {
+            shared.set_snapshot(self.snapshot());
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let engine = self.stepper.engine();
+        let entries = engine.memory().ledger.entries().iter();
+        let slot = |live: &Live<'_>| Slot {
+            id: live.number,
+            proactive: live.proactive,
+            prompt: live.prompt,
+            tokens: live.tokens,
+            aside: live.aside,
+        };
+        Snapshot {
+            slots: self.live.iter().map(slot).collect(),
+            layers: engine.resident_by_layer(),
+            memory: entries.map(|&(name, bytes)| Part { name, bytes }).collect(),
+            budget: engine.memory().budget(),
+        }
+    }
+}
