@@ -6,8 +6,8 @@
 //! residual stream behind the last one, so that a run that was stopped goes on where it was; the
 //! packer takes them from there.
 //!
-//! The engine itself runs each layer, packed as a model of its own, so that every model that it
-//! runs without a mixture of experts can be calibrated.
+//! The engine itself runs each layer, packed as a model of its own. Models with experts, with FFNs of
+//! two matrices or of another form than the common one are refused.
 
 mod one_layer;
 mod pass;
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::meta;
 use emberflow_kernels::{Compute, DType};
 use emberflow_models::Checkpoint;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_predictor::rounding::{Covariance, Rounder};
@@ -85,7 +86,7 @@ pub fn folder(output: &Path) -> PathBuf {
 /// alone.
 ///
 /// # Errors
-/// Wrong usage for a model with experts; where the checkpoint cannot be read, a weight cannot be
+/// Wrong usage for a model that cannot be calibrated; where the checkpoint cannot be read, a weight cannot be
 /// stored, or memory or disk do not suffice.
 pub fn calibrate(
     source: &dyn Checkpoint,
@@ -94,11 +95,11 @@ pub fn calibrate(
     how: Calibration<'_>,
 ) -> Result<Calibrated, Failure> {
     let c = source.config();
-    if c.mixture.is_some() {
+    if let Some(why) = why_not(c) {
         return Err(Failure::usage(format!(
-            "{} has experts: --calibrate is not implemented for them; pack it without, or with more \
+            "{} ({}) {why}: --calibrate is not implemented for that; pack it without, or with more \
              bits (--quant q8)",
-            c.name
+            c.name, c.family
         )));
     }
     if !ROLES.iter().any(|&role| takes(role, options.dtype(role))) {
@@ -143,6 +144,18 @@ pub fn calibrate(
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
     })
+}
+
+/// Why a model cannot be calibrated, or `None` if it can.
+fn why_not(c: &ModelConfig) -> Option<&'static str> {
+    if c.mixture.is_some() {
+        return Some("has experts");
+    }
+    if c.ffn_kind.ungated {
+        return Some("has FFNs of two matrices");
+    }
+    let why = "has other norms, positions, scales or biases than most decoders";
+    (!c.form.is_plain()).then_some(why)
 }
 
 impl Job<'_> {
