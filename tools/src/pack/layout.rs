@@ -69,10 +69,9 @@ impl PackLayout {
             .filter(|t| !t.id.role.is_bundled())
             .cloned()
             .collect();
-        let kind = match order.is_empty() {
-            true => Order::Original,
-            false => kind_of(stats.as_ref(), options),
-        };
+        // none where neurons keep their order
+        let sorted_by = stats.as_ref().filter(|_| !order.is_empty());
+        let kind = kind_of(sorted_by, options);
         let meta = ContainerMeta {
             calibration: calibrated.map(|rounded| rounded.summary().clone()),
             ..meta_of(source, options, stats.as_ref(), kind, &fingerprint)
