@@ -24,6 +24,21 @@ use crate::weights::{LayerWeights, Weights};
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
+/// What a layer's projections read, for an observer of [`crate::Engine::forward_residual`].
+pub struct AttentionSeen<'a> {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+    /// Input of Q, K and V: the residual stream after the norm, `[tokens × d_model]`.
+    pub x: &'a [f32],
+    /// Input of O: the mixed values, `[tokens × heads·head_dim]`.
+    pub mixed: &'a [f32],
+}
+
+/// Called for every attention, before its output is added to the residual stream.
+pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
+
 /// The rows of a pass and its progress.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
@@ -38,6 +53,9 @@ pub(crate) struct Pass {
 #[derive(Default)]
 pub(crate) struct Hooks<'a, 'b> {
     pub observer: Option<&'a mut FfnObserver<'b>>,
+    pub attention: Option<&'a mut AttentionObserver<'b>>,
+    /// Residual stream to start from instead of the tokens' embedding.
+    pub residual: Option<&'a [f32]>,
     /// Polled between layers: whether to yield.
     pub yields: Option<&'a dyn Fn() -> bool>,
 }
@@ -124,12 +142,16 @@ impl Decoder {
         let first = match pass.layers {
             Some(layers) => layers,
             None => {
-                self.embed(pass, spans)?;
+                match hooks.residual {
+                    Some(x) => pass.x[..x.len()].copy_from_slice(x),
+                    None => self.embed(pass, spans)?,
+                }
+                pass.layers = Some(0);
                 0
             }
         };
         for layer in first..self.weights.layers.len() {
-            self.layer(layer, pass, spans, &mut hooks.observer)?;
+            self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);
             let more = layer + 1 < self.weights.layers.len();
             if more && hooks.yields.is_some_and(|yields| yields()) {
@@ -174,7 +196,6 @@ impl Decoder {
                 add_rows(x, vector, d);
             }
         }
-        pass.layers = Some(0);
         Ok(())
     }
 
@@ -184,19 +205,25 @@ impl Decoder {
         number: usize,
         pass: &mut Pass,
         spans: &mut [Span<'_>],
-        observer: &mut Option<&mut FfnObserver<'_>>,
+        hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
         let mut last = Instant::now();
-        self.attend(number, pass, spans);
+        self.attend(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
-        let fed = self.feed(number, pass, observer);
+        let fed = self.feed(number, pass, hooks);
         lap(&mut self.times.ffn, &mut last);
         fed
     }
 
     /// Attention of a layer, which an early router sees before, and the FFN's input. Where both
     /// read the layer's input, what attention gives is kept until the FFN has seen it.
-    fn attend(&mut self, number: usize, pass: &mut Pass, spans: &mut [Span<'_>]) {
+    fn attend(
+        &mut self,
+        number: usize,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        hooks: &mut Hooks<'_, '_>,
+    ) {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let (tracer, width) = (self.ffn.store.tracer(), n * c.d_model as usize);
@@ -216,6 +243,8 @@ impl Decoder {
             rope: &self.rope,
         };
         attention.run(on, spans, n, s);
+        let (normed, attended) = (&s.normed[..width], &s.attended);
+        show_attention(hooks, c, number, normed, attended);
         if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
@@ -235,7 +264,7 @@ impl Decoder {
         &mut self,
         number: usize,
         pass: &mut Pass,
-        observer: &mut Option<&mut FfnObserver<'_>>,
+        hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
@@ -276,7 +305,7 @@ impl Decoder {
             ahead,
         };
         ffn.layer(on, &at, &mut s.out)?;
-        if let Some(observer) = observer {
+        if let Some(observer) = &mut hooks.observer {
             let choices = experts.map_or(&[][..], |_| s.routes.choices(n));
             observer(&ffn.seen(FfnSeen {
                 layer: number,
@@ -320,6 +349,28 @@ impl Decoder {
         }
         self.times.head += start.elapsed();
     }
+}
+
+/// Shows an observer what the projections of layer `layer` read: `x`, `[tokens × d_model]`, and the
+/// first rows of `mixed`.
+fn show_attention(
+    hooks: &mut Hooks<'_, '_>,
+    c: &ModelConfig,
+    layer: usize,
+    x: &[f32],
+    mixed: &[f32],
+) {
+    let Some(observer) = &mut hooks.attention else {
+        return;
+    };
+    let tokens = x.len() / c.d_model as usize;
+    let width = c.heads as usize * c.head_dim as usize;
+    observer(&AttentionSeen {
+        layer,
+        tokens,
+        x,
+        mixed: &mixed[..tokens * width],
+    });
 }
 
 /// Adds the time since `last` to `sum` and restarts.

@@ -8,7 +8,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{Decoder, FfnObserver, Hooks, Pass, Times};
+use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Pass, Times};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::Ffn;
@@ -182,9 +182,38 @@ impl Engine {
     ) -> Result<(), Error> {
         let hooks = Hooks {
             observer: Some(observer),
-            yields: None,
+            ..Hooks::default()
         };
         self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
+    }
+
+    /// Takes `residual`, `[rows × d_model]`, through the layers as the next rows of `sequence`: the
+    /// residual stream before the first layer goes in, that after the last one comes out. Up to
+    /// [`Engine::chunk`] rows. The observers see what the projections and FFNs read.
+    ///
+    /// # Errors
+    /// As [`Engine::forward_observed`].
+    pub fn forward_residual(
+        &mut self,
+        sequence: &mut Sequence,
+        residual: &mut [f32],
+        attention: &mut AttentionObserver<'_>,
+        observer: &mut FfnObserver<'_>,
+    ) -> Result<(), Error> {
+        if self.config().mixture.is_some() {
+            return Err(Error::Experts);
+        }
+        let tokens = vec![0; residual.len() / self.config().d_model as usize];
+        let tokens = tokens.as_slice();
+        let hooks = Hooks {
+            observer: Some(observer),
+            attention: Some(attention),
+            residual: Some(residual),
+            yields: None,
+        };
+        self.forward_spans(&mut [Span { sequence, tokens }], Logits::None, hooks)?;
+        residual.copy_from_slice(&self.pass.x[..residual.len()]);
+        Ok(())
     }
 
     /// As [`Engine::forward`] for several sequences in one pass. The total number of tokens is at

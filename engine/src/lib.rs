@@ -53,7 +53,7 @@ mod weights;
 
 pub use ablation::Ablation;
 pub use counters::Counters;
-pub use decoder::FfnObserver;
+pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver};
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};

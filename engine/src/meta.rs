@@ -25,6 +25,9 @@ pub struct ContainerMeta {
     pub source: Source,
     /// Summary of the activation statistics, if packed with them.
     pub stats: Option<StatsSummary>,
+    /// The text that weights were rounded against, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
     /// Sampling parameters recommended by the checkpoint.
     pub sampling: SamplingDefaults,
     /// Chat template (Jinja), if the checkpoint has one.
@@ -73,6 +76,15 @@ pub struct StatsSummary {
     pub tokens: u64,
     /// Mean share of neurons that fire, per layer.
     pub active_share: Vec<f64>,
+}
+
+/// The text that the matrices of grouped formats, embedding and head excepted, were rounded against.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// Tokens taken of it.
+    pub tokens: u64,
+    /// Hash of the tokens, the model and the formats, hexadecimal.
+    pub hash: String,
 }
 
 /// Sampling parameters recommended by a checkpoint; absent = greedy.

@@ -42,7 +42,7 @@ pub struct SamplingDefaults {
 /// Opening checks that every tensor the configuration needs exists, with the right shape, a
 /// readable type and its bytes inside the file, and that there are no others. Weights are read
 /// later, row by row.
-pub trait Checkpoint: Send {
+pub trait Checkpoint {
     /// The folder or file it was opened from.
     fn path(&self) -> &Path;
 

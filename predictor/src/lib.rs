@@ -2,9 +2,9 @@
 //!
 //! This crate knows activations: the neurons a layer needs for a token ([`ActiveSet`]), cheap
 //! predictions of the neurons that will fire ([`Predictor`], [`section`]), the training of
-//! predictors ([`train`]), firing statistics over a text ([`record`], [`stats::ActivationStats`])
-//! and the neuron order derived from them ([`order`]). It knows nothing of residency or I/O; the
-//! engine joins the two.
+//! predictors ([`train`]), rounding against a text's inputs ([`rounding`]), firing statistics over
+//! a text ([`record`], [`stats::ActivationStats`]) and the neuron order derived from them
+//! ([`order`]). It knows nothing of residency or I/O; the engine joins the two.
 #![forbid(unsafe_code)]
 
 mod active_set;
@@ -16,6 +16,7 @@ pub mod order;
 mod predict;
 mod quality;
 pub mod record;
+pub mod rounding;
 mod routes;
 pub mod section;
 mod sign;

@@ -11,6 +11,7 @@ pub mod activity;
 pub mod atomic;
 pub mod bench;
 pub mod budget;
+pub mod calibrate;
 pub mod chart;
 pub mod chrome;
 pub mod cli;
@@ -43,6 +44,7 @@ pub mod text;
 pub mod trace;
 pub mod train_predictor;
 pub mod verify;
+pub mod windows;
 
 pub use failure::Failure;
 pub use json::print_json;

@@ -1,5 +1,6 @@
 //! `emberflow verify`: is every byte of a container what it should be?
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use emberflow_kernels::{DType, error_bound};
@@ -10,6 +11,7 @@ use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use crate::activity::original_ids;
+use crate::calibrate;
 use crate::cli::VerifyArgs;
 use crate::model::open_container;
 use crate::packed::Packed;
@@ -39,7 +41,25 @@ pub struct SourceResult {
     pub worst_share_of_bound: f64,
     /// Tensor with that error.
     pub worst_tensor: String,
+    /// Those that were rounded against a text, for which no bound of their format holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibrated: Option<CalibratedResult>,
 }
+
+/// Comparison of the matrices that `pack --calibrate` rounded.
+#[derive(Debug, Clone, Serialize)]
+pub struct CalibratedResult {
+    /// Their weights.
+    pub weights: u64,
+    /// Largest error of a matrix, as a share of its norm.
+    pub worst_relative_error: f64,
+    /// Matrix with that error.
+    pub worst_tensor: String,
+}
+
+/// Largest error of a calibrated matrix, as a share of its norm: rounding to 4 bits is a tenth or
+/// less, compensation makes it up to three times that, and another matrix is above 1.
+const CALIBRATED_ERROR: f64 = 0.5;
 
 /// Runs the command.
 pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
@@ -131,6 +151,15 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
             size::show(result.bytes)
         )?;
     }
+    if let Some(c) = result.source.as_ref().and_then(|s| s.calibrated.as_ref()) {
+        writeln!(
+            out,
+            "{} weights were rounded against a text; worst matrix: {:.1} % of its norm, {}",
+            c.weights,
+            100.0 * c.worst_relative_error,
+            c.worst_tensor
+        )?;
+    }
     if let Some(s) = &result.source {
         match s.worst_tensor.as_str() {
             "" => writeln!(out, "{} weights equal the source's", s.weights)?,
@@ -160,7 +189,7 @@ pub fn compare(
 ) -> Result<SourceResult, Failure> {
     same_model(container, packed, source)?;
     let orders = Orders::of(container, packed.config())?;
-    let mut check = Comparison::new(source, tell);
+    let mut check = Comparison::new(source, packed.meta.calibration.is_some(), tell);
     for info in dense_tensors(source) {
         let want = Required {
             id: info.id,
@@ -189,7 +218,7 @@ pub fn compare(
             Ok(())
         })?;
     }
-    Ok(check.result)
+    check.finish()
 }
 
 /// The tensors of a checkpoint that are not FFN.
@@ -235,6 +264,12 @@ fn same_model(
     Ok(())
 }
 
+/// Weights of a tensor.
+fn weights_of(source: &dyn Checkpoint, id: TensorId) -> u64 {
+    let found = source.tensors().iter().find(|t| t.id == id);
+    found.map_or(0, |t| (t.rows * t.cols) as u64)
+}
+
 /// Packed id → original id per bank; empty = the original order.
 struct Orders(Vec<Vec<u32>>);
 
@@ -259,10 +294,16 @@ struct Comparison<'a> {
     total: u64,
     buffer: Vec<f32>,
     result: SourceResult,
+    /// Squared error and squared norm of each calibrated matrix; `None` without any.
+    calibrated: Option<BTreeMap<TensorId, [f64; 2]>>,
 }
 
 impl<'a> Comparison<'a> {
-    fn new(source: &'a dyn Checkpoint, tell: &'a mut dyn FnMut(u64, u64)) -> Self {
+    fn new(
+        source: &'a dyn Checkpoint,
+        calibrated: bool,
+        tell: &'a mut dyn FnMut(u64, u64),
+    ) -> Self {
         let sizes = source.tensors().iter().map(|t| (t.rows * t.cols) as u64);
         Self {
             source,
@@ -273,7 +314,9 @@ impl<'a> Comparison<'a> {
                 weights: 0,
                 worst_share_of_bound: 0.0,
                 worst_tensor: String::new(),
+                calibrated: None,
             },
+            calibrated: calibrated.then(BTreeMap::new),
         }
     }
 
@@ -286,6 +329,18 @@ impl<'a> Comparison<'a> {
     ) -> Result<(), Failure> {
         self.buffer.resize(found.len(), 0.0);
         self.source.read_rows(id, row, 1, &mut self.buffer)?;
+        if let Some(calibrated) = &mut self.calibrated
+            && calibrate::takes(id.role, dtype)
+        {
+            let sums = calibrated.entry(id).or_default();
+            for (w, h) in self.buffer.iter().zip(found) {
+                let (w, h) = (f64::from(*w), f64::from(*h));
+                sums[0] += (w - h) * (w - h);
+                sums[1] += w * w;
+            }
+            self.count(found.len());
+            return Ok(());
+        }
         for (group, (want, have)) in self.buffer.chunks(32).zip(found.chunks(32)).enumerate() {
             let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             let bound = error_bound(dtype, max);
@@ -305,9 +360,47 @@ impl<'a> Comparison<'a> {
                     self.result.worst_tensor = id.to_string();
                 }
             }
-            self.result.weights += want.len() as u64;
         }
-        (self.tell)(self.result.weights, self.total);
+        self.count(found.len());
         Ok(())
+    }
+
+    fn count(&mut self, weights: usize) {
+        self.result.weights += weights as u64;
+        (self.tell)(self.result.weights, self.total);
+    }
+
+    /// What was found, once every row was seen.
+    fn finish(self) -> Result<SourceResult, Failure> {
+        let mut result = self.result;
+        let Some(calibrated) = self.calibrated else {
+            return Ok(result);
+        };
+        let mut all = CalibratedResult {
+            weights: 0,
+            worst_relative_error: 0.0,
+            worst_tensor: String::new(),
+        };
+        for (id, [error, norm]) in calibrated {
+            let share = if error == 0.0 {
+                0.0
+            } else {
+                (error / norm).sqrt()
+            };
+            if share.is_nan() || share > CALIBRATED_ERROR {
+                return Err(Failure::Fault(format!(
+                    "tensor {id} is {:.0} % of its norm away from that in {}: not one that was rounded \
+                     from it",
+                    100.0 * share,
+                    self.source.path().display()
+                )));
+            }
+            if share >= all.worst_relative_error {
+                (all.worst_relative_error, all.worst_tensor) = (share, id.to_string());
+            }
+            all.weights += weights_of(self.source, id);
+        }
+        result.calibrated = Some(all);
+        Ok(result)
     }
 }

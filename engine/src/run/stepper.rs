@@ -272,8 +272,8 @@ impl<'e> Stepper<'e> {
         }
         let yields = || self.yields.swap(false, Ordering::Relaxed);
         let hooks = Hooks {
-            observer: None,
             yields: Some(&yields),
+            ..Hooks::default()
         };
         let Engine { decoder, pass, .. } = &mut *self.engine;
         decoder.run(pass, &mut spans, hooks)

@@ -1,10 +1,10 @@
 //! Gate rows in two bits, rounded to minimise the change of their products with a text's inputs
-//! (`rounding.rs`).
+//! (`rounding/`).
 
 use emberflow_kernels::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
 use half::f16;
 
-use super::rounding::Levels;
+use crate::rounding::Levels;
 
 /// Two bits per element and a scale per group.
 pub(crate) const LEVELS: Levels = Levels {
@@ -45,8 +45,8 @@ fn best_scale(group: &[f32]) -> f16 {
 mod tests {
     use emberflow_kernels::{Compute, Row};
 
-    use super::super::rounding::{Rows, round};
     use super::*;
+    use crate::rounding::{Rows, round};
 
     #[test]
     fn values_that_two_bits_hold_stay_what_they_are() {

@@ -6,13 +6,12 @@
 //!
 //! The second factor is then refitted to the output of the stored first factor, which undoes most
 //! of its rounding error, and is itself rounded against the covariance of that output
-//! (`rounding.rs`).
+//! (`rounding/`).
 
 use emberflow_kernels::{Compute, DType, GROUP, Row, quantize_row, store_q4_row};
 use half::f16;
 
-use super::gemm::{Gemm, transpose};
-use super::rounding::{Levels, Rows, inverse_factor, round};
+use crate::rounding::{Gemm, Levels, Rows, inverse_factor, round, transpose};
 
 /// Maximum rounds of subspace iteration: the spectrum decays slowly, and mixing near the cut-off
 /// matters little.
@@ -61,7 +60,7 @@ pub(crate) fn make(
     gemm.product(d, gate, &spread, &mut against);
     // Least squares: `fc2 = G C fc1ᵀ · (fc1 C fc1ᵀ)⁻¹`.
     let mut factor = Vec::new();
-    transpose(&inverse_factor(rank, &hidden, RIDGE), rank, &mut factor);
+    transpose(&inverse_factor(on, rank, &hidden, RIDGE), rank, &mut factor);
     let mut inverse = vec![0.0; rank * rank];
     gemm.product(rank, &factor, &factor, &mut inverse);
     let mut second = vec![0.0; against.len()];

@@ -4,14 +4,12 @@
 //! how to keep as much of it as the bytes allow, where the inputs of real text lie. Sign bits need
 //! no training, a low-rank pair is a reduced-rank regression (`low_rank.rs`), and a coarse gate is
 //! its rows in two bits (`coarse.rs`); both are rounded against the inputs' covariance
-//! (`rounding.rs`). Thresholds come from held-out text (`calibrate.rs`).
+//! (`rounding/`). Thresholds come from held-out text (`calibrate.rs`).
 
 mod assemble;
 mod calibrate;
 mod coarse;
-mod gemm;
 mod low_rank;
-mod rounding;
 mod score;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,12 +20,11 @@ use half::f16;
 use crate::low_rank::LowRankSpec;
 use crate::predict::{Predictor, Reads};
 use crate::quality::Quality;
+use crate::rounding::{Covariance, Rows, round};
 use crate::section::{Kind, NewLayer};
 use crate::thresholds::Thresholds;
 use assemble::assemble;
 use calibrate::{Curve, cut_for};
-use gemm::{Gemm, transpose};
-use rounding::Rows;
 
 /// Tokens to fit a neuron's two-parameter curve to.
 const CURVE_TOKENS: usize = 16384;
@@ -131,20 +128,9 @@ impl<'a> Trainer<'a> {
 
     /// Uncentred covariance of the inputs, `[d × d]`.
     pub fn covariance(&self, d: usize, inputs: &[f32]) -> Vec<f32> {
-        const BLOCK: usize = 4096;
-        let mut sum = vec![0.0; d * d];
-        let mut part = vec![0.0; d * d];
-        let mut turned = Vec::new();
-        let mut gemm = Gemm::new(self.on);
-        for block in inputs.chunks(BLOCK * d) {
-            turned.clear();
-            transpose(block, d, &mut turned);
-            gemm.product(block.len() / d, &turned, &turned, &mut part);
-            sum.iter_mut().zip(&part).for_each(|(s, p)| *s += p);
-        }
-        let tokens = (inputs.len() / d).max(1) as f32;
-        sum.iter_mut().for_each(|s| *s /= tokens);
-        sum
+        let mut covariance = Covariance::new(d);
+        covariance.add(self.on, inputs);
+        covariance.mean()
     }
 
     /// Trains the predictor of a layer; `covariance` is that of its training inputs. `None` if its
@@ -166,7 +152,7 @@ impl<'a> Trainer<'a> {
                 low_rank::make(self.on, rows, covariance, rank, dtype)?.into()
             }
             Design::Coarse => {
-                vec![rounding::round(self.on, rows, covariance, &coarse::LEVELS)]
+                vec![round(self.on, rows, covariance, &coarse::LEVELS)]
             }
         };
         let mut kind = match design {

@@ -48,6 +48,16 @@ pub struct PackArgs {
     /// together side by side.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// A text of the kind that the model will meet, not one that it is judged by: weights are rounded
+    /// so that what they compute from it changes least.
+    #[arg(long, value_name = "TEXT")]
+    pub calibrate: Option<PathBuf>,
+    /// Tokens to take from that text, evenly spread over it.
+    #[arg(long, value_name = "N", default_value_t = 32768, requires = "calibrate", value_parser = clap::value_parser!(u32).range(1..))]
+    pub calibrate_tokens: u32,
+    /// Compute threads; default: one per core. They change no byte.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
     /// How statistics order neurons.
     #[arg(long, value_enum, default_value = "coactivation")]
     pub order: OrderArg,

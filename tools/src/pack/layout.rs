@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::options::PackOptions;
 use crate::Failure;
 use crate::activity::parse;
+use crate::calibrate::rounded::Rounded;
 
 /// Sector when the file system does not say what direct I/O needs.
 const DEFAULT_SECTOR: u32 = 4096;
@@ -39,6 +40,7 @@ impl PackLayout {
         source: &dyn Checkpoint,
         output: &Path,
         options: &PackOptions,
+        calibrated: Option<&Rounded>,
     ) -> Result<Self, Failure> {
         let c = source.config();
         let fingerprint = format!("{:016x}", source.fingerprint());
@@ -67,11 +69,13 @@ impl PackLayout {
             .filter(|t| !t.id.role.is_bundled())
             .cloned()
             .collect();
-        let kind = match order.is_empty() {
-            true => Order::Original,
-            false => kind_of(stats.as_ref(), options),
+        // none where neurons keep their order
+        let sorted_by = stats.as_ref().filter(|_| !order.is_empty());
+        let kind = kind_of(sorted_by, options);
+        let meta = ContainerMeta {
+            calibration: calibrated.map(|rounded| rounded.summary().clone()),
+            ..meta_of(source, options, stats.as_ref(), kind, &fingerprint)
         };
-        let meta = meta_of(source, options, stats.as_ref(), kind, &fingerprint);
         let packed_stats = stats.map(|s| s.without_sample().permuted(&order));
         Ok(Self {
             spec: Spec {
@@ -200,7 +204,7 @@ fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bo
 
 /// Names, lengths and times of change of the source's files: a pack is resumed
 /// only where none of them differ. Not stored.
-fn state_of(path: &Path) -> u64 {
+pub(crate) fn state_of(path: &Path) -> u64 {
     let mut files: Vec<std::path::PathBuf> = match std::fs::read_dir(path) {
         Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
         Err(_) => vec![path.to_path_buf()],
@@ -286,6 +290,7 @@ fn meta_of(
             tokens: s.tokens,
             active_share: s.active_share(),
         }),
+        calibration: None,
         sampling: SamplingDefaults {
             temperature: sampling.temperature,
             top_k: sampling.top_k,

@@ -7,56 +7,50 @@
 //! command gives the same bytes on file systems that need the same; with it,
 //! anywhere. A killed pack can go on where it stopped.
 
-mod layout;
-mod options;
+pub(crate) mod layout;
+pub(crate) mod options;
+pub(crate) mod write;
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
-use emberflow_kernels::{DType, Workers, quantize_row};
-use emberflow_models::names::{Role, TensorId, bundled};
-use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_storage::container::{BankSpec, Prefer, Unit, Writer};
-use serde::Serialize;
+use emberflow_storage::container::Prefer;
+use emberflow_storage::mem;
 
-pub use self::options::PackOptions;
+pub use self::options::{CalibrationText, PackOptions};
+pub use self::write::{CalibratedReport, PackReport};
 
 use self::layout::{PackLayout, check_tokenizer};
+use self::write::write;
+use crate::calibrate::{self, Calibration};
 use crate::cli::{OrderArg, PackArgs, ScalesArg};
 use crate::{Failure, atomic, print_json, progress, size};
 
-/// Rows that are read and quantised together.
-const BATCH: usize = 64;
-
-/// Bytes after which finished parts are flushed to disk and count as done.
-const CHECKPOINT_BYTES: u64 = 8 << 20;
-
-/// What came out. Keys are a contract.
-#[derive(Debug, Clone, Serialize)]
-pub struct PackReport {
-    /// The container.
-    pub output: String,
-    /// Its length.
-    pub bytes: u64,
-    /// Neurons written.
-    pub neurons: u64,
-    /// Bytes of one bundle.
-    pub bundle_bytes: u32,
-    /// Share of the bundles that is padding.
-    pub padding_share: f64,
-    /// Whether neurons were sorted by temperature.
-    pub order: Order,
-    /// Units (tensors and banks) taken over from an interrupted pack.
-    pub resumed_units: usize,
-    /// How long it took.
-    pub seconds: f64,
-}
-
 /// Runs the command.
 pub fn command(args: &PackArgs) -> Result<(), Failure> {
+    let options = options_of(args)?;
+    let bar = progress::bytes("packing", 0);
+    let report = pack(
+        &args.checkpoint,
+        &args.output,
+        &options,
+        &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        },
+    );
+    bar.finish_and_clear();
+    let report = report?;
+    match args.json {
+        true => print_json(&report),
+        false => tell(&report),
+    }
+}
+
+/// What the arguments ask for.
+fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     let quant = args.quant.into();
     let mut options = PackOptions::new(quant);
     if let Some(attention) = args.attention_quant {
@@ -80,21 +74,18 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         ScalesArg::Resident => Prefer::Resident,
     };
     options.force = args.force;
-    let bar = progress::bytes("packing", 0);
-    let report = pack(
-        &args.checkpoint,
-        &args.output,
-        &options,
-        &mut |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        },
-    );
-    bar.finish_and_clear();
-    let report = report?;
-    if args.json {
-        return print_json(&report);
+    options.threads = args.threads.unwrap_or(0).into();
+    if let Some(path) = &args.calibrate {
+        options.calibrate = Some(CalibrationText {
+            bytes: std::fs::read(path).map_err(Failure::file(path))?,
+            tokens: args.calibrate_tokens,
+        });
     }
+    Ok(options)
+}
+
+/// Prints the report.
+fn tell(report: &PackReport) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
@@ -111,6 +102,19 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
         },
         report.seconds
     )?;
+    if let Some(c) = &report.calibrated {
+        writeln!(out, "rounded against {} tokens", c.tokens)?;
+        if let Some(peak) = c.peak_rss_bytes {
+            writeln!(out, "peak memory {}", size::show(peak))?;
+        }
+        if c.resumed_layers > 0 {
+            let layers = c.resumed_layers;
+            writeln!(
+                out,
+                "took over {layers} rounded layers of an interrupted pack"
+            )?;
+        }
+    }
     if report.resumed_units > 0 {
         writeln!(
             out,
@@ -128,216 +132,33 @@ pub fn pack(
     options: &PackOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
-    let start = Instant::now();
     atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
-    check_tokenizer(source.as_ref())?;
-    let options = &options.for_source(source.as_ref());
-    let layout = PackLayout::new(source.as_ref(), output, options)?;
-    let durable = emberflow_storage::container::Options {
-        checkpoint_bytes: CHECKPOINT_BYTES,
+    let source = source.as_ref();
+    check_tokenizer(source)?;
+    let options = &options.for_source(source);
+    let Some(text) = &options.calibrate else {
+        return write(source, output, options, None, progress);
     };
-    let mut writer = Writer::create_with(output, layout.spec.clone(), durable)?;
-    let mut work = Work {
-        source: source.as_ref(),
-        layout: &layout,
-        workers: Workers::new(
-            std::thread::available_parallelism().map_or(1, |n| n.get()),
-            None,
-        ),
-        rows: Vec::new(),
-        encoded: Vec::new(),
-        done: 0,
-        total: layout.total_bytes(),
-        told: Instant::now(),
-        progress,
+    let start = Instant::now();
+    // what is wrong with the options is told before the work
+    PackLayout::new(source, output, options, None)?;
+    let how = Calibration {
+        text: &text.bytes,
+        tokens: text.tokens,
+        threads: options.threads(),
     };
-    let mut resumed_units = 0;
-    for (i, tensor) in layout.tensors.iter().enumerate() {
-        if writer.is_done(Unit::Tensor(i)) {
-            resumed_units += 1;
-            work.advance(layout.spec.tensors[i].len);
-        } else {
-            work.tensor(&mut writer, i, tensor)?;
-        }
-    }
-    for (i, bank) in layout.spec.banks.iter().enumerate() {
-        if writer.is_done(Unit::Bank(i)) {
-            resumed_units += 1;
-            work.advance(u64::from(bank.neurons) * u64::from(layout.spec.geometry.stride));
-        } else {
-            work.bank(&mut writer, i, bank)?;
-        }
-    }
-    let bytes = writer.layout().file_len;
-    writer.finish()?;
-    let g = layout.spec.geometry;
+    let done = calibrate::calibrate(source, output, options, how)?;
+    let report = write(source, output, options, Some(&done.rounded), progress)?;
+    let folder = calibrate::folder(output);
+    std::fs::remove_dir_all(&folder).map_err(Failure::file(&folder))?;
     Ok(PackReport {
-        output: output.display().to_string(),
-        bytes,
-        neurons: layout.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
-        bundle_bytes: g.stride,
-        padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
-        order: layout.order_kind(),
-        resumed_units,
+        calibrated: Some(CalibratedReport {
+            tokens: done.rounded.summary().tokens,
+            resumed_layers: done.resumed,
+            peak_rss_bytes: mem::peak_rss(),
+        }),
         seconds: start.elapsed().as_secs_f64(),
+        ..report
     })
-}
-
-/// The running pack.
-struct Work<'a> {
-    source: &'a dyn Checkpoint,
-    layout: &'a PackLayout,
-    workers: Workers,
-    rows: Vec<f32>,
-    encoded: Vec<u8>,
-    done: u64,
-    total: u64,
-    told: Instant,
-    progress: &'a mut dyn FnMut(u64, u64),
-}
-
-impl Work<'_> {
-    fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
-        if self.told.elapsed() > Duration::from_millis(100) || self.done == self.total {
-            self.told = Instant::now();
-            (self.progress)(self.done, self.total);
-        }
-    }
-
-    /// Reads rows of a tensor of neurons (`packed` ids `first..first + count`)
-    /// or of any other (rows in their order) into `self.rows`.
-    fn read(
-        &mut self,
-        id: TensorId,
-        bank: Option<usize>,
-        first: usize,
-        count: usize,
-        cols: usize,
-    ) -> Result<(), Failure> {
-        self.rows.resize(count * cols, 0.0);
-        match bank {
-            Some(bank) if !self.layout.order.is_empty() => {
-                for (i, out) in self.rows.chunks_exact_mut(cols).enumerate() {
-                    let row = self.layout.original(bank, first + i);
-                    self.source.read_rows(id, row, 1, out)?;
-                }
-            }
-            _ => self.source.read_rows(id, first, count, &mut self.rows)?,
-        }
-        Ok(())
-    }
-
-    /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.
-    fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
-        let stride = dtype.row_bytes(cols);
-        let count = self.rows.len() / cols;
-        self.encoded.resize(count * stride, 0);
-        let failed = std::sync::Mutex::new(None);
-        let rows = &self.rows;
-        self.workers
-            .for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
-                let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
-                let row = &rows[i * cols..(i + 1) * cols];
-                if let Err(e) = quantize_row(dtype, row, quants, scales)
-                    && let Ok(mut failed) = failed.lock()
-                {
-                    failed.get_or_insert(format!("row {i} of a batch: {e}"));
-                }
-            });
-        match failed.into_inner() {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => Err(Failure::Fault(format!(
-                "{}: tensor {id} cannot be stored as {}: {reason}",
-                self.source.path().display(),
-                dtype.name()
-            ))),
-            Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
-        }
-    }
-
-    /// Encodes `self.rows`, Down vectors of whole groups of neurons.
-    fn encode_across(&mut self, id: TensorId) -> Result<(), Failure> {
-        let d = self.layout.format.d;
-        self.encoded.clear();
-        for rows in self.rows.chunks_exact(across::NEURONS * d) {
-            across::encode(rows, d, &mut self.encoded).map_err(|e| {
-                let path = self.source.path().display();
-                Failure::Fault(format!(
-                    "{path}: tensor {id} cannot be stored as mxfp4: {e}"
-                ))
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Writes one tensor that is not FFN.
-    fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
-        let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
-        let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);
-        let mut sink = writer.begin_tensor(i)?;
-        for first in (0..info.rows).step_by(BATCH) {
-            let count = BATCH.min(info.rows - first);
-            self.read(info.id, bank, first, count, info.cols)?;
-            self.encode(info.id, dtype, info.cols)?;
-            sink.append(&self.encoded)?;
-            self.advance(self.encoded.len() as u64);
-        }
-        sink.finish()?;
-        Ok(())
-    }
-
-    /// Writes one bank of neurons in packed order.
-    fn bank(&mut self, writer: &mut Writer, i: usize, bank: &BankSpec) -> Result<(), Failure> {
-        let NeuronFormat {
-            dtype,
-            d,
-            inline_scales,
-            ..
-        } = self.layout.format;
-        let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
-        let stride = u64::from(self.layout.spec.geometry.stride);
-        let neurons = bank.neurons as usize;
-        let roles = bundled(self.source.config());
-        let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
-        let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
-        let mut sink = writer.begin_bank(i)?;
-        for first in (0..neurons).step_by(BATCH) {
-            let count = BATCH.min(neurons - first);
-            for (&role, part) in roles.iter().zip(&mut parts) {
-                let id = TensorId {
-                    role,
-                    layer: bank.layer,
-                    expert: bank.expert,
-                };
-                self.read(id, Some(i), first, count, d)?;
-                if role == Role::Down && self.layout.format.is_across() {
-                    self.encode_across(id)?;
-                } else {
-                    self.encode(id, dtype, d)?;
-                }
-                std::mem::swap(part, &mut self.encoded);
-            }
-            for n in 0..count {
-                for buffer in [&mut gate, &mut rest, &mut scales] {
-                    buffer.clear();
-                }
-                for (part, encoded) in parts.iter().enumerate() {
-                    let vector = &encoded[n * row..(n + 1) * row];
-                    let to = if part == 0 { &mut gate } else { &mut rest };
-                    if inline_scales {
-                        to.extend_from_slice(vector);
-                    } else {
-                        to.extend_from_slice(&vector[..quants]);
-                        scales.extend_from_slice(&vector[quants..]);
-                    }
-                }
-                sink.append_neuron(&gate, &rest, &scales)?;
-            }
-            self.advance(count as u64 * stride);
-        }
-        sink.finish()?;
-        Ok(())
-    }
 }

@@ -29,6 +29,19 @@ pub struct PackOptions {
     pub scales: Prefer,
     /// Replace an existing output.
     pub force: bool,
+    /// Rounds weights against a text: a file, what is in it, and how many tokens of it.
+    pub calibrate: Option<CalibrationText>,
+    /// Compute threads; 0 = one per core. They change no byte.
+    pub threads: usize,
+}
+
+/// A text to round weights against.
+#[derive(Debug, Clone)]
+pub struct CalibrationText {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Tokens to take of it.
+    pub tokens: u32,
 }
 
 impl PackOptions {
@@ -43,6 +56,16 @@ impl PackOptions {
             sector: None,
             scales: Prefer::Auto,
             force: false,
+            calibrate: None,
+            threads: 0,
+        }
+    }
+
+    /// Compute threads.
+    pub(super) fn threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            threads => threads,
         }
     }
 
@@ -65,7 +88,8 @@ impl PackOptions {
         }
     }
 
-    pub(super) fn dtype(&self, role: Role) -> DType {
+    /// The format of the tensors of a role.
+    pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
             Role::Embed | Role::Head | Role::Positions => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,

@@ -4,13 +4,8 @@ use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
 
 use super::TrainPredictorArgs;
+use crate::windows::{self, Amount};
 use crate::{Failure, progress};
-
-/// Tokens of a window.
-const WINDOW: usize = 512;
-
-/// Bytes of text that surely hold a window's tokens.
-const BYTES_PER_TOKEN: usize = 16;
 
 /// Of ten windows, one is calibrated on and one is measured on.
 const PARTS: usize = 10;
@@ -23,30 +18,11 @@ pub struct Windows {
 impl Windows {
     /// About as many tokens as the arguments want, or all of a shorter text.
     pub fn choose(text: &Text, bytes: &[u8], args: &TrainPredictorArgs) -> Result<Self, Failure> {
-        let max = text.config().max_context as usize;
-        let window = WINDOW.min(max);
-        let count = (args.tokens as usize).div_ceil(window).max(PARTS);
-        let start = text.start_token();
-        let body = window - usize::from(start.is_some());
-        let length = (body * BYTES_PER_TOKEN).min(bytes.len().div_ceil(count));
-        let mut tokens = Vec::new();
-        for i in 0..count {
-            let at = i * (bytes.len() / count);
-            // a cut character becomes a replacement character, which is cut off
-            let piece = String::from_utf8_lossy(&bytes[at..(at + length).min(bytes.len())]);
-            let piece = piece.trim_matches(char::REPLACEMENT_CHARACTER);
-            let mut ids: Vec<u32> = start.into_iter().collect();
-            ids.extend(text.tokens(piece)?.into_iter().take(body));
-            if ids.len() > 1 {
-                tokens.push(ids);
-            }
-        }
-        if tokens.len() < PARTS {
-            return Err(Failure::usage(format!(
-                "the text gives {} windows of tokens, at least {PARTS} are needed; give more text",
-                tokens.len()
-            )));
-        }
+        let amount = Amount {
+            tokens: args.tokens as usize,
+            least: PARTS,
+        };
+        let tokens = windows::choose(text.tokenizer(), text.config(), bytes, amount)?;
         Ok(Self { tokens })
     }
 

@@ -1,4 +1,4 @@
-//! Matrix products for the trainer, on the kernels and thread pool of the forward pass.
+//! Matrix products for training and rounding, on the kernels and thread pool of the forward pass.
 
 use emberflow_kernels::{Columns, Compute, DType, matmul_scratch};
 

@@ -1,0 +1,396 @@
+//! Rounds whole matrices, for the block formats of containers.
+
+use std::cmp::Ordering;
+
+use emberflow_kernels::{Columns, Compute, DType, GROUP, Row, matmul_scratch};
+use emberflow_kernels::{QuantizeError, quantize_row, store_q4_row};
+use half::f16;
+
+use super::factor::{DAMPING, inverse_factor};
+use super::scale::{Grid, inverse_of};
+
+/// Outputs that a thread rounds together: as many as share a scale in a matrix that is stored by
+/// inputs. They share one walk over the factor.
+const TILE: usize = GROUP;
+
+/// How often every quant is looked at once more after all are rounded.
+const SWEEPS: usize = 3;
+
+/// Makes the stored rows of a tile, by its number.
+type TileWork<'a> = dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync + 'a;
+
+/// Which weights share a scale: those of consecutive inputs of one output, or those of consecutive
+/// outputs of one input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Groups {
+    Inputs,
+    Outputs,
+}
+
+/// Rounds the matrices that read the same inputs.
+pub struct Rounder<'a> {
+    on: &'a Compute,
+    /// Elements of an input.
+    size: usize,
+    /// `[size × size]`.
+    covariance: Vec<f32>,
+    /// Added to every variance.
+    damping: f32,
+    /// Input rounded at each step: those that vary most first, while many others can make up for
+    /// what they lose. Inputs whose weights share a scale follow each other.
+    order: Vec<u32>,
+    /// [`inverse_factor`] of the covariance in that order.
+    factor: Vec<f32>,
+}
+
+impl<'a> Rounder<'a> {
+    /// For matrices whose scales are shared along a row, by [`rows`](Self::rows), and inputs with
+    /// this `covariance`, `[size × size]`.
+    pub fn for_rows(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
+        let energy = |i: usize| covariance[i * (size + 1)];
+        let mut groups: Vec<Vec<u32>> = (0..size as u32)
+            .collect::<Vec<_>>()
+            .chunks(GROUP)
+            .map(<[u32]>::to_vec)
+            .collect();
+        let sum = |group: &Vec<u32>| group.iter().map(|&i| energy(i as usize)).sum::<f32>();
+        groups.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
+        let order = groups.concat();
+        Self::new(on, covariance, order)
+    }
+
+    /// For matrices whose scales are shared along a column, by [`columns`](Self::columns), and
+    /// inputs with this `covariance`, `[size × size]`.
+    pub fn for_columns(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
+        let energy = |i: u32| covariance[i as usize * (size + 1)];
+        let mut order: Vec<u32> = (0..size as u32).collect();
+        order.sort_by(|&a, &b| energy(b).total_cmp(&energy(a)));
+        Self::new(on, covariance, order)
+    }
+
+    /// Takes the inputs in this order.
+    fn new(on: &'a Compute, covariance: Vec<f32>, order: Vec<u32>) -> Self {
+        let size = order.len();
+        let mut turned = Vec::with_capacity(covariance.len());
+        for &i in &order {
+            let row = &covariance[i as usize * size..][..size];
+            turned.extend(order.iter().map(|&j| row[j as usize]));
+        }
+        let mean = covariance.iter().step_by(size + 1).sum::<f32>() / size as f32;
+        Self {
+            on,
+            size,
+            damping: DAMPING as f32 * mean,
+            factor: inverse_factor(on, size, &turned, DAMPING),
+            covariance,
+            order,
+        }
+    }
+
+    /// Rows `[outputs × size]` as stored in `dtype`; a scale is shared along a row. Squared over
+    /// the text, the error of the products is never more than that of rounding each weight by
+    /// itself. `None` for a format without scales.
+    ///
+    /// # Errors
+    /// A weight that the format cannot hold.
+    pub fn rows(&self, dtype: DType, values: &[f32]) -> Result<Option<Vec<u8>>, QuantizeError> {
+        let Some(grid) = Grid::of(dtype) else {
+            return Ok(None);
+        };
+        let bytes = dtype.row_bytes(self.size);
+        let mut out = vec![0; values.len() / self.size * bytes];
+        let work = |tile: usize, out: &mut [u8]| {
+            let lines = &values[tile * TILE * self.size..][..out.len() / bytes * self.size];
+            self.tile(
+                Lines::new(dtype, Groups::Inputs, self.size, lines),
+                grid,
+                out,
+            )
+        };
+        self.each_tile(&mut out, TILE * bytes, &work)?;
+        Ok(Some(out))
+    }
+
+    /// Columns `[size × outputs]`, one for each input, as stored in `dtype`; a scale is shared
+    /// along a column. As [`rows`](Self::rows) otherwise.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn columns(
+        &self,
+        dtype: DType,
+        outputs: usize,
+        values: &[f32],
+    ) -> Result<Option<Vec<u8>>, QuantizeError> {
+        let Some(grid) = Grid::of(dtype) else {
+            return Ok(None);
+        };
+        // [groups][inputs], a group with its scale
+        let group = dtype.row_bytes(TILE);
+        let mut tiles = vec![0; outputs.div_ceil(TILE) * self.size * group];
+        let work = |tile: usize, out: &mut [u8]| {
+            let first = tile * TILE;
+            let width = TILE.min(outputs - first);
+            let rows = values.chunks_exact(outputs);
+            let lines: Vec<f32> = rows
+                .flat_map(|row| &row[first..first + width])
+                .copied()
+                .collect();
+            self.tile(Lines::new(dtype, Groups::Outputs, width, &lines), grid, out)
+        };
+        self.each_tile(&mut tiles, self.size * group, &work)?;
+        let (quants, row) = (dtype.quants_bytes(TILE), dtype.row_bytes(outputs));
+        let mut out = vec![0; self.size * row];
+        for (g, tile) in tiles.chunks_exact(self.size * group).enumerate() {
+            for (part, out) in tile.chunks_exact(group).zip(out.chunks_exact_mut(row)) {
+                let (out_quants, out_scales) = out.split_at_mut(dtype.quants_bytes(outputs));
+                let (part_quants, part_scale) = part.split_at(quants);
+                out_quants[g * quants..][..quants].copy_from_slice(part_quants);
+                out_scales[g * part_scale.len()..][..part_scale.len()].copy_from_slice(part_scale);
+            }
+        }
+        Ok(Some(out))
+    }
+
+    /// Calls `work` with every tile's number and part of `out`, on all threads.
+    fn each_tile(
+        &self,
+        out: &mut [u8],
+        bytes: usize,
+        work: &TileWork<'_>,
+    ) -> Result<(), QuantizeError> {
+        let failed = std::sync::Mutex::new(None);
+        let workers = &self.on.workers;
+        workers.for_each_chunk_mut(out, bytes, &|_, tile, out| {
+            if let Err(error) = work(tile, out)
+                && let Ok(mut failed) = failed.lock()
+            {
+                failed.get_or_insert(error);
+            }
+        });
+        match failed.into_inner() {
+            Ok(Some(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Rounds one tile into `out`: with compensation, unless that turns out worse than without.
+    fn tile(&self, lines: Lines<'_>, grid: Grid, out: &mut [u8]) -> Result<(), QuantizeError> {
+        let bytes = lines.dtype.row_bytes(lines.len);
+        let mut plain = vec![0; out.len()];
+        for (line, plain) in lines.iter().zip(plain.chunks_exact_mut(bytes)) {
+            let (quants, scales) = plain.split_at_mut(lines.dtype.quants_bytes(lines.len));
+            quantize_row(lines.dtype, line, quants, scales)?;
+        }
+        self.compensate(&lines, grid, out);
+        let mut errors = Vec::new();
+        self.errors(&lines, out, &mut errors);
+        self.errors(&lines, &plain, &mut errors);
+        let [with, without] = self.loss(&errors);
+        // also where one of them is no number
+        if with.partial_cmp(&without) != Some(Ordering::Less) {
+            out.copy_from_slice(&plain);
+        }
+        Ok(())
+    }
+
+    /// Rounds input by input; what an error does to the products is taken back, as far as it goes,
+    /// by the inputs that come later.
+    fn compensate(&self, lines: &Lines<'_>, grid: Grid, out: &mut [u8]) {
+        let (n, outputs) = (self.size, lines.outputs(self.size));
+        let mut w = vec![0.0; outputs * n];
+        for (r, w) in w.chunks_exact_mut(n).enumerate() {
+            for (w, &input) in w.iter_mut().zip(&self.order) {
+                *w = lines.at(r, input as usize);
+            }
+        }
+        let mut codes = vec![0u8; outputs * n];
+        let mut scales = vec![0; lines.values.len() / lines.len * lines.len.div_ceil(GROUP)];
+        let costs: Vec<f32> = (0..n).map(|i| self.factor[i * (n + 1)].powi(-2)).collect();
+        let mut scale = [f16::ZERO; TILE];
+        let mut group = [0.0; TILE];
+        for i in 0..n {
+            let input = self.order[i] as usize;
+            match lines.groups {
+                Groups::Outputs => {
+                    (0..outputs).for_each(|r| group[r] = w[r * n + i]);
+                    let best = grid.best_scale(&group[..outputs], &[1.0; TILE][..outputs]);
+                    scale.fill(best);
+                    scales[input] = best.to_bits();
+                }
+                Groups::Inputs if i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP => {
+                    let end = i + GROUP.min(n - input / GROUP * GROUP);
+                    for (r, row) in w.chunks_exact(n).enumerate() {
+                        scale[r] = grid.best_scale(&row[i..end], &costs[i..end]);
+                        scales[lines.scale_index(r, input)] = scale[r].to_bits();
+                    }
+                }
+                Groups::Inputs => {}
+            }
+            let factor = &self.factor[i * n + i..(i + 1) * n];
+            for r in 0..outputs {
+                let s = scale[r].to_f32();
+                let (x, later) = match w[r * n + i..(r + 1) * n].split_first_mut() {
+                    Some(split) => split,
+                    None => continue,
+                };
+                let quant = grid.nearest(*x, inverse_of(s));
+                codes[lines.index(r, input)] = quant as i8 as u8;
+                let error = (*x - quant * s) / factor[0];
+                self.on.cpu.axpy(-error, Row::f32(&factor[1..]), later);
+            }
+        }
+        self.refine(lines, grid, &scales, &mut codes);
+        lines.store(&codes, &scales, out);
+    }
+
+    /// Takes each weight's quant to where the products' error is least while the others stay.
+    fn refine(&self, lines: &Lines<'_>, grid: Grid, scales: &[u16], codes: &mut [u8]) {
+        let (n, outputs) = (self.size, lines.outputs(self.size));
+        let scale = |r, i| f16::from_bits(scales[lines.scale_index(r, i)]).to_f32();
+        let mut errors = vec![0.0; outputs * n];
+        for (at, error) in errors.iter_mut().enumerate() {
+            let (r, i) = (at / n, at % n);
+            let quant = f32::from(codes[lines.index(r, i)] as i8);
+            *error = lines.at(r, i) - quant * scale(r, i);
+        }
+        let mut spread = vec![0.0; errors.len()];
+        self.spread(&errors, &mut spread);
+        for at in (0..SWEEPS).flat_map(|_| 0..outputs * n) {
+            let (r, i) = (at / n, at % n);
+            let row = &self.covariance[i * n..(i + 1) * n];
+            let cost = row[i] + self.damping;
+            let by = (spread[at] + self.damping * errors[at]) / cost;
+            let s = scale(r, i);
+            let code = &mut codes[lines.index(r, i)];
+            let quant = f32::from(*code as i8);
+            let better = grid.nearest(quant * s + by, inverse_of(s));
+            if better != quant && cost > 0.0 {
+                let change = (better - quant) * s;
+                errors[at] -= change;
+                let spread = &mut spread[r * n..(r + 1) * n];
+                self.on.cpu.axpy(-change, Row::f32(row), spread);
+                *code = better as i8 as u8;
+            }
+        }
+    }
+
+    /// `errors · covariance`, row by row.
+    fn spread(&self, errors: &[f32], spread: &mut [f32]) {
+        let (n, rows) = (self.size, errors.len() / self.size);
+        let mut scratch = vec![0.0; matmul_scratch(n)];
+        let covariance: &[u8] = bytemuck::cast_slice(&self.covariance);
+        let mut y = Columns::new(spread, rows, n, n);
+        let cpu = self.on.cpu;
+        cpu.matmul_columns(
+            DType::F32,
+            covariance,
+            4 * n,
+            n,
+            errors,
+            &mut y,
+            &mut scratch,
+        );
+    }
+
+    /// Appends what `stored` differs from the lines by, `[outputs × size]`.
+    fn errors(&self, lines: &Lines<'_>, stored: &[u8], errors: &mut Vec<f32>) {
+        let mut values = vec![0.0; lines.values.len()];
+        let bytes = lines.dtype.row_bytes(lines.len);
+        let rows = stored.chunks_exact(bytes);
+        for (row, values) in rows.zip(values.chunks_exact_mut(lines.len)) {
+            let row = Row::inline(lines.dtype, lines.len, row);
+            self.on.cpu.dequantize(row, values);
+        }
+        for r in 0..lines.outputs(self.size) {
+            errors.extend((0..self.size).map(|i| lines.at(r, i) - values[lines.index(r, i)]));
+        }
+    }
+
+    /// Squared errors of the products, of the first and the second half of `errors`.
+    fn loss(&self, errors: &[f32]) -> [f64; 2] {
+        let mut spread = vec![0.0; errors.len()];
+        self.spread(errors, &mut spread);
+        let half = errors.len() / 2;
+        [0..half, half..errors.len()].map(|part| {
+            let pairs = errors[part.clone()].iter().zip(&spread[part]);
+            pairs.map(|(e, s)| f64::from(*e) * f64::from(*s)).sum()
+        })
+    }
+}
+
+/// Weights of a tile as they are stored: lines whose consecutive elements share scales.
+struct Lines<'a> {
+    dtype: DType,
+    groups: Groups,
+    /// Elements of a line.
+    len: usize,
+    values: &'a [f32],
+}
+
+impl<'a> Lines<'a> {
+    fn new(dtype: DType, groups: Groups, len: usize, values: &'a [f32]) -> Self {
+        Self {
+            dtype,
+            groups,
+            len,
+            values,
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'a [f32]> + use<'a> {
+        self.values.chunks_exact(self.len)
+    }
+
+    /// Outputs of the tile.
+    fn outputs(&self, inputs: usize) -> usize {
+        self.values.len() / inputs
+    }
+
+    /// Where the weight of an output and an input is.
+    fn index(&self, output: usize, input: usize) -> usize {
+        match self.groups {
+            Groups::Inputs => output * self.len + input,
+            Groups::Outputs => input * self.len + output,
+        }
+    }
+
+    /// Which scale that weight has.
+    fn scale_index(&self, output: usize, input: usize) -> usize {
+        match self.groups {
+            Groups::Inputs => output * self.len.div_ceil(GROUP) + input / GROUP,
+            Groups::Outputs => input,
+        }
+    }
+
+    fn at(&self, output: usize, input: usize) -> f32 {
+        self.values[self.index(output, input)]
+    }
+
+    /// Stores quants, as signed bytes, and the bits of the lines' scales.
+    fn store(&self, codes: &[u8], scales: &[u16], out: &mut [u8]) {
+        let per_line = self.len.div_ceil(GROUP);
+        let bytes = self.dtype.row_bytes(self.len);
+        let lines = codes
+            .chunks_exact(self.len)
+            .zip(scales.chunks_exact(per_line));
+        let mut nibbles = vec![0; self.len];
+        for ((codes, scales), out) in lines.zip(out.chunks_exact_mut(bytes)) {
+            if self.dtype == DType::Q4 {
+                let from = codes.iter().map(|&code| (code as i8 + 8) as u8);
+                nibbles
+                    .iter_mut()
+                    .zip(from)
+                    .for_each(|(to, from)| *to = from);
+                store_q4_row(&nibbles, scales, out);
+                continue;
+            }
+            let (quants, to) = out.split_at_mut(self.dtype.quants_bytes(self.len));
+            quants.fill(0);
+            quants[..codes.len()].copy_from_slice(codes);
+            for (to, scale) in to.chunks_exact_mut(2).zip(scales) {
+                to.copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+    }
+}

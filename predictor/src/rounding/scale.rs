@@ -1,0 +1,81 @@
+//! The scale of a group: the one whose rounding errors weigh least.
+
+use emberflow_kernels::DType;
+use half::f16;
+
+/// Candidates, in twentieths of the scale that just reaches the largest element.
+const CANDIDATES: std::ops::RangeInclusive<u32> = 11..=21;
+
+/// Adding and taking away this rounds to an integer, half to even: fast where the processor that
+/// the program is built for has no instruction for it.
+const ROUNDS: f32 = 12_582_912.0; // 1.5 · 2^23
+
+/// Integers that a block format multiplies with a scale.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grid {
+    low: f32,
+    high: f32,
+}
+
+impl Grid {
+    /// Of a grouped format; `None` for the others, which have no scales.
+    pub fn of(dtype: DType) -> Option<Self> {
+        let (low, high) = match dtype {
+            DType::Q4 => (-8.0, 7.0),
+            DType::Q8 => (-127.0, 127.0),
+            _ => return None,
+        };
+        Some(Self { low, high })
+    }
+
+    /// The integer nearest to `x / scale`, `inverse` being `1 / scale`; 0 for a scale of zero,
+    /// whose inverse is 0.
+    pub fn nearest(self, x: f32, inverse: f32) -> f32 {
+        let clamped = (x * inverse).clamp(self.low, self.high);
+        (clamped + ROUNDS) - ROUNDS
+    }
+
+    /// Sum of the weighted squared errors of `group` under `scale`.
+    fn error(self, group: &[f32], weights: &[f32], scale: f32) -> f32 {
+        let inverse = inverse_of(scale);
+        let mut sums = [0.0f32; 8];
+        for (xs, ws) in group.chunks(8).zip(weights.chunks(8)) {
+            for ((x, w), sum) in xs.iter().zip(ws).zip(&mut sums) {
+                let e = self.nearest(*x, inverse) * scale - x;
+                *sum += w * e * e;
+            }
+        }
+        sums.iter().sum()
+    }
+
+    /// The scale with the least weighted squared error on `group`, as f16 holds it.
+    pub fn best_scale(self, group: &[f32], weights: &[f32]) -> f16 {
+        let largest = group
+            .iter()
+            .fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
+        let mut best = (f32::INFINITY, f16::ZERO);
+        let mut take = |scale: f32| {
+            let scale = f16::from_f32(scale);
+            if scale.is_finite() {
+                let error = self.error(group, weights, scale.to_f32());
+                if error < best.0 {
+                    best = (error, scale);
+                }
+            }
+        };
+        // the largest element at the wide end, then at the narrow one
+        for end in [self.low, self.high] {
+            CANDIDATES.for_each(|k| take(largest / end * k as f32 / 20.0));
+            if self.low == -self.high {
+                break;
+            }
+        }
+        best.1
+    }
+}
+
+/// `1 / scale`, or 0 where that is no number.
+pub(super) fn inverse_of(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}

@@ -1,0 +1,301 @@
+//! `emberflow pack --calibrate`: weights are rounded against what they read of a text.
+//!
+//! Layer by layer, a text runs through the model as rounded so far. The covariance of what a matrix
+//! reads says how an error in one weight can be made up for by the others that read along with it
+//! (`emberflow_predictor::rounding`). Rounded layers wait in a folder beside the output, with the
+//! residual stream behind the last one, so that a run that was stopped goes on where it was; the
+//! packer takes them from there.
+//!
+//! The engine itself runs each layer, packed as a model of its own. Models with experts, with FFNs of
+//! two matrices or of another form than the common one are refused.
+
+mod one_layer;
+mod pass;
+pub(crate) mod rounded;
+mod stream;
+
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::meta;
+use emberflow_kernels::{Compute, DType};
+use emberflow_models::Checkpoint;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::{Role, TensorId};
+use emberflow_models::tokenizer::Tokenizer;
+use emberflow_predictor::rounding::{Covariance, Rounder};
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::one_layer::OneLayer;
+use self::pass::{DOWN_BLOCK, Gathered, Wanted, run};
+pub use self::rounded::Rounded;
+use self::rounded::{LayerRows, ROLES, StoredRows};
+use self::stream::Stream;
+use crate::pack::layout::state_of;
+use crate::pack::options::PackOptions;
+use crate::windows::{self, Amount};
+use crate::{Failure, interrupt, progress};
+
+/// Changes when the same input gives other bytes.
+const VERSION: u32 = 1;
+
+/// Rows that are read and rounded together.
+const BATCH: usize = 1024;
+
+/// What to calibrate with.
+#[derive(Debug, Clone, Copy)]
+pub struct Calibration<'a> {
+    /// The text.
+    pub text: &'a [u8],
+    /// Tokens to take of it.
+    pub tokens: u32,
+    /// Compute threads. They change no byte.
+    pub threads: usize,
+}
+
+/// Whether the matrices of a role are rounded against the text in this format.
+pub(crate) fn takes(role: Role, dtype: DType) -> bool {
+    ROLES.contains(&role) && dtype.is_grouped()
+}
+
+/// A model whose weights are rounded.
+#[derive(Debug)]
+pub struct Calibrated {
+    /// Its matrices.
+    pub rounded: Rounded,
+    /// Layers taken over from an interrupted run.
+    pub resumed: u32,
+}
+
+/// A model being calibrated.
+struct Job<'a> {
+    source: &'a dyn Checkpoint,
+    options: &'a PackOptions,
+    on: Compute,
+    folder: PathBuf,
+    /// Begins the name of every file of this run.
+    name: String,
+}
+
+/// The folder beside `output` where rounded layers wait.
+pub fn folder(output: &Path) -> PathBuf {
+    interrupt::beside(output, ".layers")
+}
+
+/// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller
+/// removes when they are packed. Matrices that `options` stores in a format without scales are left
+/// alone.
+///
+/// # Errors
+/// Wrong usage for a model that cannot be calibrated; where the checkpoint cannot be read, a weight cannot be
+/// stored, or memory or disk do not suffice.
+pub fn calibrate(
+    source: &dyn Checkpoint,
+    output: &Path,
+    options: &PackOptions,
+    how: Calibration<'_>,
+) -> Result<Calibrated, Failure> {
+    let c = source.config();
+    if let Some(why) = why_not(c) {
+        return Err(Failure::usage(format!(
+            "{} ({}) {why}: --calibrate is not implemented for that; pack it without, or with more \
+             bits (--quant q8)",
+            c.name, c.family
+        )));
+    }
+    if !ROLES.iter().any(|&role| takes(role, options.dtype(role))) {
+        return Err(Failure::usage(
+            "--calibrate rounds to q4 and q8; the formats that were asked for are floats",
+        ));
+    }
+    let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
+    let amount = Amount {
+        tokens: how.tokens as usize,
+        least: 1,
+    };
+    let windows = windows::choose(&tokenizer, c, how.text, amount)?;
+    drop(tokenizer);
+    let folder = folder(output);
+    std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
+    let formats = ROLES.map(|role| options.dtype(role).name());
+    let mut what = format!(
+        "{VERSION} {:016x} {:016x} {formats:?} {} ",
+        source.fingerprint(),
+        state_of(source.path()),
+        options.embedding.name()
+    )
+    .into_bytes();
+    what.extend(windows.iter().flatten().flat_map(|t| t.to_le_bytes()));
+    let job = Job {
+        source,
+        options,
+        on: Compute::new(how.threads, None),
+        folder,
+        name: format!("{:016x}", xxh3_64(&what)),
+    };
+    let mut stream = Stream::embed(source, options.embedding, &windows)?;
+    let resumed = job.all_layers(&mut stream)?;
+    let paths = (0..c.layers).map(|l| job.file(l)).collect();
+    let summary = meta::Calibration {
+        tokens: windows.iter().map(|w| w.len() as u64).sum(),
+        hash: job.name.clone(),
+    };
+    let stored = |role| Some(options.dtype(role)).filter(|&dtype| takes(role, dtype));
+    Ok(Calibrated {
+        rounded: Rounded::open(paths, c, summary, &stored)?,
+        resumed,
+    })
+}
+
+/// Why a model cannot be calibrated, or `None` if it can.
+fn why_not(c: &ModelConfig) -> Option<&'static str> {
+    if c.mixture.is_some() {
+        return Some("has experts");
+    }
+    if c.ffn_kind.ungated {
+        return Some("has FFNs of two matrices");
+    }
+    let why = "has other norms, positions, scales or biases than most decoders";
+    (!c.form.is_plain()).then_some(why)
+}
+
+impl Job<'_> {
+    fn file(&self, layer: u32) -> PathBuf {
+        self.folder.join(format!("{}-{layer}", self.name))
+    }
+
+    /// Rounds the layers that an earlier run did not, and returns the number of those that it did.
+    fn all_layers(&self, stream: &mut Stream) -> Result<u32, Failure> {
+        let layers = self.source.config().layers;
+        let state = self.folder.join(format!("{}-stream", self.name));
+        let begun = stream.load(&state).unwrap_or(0);
+        if begun > 0 {
+            tracing::info!(layers = begun, "rounded by an earlier run");
+        }
+        let bar = progress::steps("rounding layers", layers.into());
+        bar.set_position(begun.into());
+        for layer in begun..layers {
+            let rows = self.layer(layer, stream)?;
+            rows.save(&self.file(layer))?;
+            stream.save(&state, layer + 1)?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(begun)
+    }
+
+    /// Rounds one layer: each matrix against what it reads when those before it are rounded. The
+    /// stream goes on behind the layer.
+    fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
+        let mut rows = LayerRows::default();
+        let none = Wanted::default();
+        let steps = [
+            Wanted {
+                attention: true,
+                ..none
+            },
+            Wanted {
+                mixed: true,
+                ..none
+            },
+            Wanted { ffn: true, ..none },
+            Wanted {
+                hidden: true,
+                ..none
+            },
+            Wanted {
+                advance: true,
+                ..none
+            },
+        ];
+        for wanted in steps {
+            let layer = OneLayer::new(self.source, number, &rows, wanted.needs_ffn());
+            let seen = run(&self.on, &layer, &self.folder, stream, wanted)?;
+            self.round(number, seen, &mut rows)?;
+        }
+        Ok(rows)
+    }
+
+    /// Rounds the matrices whose inputs were gathered.
+    fn round(&self, layer: u32, seen: Gathered, rows: &mut LayerRows) -> Result<(), Failure> {
+        let groups = [
+            (seen.attention, &[Role::Q, Role::K, Role::V][..]),
+            (seen.mixed, &[Role::O]),
+            (seen.ffn, &[Role::Gate, Role::Up]),
+        ];
+        for (covariance, roles) in groups {
+            let wanted = roles.iter().any(|&r| takes(r, self.options.dtype(r)));
+            let Some(covariance) = covariance.filter(|_| wanted) else {
+                continue;
+            };
+            let size = covariance.size();
+            let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
+            for &role in roles {
+                rows.put(role, self.rows(TensorId::layer(role, layer), &rounder)?);
+            }
+        }
+        if !seen.hidden.is_empty() && takes(Role::Down, self.options.dtype(Role::Down)) {
+            rows.put(Role::Down, self.down(layer, seen.hidden)?);
+        }
+        Ok(())
+    }
+
+    /// The rows of a matrix that reads what `rounder` was made for.
+    fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
+        let dtype = self.options.dtype(id.role);
+        let (count, cols) = self.shape(id);
+        let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
+        let mut values = Vec::new();
+        for first in (0..count).step_by(BATCH) {
+            let these = BATCH.min(count - first);
+            values.resize(these * cols, 0.0);
+            self.source.read_rows(id, first, these, &mut values)?;
+            let stored = rounder.rows(dtype, &values);
+            bytes.extend(self.stored(id, dtype, stored)?);
+        }
+        Ok(StoredRows { dtype, cols, bytes })
+    }
+
+    /// Down, whose stored rows are neurons: columns of the matrix, one for each of its inputs.
+    fn down(&self, layer: u32, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
+        let id = TensorId::layer(Role::Down, layer);
+        let dtype = self.options.dtype(id.role);
+        let (_, cols) = self.shape(id);
+        let mut bytes = Vec::new();
+        let mut values = Vec::new();
+        for (block, covariance) in hidden.into_iter().enumerate() {
+            let size = covariance.size();
+            values.resize(size * cols, 0.0);
+            (self.source).read_rows(id, block * DOWN_BLOCK, size, &mut values)?;
+            let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
+            let stored = rounder.columns(dtype, cols, &values);
+            bytes.extend(self.stored(id, dtype, stored)?);
+        }
+        Ok(StoredRows { dtype, cols, bytes })
+    }
+
+    /// Rows and columns of a matrix.
+    fn shape(&self, id: TensorId) -> (usize, usize) {
+        let mut tensors = self.source.tensors().iter();
+        let found = tensors.find(|t| t.id == id);
+        found.map_or((0, 0), |t| (t.rows, t.cols))
+    }
+
+    /// The stored rows, or why there are none.
+    fn stored(
+        &self,
+        id: TensorId,
+        dtype: DType,
+        rows: Result<Option<Vec<u8>>, emberflow_kernels::QuantizeError>,
+    ) -> Result<Vec<u8>, Failure> {
+        let why = match rows {
+            Ok(Some(rows)) => return Ok(rows),
+            Ok(None) => "the format has no scales".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Failure::Fault(format!(
+            "{}: tensor {id} cannot be rounded to {}: {why}",
+            self.source.path().display(),
+            dtype.name()
+        )))
+    }
+}

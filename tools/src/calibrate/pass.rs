@@ -1,0 +1,168 @@
+//! One layer over the text: what its matrices read, and what it gives on.
+
+use std::path::Path;
+
+use emberflow_engine::{AttentionSeen, Budget, Engine, FfnSeen, Model, Options, Sparsity};
+use emberflow_kernels::{Compute, DType};
+use emberflow_predictor::rounding::Covariance;
+
+use super::one_layer::OneLayer;
+use super::stream::Stream;
+use crate::pack::options::PackOptions;
+use crate::pack::write::write;
+use crate::{Failure, interrupt};
+
+/// Neurons of a Down whose errors are compensated together: the covariance of so many takes 64 MiB.
+/// The neurons of a wider FFN are cut into blocks of this many, by the checkpoint's order, which
+/// know nothing of each other.
+pub const DOWN_BLOCK: usize = 4096;
+
+/// What to gather in a pass.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// What Q, K and V read.
+    pub attention: bool,
+    /// What O reads.
+    pub mixed: bool,
+    /// What Gate and Up read.
+    pub ffn: bool,
+    /// What Down reads; needs the FFN.
+    pub hidden: bool,
+    /// The layer's output becomes the stream; needs the FFN.
+    pub advance: bool,
+}
+
+impl Wanted {
+    /// Whether the FFN is computed.
+    pub fn needs_ffn(self) -> bool {
+        self.hidden || self.advance
+    }
+}
+
+/// What was gathered.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    /// Of Q, K and V.
+    pub attention: Option<Covariance>,
+    /// Of O.
+    pub mixed: Option<Covariance>,
+    /// Of Gate and Up.
+    pub ffn: Option<Covariance>,
+    /// Of Down, block by block of neurons.
+    pub hidden: Vec<Covariance>,
+}
+
+impl Gathered {
+    fn new(wanted: Wanted, engine: &Engine) -> Self {
+        let c = engine.config();
+        let d = c.d_model as usize;
+        let mixed = c.heads as usize * c.head_dim as usize;
+        let neurons = c.ffn as usize;
+        let blocks = (0..neurons).step_by(DOWN_BLOCK);
+        let sizes = blocks.map(|first| DOWN_BLOCK.min(neurons - first));
+        Self {
+            attention: wanted.attention.then(|| Covariance::new(d)),
+            mixed: wanted.mixed.then(|| Covariance::new(mixed)),
+            ffn: wanted.ffn.then(|| Covariance::new(d)),
+            hidden: match wanted.hidden {
+                true => sizes.map(Covariance::new).collect(),
+                false => Vec::new(),
+            },
+        }
+    }
+}
+
+/// Takes the stream's windows through `layer`, packed into `folder` for that.
+///
+/// # Errors
+/// Where the layer cannot be packed or run.
+pub fn run(
+    on: &Compute,
+    layer: &OneLayer<'_>,
+    folder: &Path,
+    stream: &mut Stream,
+    wanted: Wanted,
+) -> Result<Gathered, Failure> {
+    let mut engine = open(on, layer, folder, stream, wanted)?;
+    let mut gathered = Gathered::new(wanted, &engine);
+    let Gathered {
+        attention,
+        mixed,
+        ffn,
+        hidden,
+    } = &mut gathered;
+    let mut of_attention = |seen: &AttentionSeen<'_>| {
+        attention.iter_mut().for_each(|sum| sum.add(on, seen.x));
+        mixed.iter_mut().for_each(|sum| sum.add(on, seen.mixed));
+    };
+    let mut of_ffn = |seen: &FfnSeen<'_>| {
+        ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
+        let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);
+        for (sum, block) in hidden.iter_mut().zip(blocks) {
+            sum.add_turned(on, block);
+        }
+    };
+    let mut sequence = engine.new_sequence()?;
+    let mut row = Vec::new();
+    let mut at = 0;
+    for &rows in &stream.windows {
+        let x = &mut stream.x[at * stream.d..(at + rows) * stream.d];
+        at += rows;
+        row.clear();
+        row.extend_from_slice(x);
+        sequence.clear();
+        engine.forward_residual(&mut sequence, &mut row, &mut of_attention, &mut of_ffn)?;
+        if wanted.advance {
+            x.copy_from_slice(&row);
+        }
+    }
+    Ok(gathered)
+}
+
+/// Packs the layer and opens it with room for whole windows: a window is one block of the sums, so
+/// the memory of the machine does not show in them.
+fn open(
+    on: &Compute,
+    layer: &OneLayer<'_>,
+    folder: &Path,
+    stream: &Stream,
+    wanted: Wanted,
+) -> Result<Engine, Failure> {
+    let path = folder.join("layer.ember");
+    // what an interrupted run left is of another step
+    for ending in ["", ".partial", ".partial.journal"] {
+        let old = interrupt::beside(&path, ending);
+        if old.exists() {
+            std::fs::remove_file(&old).map_err(Failure::file(&old))?;
+        }
+    }
+    let options = PackOptions {
+        sector: Some(4096),
+        ..PackOptions::new(DType::F32)
+    };
+    write(layer, &path, &options, None, &mut |_, _| {})?;
+    let window = stream.windows.iter().copied().max().unwrap_or(1);
+    let sparse = layer.ffn_is_sparse();
+    let options = Options {
+        threads: on.threads(),
+        sparsity: match sparse {
+            true => Sparsity::Exact,
+            false => Sparsity::Dense,
+        },
+        context: window,
+        chunk: window,
+        observe: wanted.hidden,
+        ..Options::new(Budget::Auto)
+    };
+    let engine = Engine::open(Model::load(&path)?, options)?;
+    // the open file stays readable
+    std::fs::remove_file(&path).map_err(Failure::file(&path))?;
+    if engine.chunk() < window {
+        return Err(Failure::usage(format!(
+            "calibrating runs {window} tokens through a layer at once, and this machine's free memory \
+             allows {}; free some memory",
+            engine.chunk()
+        )));
+    }
+    Ok(engine)
+}

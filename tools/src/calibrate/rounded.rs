@@ -1,0 +1,163 @@
+//! Rounded matrices: of one layer in memory, of all layers in files beside the output.
+//!
+//! A layer's file holds its matrices' stored rows one after the other, in the order of [`ROLES`]
+//! and in the checkpoint's order of neurons, then their checksum. It gets its name when it is whole.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::meta::Calibration;
+use emberflow_kernels::DType;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::{Role, TensorId, required};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{Failure, atomic};
+
+/// Matrices of a layer, in the order in which they are rounded.
+pub const ROLES: [Role; 7] = [
+    Role::Q,
+    Role::K,
+    Role::V,
+    Role::O,
+    Role::Gate,
+    Role::Up,
+    Role::Down,
+];
+
+/// A matrix as stored.
+#[derive(Debug, Clone)]
+pub struct StoredRows {
+    /// Its block format.
+    pub dtype: DType,
+    /// Elements of a row.
+    pub cols: usize,
+    /// The rows, scales behind each row's quants.
+    pub bytes: Vec<u8>,
+}
+
+/// The matrices of a layer that are rounded so far.
+#[derive(Debug, Default)]
+pub struct LayerRows(Vec<(Role, StoredRows)>);
+
+impl LayerRows {
+    /// The matrix of a role.
+    pub fn get(&self, role: Role) -> Option<&StoredRows> {
+        let found = self.0.iter().find(|(r, _)| *r == role);
+        found.map(|(_, rows)| rows)
+    }
+
+    /// Adds one.
+    pub fn put(&mut self, role: Role, rows: StoredRows) {
+        self.0.push((role, rows));
+    }
+
+    /// Writes the layer's file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn save(&self, path: &Path) -> Result<(), Failure> {
+        let rows = ROLES.iter().filter_map(|&role| self.get(role));
+        let mut bytes: Vec<u8> = rows.flat_map(|rows| &rows.bytes).copied().collect();
+        bytes.extend(xxh3_64(&bytes).to_le_bytes());
+        atomic::write(path, &bytes)
+    }
+}
+
+/// Where a matrix lies in its layer's file.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    role: Role,
+    offset: u64,
+    stride: usize,
+}
+
+/// All rounded matrices of a model, in files.
+#[derive(Debug)]
+pub struct Rounded {
+    summary: Calibration,
+    layers: Vec<(PathBuf, File)>,
+    places: Vec<Place>,
+}
+
+impl Rounded {
+    /// Opens and checks the files at `paths`, one per layer; `stored` says in which format a matrix
+    /// is stored, `None` for those that are not in the file.
+    ///
+    /// # Errors
+    /// The system's, and a fault where a file is not what was written.
+    pub fn open(
+        paths: Vec<PathBuf>,
+        config: &ModelConfig,
+        summary: Calibration,
+        stored: &dyn Fn(Role) -> Option<DType>,
+    ) -> Result<Self, Failure> {
+        let (mut places, mut offset) = (Vec::new(), 0);
+        for role in ROLES {
+            let id = TensorId::layer(role, 0);
+            let shape = required(config).into_iter().find(|t| t.id == id);
+            if let (Some(shape), Some(dtype)) = (shape, stored(role)) {
+                let stride = dtype.row_bytes(shape.cols);
+                places.push(Place {
+                    role,
+                    offset,
+                    stride,
+                });
+                offset += (shape.rows * stride) as u64;
+            }
+        }
+        let mut layers = Vec::with_capacity(paths.len());
+        for path in paths {
+            let bytes = std::fs::read(&path).map_err(Failure::file(&path))?;
+            if !is_whole(&bytes, offset) {
+                return Err(Failure::Fault(format!(
+                    "{} is damaged: delete it and give the command again",
+                    path.display()
+                )));
+            }
+            let file = File::open(&path).map_err(Failure::file(&path))?;
+            layers.push((path, file));
+        }
+        Ok(Self {
+            summary,
+            layers,
+            places,
+        })
+    }
+
+    /// What they were rounded against.
+    pub fn summary(&self) -> &Calibration {
+        &self.summary
+    }
+
+    /// Whether the matrix is here.
+    pub fn has(&self, id: TensorId) -> bool {
+        self.place(id.role).is_some() && id.expert == 0
+    }
+
+    fn place(&self, role: Role) -> Option<Place> {
+        self.places.iter().copied().find(|p| p.role == role)
+    }
+
+    /// Reads consecutive stored rows, from row `first` on, into `out`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn read(&self, id: TensorId, first: usize, out: &mut [u8]) -> Result<(), Failure> {
+        let layer = self.layers.get(id.layer as usize);
+        let (Some(place), Some((path, file))) = (self.place(id.role), layer) else {
+            return Err(Failure::Fault(format!("{id} was not rounded")));
+        };
+        let at = place.offset + (first * place.stride) as u64;
+        file.read_exact_at(out, at).map_err(Failure::file(path))
+    }
+}
+
+/// Whether a layer's file has these bytes of rows and their checksum.
+fn is_whole(bytes: &[u8], rows: u64) -> bool {
+    match bytes.split_last_chunk() {
+        Some((body, sum)) => body.len() as u64 == rows && xxh3_64(body) == u64::from_le_bytes(*sum),
+        None => false,
+    }
+}

@@ -1,0 +1,296 @@
+//! Rows become a container: read, quantised and written a batch at a time.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use emberflow_engine::bundle::{NeuronFormat, across};
+use emberflow_engine::meta::Order;
+use emberflow_kernels::{DType, Workers, quantize_row};
+use emberflow_models::names::{Role, TensorId, bundled};
+use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_storage::container::{BankSpec, Unit, Writer};
+use serde::Serialize;
+
+use super::layout::PackLayout;
+use super::options::PackOptions;
+use crate::Failure;
+use crate::calibrate::rounded::Rounded;
+
+/// Rows that are read and quantised together.
+const BATCH: usize = 64;
+
+/// Bytes after which finished parts are flushed to disk and count as done.
+const CHECKPOINT_BYTES: u64 = 8 << 20;
+
+/// What came out. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct PackReport {
+    /// The container.
+    pub output: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Neurons written.
+    pub neurons: u64,
+    /// Bytes of one bundle.
+    pub bundle_bytes: u32,
+    /// Share of the bundles that is padding.
+    pub padding_share: f64,
+    /// Whether neurons were sorted by temperature.
+    pub order: Order,
+    /// Units (tensors and banks) taken over from an interrupted pack.
+    pub resumed_units: usize,
+    /// What weights were rounded against, where they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibrated: Option<CalibratedReport>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// How weights were rounded against a text. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct CalibratedReport {
+    /// Tokens of the text.
+    pub tokens: u64,
+    /// Layers taken over from an interrupted pack.
+    pub resumed_layers: u32,
+    /// Highest resident set of the process (VmHWM).
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// Packs `source` into `output`, with the matrices of `rounded` as they are there.
+pub(crate) fn write(
+    source: &dyn Checkpoint,
+    output: &Path,
+    options: &PackOptions,
+    rounded: Option<&Rounded>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport, Failure> {
+    let start = Instant::now();
+    let layout = PackLayout::new(source, output, options, rounded)?;
+    let durable = emberflow_storage::container::Options {
+        checkpoint_bytes: CHECKPOINT_BYTES,
+    };
+    let mut writer = Writer::create_with(output, layout.spec.clone(), durable)?;
+    let mut work = Work {
+        source,
+        layout: &layout,
+        rounded,
+        workers: Workers::new(options.threads(), None),
+        rows: Vec::new(),
+        encoded: Vec::new(),
+        done: 0,
+        total: layout.total_bytes(),
+        told: Instant::now(),
+        progress,
+    };
+    let mut resumed_units = 0;
+    for (i, tensor) in layout.tensors.iter().enumerate() {
+        if writer.is_done(Unit::Tensor(i)) {
+            resumed_units += 1;
+            work.advance(layout.spec.tensors[i].len);
+        } else {
+            work.tensor(&mut writer, i, tensor)?;
+        }
+    }
+    for (i, bank) in layout.spec.banks.iter().enumerate() {
+        if writer.is_done(Unit::Bank(i)) {
+            resumed_units += 1;
+            work.advance(u64::from(bank.neurons) * u64::from(layout.spec.geometry.stride));
+        } else {
+            work.bank(&mut writer, i, bank)?;
+        }
+    }
+    let bytes = writer.layout().file_len;
+    writer.finish()?;
+    let g = layout.spec.geometry;
+    Ok(PackReport {
+        output: output.display().to_string(),
+        bytes,
+        neurons: layout.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
+        bundle_bytes: g.stride,
+        padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
+        order: layout.order_kind(),
+        resumed_units,
+        calibrated: None,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// The running pack.
+struct Work<'a> {
+    source: &'a dyn Checkpoint,
+    layout: &'a PackLayout,
+    rounded: Option<&'a Rounded>,
+    workers: Workers,
+    rows: Vec<f32>,
+    encoded: Vec<u8>,
+    done: u64,
+    total: u64,
+    told: Instant,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Work<'_> {
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if self.told.elapsed() > Duration::from_millis(100) || self.done == self.total {
+            self.told = Instant::now();
+            (self.progress)(self.done, self.total);
+        }
+    }
+
+    /// Reads rows of a tensor of neurons (`packed` ids `first..first + count`)
+    /// or of any other (rows in their order) into `self.rows`.
+    fn read(
+        &mut self,
+        id: TensorId,
+        bank: Option<usize>,
+        first: usize,
+        count: usize,
+        cols: usize,
+    ) -> Result<(), Failure> {
+        self.rows.resize(count * cols, 0.0);
+        match bank {
+            Some(bank) if !self.layout.order.is_empty() => {
+                for (i, out) in self.rows.chunks_exact_mut(cols).enumerate() {
+                    let row = self.layout.original(bank, first + i);
+                    self.source.read_rows(id, row, 1, out)?;
+                }
+            }
+            _ => self.source.read_rows(id, first, count, &mut self.rows)?,
+        }
+        Ok(())
+    }
+
+    /// Reads rows as [`read`](Self::read) does and puts them into `self.encoded` as stored.
+    fn stored(
+        &mut self,
+        id: TensorId,
+        dtype: DType,
+        bank: Option<usize>,
+        rows: Range<usize>,
+        cols: usize,
+    ) -> Result<(), Failure> {
+        let Some(rounded) = self.rounded.filter(|rounded| rounded.has(id)) else {
+            self.read(id, bank, rows.start, rows.len(), cols)?;
+            return match id.role == Role::Down && self.layout.format.is_across() {
+                true => self.encode_across(id),
+                false => self.encode(id, dtype, cols),
+            };
+        };
+        let stride = dtype.row_bytes(cols);
+        self.encoded.resize(rows.len() * stride, 0);
+        for (row, out) in rows.zip(self.encoded.chunks_exact_mut(stride)) {
+            let row = bank.map_or(row, |bank| self.layout.original(bank, row));
+            rounded.read(id, row, out)?;
+        }
+        Ok(())
+    }
+
+    /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.
+    fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
+        let stride = dtype.row_bytes(cols);
+        let count = self.rows.len() / cols;
+        self.encoded.resize(count * stride, 0);
+        let failed = std::sync::Mutex::new(None);
+        let rows = &self.rows;
+        self.workers
+            .for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
+                let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
+                let row = &rows[i * cols..(i + 1) * cols];
+                if let Err(e) = quantize_row(dtype, row, quants, scales)
+                    && let Ok(mut failed) = failed.lock()
+                {
+                    failed.get_or_insert(format!("row {i} of a batch: {e}"));
+                }
+            });
+        match failed.into_inner() {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => Err(Failure::Fault(format!(
+                "{}: tensor {id} cannot be stored as {}: {reason}",
+                self.source.path().display(),
+                dtype.name()
+            ))),
+            Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
+        }
+    }
+
+    /// Encodes `self.rows`, Down vectors of whole groups of neurons.
+    fn encode_across(&mut self, id: TensorId) -> Result<(), Failure> {
+        let d = self.layout.format.d;
+        self.encoded.clear();
+        for rows in self.rows.chunks_exact(across::NEURONS * d) {
+            across::encode(rows, d, &mut self.encoded).map_err(|e| {
+                let path = self.source.path().display();
+                Failure::Fault(format!(
+                    "{path}: tensor {id} cannot be stored as mxfp4: {e}"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes one tensor that is not FFN.
+    fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
+        let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
+        let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);
+        let mut sink = writer.begin_tensor(i)?;
+        for first in (0..info.rows).step_by(BATCH) {
+            let count = BATCH.min(info.rows - first);
+            self.stored(info.id, dtype, bank, first..first + count, info.cols)?;
+            sink.append(&self.encoded)?;
+            self.advance(self.encoded.len() as u64);
+        }
+        sink.finish()?;
+        Ok(())
+    }
+
+    /// Writes one bank of neurons in packed order.
+    fn bank(&mut self, writer: &mut Writer, i: usize, bank: &BankSpec) -> Result<(), Failure> {
+        let NeuronFormat {
+            dtype,
+            d,
+            inline_scales,
+            ..
+        } = self.layout.format;
+        let (quants, row) = (dtype.quants_bytes(d), dtype.row_bytes(d));
+        let stride = u64::from(self.layout.spec.geometry.stride);
+        let neurons = bank.neurons as usize;
+        let roles = bundled(self.source.config());
+        let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
+        let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sink = writer.begin_bank(i)?;
+        for first in (0..neurons).step_by(BATCH) {
+            let count = BATCH.min(neurons - first);
+            for (&role, part) in roles.iter().zip(&mut parts) {
+                let id = TensorId {
+                    role,
+                    layer: bank.layer,
+                    expert: bank.expert,
+                };
+                self.stored(id, dtype, Some(i), first..first + count, d)?;
+                std::mem::swap(part, &mut self.encoded);
+            }
+            for n in 0..count {
+                for buffer in [&mut gate, &mut rest, &mut scales] {
+                    buffer.clear();
+                }
+                for (part, encoded) in parts.iter().enumerate() {
+                    let vector = &encoded[n * row..(n + 1) * row];
+                    let to = if part == 0 { &mut gate } else { &mut rest };
+                    if inline_scales {
+                        to.extend_from_slice(vector);
+                    } else {
+                        to.extend_from_slice(&vector[..quants]);
+                        scales.extend_from_slice(&vector[quants..]);
+                    }
+                }
+                sink.append_neuron(&gate, &rest, &scales)?;
+            }
+            self.advance(count as u64 * stride);
+        }
+        sink.finish()?;
+        Ok(())
+    }
+}
