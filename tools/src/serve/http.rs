@@ -18,8 +18,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::api::{ChatRequest, CompletionRequest, Kind, ResponsesRequest};
 use super::app::App;
 use super::error::ApiError;
-use super::generate::{Asked, respond};
+use super::generate::respond;
 use super::stats::{slots, stats};
+use super::submit::Asked;
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(30);

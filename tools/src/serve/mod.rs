@@ -22,6 +22,7 @@ pub(crate) mod shared;
 mod snapshot;
 mod stats;
 mod stops;
+mod submit;
 pub(crate) mod worker;
 
 use std::io::Write;
@@ -70,7 +71,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
-    let log_probs = u64::from(args.parallel) * generate::MAX_ENTRIES as u64 * generate::ENTRY_BYTES;
+    let log_probs = u64::from(args.parallel) * submit::MAX_ENTRIES as u64 * submit::ENTRY_BYTES;
     let reserve =
         HTTP + log_probs + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);

@@ -10,7 +10,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::generate::{PING, Pending};
+use super::submit::{PING, Pending};
 use super::worker::Out;
 
 /// The response object as far as it is known.

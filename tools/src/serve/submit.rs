@@ -1,0 +1,201 @@
+//! From a checked request to jobs for the engine's thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emberflow_engine::{LogProbs, Request};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::api::{Common, Kind};
+use super::app::{App, now};
+use super::error::ApiError;
+use super::log_probs::{LogProbsJson, Piece, Writer};
+use super::reply::{Head, Usage};
+use super::worker::{Job, Out};
+
+/// Time between comments while a stream has nothing to say.
+pub const PING: Duration = Duration::from_secs(10);
+/// Most texts of one request.
+const MAX_TEXTS: usize = 128;
+/// Most log-probabilities of one response.
+pub const MAX_ENTRIES: usize = 4608;
+/// Bytes that one of them takes until the response is sent.
+pub const ENTRY_BYTES: u64 = 256;
+
+/// A checked request.
+pub struct Asked {
+    /// Its kind.
+    pub kind: Kind,
+    /// Tokens of each prompt.
+    pub prompts: Vec<Vec<u32>>,
+    /// What each prompt's texts begin with, if they do.
+    pub echo: Vec<String>,
+    /// Tokens to generate if the request does not say.
+    pub default_tokens: usize,
+    /// Background work.
+    pub proactive: bool,
+    /// Its other fields.
+    pub common: Common,
+}
+
+/// A response in the making.
+pub struct Pending {
+    app: Arc<App>,
+    /// From the engine's thread.
+    pub out: UnboundedReceiver<Out>,
+    /// What its parts have in common.
+    pub head: Head,
+    /// Tokens so far.
+    pub usage: Usage,
+    /// Texts that have not ended.
+    pub left: usize,
+    /// Its texts.
+    pub texts: Vec<Text>,
+    /// Held until the response is complete.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// One text of a response.
+#[derive(Debug, Clone, Default)]
+pub struct Text {
+    /// What it begins with.
+    pub begin: String,
+    /// The prompt's first token, if log-probabilities begin with the prompt.
+    pub first: Option<u32>,
+    /// Characters whose log-probabilities were sent.
+    pub offset: usize,
+}
+
+/// Hands the request to the engine's thread.
+pub fn submit(
+    app: &Arc<App>,
+    asked: Asked,
+    permit: OwnedSemaphorePermit,
+) -> Result<Pending, ApiError> {
+    let samples = asked.common.samples();
+    let texts = asked.prompts.len() * samples;
+    if texts == 0 || texts > MAX_TEXTS {
+        let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
+        return Err(ApiError::param("prompt", message));
+    }
+    check_prompts(app, &asked.prompts)?;
+    let number = app.next();
+    let seed = now().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
+    let mut request = (asked.common).request(&app.text, asked.default_tokens, seed)?;
+    let echoes = !asked.echo.is_empty();
+    request.prompt_log_probs = echoes && request.log_probs.is_some();
+    check_log_probs(&asked, &request)?;
+    let stops = asked.common.stops()?;
+    let bias = asked.common.bias(app.text.config().vocab)?;
+    let (sender, out) = unbounded_channel();
+    let mut usage = Usage::default();
+    let mut all = vec![Text::default(); texts];
+    for (at, prompt) in asked.prompts.into_iter().enumerate() {
+        usage.prompt += prompt.len();
+        for text in &mut all[at * samples..][..samples] {
+            text.begin = asked.echo.get(at).cloned().unwrap_or_default();
+            text.first = prompt.first().copied().filter(|_| request.prompt_log_probs);
+        }
+        let job = Job {
+            prompt,
+            request,
+            first: at * samples,
+            samples,
+            stops: stops.clone(),
+            bias: bias.clone(),
+            proactive: asked.proactive,
+            arrived: Instant::now(),
+            out: sender.clone(),
+        };
+        let sent = app.jobs.send(job);
+        sent.map_err(|_| ApiError::unavailable("the server is shutting down"))?;
+    }
+    if !asked.proactive {
+        app.shared.interrupt();
+    }
+    let prefix = match asked.kind {
+        Kind::Chat => "chatcmpl",
+        Kind::Text => "cmpl",
+        Kind::Response => "resp",
+    };
+    Ok(Pending {
+        app: app.clone(),
+        out,
+        head: Head {
+            kind: asked.kind,
+            id: match asked.kind {
+                // Underscores, as its clients expect.
+                Kind::Response => format!("{prefix}_{:x}_{number:x}", app.created),
+                _ => format!("{prefix}-{:x}-{number:x}", app.created),
+            },
+            created: now(),
+            model: app.model.clone(),
+        },
+        usage,
+        left: texts,
+        texts: all,
+        _permit: permit,
+    })
+}
+
+/// Whether prompts fit the model and the context.
+fn check_prompts(app: &App, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+    for prompt in prompts {
+        app.check_tokens(prompt)?;
+        let len = prompt.len();
+        if len == 0 {
+            return Err(ApiError::param("prompt", "the prompt is empty"));
+        }
+        if len > app.context {
+            let message = format!(
+                "the prompt has {len} tokens, and there is room for {} (see --context)",
+                app.context
+            );
+            return Err(ApiError::param("prompt", message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the log-probabilities that are asked for can be told.
+fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
+    let Some(top) = request.log_probs else {
+        return Ok(());
+    };
+    let refuse = |message: String| Err(ApiError::param("logprobs", message));
+    if request.prompt_log_probs && (asked.common.samples() > 1 || asked.common.stream == Some(true))
+    {
+        return refuse(
+            "those of the prompt are told whole and for one text: no `n`, no `stream`".into(),
+        );
+    }
+    let prompts = asked
+        .prompts
+        .iter()
+        .map(|prompt| match request.prompt_log_probs {
+            true => prompt.len() + request.max_tokens,
+            false => request.max_tokens * asked.common.samples(),
+        });
+    let entries = prompts.sum::<usize>().saturating_mul(top + 1);
+    match entries <= MAX_ENTRIES {
+        true => Ok(()),
+        false => refuse(format!(
+            "these would be up to {entries} log-probabilities, and a response has room for \
+             {MAX_ENTRIES}; ask for fewer tokens (`max_tokens`) or fewer beside each"
+        )),
+    }
+}
+
+impl Pending {
+    /// Log-probabilities of the next piece of a text.
+    pub fn log_probs(&mut self, index: usize, tokens: &[LogProbs]) -> LogProbsJson {
+        let writer = Writer {
+            kind: self.head.kind,
+            tokenizer: self.app.text.tokenizer(),
+        };
+        let text = &mut self.texts[index];
+        let first = text.first.take();
+        writer.write(Piece { first, tokens }, &mut text.offset)
+    }
+}
