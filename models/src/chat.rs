@@ -34,6 +34,7 @@ pub struct Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
 }
@@ -58,11 +59,27 @@ impl ChatTemplate {
             .map_err(explain)?;
         let mut compiled = Self {
             environment,
+            source: template.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
         };
         compiled.set_clock(None);
         Ok(compiled)
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Text of the token that begins a text.
+    pub fn bos(&self) -> &str {
+        &self.bos
+    }
+
+    /// Text of the token that ends a text.
+    pub fn eos(&self) -> &str {
+        &self.eos
     }
 
     /// Fixes the time for `strftime_now`, in seconds since 1970 (UTC); `None` uses the system

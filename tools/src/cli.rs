@@ -108,6 +108,9 @@ variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     Completions(CompletionsArgs),
     /// Print the manual page, or write the pages of all commands.
     Man(ManArgs),
+    /// Render a chat template, for this program itself.
+    #[command(hide = true)]
+    RenderTemplate,
 }
 
 /// `synth`

@@ -40,6 +40,7 @@ pub mod size;
 pub mod stats;
 pub mod suggest;
 pub mod synth;
+pub mod template;
 pub mod text;
 pub mod trace;
 pub mod train_predictor;
@@ -78,5 +79,6 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Doctor(args) => doctor::command(&args),
         cli::Command::Completions(args) => completions::command(&args),
         cli::Command::Man(args) => man::command(&args),
+        cli::Command::RenderTemplate => template::command(),
     }
 }

@@ -13,6 +13,7 @@ use emberflow_models::chat::Message;
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
+use crate::template::Renderer;
 use crate::{Failure, atomic, budget, chrome, interrupt, print_json, prompt};
 
 /// What a run was asked for, and the positions that there are.
@@ -278,7 +279,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
     let context = args.context.map_or(CHAT_CONTEXT.min(max), |c| c as usize);
-    let Some(template) = model.text().chat_template()? else {
+    let Some(template) = model.text().chat_template()?.map(Renderer::new) else {
         return Err(Failure::usage(
             "this model has no chat template; use -p TEXT or -f FILE",
         ));
@@ -316,7 +317,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         }
         messages.push(message("user", &line));
         let ids = loop {
-            let rendered = template.render(&messages, true)?;
+            let rendered = template.render(&messages)?;
             // The template writes its own special tokens.
             let ids = engine.text().tokens(&rendered)?;
             if ids.len() < context || messages.len() <= first_turn + 1 {

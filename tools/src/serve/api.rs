@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 
 use emberflow_engine::{Bias, Request, Sampling, Text};
-use emberflow_models::chat::{ChatTemplate, Message};
+use emberflow_models::chat::Message;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ApiError;
+use crate::template::Renderer;
 
 /// Most stop strings of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
@@ -306,20 +307,20 @@ impl Common {
 
 impl ChatRequest {
     /// Tokens of the conversation.
-    pub fn prompt(&self, text: &Text, template: &ChatTemplate) -> Result<Vec<u32>, ApiError> {
+    pub fn prompt(&self, text: &Text, template: &Renderer) -> Result<Vec<u32>, ApiError> {
         // The template writes its own special tokens.
         text.tokens(&self.rendered(template)?)
             .map_err(ApiError::invalid)
     }
 
     /// Text of the conversation.
-    pub fn rendered(&self, template: &ChatTemplate) -> Result<String, ApiError> {
+    pub fn rendered(&self, template: &Renderer) -> Result<String, ApiError> {
         let messages = self.messages.iter().map(InMessage::message);
         let messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there are no messages"));
         }
-        let rendered = template.render(&messages, true);
+        let rendered = template.render(&messages);
         rendered.map_err(|e| ApiError::param("messages", e))
     }
 }

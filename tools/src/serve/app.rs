@@ -7,7 +7,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
 use emberflow_engine::Text;
-use emberflow_models::chat::ChatTemplate;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,6 +14,7 @@ use super::api::Common;
 use super::error::ApiError;
 use super::shared::Shared;
 use super::worker::Job;
+use crate::template::Renderer;
 
 /// State of the HTTP side.
 pub struct App {
@@ -25,7 +25,7 @@ pub struct App {
     /// Tokenizer and metadata.
     pub text: Text,
     /// The chat template, if the model has one.
-    pub template: Option<ChatTemplate>,
+    pub template: Option<Renderer>,
     /// Name of the model.
     pub model: String,
     /// Positions of a request.

@@ -11,6 +11,7 @@
 
 mod api;
 mod app;
+mod costs;
 mod error;
 mod generate;
 mod http;
@@ -43,6 +44,7 @@ use self::shared::Shared;
 use self::worker::Job;
 use crate::cli::ServeArgs;
 use crate::model::{Use, open_model, open_serving};
+use crate::template::Renderer;
 use crate::{Failure, budget};
 
 /// Context where none is given.
@@ -72,8 +74,12 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
     let log_probs = u64::from(args.parallel) * submit::MAX_ENTRIES as u64 * submit::ENTRY_BYTES;
-    let reserve =
-        HTTP + log_probs + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
+    let template = app.template.as_ref();
+    let template = template.map_or(0, |template| template.memory(app.body_limit));
+    let reserve = HTTP
+        + log_probs
+        + template
+        + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
         Failure::usage(format!(
@@ -115,7 +121,7 @@ fn app(
     Ok(Arc::new(App {
         shared,
         jobs,
-        template: text.chat_template()?,
+        template: text.chat_template()?.map(Renderer::new),
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
         context,

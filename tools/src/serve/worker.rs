@@ -1,10 +1,14 @@
 //! The engine's thread: takes jobs, runs passes, sends text.
 //!
-//! One [`Stepper`] runs all requests. A job waits until there is room for its sequences; interactive
-//! (*reactive*) jobs go first and keep one sequence free for themselves. While the prompt of a
-//! reactive request is computed, background (*proactive*) requests are preempted between two layers;
-//! while it decodes, they fill the pass up to [`BATCH_CAP`] requests, the longest ones aside. A
-//! proactive request that has waited for [`OVERDUE`] counts as reactive (Agent.xpu §4.5, Algorithm 2).
+//! One [`Stepper`] runs all requests. Interactive (*reactive*) jobs go first and keep one sequence
+//! free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
+//!
+//! - while no reactive request runs: as many together as are faster together ([`Costs`]), in order of
+//!   arrival;
+//! - while the prompt of a reactive request is computed: none, they are preempted between two layers;
+//! - while reactive requests decode: those that decode too, up to [`BATCH_CAP`] requests in all and
+//!   while they cost the reactive ones little; the longest ones are set aside;
+//! - one that has waited for [`OVERDUE`] joins past the cap.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
@@ -17,6 +21,7 @@ use emberflow_engine::{
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::costs::Costs;
 use super::metrics::Totals;
 use super::shared::Shared;
 use super::snapshot::{Part, Slot, Snapshot};
@@ -26,7 +31,8 @@ pub use crate::cli::Scheduling;
 
 /// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
 const BATCH_CAP: usize = 3;
-/// A proactive request that is older than this is treated as reactive.
+/// A proactive request that is older than this runs beside reactive ones that decode, whatever it
+/// costs them; one at a time.
 const OVERDUE: Duration = Duration::from_secs(60);
 /// Shortest common beginning for which the sequence of an ended request is continued.
 const REUSE: usize = 8;
@@ -108,9 +114,8 @@ struct Live<'t> {
 }
 
 impl Live<'_> {
-    /// Whether it may be made to wait for reactive requests.
-    fn yields(&self) -> bool {
-        self.proactive && self.arrived.elapsed() < OVERDUE
+    fn overdue(&self) -> bool {
+        self.proactive && self.arrived.elapsed() >= OVERDUE
     }
 
     /// Sends text. Whether anybody still waits for it is looked at before each pass.
@@ -132,6 +137,9 @@ struct Worker<'e, 't> {
     /// Sequences of ended requests, the oldest first: their beginnings may come again.
     idle: Vec<Sequence>,
     totals: Totals,
+    costs: Costs,
+    /// The next pass is the rest of one that yielded.
+    yielded: bool,
     /// Texts so far.
     texts: u64,
     scheduling: Scheduling,
@@ -159,6 +167,8 @@ pub fn work(
         live: Vec::new(),
         idle: Vec::new(),
         totals: Totals::default(),
+        costs: Costs::new(),
+        yielded: false,
         texts: 0,
         scheduling,
     };
@@ -228,8 +238,7 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Admits waiting jobs while there is room: reactive and overdue ones first, each class in order
-    /// of arrival.
+    /// Admits waiting jobs while there is room: reactive ones first, each class in order of arrival.
     fn admit_waiting(&mut self) {
         let most = self.stepper.engine().most_sequences();
         if self.scheduling == Scheduling::FirstCome {
@@ -241,20 +250,29 @@ impl<'t> Worker<'_, 't> {
             return;
         }
         loop {
-            let urgent = |job: &Job| !job.proactive || job.arrived.elapsed() >= OVERDUE;
-            let next = self.waiting.iter().position(urgent);
-            let at = next.unwrap_or(0);
+            let reactive = self.waiting.iter().position(|job| !job.proactive);
+            let at = reactive.unwrap_or(0);
             let Some(job) = self.waiting.get(at) else {
                 return;
             };
-            let kept = usize::from(next.is_none() && most > 1 && job.samples < most);
-            if self.live.len() + job.samples + kept > most {
+            let kept = usize::from(job.proactive && most > 1 && job.samples < most);
+            let fits = self.live.len() + job.samples + kept <= most;
+            if !fits || (job.proactive && !self.has_slack_for(job)) {
                 return;
             }
             let Some(job) = self.waiting.remove(at) else {
                 return;
             };
             self.admit(job);
+        }
+    }
+
+    /// Whether a proactive job can run now.
+    fn has_slack_for(&self, job: &Job) -> bool {
+        let proactive = self.live.iter().filter(|live| live.proactive);
+        match self.live.iter().any(|live| !live.proactive) {
+            true => job.arrived.elapsed() >= OVERDUE && !proactive.clone().any(Live::overdue),
+            false => proactive.count() < self.costs.together(),
         }
     }
 
@@ -335,28 +353,33 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Sets proactive requests aside for reactive ones, and resumes them after.
+    /// Sets proactive requests aside where there is no slack for them, and resumes them after.
     fn balance(&mut self) {
-        let reactive = self.live.iter().filter(|live| !live.yields());
+        let reactive = self.live.iter().filter(|live| !live.proactive);
         let count = reactive.clone().count();
         let prefill = reactive.clone().any(|live| live.tokens == 0);
-        let room = match count {
-            0 => usize::MAX,
-            _ if prefill => 0,
-            _ => BATCH_CAP.saturating_sub(count),
-        };
-        // The shortest ones stay.
         let mut order: Vec<usize> = (0..self.live.len()).collect();
-        order.retain(|&at| self.live[at].yields());
-        order.sort_by_key(|&at| self.live[at].prompt + self.live[at].tokens);
+        order.retain(|&at| self.live[at].proactive);
+        let room = match count {
+            // In order of arrival.
+            0 => self.costs.together(),
+            _ if prefill => 0,
+            _ => {
+                // One that is overdue, then the shortest ones that decode.
+                let live = &self.live;
+                let decodes = |at: usize| live[at].tokens > 0 || live[at].overdue();
+                let able = order.iter().filter(|&&at| decodes(at)).count();
+                order.sort_by_key(|&at| {
+                    let one = &live[at];
+                    (!decodes(at), !one.overdue(), one.prompt + one.tokens)
+                });
+                let overdue = usize::from(order.first().is_some_and(|&at| live[at].overdue()));
+                let slack = (self.costs).beside(count, BATCH_CAP.saturating_sub(count));
+                slack.max(overdue).min(able)
+            }
+        };
         for (place, at) in order.into_iter().enumerate() {
             self.set_aside(at, place >= room);
-        }
-        // One that has become overdue meanwhile.
-        for at in 0..self.live.len() {
-            if !self.live[at].yields() {
-                self.set_aside(at, false);
-            }
         }
     }
 
@@ -378,12 +401,20 @@ impl<'t> Worker<'_, 't> {
     /// Runs a pass and sends what came of it.
     fn step(&mut self) -> Result<(), Failure> {
         let start = Instant::now();
+        let whole = !self.yielded;
         let stepped = self.stepper.step()?;
-        self.totals.pass += start.elapsed();
-        let events: Vec<Event> = match stepped {
-            Stepped::Passed { events, .. } => std::mem::take(events),
+        let time = start.elapsed();
+        self.totals.pass += time;
+        self.yielded = matches!(stepped, Stepped::Yielded);
+        let (events, rows) = match stepped {
+            Stepped::Passed { events, rows } => (std::mem::take(events), rows),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
+        let mut running = self.live.iter().filter(|live| !live.aside);
+        if whole && running.all(|live| live.tokens > 0) {
+            let texts = self.live.iter().filter(|live| !live.aside).count();
+            self.costs.add(texts, rows, time);
+        }
         for event in events {
             match event {
                 Event::Token {

@@ -55,7 +55,7 @@ pub fn words(line: &str) -> Vec<String> {
 #[allow(dead_code, reason = "not every test file looks at all commands")]
 pub fn commands() -> Vec<(String, clap::Command)> {
     fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
-        for sub in command.get_subcommands() {
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
             let name = format!("{name} {}", sub.get_name());
             // profile alone does something too
             if !sub.has_subcommands() || sub.is_args_conflicts_with_subcommands_set() {

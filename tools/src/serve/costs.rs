@@ -1,0 +1,158 @@
+//! What a decoding pass takes, by the number of texts in it: whether more texts at once are faster,
+//! and how much they slow each other down.
+//!
+//! Where a pass waits for memory or for the device, a second text is nearly free; where it computes,
+//! two texts take twice as long as one. Which holds depends on the model, the budget and the machine,
+//! so it is measured while the server runs.
+
+use std::time::{Duration, Instant};
+
+/// Most texts that are told apart.
+const MOST: usize = 64;
+/// Passes from which a mean is trusted.
+const TRUSTED: u32 = 6;
+/// Weight of the last pass in the mean.
+const LAST: f64 = 0.1;
+/// A mean that is older than this is measured again.
+const STALE: Duration = Duration::from_secs(300);
+/// Twice as many texts run together if a token then takes at most this share of the time.
+const GAIN: f64 = 0.93;
+/// Most that background work may slow interactive texts down.
+const SLOWER: f64 = 1.2;
+
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    /// Mean seconds per token of all texts.
+    token: f64,
+    passes: u32,
+    at: Instant,
+}
+
+/// Means by number of texts.
+#[derive(Debug)]
+pub struct Costs {
+    by_texts: [Option<Cost>; MOST],
+}
+
+impl Costs {
+    pub fn new() -> Self {
+        Self {
+            by_texts: [None; MOST],
+        }
+    }
+
+    /// Records a pass that gave `tokens` while `texts` decoded.
+    pub fn add(&mut self, texts: usize, tokens: usize, time: Duration) {
+        let Some(cost) = texts
+            .checked_sub(1)
+            .and_then(|at| self.by_texts.get_mut(at))
+        else {
+            return;
+        };
+        let token = time.as_secs_f64() / tokens.max(1) as f64;
+        let at = Instant::now();
+        let before = cost.filter(|cost| cost.at.elapsed() < STALE);
+        *cost = Some(match before {
+            None => Cost {
+                token,
+                passes: 1,
+                at,
+            },
+            Some(Cost {
+                token: mean,
+                passes,
+                ..
+            }) => Cost {
+                token: mean + (token - mean) * LAST.max(1.0 / f64::from(passes + 1)),
+                passes: passes.saturating_add(1),
+                at,
+            },
+        });
+    }
+
+    /// Seconds per token while `texts` decode, if known.
+    fn token(&self, texts: usize) -> Option<f64> {
+        let cost = (*self.by_texts.get(texts.checked_sub(1)?)?)?;
+        (cost.passes >= TRUSTED && cost.at.elapsed() < STALE).then_some(cost.token)
+    }
+
+    /// How many texts run together for the most tokens per second: doubled while that is faster, or
+    /// not yet known.
+    pub fn together(&self) -> usize {
+        let mut texts = 1;
+        while 2 * texts <= MOST
+            && let Some(now) = self.token(texts)
+        {
+            if self.token(2 * texts).is_some_and(|more| more > GAIN * now) {
+                break;
+            }
+            texts *= 2;
+        }
+        texts
+    }
+
+    /// How many background texts, at most `most`, run beside `texts` interactive ones without slowing
+    /// them down by more than a fifth. What is not known is tried.
+    pub fn beside(&self, texts: usize, most: usize) -> usize {
+        let Some(alone) = self.token(texts).map(|token| token * texts as f64) else {
+            return 0;
+        };
+        let slows = |more: usize| {
+            let all = texts + more;
+            (self.token(all)).is_some_and(|token| token * all as f64 > SLOWER * alone)
+        };
+        (1..=most).take_while(|&more| !slows(more)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Costs after passes of up to `known` texts that take `ms(texts)`.
+    fn costs(known: usize, ms: impl Fn(usize) -> u64) -> Costs {
+        let mut costs = Costs::new();
+        for texts in 1..=known {
+            for _ in 0..TRUSTED {
+                costs.add(texts, texts, Duration::from_millis(ms(texts)));
+            }
+        }
+        costs
+    }
+
+    #[test]
+    fn as_many_run_together_as_are_faster() {
+        assert_eq!(
+            costs(8, |_| 10).together(),
+            16,
+            "free, and 16 are not known"
+        );
+        assert_eq!(costs(8, |n| 10 * n as u64).together(), 1, "no gain");
+        assert_eq!(
+            costs(8, |n| [10, 12, 0, 15, 0, 0, 0, 40][n - 1]).together(),
+            4
+        );
+        assert_eq!(Costs::new().together(), 1, "one is measured first");
+        assert_eq!(costs(1, |_| 10).together(), 2, "then two");
+    }
+
+    #[test]
+    fn background_work_slows_interactive_texts_by_a_fifth_at_most() {
+        assert_eq!(costs(8, |_| 10).beside(1, 2), 2, "free");
+        assert_eq!(costs(8, |n| 10 * n as u64).beside(1, 2), 0, "not free");
+        assert_eq!(costs(8, |n| 10 + n as u64).beside(1, 2), 2);
+        assert_eq!(costs(8, |n| 10 + 2 * n as u64).beside(1, 2), 1);
+        assert_eq!(costs(1, |_| 10).beside(1, 2), 2, "tried");
+        assert_eq!(Costs::new().beside(1, 2), 0, "alone is measured first");
+    }
+
+    #[test]
+    fn a_mean_follows_what_changes() {
+        let mut costs = costs(2, |n| 10 * n as u64);
+        assert_eq!(costs.together(), 1);
+        for _ in 0..100 {
+            costs.add(2, 2, Duration::from_millis(11));
+        }
+        assert_eq!(costs.together(), 4);
+    }
+}
