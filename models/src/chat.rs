@@ -5,7 +5,7 @@
 //! HTML, `break` and `continue` exist; `tools` and `documents` are `None`. A template is code from
 //! a file: it can compute, but cannot access files, and its number of steps is bounded.
 
-mod date;
+pub mod date;
 mod json;
 mod methods;
 

@@ -19,7 +19,7 @@ use crate::Failure;
 /// Most bytes of memory for a conversation of `input` bytes: eight copies of it, and what the program
 /// itself takes.
 const fn memory(input: u64) -> u64 {
-    (16 << 20) + 8 * input
+    (4 << 20) + 8 * input
 }
 
 /// Most processor time.
@@ -48,6 +48,11 @@ impl Renderer {
             template,
             one: Mutex::new(()),
         }
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        self.template.source()
     }
 
     /// Most bytes that the child takes for messages of `bytes` bytes.

@@ -1,4 +1,4 @@
-//! `strftime` for `strftime_now`.
+//! Dates as `strftime` writes them.
 
 const DAYS: [&str; 7] = [
     "Sunday",
@@ -24,8 +24,11 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Formats a UTC time; `Err` names an unsupported conversion.
-pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, String> {
+/// Formats a UTC time in seconds since 1970.
+///
+/// # Errors
+/// The name of an unsupported conversion.
+pub fn strftime(format: &str, unix_seconds: i64) -> Result<String, String> {
     let (days, second) = (
         unix_seconds.div_euclid(86_400),
         unix_seconds.rem_euclid(86_400),

@@ -1,8 +1,9 @@
 //! `emberflow bench serve`: latency of interactive requests beside background work, by scheduling.
 //!
-//! Agent.xpu's load (§6.1): both classes arrive by Poisson processes, independently. A minute of the
-//! paper is scaled to this machine: ten requests that run one after the other fill it. The
-//! same arrivals are served twice: by class, as the server does, and first come, first served.
+//! Agent.xpu's load (§6.1): both classes arrive by Poisson processes, independently, for 15 minutes. A
+//! minute of the paper is scaled to this machine: six requests (`--serial`) that run one after the
+//! other fill it, so that the paper's six background requests alone are as much as serial service can
+//! do. The same arrivals are served twice: by class, as the server does, and first come, first served.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -22,8 +23,6 @@ use crate::serve::worker::{Job, Out, Scheduling, work};
 use crate::stats::Range;
 use crate::{Failure, progress};
 
-/// Requests that fill a scaled minute.
-const SERIAL: u32 = 10;
 /// Tokens of prompts, the same for both classes, and of answers.
 const PROMPT: usize = 128;
 const ANSWER: usize = 32;
@@ -83,7 +82,7 @@ pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
         force: false,
     };
     let mut engine = open_serving(model, &args.engine, &wanted, 0)?;
-    let minute = serial(&mut engine)? * SERIAL;
+    let minute = serial(&mut engine)? * args.serial;
     let minutes = if repeat.quick { 1.0 } else { args.minutes };
     let mut rates = vec![0.0];
     rates.extend(&args.reactive);
@@ -112,7 +111,7 @@ pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
     for (at, rounds) in found.iter().enumerate() {
         rows.push(row(rates[at / BOTH.len()], BOTH[at % BOTH.len()], rounds));
     }
-    let notes = notes(args.proactive, minute, &rows);
+    let notes = notes(args, minute, &rows);
     Results {
         bench: "serve",
         model: Some(name),
@@ -332,21 +331,23 @@ fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> Row {
 }
 
 /// What the numbers mean, and how the schedulings compare.
-fn notes(proactive: f64, minute: Duration, rows: &[Row]) -> Vec<String> {
+fn notes(args: &BenchServeArgs, minute: Duration, rows: &[Row]) -> Vec<String> {
+    let (serial, proactive) = (f64::from(args.serial), args.proactive);
+    let alone = minute.as_secs_f64() * 1e3 / serial;
     let mut notes = vec![format!(
-        "bound: a request alone takes {:.0} ms, {:.2} ms per token; a scaled minute is {SERIAL} of them, {:.2} s; \
+        "bound: a request alone takes {alone:.0} ms, {:.2} ms per token; a scaled minute is {serial} of them, {:.2} s; \
          {proactive} background requests arrive in it",
-        minute.as_secs_f64() * 1e3 / f64::from(SERIAL),
-        minute.as_secs_f64() * 1e3 / (f64::from(SERIAL) * (PROMPT + ANSWER) as f64),
+        alone / (PROMPT + ANSWER) as f64,
         minute.as_secs_f64()
     )];
     for pair in rows.chunks_exact(BOTH.len()) {
         let [first, classes] = pair else { continue };
         if first.reactive_requests > 0 {
             notes.push(format!(
-                "{} interactive requests per minute: their latency is {:.1} % below first come, first served; that of \
-                 background work is {:.2} times it",
+                "{} interactive requests per minute, {}: their latency is {:.1} % below first come, first served; that \
+                 of background work is {:.2} times it",
                 first.reactive_per_minute,
+                served_in_turn((first.reactive_per_minute + proactive) / serial),
                 100.0 - 100.0 * classes.reactive_ms_per_token.median
                     / first.reactive_ms_per_token.median.max(1e-9),
                 classes.proactive_ms_per_token.median
@@ -355,6 +356,22 @@ fn notes(proactive: f64, minute: Duration, rows: &[Row]) -> Vec<String> {
         }
     }
     notes
+}
+
+/// What a load, as a share of what serial service can do, means for who is served in turn: the mean
+/// wait in a queue with Poisson arrivals and one service time `s` is `s·ρ / (2·(1 − ρ))`
+/// (Pollaczek and Khinchine).
+fn served_in_turn(load: f64) -> String {
+    let percent = 100.0 * load;
+    match load < 1.0 {
+        true => format!(
+            "{percent:.0} % of serial service (in the mean over long times {:.1} times alone, so at most {:.0} % \
+             below)",
+            1.0 + load / (2.0 * (1.0 - load)),
+            100.0 - 100.0 / (1.0 + load / (2.0 * (1.0 - load)))
+        ),
+        false => format!("{percent:.0} % of serial service, whose queue grows"),
+    }
 }
 
 fn table(rows: &[Row]) -> Table {

@@ -31,6 +31,10 @@ pub enum Kind {
     Text,
     /// `/v1/responses`
     Response,
+    /// `/api/chat`
+    OllamaChat,
+    /// `/api/generate`
+    OllamaGenerate,
 }
 
 /// Fields that both kinds of request share.

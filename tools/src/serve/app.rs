@@ -28,6 +28,8 @@ pub struct App {
     pub template: Option<Renderer>,
     /// Name of the model.
     pub model: String,
+    /// Bytes of its file.
+    pub size: u64,
     /// Positions of a request.
     pub context: usize,
     /// Texts at once.

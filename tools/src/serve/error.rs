@@ -98,6 +98,21 @@ impl ApiError {
         )
     }
 
+    fn with(&self, body: Value) -> Response {
+        let mut response = (self.status, Json(body)).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
+        }
+        response
+    }
+
+    /// The response that Ollama's clients expect.
+    pub fn plain(self) -> Response {
+        let body = json!({"error": self.message});
+        self.with(body)
+    }
+
     /// The error object.
     pub fn body(&self) -> Value {
         json!({"error": {
@@ -111,11 +126,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
-            let headers = response.headers_mut();
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
-        }
-        response
+        let body = self.body();
+        self.with(body)
     }
 }

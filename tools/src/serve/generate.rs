@@ -14,9 +14,9 @@ use super::api::Kind;
 use super::app::App;
 use super::error::ApiError;
 use super::reply::{Choice, reason};
-use super::responses;
 use super::submit::{Asked, PING, Pending, submit};
 use super::worker::Out;
+use super::{ollama, responses};
 
 /// Runs a request.
 ///
@@ -31,13 +31,12 @@ pub async fn respond(
     let with_usage = asked.common.include_usage();
     let kind = asked.kind;
     let pending = submit(&app, asked, permit)?;
-    if kind == Kind::Response {
-        return responses::respond(pending, streams).await;
+    match kind {
+        Kind::Response => responses::respond(pending, streams).await,
+        Kind::OllamaChat | Kind::OllamaGenerate => ollama::respond(pending, streams).await,
+        Kind::Chat | Kind::Text if streams => Ok(streamed(pending, with_usage)),
+        Kind::Chat | Kind::Text => whole(pending).await,
     }
-    if streams {
-        return Ok(streamed(pending, with_usage));
-    }
-    whole(pending).await
 }
 
 /// Waits for all texts.

@@ -23,12 +23,12 @@ use super::stats::{slots, stats};
 use super::submit::Asked;
 
 /// Time for a body to arrive.
-const BODY_TIME: Duration = Duration::from_secs(30);
+const BODY_TIME: Duration = Duration::from_secs(15);
 /// Header that names the class of a request: `reactive` or `proactive`.
 const CLASS: &str = "x-emberflow-class";
 
-/// All routes.
-pub fn router(app: Arc<App>) -> Router {
+/// All routes: those of OpenAI's interface, and `more`.
+pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
     let v1 = Router::new()
         .route("/chat/completions", post(chat))
         .route("/completions", post(completion))
@@ -37,6 +37,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(v1.clone())
         .nest("/v1", v1)
+        .merge(more)
         .route("/v1/models/{name}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -94,7 +95,7 @@ fn sent_key(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Reads and parses a body.
-async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
+pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
     let limit = app.body_limit;
     let bytes = tokio::time::timeout(BODY_TIME, to_bytes(body, limit)).await;
     let bytes = bytes.map_err(|_| ApiError::slow())?;
@@ -126,7 +127,7 @@ async fn responses(
 }
 
 /// Answers a conversation.
-async fn converse(
+pub async fn converse(
     app: Arc<App>,
     headers: &HeaderMap,
     request: ChatRequest,
@@ -161,7 +162,18 @@ async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: CompletionRequest = read(&app, body).await?;
+    let request = read(&app, body).await?;
+    complete(app, headers, request, Kind::Text, permit).await
+}
+
+/// Continues texts.
+pub async fn complete(
+    app: Arc<App>,
+    headers: HeaderMap,
+    request: CompletionRequest,
+    kind: Kind,
+    permit: OwnedSemaphorePermit,
+) -> Result<Response, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
     let asked = app.compute(move || {
@@ -174,11 +186,14 @@ async fn completion(
             }
         }
         Ok(Asked {
-            kind: Kind::Text,
+            kind,
             proactive: proactive(&headers)?.unwrap_or(request.common.proactive()),
             prompts,
             echo,
-            default_tokens: CompletionRequest::default_tokens(),
+            default_tokens: match kind {
+                Kind::Text => CompletionRequest::default_tokens(),
+                _ => ours.context,
+            },
             common: request.common,
         })
     });
@@ -252,6 +267,7 @@ struct Tokenize {
 }
 
 async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let _permit = app.permit()?;
     let request: Tokenize = read(&app, body).await?;
     let ours = app.clone();
     let tokens = app.compute(move || {
@@ -270,6 +286,7 @@ struct Detokenize {
 }
 
 async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let _permit = app.permit()?;
     let request: Detokenize = read(&app, body).await?;
     app.check_tokens(&request.tokens)?;
     let text = app.text.tokenizer().decode(&request.tokens, false);
@@ -277,6 +294,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
 }
 
 async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let _permit = app.permit()?;
     let request: ChatRequest = read(&app, body).await?;
     let ours = app.clone();
     let rendered = app.compute(move || {

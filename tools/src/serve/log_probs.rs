@@ -63,10 +63,10 @@ impl Writer<'_> {
     /// The object. `offset` is where the piece begins in the text, and then where it ends.
     pub fn write(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
         match self.kind {
-            Kind::Chat | Kind::Response => LogProbsJson::Chat {
+            Kind::Text => self.text(piece, offset),
+            _ => LogProbsJson::Chat {
                 content: piece.tokens.iter().map(|one| self.token(one)).collect(),
             },
-            Kind::Text => self.text(piece, offset),
         }
     }
 

@@ -11,12 +11,15 @@
 
 mod api;
 mod app;
+mod connections;
 mod costs;
 mod error;
 mod generate;
 mod http;
 mod log_probs;
 mod metrics;
+mod ollama;
+mod ollama_api;
 mod reply;
 mod responses;
 pub(crate) mod shared;
@@ -54,6 +57,8 @@ const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
 /// Copies of a body while it is read, parsed and tokenised.
 const COPIES: u64 = 3;
+/// Connections beside those of requests: health checks, metrics, pages.
+const LOOKERS: usize = 32;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
@@ -79,6 +84,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let reserve = HTTP
         + log_probs
         + template
+        + connections(&app) as u64 * connections::MEMORY
         + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
@@ -124,6 +130,7 @@ fn app(
         template: text.chat_template()?.map(Renderer::new),
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
+        size: model.container().file_len(),
         context,
         parallel,
         queue,
@@ -151,7 +158,13 @@ async fn listen(
         }
         shared.close();
     };
-    axum::serve(listener, http::router(app))
-        .with_graceful_shutdown(stop)
-        .await
+    let most = connections(&app);
+    let router = http::router(app, ollama_api::routes());
+    connections::serve(listener, router, most, stop).await;
+    Ok(())
+}
+
+/// Most connections: for all requests, and for those who look.
+fn connections(app: &App) -> usize {
+    app.parallel + app.queue + LOOKERS
 }

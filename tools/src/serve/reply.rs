@@ -128,8 +128,8 @@ impl Head {
 
     fn chunk(&self, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
         let object = match self.kind {
-            Kind::Chat | Kind::Response => "chat.completion.chunk",
             Kind::Text => "text_completion",
+            _ => "chat.completion.chunk",
         };
         self.with(object, choices, usage)
     }
@@ -152,10 +152,10 @@ impl Head {
     pub fn piece(&self, choice: &Choice) -> String {
         let text = match (self.kind, choice.reason) {
             (Kind::Text, _) => TextJson::Text(&choice.text),
-            (Kind::Chat | Kind::Response, None) => TextJson::Delta(Delta::Piece {
+            (_, None) => TextJson::Delta(Delta::Piece {
                 content: &choice.text,
             }),
-            (Kind::Chat | Kind::Response, Some(_)) => TextJson::Delta(Delta::Last {}),
+            (_, Some(_)) => TextJson::Delta(Delta::Last {}),
         };
         self.chunk(vec![choice.json(text)], None)
     }
@@ -170,17 +170,17 @@ impl Head {
         let mut all = Vec::with_capacity(choices.len());
         for choice in choices {
             all.push(choice.json(match self.kind {
-                Kind::Chat | Kind::Response => TextJson::Message(Message {
+                Kind::Text => TextJson::Text(&choice.text),
+                _ => TextJson::Message(Message {
                     role: "assistant",
                     content: &choice.text,
                     refusal: None,
                 }),
-                Kind::Text => TextJson::Text(&choice.text),
             }));
         }
         let object = match self.kind {
-            Kind::Chat | Kind::Response => "chat.completion",
             Kind::Text => "text_completion",
+            _ => "chat.completion",
         };
         self.with(object, all, Some(usage))
     }

@@ -114,21 +114,12 @@ pub fn submit(
     if !asked.proactive {
         app.shared.interrupt();
     }
-    let prefix = match asked.kind {
-        Kind::Chat => "chatcmpl",
-        Kind::Text => "cmpl",
-        Kind::Response => "resp",
-    };
     Ok(Pending {
         app: app.clone(),
         out,
         head: Head {
             kind: asked.kind,
-            id: match asked.kind {
-                // Underscores, as its clients expect.
-                Kind::Response => format!("{prefix}_{:x}_{number:x}", app.created),
-                _ => format!("{prefix}-{:x}-{number:x}", app.created),
-            },
+            id: id(app, asked.kind, number),
             created: now(),
             model: app.model.clone(),
         },
@@ -137,6 +128,19 @@ pub fn submit(
         texts: all,
         _permit: permit,
     })
+}
+
+/// Id of the response of this number.
+fn id(app: &App, kind: Kind, number: u64) -> String {
+    let created = app.created;
+    match kind {
+        Kind::Chat => format!("chatcmpl-{created:x}-{number:x}"),
+        Kind::Text => format!("cmpl-{created:x}-{number:x}"),
+        // Underscores, as its clients expect.
+        Kind::Response => format!("resp_{created:x}_{number:x}"),
+        // Has none.
+        Kind::OllamaChat | Kind::OllamaGenerate => String::new(),
+    }
 }
 
 /// Whether prompts fit the model and the context.

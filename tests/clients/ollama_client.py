@@ -1,0 +1,34 @@
+"""The `ollama` package for Python against a running server: ollama_client.py URL"""
+
+import sys
+
+import ollama
+
+CHAT = [{"role": "user", "content": "What is a vector?"}]
+OPTIONS = {"num_predict": 16, "temperature": 0}
+
+
+def main():
+    client = ollama.Client(host=sys.argv[1], headers={"Authorization": "Bearer secret"})
+    whole = client.chat("demo", CHAT, options=OPTIONS)
+    text = whole.message.content
+    assert text and whole.done and whole.done_reason in ("stop", "length"), whole
+    assert 0 < whole.eval_count <= 16 and whole.eval_duration > 0, whole
+    parts = list(client.chat("demo", CHAT, options=OPTIONS, stream=True))
+    assert "".join(part.message.content for part in parts) == text, parts
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    found = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS)
+    parts = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS, stream=True)
+    assert "".join(part.response for part in parts) == found.response
+    assert [model.model for model in client.list().models] == ["demo"]
+    assert client.show("demo").details.family == "llama"
+    try:
+        client.chat("other", CHAT)
+    except ollama.ResponseError as error:
+        assert error.status_code == 404 and "other" in error.error, error
+    else:
+        raise AssertionError("a model that is not there")
+    print("the Ollama client is content")
+
+
+main()

@@ -1,0 +1,153 @@
+//! Responses of Ollama's interface: whole, or as lines of JSON. Times are in nanoseconds.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use emberflow_models::chat::date;
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use super::api::Kind;
+use super::error::ApiError;
+use super::reply::{Head, reason};
+use super::submit::Pending;
+use super::worker::Out;
+
+/// A response in the making.
+struct Answer {
+    pending: Pending,
+    asked: Instant,
+    started: Option<Instant>,
+    /// Time of the first text.
+    first: Option<Instant>,
+    stopped: Option<bool>,
+    ended: bool,
+}
+
+/// Waits for the text, or streams it.
+///
+/// # Errors
+/// A request that failed.
+pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
+    let mut answer = Answer {
+        pending,
+        asked: Instant::now(),
+        started: None,
+        first: None,
+        stopped: None,
+        ended: false,
+    };
+    if streams {
+        return Ok(answer.streamed());
+    }
+    let mut all = String::new();
+    while answer.stopped.is_none() {
+        all.extend(answer.next().await.map_err(ApiError::failed)?);
+    }
+    Ok(Json(answer.last(&all)).into_response())
+}
+
+/// A time in seconds since 1970, as Ollama writes it.
+pub fn written(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    date::strftime("%Y-%m-%dT%H:%M:%SZ", seconds).unwrap_or_default()
+}
+
+/// A part of a response, or a whole one.
+fn part(head: &Head, text: &str) -> Value {
+    let mut part = json!({
+        "model": head.model,
+        "created_at": written(head.created),
+        "done": false,
+    });
+    match head.kind {
+        Kind::OllamaChat => part["message"] = json!({"role": "assistant", "content": text}),
+        _ => part["response"] = text.into(),
+    }
+    part
+}
+
+/// The response to a request without a prompt: the model is there.
+pub fn loaded(head: &Head) -> Value {
+    let mut part = part(head, "");
+    part["done"] = true.into();
+    part["done_reason"] = "load".into();
+    part
+}
+
+impl Answer {
+    /// Takes output of the engine's thread; returns new text.
+    async fn next(&mut self) -> Result<Option<String>, String> {
+        match self.pending.out.recv().await {
+            Some(Out::Started(cached)) => {
+                self.started = Some(Instant::now());
+                self.pending.usage.cached += cached;
+            }
+            Some(Out::Text { text, .. }) => {
+                self.first.get_or_insert_with(Instant::now);
+                return Ok(Some(text));
+            }
+            Some(Out::Done {
+                stopped, tokens, ..
+            }) => {
+                self.stopped = Some(stopped);
+                self.pending.usage.completion += tokens;
+            }
+            Some(Out::Prompt { .. }) => {}
+            Some(Out::Failed(why)) => return Err(why),
+            None => return Err("the engine has stopped".to_owned()),
+        }
+        Ok(None)
+    }
+
+    /// The last part, or the whole response.
+    fn last(&self, text: &str) -> Value {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(self.asked);
+        let first = self.first.unwrap_or(now);
+        let ns = |time: Duration| time.as_nanos() as u64;
+        let mut last = part(&self.pending.head, text);
+        last["done"] = true.into();
+        last["done_reason"] = reason(self.stopped.unwrap_or(false)).into();
+        last["total_duration"] = ns(now - self.asked).into();
+        // Until it runs.
+        last["load_duration"] = ns(started - self.asked).into();
+        last["prompt_eval_count"] = self.pending.usage.prompt.into();
+        last["prompt_eval_duration"] = ns(first - started).into();
+        last["eval_count"] = self.pending.usage.completion.into();
+        last["eval_duration"] = ns(now - first).into();
+        last
+    }
+
+    fn streamed(self) -> Response {
+        let lines = stream::unfold(self, |mut answer| async move {
+            let line = answer.line().await?;
+            Some((Ok::<_, Infallible>(format!("{line}\n")), answer))
+        });
+        let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+        (kind, Body::from_stream(lines)).into_response()
+    }
+
+    /// The next line; `None` at the end.
+    async fn line(&mut self) -> Option<Value> {
+        while !self.ended {
+            match self.next().await {
+                Ok(Some(text)) => return Some(part(&self.pending.head, &text)),
+                Ok(None) if self.stopped.is_some() => {
+                    self.ended = true;
+                    return Some(self.last(""));
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    self.ended = true;
+                    return Some(json!({"error": why}));
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,275 @@
+//! Requests of Ollama's interface: `/api/chat`, `/api/generate`, and what the server says of itself.
+//!
+//! They become requests of OpenAI's interface, which checks them.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::api::{ChatRequest, CompletionRequest, Kind};
+use super::app::{App, now};
+use super::error::ApiError;
+use super::http::{complete, converse, read};
+use super::ollama::{loaded, written};
+use super::reply::Head;
+
+/// The paths.
+pub fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/api/chat", post(chat))
+        .route("/api/generate", post(generate))
+        .route("/api/tags", get(tags))
+        .route("/api/ps", get(tags))
+        .route("/api/show", post(show))
+        .route(
+            "/api/version",
+            get(|| async { Json(json!({"version": env!("CARGO_PKG_VERSION")})) }),
+        )
+}
+
+/// An error as Ollama's clients expect it.
+struct Plain(ApiError);
+
+impl From<ApiError> for Plain {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Plain {
+    fn into_response(self) -> Response {
+        self.0.plain()
+    }
+}
+
+/// Fields that both kinds of request share.
+#[derive(Debug, Deserialize)]
+struct Shared {
+    model: Option<String>,
+    stream: Option<bool>,
+    format: Option<Value>,
+    #[serde(default)]
+    options: Map<String, Value>,
+}
+
+/// `/api/chat`
+#[derive(Debug, Deserialize)]
+struct Chat {
+    #[serde(default)]
+    messages: Vec<Message>,
+    tools: Option<Value>,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    role: String,
+    #[serde(default)]
+    content: String,
+    images: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Value>>,
+}
+
+/// `/api/generate`
+#[derive(Debug, Deserialize)]
+struct Generate {
+    #[serde(default)]
+    prompt: String,
+    system: Option<String>,
+    #[serde(default)]
+    raw: bool,
+    suffix: Option<String>,
+    template: Option<String>,
+    images: Option<Vec<Value>>,
+    context: Option<Vec<Value>>,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+/// The options that have the same name and meaning on both sides.
+const SAME: [&str; 9] = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+];
+
+impl Shared {
+    /// The fields of a request of OpenAI's interface.
+    fn fields(&self) -> Result<Map<String, Value>, ApiError> {
+        let mut fields = Map::new();
+        let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+        if let Some(model) = &self.model {
+            set("model", plain_name(model).into());
+        }
+        set("stream", self.stream.unwrap_or(true).into());
+        for name in SAME {
+            if let Some(value) = self.options.get(name) {
+                set(name, value.clone());
+            }
+        }
+        // Negative: without limit.
+        if let Some(most) = self.options.get("num_predict").and_then(Value::as_u64) {
+            set("max_tokens", most.into());
+        }
+        match &self.format {
+            None | Some(Value::Null) => {}
+            Some(Value::String(name)) if name.is_empty() => {}
+            Some(Value::String(name)) if name == "json" => {
+                set("response_format", json!({"type": "json_object"}));
+            }
+            Some(schema @ Value::Object(_)) => {
+                let schema = json!({"name": "format", "schema": schema});
+                let format = json!({"type": "json_schema", "json_schema": schema});
+                set("response_format", format);
+            }
+            Some(_) => {
+                let message = "`format` is \"json\" or a JSON schema";
+                return Err(ApiError::param("format", message));
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// The name of a model without Ollama's default tag.
+fn plain_name(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
+}
+
+/// A request of OpenAI's interface with these fields.
+fn asked<T: for<'a> Deserialize<'a>>(fields: Map<String, Value>) -> Result<T, ApiError> {
+    serde_json::from_value(Value::Object(fields)).map_err(ApiError::invalid)
+}
+
+fn refuse(name: &'static str, is_given: bool) -> Result<(), ApiError> {
+    match is_given {
+        true => {
+            let message = format!("`{name}` is not supported; leave it out");
+            Err(ApiError::param(name, message))
+        }
+        false => Ok(()),
+    }
+}
+
+fn some<T>(list: &Option<Vec<T>>) -> bool {
+    list.as_ref().is_some_and(|list| !list.is_empty())
+}
+
+async fn chat(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Plain> {
+    let permit = app.permit()?;
+    let request: Chat = read(&app, body).await?;
+    let mut fields = request.shared.fields()?;
+    if request.messages.is_empty() {
+        return Ok(load(&app, Kind::OllamaChat));
+    }
+    let mut messages = Vec::new();
+    for message in &request.messages {
+        refuse("images", some(&message.images))?;
+        refuse("tool_calls", some(&message.tool_calls))?;
+        messages.push(json!({"role": message.role, "content": message.content}));
+    }
+    fields.insert("messages".to_owned(), messages.into());
+    fields.extend(request.tools.map(|tools| ("tools".to_owned(), tools)));
+    let request: ChatRequest = asked(fields)?;
+    Ok(converse(app, &headers, request, Kind::OllamaChat, permit).await?)
+}
+
+async fn generate(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Plain> {
+    let permit = app.permit()?;
+    let request: Generate = read(&app, body).await?;
+    let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    refuse("suffix", given(&request.suffix))?;
+    refuse("template", given(&request.template))?;
+    refuse("images", some(&request.images))?;
+    refuse("context", some(&request.context))?;
+    let kind = Kind::OllamaGenerate;
+    let mut fields = request.shared.fields()?;
+    if request.prompt.is_empty() {
+        return Ok(load(&app, kind));
+    }
+    if request.raw || app.template.is_none() {
+        fields.insert("prompt".to_owned(), request.prompt.into());
+        let request: CompletionRequest = asked(fields)?;
+        return Ok(complete(app, headers, request, kind, permit).await?);
+    }
+    let system = request.system.filter(|system| !system.is_empty());
+    let system = system.map(|text| json!({"role": "system", "content": text}));
+    let user = json!({"role": "user", "content": request.prompt});
+    let messages: Vec<Value> = system.into_iter().chain([user]).collect();
+    fields.insert("messages".to_owned(), messages.into());
+    let request: ChatRequest = asked(fields)?;
+    Ok(converse(app, &headers, request, kind, permit).await?)
+}
+
+/// Nothing was asked for but the model.
+fn load(app: &App, kind: Kind) -> Response {
+    let head = Head {
+        kind,
+        id: String::new(),
+        created: now(),
+        model: app.model.clone(),
+    };
+    Json(loaded(&head)).into_response()
+}
+
+/// The model's entry in lists.
+fn entry(app: &App) -> Value {
+    json!({
+        "name": app.model,
+        "model": app.model,
+        "modified_at": written(app.created),
+        "size": app.size,
+        "digest": "",
+        "details": details(app),
+    })
+}
+
+fn details(app: &App) -> Value {
+    let family = &app.text.config().family;
+    json!({"format": "ember", "family": family, "families": [family]})
+}
+
+async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"models": [entry(&app)]}))
+}
+
+#[derive(Deserialize)]
+struct Show {
+    #[serde(alias = "name")]
+    model: String,
+}
+
+async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Plain> {
+    let _permit = app.permit()?;
+    let request: Show = read(&app, body).await?;
+    app.check_model(plain_name(&request.model))?;
+    let template = app.template.as_ref().map(|template| template.source());
+    Ok(Json(json!({
+        "template": template.unwrap_or_default(),
+        "details": details(&app),
+        "model_info": {"general.context_length": app.context},
+        "capabilities": ["completion"],
+    })))
+}
