@@ -1,7 +1,7 @@
 //! The engine's thread: takes jobs, runs passes, sends text.
 //!
-//! One [`Stepper`] runs all requests. Interactive (*reactive*) jobs go first and keep one sequence
-//! free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
+//! One [`Stepper`] runs all requests. Interactive (*reactive*) jobs go first and keep a quarter of
+//! the sequences free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
 //!
 //! - while no reactive request runs: as many together as are faster together ([`Costs`]), in order of
 //!   arrival;
@@ -255,7 +255,10 @@ impl<'t> Worker<'_, 't> {
             let Some(job) = self.waiting.get(at) else {
                 return;
             };
-            let kept = usize::from(job.proactive && most > 1 && job.samples < most);
+            let kept = match job.proactive {
+                true => (most - job.samples).min(most.div_ceil(4)),
+                false => 0,
+            };
             let fits = self.live.len() + job.samples + kept <= most;
             if !fits || (job.proactive && !self.has_slack_for(job)) {
                 return;
