@@ -58,6 +58,16 @@ const NO_FOLDER: [&str; 22] = [
 ];
 
 #[test]
+fn other_programs_find_the_special_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = common::exported(dir.path());
+    let config = std::fs::read(format!("{folder}/tokenizer_config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    assert_eq!(config["bos_token"], "<|endoftext|>");
+    assert_eq!(config["eos_token"], "<|endoftext|>");
+}
+
+#[test]
 fn every_fixture_comes_back_bit_for_bit() {
     let folders = fixtures();
     assert!(folders.len() >= 14, "{folders:?}");

@@ -16,6 +16,7 @@ use crate::checkpoint::SamplingDefaults;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId};
+use crate::tokenizer::Tokenizer;
 
 /// Input of [`write_folder`], besides the weights.
 pub struct Folder<'a> {
@@ -537,6 +538,15 @@ fn tokenizer_config_json(folder: &Folder<'_>) -> Value {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": folder.config.add_bos,
     });
+    // Other programs take them from here, and not the ids of config.json.
+    if let Ok(tokenizer) = Tokenizer::from_json(folder.tokenizer_json) {
+        let ids = [folder.config.bos, folder.config.eos.first().copied()];
+        for (key, id) in ["bos_token", "eos_token"].into_iter().zip(ids) {
+            if let Some(token) = id.and_then(|id| tokenizer.id_to_token(id)) {
+                value[key] = json!(token);
+            }
+        }
+    }
     if let Some(template) = folder.chat_template {
         value["chat_template"] = json!(template);
     }

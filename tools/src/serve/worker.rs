@@ -334,8 +334,8 @@ impl<'t> Worker<'_, 't> {
         self.texts += job.samples as u64;
     }
 
-    /// A sequence to begin with: the ended one that shares the longest beginning with `tokens`, cut
-    /// to it, or an empty one. At most `room` ended ones are kept beside it.
+    /// A sequence to begin with: as much of an ended one as agrees with `tokens`, or an empty one. At
+    /// most `room` ended ones are kept beside it.
     fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
         let common = |sequence: &Sequence| {
             let pairs = sequence.tokens().iter().zip(tokens);
@@ -343,15 +343,26 @@ impl<'t> Worker<'_, 't> {
         };
         let all = self.idle.iter().map(common).enumerate();
         let best = all.max_by_key(|&(_, len)| len);
-        let taken = best.filter(|&(_, len)| len >= REUSE).map(|(at, len)| {
-            let mut sequence = self.idle.remove(at);
-            sequence.truncate(len);
-            sequence
-        });
+        let best = best.filter(|&(_, len)| len >= REUSE);
+        let mut taken = best.map(|(at, _)| self.idle.remove(at));
         let excess = self.idle.len().saturating_sub(room);
         self.idle.drain(..excess);
+        let Some((at, len)) = best else {
+            return self.stepper.engine().new_sequence();
+        };
+        // Another conversation that begins the same keeps what it has, if there is room.
+        if self.idle.len() < room
+            && let Some(other) = taken.take_if(|other| other.len() > len)
+        {
+            let fork = other.fork_at(len);
+            self.idle.insert(at - excess.min(at), other);
+            return fork;
+        }
         match taken {
-            Some(sequence) => Ok(sequence),
+            Some(mut sequence) => {
+                sequence.truncate(len);
+                Ok(sequence)
+            }
             None => self.stepper.engine().new_sequence(),
         }
     }
