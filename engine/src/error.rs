@@ -118,6 +118,12 @@ pub enum Error {
         /// Position in the sequence.
         position: usize,
     },
+    /// A text cannot be held to its constraint any longer.
+    #[error("the text cannot be held to its grammar: {why}")]
+    Constraint {
+        /// Why.
+        why: String,
+    },
     /// Too many compute threads.
     #[error("{found} threads, expected at most {most}")]
     Threads {

@@ -18,6 +18,7 @@
 mod ablation;
 mod attention;
 pub mod bundle;
+pub mod constraint;
 mod counters;
 mod decoder;
 mod embedding;
@@ -52,6 +53,7 @@ pub mod trace;
 mod weights;
 
 pub use ablation::Ablation;
+pub use constraint::Constraint;
 pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver};
 pub use engine::{Engine, Logits};

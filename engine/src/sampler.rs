@@ -4,6 +4,8 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::constraint::Constraint;
+
 /// Sampling parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
@@ -140,7 +142,23 @@ impl Sampler {
     /// Samples the next token. `history` is all tokens of the sequence. NaN logits are never
     /// chosen; if all are NaN the result is token 0.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
-        let token = self.draw(logits, history);
+        self.sample_under(logits, history, None)
+    }
+
+    /// Like [`sample`](Self::sample), among the tokens that a prepared constraint allows.
+    pub fn sample_under(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        constraint: Option<&dyn Constraint>,
+    ) -> u32 {
+        self.candidates.clear();
+        let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
+        self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
+        if let Some(constraint) = constraint {
+            self.candidates.retain(|c| constraint.allows(c.1));
+        }
+        let token = self.draw(history);
         let s = self.settings;
         if s.presence_penalty != 0.0 || s.frequency_penalty != 0.0 {
             match self.drawn.binary_search_by_key(&token, |d| d.token) {
@@ -151,12 +169,10 @@ impl Sampler {
         token
     }
 
-    fn draw(&mut self, logits: &[f32], history: &[u32]) -> u32 {
+    /// Draws one of the candidates.
+    fn draw(&mut self, history: &[u32]) -> u32 {
         let s = self.settings;
         let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
-        self.candidates.clear();
-        let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
-        self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
         for bias in &self.bias {
             add(&mut self.candidates, bias.token, bias.add);
         }

@@ -2,7 +2,7 @@
 //!
 //! Templates are Jinja as in Hugging Face's `apply_chat_template`: block tags swallow their line;
 //! Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape
-//! HTML, `break` and `continue` exist; `tools` and `documents` are `None`. A template is code from
+//! HTML, `break` and `continue` exist; `documents` is `None`, and `tools` where there are none. A template is code from
 //! a file: it can compute, but cannot access files, and its number of steps is bounded.
 
 pub mod date;
@@ -22,12 +22,22 @@ use crate::Error;
 const MAX_STEPS: u64 = 10_000_000;
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
     /// The text.
     pub content: String,
+    /// Calls of tools that the assistant made, as clients of OpenAI's interface write them, but with
+    /// arguments as objects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<serde_json::Value>,
+    /// The call that this is the result of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// Name of who speaks, or of the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// A compiled chat template with the special tokens it may write.
@@ -110,23 +120,55 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, Error> {
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|m| {
-                Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())])
-            })
-            .collect();
+        self.render_with_tools(messages, &[], add_generation_prompt)
+    }
+
+    /// As [`render`](Self::render); the model may call `tools`, objects as clients of OpenAI's
+    /// interface send them. A template that does not know tools does not show them.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
+        let messages: Vec<Value> = messages.iter().map(turn).collect();
+        let tools = match tools {
+            [] => Value::from(()),
+            tools => tools.iter().map(json::value).collect(),
+        };
         let context = Value::from_pairs([
             ("messages", Value::from(messages)),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
-            ("tools", Value::from(())),
+            ("tools", tools),
             ("documents", Value::from(())),
         ]);
         let template = self.environment.get_template("chat").map_err(explain)?;
         template.render(context).map_err(explain)
     }
+}
+
+/// A message as templates see it: what it does not have is not defined.
+fn turn(message: &Message) -> Value {
+    let (role, content) = (message.role.as_str(), message.content.as_str());
+    let mut all = vec![
+        ("role", Value::from(role)),
+        ("content", Value::from(content)),
+    ];
+    let calls = message.tool_calls.as_ref().map(json::value);
+    all.extend(calls.map(|calls| ("tool_calls", calls)));
+    let texts = [
+        ("tool_call_id", &message.tool_call_id),
+        ("name", &message.name),
+    ];
+    for (key, text) in texts {
+        all.extend(text.as_deref().map(|text| (key, Value::from(text))));
+    }
+    Value::from_pairs(all)
 }
 
 /// `raise_exception(message)`: an error raised by the template.

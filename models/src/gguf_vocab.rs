@@ -87,7 +87,7 @@ impl GgufVocab {
             model,
         } = parts;
         processors.extend(self.template()?);
-        let document = json!({
+        let mut document = json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
@@ -102,6 +102,8 @@ impl GgufVocab {
             "decoder": decoder,
             "model": model,
         });
+        // The text enters the checkpoint's fingerprint.
+        document.sort_all_objects();
         Ok(document.to_string())
     }
 

@@ -1,9 +1,12 @@
 """The `openai` package for Python against a running server: openai_client.py URL"""
 
 import asyncio
+import json
 import sys
+import typing
 
 import openai
+import pydantic
 
 URL = sys.argv[1] + "/v1"
 CHAT = [{"role": "user", "content": "What is a vector?"}]
@@ -61,6 +64,80 @@ def completions(client):
     assert "e" not in ended.choices[0].text
 
 
+class Answer(pydantic.BaseModel):
+    """What a text is held to."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    title: str = pydantic.Field(max_length=24)
+    count: int = pydantic.Field(ge=1, le=99)
+    kind: typing.Literal["struct", "trait"]
+
+
+def structured(client):
+    """A text that is valid against a schema, by the package's own helpers."""
+    ask = {"model": "demo", "temperature": 0.8, "seed": 2}
+    parsed = client.chat.completions.parse(messages=CHAT, response_format=Answer, max_tokens=150, **ask)
+    answer = parsed.choices[0].message.parsed
+    assert isinstance(answer, Answer) and parsed.choices[0].finish_reason == "stop", parsed
+    parsed = client.responses.parse(model="demo", input=CHAT, text_format=Answer, max_output_tokens=150)
+    assert isinstance(parsed.output_parsed, Answer), parsed
+    plain = client.chat.completions.create(
+        messages=CHAT, response_format={"type": "json_object"}, max_tokens=8, **ask
+    )
+    assert plain.choices[0].message.content.startswith("{") and plain.choices[0].finish_reason, plain
+
+
+TOOL = {
+    "name": "look_up",
+    "description": "Looks up a type.",
+    "parameters": {
+        "type": "object",
+        "properties": {"kind": {"enum": ["struct", "trait"]}, "count": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+    },
+}
+
+
+def tools(client):
+    """A tool that must be called: whole, as a stream put together by the package, and in the newer interface."""
+    ask = {
+        "model": "demo",
+        "messages": CHAT,
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "function", "function": {"name": "look_up"}},
+        "max_tokens": 150,
+        "seed": 4,
+    }
+    whole = client.chat.completions.create(**ask).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    call = whole.message.tool_calls[0]
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "look_up" and arguments["count"] in range(1, 10), call
+    with client.chat.completions.stream(**ask) as stream:
+        for _ in stream:
+            pass
+        again = stream.get_final_completion().choices[0].message.tool_calls[0]
+    assert again.function.arguments == call.function.arguments, (again, call)
+    turns = CHAT + [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "a type"}]
+    after = client.chat.completions.create(messages=turns, tools=ask["tools"], **GREEDY)
+    assert after.choices[0].message.content, after
+    ask = {
+        "model": "demo",
+        "input": CHAT,
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 150,
+        "extra_body": {"seed": 4},
+    }
+    items = client.responses.create(**ask).output
+    assert items[0].type == "function_call" and json.loads(items[0].arguments), items
+    with client.responses.stream(**ask) as stream:
+        final = stream.get_final_response()
+    assert final.output[0].arguments == items[0].arguments, final
+
+
 def refusals(client):
     """Errors of the right classes."""
     for error, call in [
@@ -68,6 +145,7 @@ def refusals(client):
         (openai.BadRequestError, lambda: client.chat.completions.create(model="demo", messages=[])),
         (openai.NotFoundError, lambda: client.embeddings.create(model="demo", input="x")),
         (openai.NotFoundError, lambda: client.models.retrieve("other")),
+        (openai.BadRequestError, lambda: client.completions.create(prompt="A", extra_body={"grammar": "("}, **GREEDY)),
         (openai.AuthenticationError, lambda: client.copy(api_key="wrong").completions.create(prompt="A", **GREEDY)),
     ]:
         try:
@@ -94,6 +172,8 @@ with openai.OpenAI(base_url=URL, api_key="secret", max_retries=0) as client:
     answer = chat(client)
     responses(client, answer)
     completions(client)
+    structured(client)
+    tools(client)
     refusals(client)
 asyncio.run(many(answer))
 print("the Python client is content")

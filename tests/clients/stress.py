@@ -19,7 +19,7 @@ PROGRAM = sys.argv[1]
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 600
 CLIENTS = int(sys.argv[3]) if len(sys.argv) > 3 else 64
 MIB = 1 << 20
-BUDGET = 80
+BUDGET = 96
 # What a process keeps of memory that it has freed.
 SLACK = 4 * MIB
 PROMPTS = [

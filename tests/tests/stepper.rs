@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{
-    Admission, Budget, Engine, Error, Event, Finished, Options, Request, RequestId, Sampling,
-    Stepped, Stepper, Stop,
+    Admission, Budget, Constraint, Engine, Error, Event, Finished, Options, Request, RequestId,
+    Sampling, Stepped, Stepper, Stop,
 };
 use fastrand::Rng;
 
@@ -71,8 +71,93 @@ fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: u
         request,
         samples,
         bias: Vec::new(),
+        constraint: None,
     };
     stepper.admit(admission).unwrap()
+}
+
+/// Only even tokens at even places, only odd ones at odd places, and the end after `most`.
+#[derive(Debug, Clone)]
+struct Alternating {
+    taken: u32,
+    most: u32,
+}
+
+impl Constraint for Alternating {
+    fn prepare(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn allows(&self, token: u32) -> bool {
+        token % 2 == self.taken % 2
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        assert!(self.allows(token));
+        self.taken += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.taken == self.most
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A constraint has a state for each text, which preemption and neighbours leave alone.
+#[test]
+fn constraints_hold_each_text_by_itself() {
+    let admission = |stepper: &Stepper<'_>, samples| {
+        let mut request = request(20, 7);
+        request.sampling.temperature = 1.0;
+        Admission {
+            sequence: stepper.engine().new_sequence().unwrap(),
+            prompt: prompt(0, 10),
+            request,
+            samples,
+            bias: Vec::new(),
+            constraint: Some(Box::new(Alternating { taken: 0, most: 9 })),
+        }
+    };
+    let mut one = engine(1, 0.5, false);
+    let mut stepper = Stepper::new(&mut one);
+    let wanted = admission(&stepper, 1);
+    let id = stepper.admit(wanted).unwrap();
+    drain(&mut stepper);
+    let finished = stepper.take(id).unwrap();
+    assert_eq!((finished.stop, finished.tokens.len()), (Stop::Complete, 9));
+    assert!(
+        finished
+            .tokens
+            .iter()
+            .zip(0..)
+            .all(|(token, at)| token % 2 == at % 2)
+    );
+    let wanted = text(finished);
+    drop(stepper);
+    drop(one);
+    let mut engine = engine(4, 0.5, false);
+    let mut stepper = Stepper::new(&mut engine);
+    admit(&mut stepper, &prompt(1, 12), request(15, 1), 1);
+    let several = admission(&stepper, 3);
+    let first = stepper.admit(several).unwrap();
+    for _ in 0..4 {
+        stepper.step().unwrap();
+    }
+    stepper.preempt(first);
+    stepper.step().unwrap();
+    stepper.resume(first);
+    drain(&mut stepper);
+    assert_eq!(text(stepper.take(first).unwrap()), wanted);
+    for index in 1..3 {
+        assert_eq!(
+            stepper.take(first.sample(index)).unwrap().stop,
+            Stop::Complete
+        );
+    }
 }
 
 fn text(finished: Finished) -> Text {
@@ -323,6 +408,7 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
         request: request(1, 0),
         samples,
         bias: Vec::new(),
+        constraint: None,
     };
     let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");

@@ -111,6 +111,9 @@ variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     /// Render a chat template, for this program itself.
     #[command(hide = true)]
     RenderTemplate,
+    /// Compile a grammar, for this program itself.
+    #[command(hide = true)]
+    CheckGrammar,
 }
 
 /// `synth`

@@ -13,6 +13,7 @@ pub mod bench;
 pub mod budget;
 pub mod calibrate;
 pub mod chart;
+pub mod child;
 pub mod chrome;
 pub mod cli;
 mod cold;
@@ -80,5 +81,6 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Completions(args) => completions::command(&args),
         cli::Command::Man(args) => man::command(&args),
         cli::Command::RenderTemplate => template::command(),
+        cli::Command::CheckGrammar => serve::check_grammar(),
     }
 }

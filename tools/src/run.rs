@@ -317,7 +317,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         }
         messages.push(message("user", &line));
         let ids = loop {
-            let rendered = template.render(&messages)?;
+            let rendered = template.render(&messages, &[])?;
             // The template writes its own special tokens.
             let ids = engine.text().tokens(&rendered)?;
             if ids.len() < context || messages.len() <= first_turn + 1 {
@@ -350,5 +350,6 @@ fn message(role: &str, content: &str) -> Message {
     Message {
         role: role.into(),
         content: content.into(),
+        ..Message::default()
     }
 }

@@ -551,6 +551,7 @@ fn hash(hash: u64) -> String {
 fn name(stop: Stop) -> &'static str {
     match stop {
         Stop::Eos => "eos",
+        Stop::Complete => "complete",
         Stop::Length => "length",
         Stop::Context => "context",
         Stop::Caller => "caller",

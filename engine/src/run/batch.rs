@@ -101,6 +101,7 @@ impl Engine {
             },
             samples,
             bias: Vec::new(),
+            constraint: None,
         })?;
         let ids: Vec<_> = (0..samples).map(|index| first.sample(index)).collect();
         while let Stepped::Passed { events, .. } = stepper.step()? {

@@ -2,6 +2,7 @@
 
 use super::log_probs::LogProbs;
 use super::request::{Request, RequestId, Stop};
+use crate::constraint::Constraint;
 use crate::error::Error;
 use crate::sampler::Bias;
 use crate::sequence::Sequence;
@@ -20,6 +21,8 @@ pub struct Admission {
     pub samples: usize,
     /// What is added to logits before a token is drawn.
     pub bias: Vec<Bias>,
+    /// What each continuation is held to, in its initial state.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 /// Something that happened to a request.

@@ -75,6 +75,7 @@ impl Engine {
             request: *request,
             samples: 1,
             bias: Vec::new(),
+            constraint: None,
         })?;
         let ended = follow(&mut stepper, id, prompt.len(), request, &mut clock, on);
         let finished = match ended {

@@ -41,6 +41,8 @@ impl Default for Request {
 pub enum Stop {
     /// End-of-text token.
     Eos,
+    /// Its constraint allows nothing more.
+    Complete,
     /// `max_tokens` reached.
     Length,
     /// Context full.

@@ -108,6 +108,7 @@ impl<'e> Stepper<'e> {
             request,
             samples,
             bias,
+            constraint,
         } = admission;
         check(self.engine, &sequence, &prompt, &request)?;
         let most = self.engine.most_sequences();
@@ -134,6 +135,7 @@ impl<'e> Stepper<'e> {
         }
         let mut text = Text::new(first, sequence, prompt.clone(), request, 0, vocab, &bias);
         text.done = skipped;
+        text.constraint = constraint.as_ref().map(|c| c.fork());
         self.texts.push(text);
         for (index, sequence) in (1..).zip(forks) {
             let id = first.sample(index);
@@ -147,6 +149,7 @@ impl<'e> Stepper<'e> {
                 &bias,
             );
             text.waits_for = Some(first);
+            text.constraint = constraint.as_ref().map(|c| c.fork());
             self.texts.push(text);
         }
         self.turns.admitted();

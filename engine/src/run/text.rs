@@ -6,6 +6,7 @@ use super::events::Finished;
 use super::log_probs::log_probability;
 use super::request::{Request, RequestId, Stop};
 use super::spans::Wants;
+use crate::constraint::Constraint;
 use crate::error::Error;
 use crate::sampler::{Bias, Sampler, Sampling};
 use crate::sequence::{Sequence, Span};
@@ -19,6 +20,8 @@ pub(super) struct Text {
     pub done: usize,
     pub request: Request,
     sampler: Sampler,
+    /// What its tokens are held to.
+    pub constraint: Option<Box<dyn Constraint>>,
     hash: Xxh3,
     pub tokens: Vec<u32>,
     log_prob: f64,
@@ -50,6 +53,7 @@ impl Text {
             prompt,
             done: 0,
             sampler: Sampler::new(sampling, vocab).with_bias(bias.to_vec()),
+            constraint: None,
             hash: Xxh3::new(),
             tokens: Vec::with_capacity(request.max_tokens.min(room)),
             log_prob: 0.0,
@@ -94,7 +98,18 @@ impl Text {
             });
         }
         self.hash.update(bytemuck::cast_slice(logits));
-        let token = self.sampler.sample(logits, self.sequence.tokens());
+        let history = self.sequence.tokens();
+        let token = match &mut self.constraint {
+            None => self.sampler.sample(logits, history),
+            Some(constraint) => {
+                let held = |why| Error::Constraint { why };
+                constraint.prepare().map_err(held)?;
+                let sampler = &mut self.sampler;
+                let token = sampler.sample_under(logits, history, Some(&**constraint));
+                constraint.accept(token).map_err(held)?;
+                token
+            }
+        };
         self.tokens.push(token);
         if self.request.keep_log_prob {
             self.log_prob += log_probability(logits, token);
@@ -110,6 +125,10 @@ impl Text {
         let at_eos = self.tokens.last().is_some_and(|token| eos.contains(token));
         if at_eos && !self.request.ignore_eos {
             Some(Stop::Eos)
+        } else if !self.tokens.is_empty()
+            && self.constraint.as_ref().is_some_and(|c| c.is_complete())
+        {
+            Some(Stop::Complete)
         } else if self.tokens.len() >= self.request.max_tokens {
             Some(Stop::Length)
         } else {

@@ -1,9 +1,29 @@
-//! `tojson` as Python's `json.dumps` writes it.
+//! JSON for templates, and `tojson` as Python's `json.dumps` writes it.
 
 use std::fmt::Write as _;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+/// JSON as a template's value.
+pub(super) fn value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(b) => Value::from(*b),
+        Json::Number(n) => match (n.as_i64(), n.as_u64()) {
+            (Some(n), _) => Value::from(n),
+            (None, Some(n)) => Value::from(n),
+            (None, None) => Value::from(n.as_f64().unwrap_or_default()),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(value).collect(),
+        Json::Object(map) => {
+            let members = map.iter().map(|(key, inner)| (key.as_str(), value(inner)));
+            Value::from_pairs(members)
+        }
+    }
+}
 
 struct Style {
     indent: Option<usize>,

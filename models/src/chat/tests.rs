@@ -5,6 +5,7 @@ fn conversation() -> Vec<Message> {
         .map(|(role, content)| Message {
             role: role.into(),
             content: content.into(),
+            ..Message::default()
         })
         .into()
 }

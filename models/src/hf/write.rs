@@ -213,7 +213,10 @@ impl Weights {
             });
             end = next;
         }
-        let mut header = Value::Object(header).to_string().into_bytes();
+        let mut header = Value::Object(header);
+        // Where the tensors begin enters the fingerprint of what is written here.
+        header.sort_all_objects();
+        let mut header = header.to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
         let data = 8 + header.len() as u64;
         for slot in &mut slots {

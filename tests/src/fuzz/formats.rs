@@ -251,6 +251,7 @@ fn use_model(bytes: &[u8]) -> bool {
         let message = Message {
             role: "user".into(),
             content: "a".into(),
+            ..Message::default()
         };
         let _ = template.render(&[message], true);
     }

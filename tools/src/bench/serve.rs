@@ -255,6 +255,7 @@ impl Client {
             samples: 1,
             stops: Vec::new(),
             bias: Vec::new(),
+            constraint: None,
             proactive,
             arrived: Instant::now(),
             out,

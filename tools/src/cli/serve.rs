@@ -35,7 +35,7 @@ Examples:
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"A vector is\", \"max_tokens\": 20}'
 
 Paths: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, /props, /tokenize,
-/detokenize, /apply-template. SIGTERM ends the server: running requests have 20 seconds.")]
+/detokenize, /apply-template, /openapi.json. SIGTERM ends the server: running requests have 20 seconds.")]
 pub struct ServeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
@@ -53,6 +53,10 @@ pub struct ServeArgs {
     /// Requests that may wait beside those that run; more are refused with status 429.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub queue: u16,
+    /// Texts at once that a grammar, a JSON schema or a forced tool may hold; each takes 4 MiB of the
+    /// budget, others wait. 0 refuses them.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub grammars: u16,
     /// Positions of each request, prompt and answer; default: 2048 or the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,

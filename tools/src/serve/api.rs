@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use emberflow_engine::{Bias, Request, Sampling, Text};
 use emberflow_models::chat::Message;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::calls;
 use super::error::ApiError;
+use super::rules::{self, Rules};
 use crate::template::Renderer;
 
 /// Most stop strings of a request, and bytes of each.
@@ -64,11 +66,12 @@ pub struct Common {
     logit_bias: Option<BTreeMap<String, f32>>,
     logprobs: Option<LogProbsAsked>,
     top_logprobs: Option<usize>,
-    response_format: Option<Value>,
-    tools: Option<Value>,
+    #[serde(flatten)]
+    rules: rules::Asked,
+    /// Tools that may be called.
+    #[serde(flatten)]
+    pub calls: calls::Asked,
     functions: Option<Value>,
-    grammar: Option<Value>,
-    json_schema: Option<Value>,
     suffix: Option<Value>,
     best_of: Option<usize>,
 }
@@ -106,6 +109,9 @@ pub struct ChatRequest {
 struct InMessage {
     role: String,
     content: Option<Content>,
+    tool_calls: Option<Vec<Value>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -148,6 +154,10 @@ struct InItem {
     kind: Option<String>,
     role: Option<String>,
     content: Option<Content>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    output: Option<Content>,
 }
 
 /// `/v1/completions`
@@ -181,16 +191,8 @@ impl Common {
             Some(Value::String(s)) => !s.is_empty(),
             Some(Value::Bool(true)) => true,
         };
-        let plain = |value: &Value| value["type"] == "text";
         let refused = [
-            (
-                "response_format",
-                given(&self.response_format) && !self.response_format.as_ref().is_some_and(plain),
-            ),
-            ("tools", given(&self.tools)),
             ("functions", given(&self.functions)),
-            ("grammar", given(&self.grammar)),
-            ("json_schema", given(&self.json_schema)),
             ("suffix", given(&self.suffix)),
             ("best_of", self.best_of.is_some_and(|b| b != self.samples())),
         ];
@@ -201,6 +203,14 @@ impl Common {
             }
         }
         Ok(())
+    }
+
+    /// What the texts are held to.
+    ///
+    /// # Errors
+    /// More than one kind, or a malformed one.
+    pub fn rules(&self) -> Result<Option<Rules>, ApiError> {
+        self.rules.rules()
     }
 
     /// Number of continuations.
@@ -311,25 +321,87 @@ impl Common {
 
 impl ChatRequest {
     /// Tokens of the conversation.
-    pub fn prompt(&self, text: &Text, template: &Renderer) -> Result<Vec<u32>, ApiError> {
+    pub fn prompt(
+        &self,
+        text: &Text,
+        template: &Renderer,
+        tools: &[Value],
+    ) -> Result<Vec<u32>, ApiError> {
         // The template writes its own special tokens.
-        text.tokens(&self.rendered(template)?)
+        text.tokens(&self.rendered(template, tools)?)
             .map_err(ApiError::invalid)
     }
 
     /// Text of the conversation.
-    pub fn rendered(&self, template: &Renderer) -> Result<String, ApiError> {
+    pub fn rendered(&self, template: &Renderer, tools: &[Value]) -> Result<String, ApiError> {
         let messages = self.messages.iter().map(InMessage::message);
         let messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there are no messages"));
         }
-        let rendered = template.render(&messages);
+        let rendered = template.render(&messages, tools);
         rendered.map_err(|e| ApiError::param("messages", e))
     }
 }
 
+/// A call as templates read it: its arguments are an object, not its text.
+fn with_object(call: &Value) -> Value {
+    let mut call = call.clone();
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && let Some(object) = arguments
+            .as_str()
+            .and_then(|a| serde_json::from_str(a).ok())
+    {
+        *arguments = object;
+    }
+    call
+}
+
+impl InItem {
+    /// Adds what the item says to the conversation.
+    fn say(self, messages: &mut Vec<InMessage>) -> Result<(), ApiError> {
+        match (self.kind.as_deref(), self.role) {
+            (None | Some("message"), Some(role)) => {
+                messages.push(InMessage::new(&role, self.content));
+            }
+            (Some("function_call"), _) => {
+                let function = json!({"name": self.name, "arguments": self.arguments});
+                let call = json!({"id": self.call_id, "type": "function", "function": function});
+                match messages.last_mut() {
+                    // Several calls are one turn.
+                    Some(last) if last.tool_calls.is_some() => {
+                        last.tool_calls.get_or_insert_default().push(call);
+                    }
+                    _ => messages.push(InMessage {
+                        tool_calls: Some(vec![call]),
+                        ..InMessage::new("assistant", None)
+                    }),
+                }
+            }
+            (Some("function_call_output"), _) => messages.push(InMessage {
+                tool_call_id: self.call_id,
+                ..InMessage::new("tool", self.output)
+            }),
+            _ => {
+                let message = "only messages with a role, calls of functions and their outputs";
+                return Err(ApiError::param("input", message));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl InMessage {
+    fn new(role: &str, content: Option<Content>) -> Self {
+        Self {
+            role: role.to_owned(),
+            content,
+            tool_calls: None,
+            tool_call_id: None,
+            name: None,
+        }
+    }
+
     fn message(&self) -> Result<Message, ApiError> {
         let content = match &self.content {
             None => String::new(),
@@ -353,42 +425,41 @@ impl InMessage {
             "developer" => "system",
             role => role,
         };
+        let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
         Ok(Message {
             role: role.to_owned(),
             content,
+            tool_calls: calls.map(|calls| calls.iter().map(with_object).collect()),
+            tool_call_id: self.tool_call_id.clone(),
+            name: self.name.clone(),
         })
     }
 }
 
 impl ResponsesRequest {
     /// The same as a chat.
-    pub fn chat(self) -> Result<ChatRequest, ApiError> {
+    pub fn chat(mut self) -> Result<ChatRequest, ApiError> {
         let refuse = |name: &'static str, why: &str| Err(ApiError::param(name, why));
         let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
         if given(&self.previous_response_id) || given(&self.conversation) {
             let why = "nothing is stored here; send the whole conversation as `input`";
             return refuse("previous_response_id", why);
         }
-        let format = self.text.as_ref().map(|text| &text["format"]["type"]);
-        if format.is_some_and(|format| !format.is_null() && format != "text") {
-            return refuse("text", "only text is supported");
+        if let Some(format) = self.text.as_mut().and_then(|text| text.get_mut("format")) {
+            self.common.rules.set_format(format.take());
         }
         if self.common.samples() != 1 {
             return refuse("n", "a response has one text");
         }
         let mut messages = Vec::new();
-        let mut say = |role: String, content| messages.push(InMessage { role, content });
         if let Some(instructions) = self.instructions {
-            say("system".to_owned(), Some(Content::Text(instructions)));
+            messages.push(InMessage::new("system", Some(Content::Text(instructions))));
         }
         match self.input {
-            Input::Text(text) => say("user".to_owned(), Some(Content::Text(text))),
+            Input::Text(text) => messages.push(InMessage::new("user", Some(Content::Text(text)))),
             Input::Items(items) => {
                 for item in items {
-                    match (item.kind.as_deref(), item.role) {
-                        (None | Some("message"), Some(role)) => say(role, item.content),
-                        _ => return refuse("input", "only messages with a role are supported"),
-                    }
+                    item.say(&mut messages)?;
                 }
             }
         }

@@ -6,12 +6,13 @@ use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
-use emberflow_engine::Text;
+use emberflow_engine::{Constraint, Text};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::api::Common;
 use super::error::ApiError;
+use super::rules::{Compiler, Rules};
 use super::shared::Shared;
 use super::worker::Job;
 use crate::template::Renderer;
@@ -36,6 +37,8 @@ pub struct App {
     pub parallel: usize,
     /// Requests that may wait beside.
     pub queue: usize,
+    /// Compiles what texts are held to, if there is memory for it.
+    pub compiler: Option<Arc<Compiler>>,
     /// Requests that are being served or wait.
     pub permits: Arc<Semaphore>,
     /// Most bytes of a body.
@@ -122,6 +125,30 @@ impl App {
     ) -> Result<T, ApiError> {
         let done = tokio::task::spawn_blocking(work).await;
         done.unwrap_or_else(|e| Err(ApiError::failed(e)))
+    }
+
+    /// What each of `texts` texts is held to, once there is memory for it.
+    ///
+    /// # Errors
+    /// Rules that are wrong or too large, or more texts than may be held.
+    pub async fn held(
+        self: &Arc<Self>,
+        rules: Option<Rules>,
+        texts: usize,
+        proactive: bool,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let Some(rules) = rules else {
+            return Ok(None);
+        };
+        let refused = || {
+            let message = "this server holds texts to no grammar, schema or tool (see --grammars)";
+            ApiError::invalid(message)
+        };
+        let compiler = self.compiler.as_ref().ok_or_else(refused)?;
+        let room = compiler.room(texts, proactive).await?;
+        let compiler = compiler.clone();
+        let held = self.compute(move || compiler.check(&rules, room));
+        Ok(Some(Box::new(held.await?)))
     }
 
     /// The entry of `/v1/models`.

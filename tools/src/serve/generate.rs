@@ -12,8 +12,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::Kind;
 use super::app::App;
+use super::calls::Part;
 use super::error::ApiError;
-use super::reply::{Choice, reason};
+use super::reply::{Call, CallPiece, Choice};
 use super::submit::{Asked, PING, Pending, submit};
 use super::worker::Out;
 use super::{ollama, responses};
@@ -64,7 +65,9 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 text,
                 log_probs: more,
             }) => {
-                choices[index].text.push_str(&text);
+                for part in pending.parts(index, text) {
+                    choices[index].take(part, |call| pending.call_id(index, call));
+                }
                 asked |= !more.is_empty();
                 log_probs[index].extend(more);
             }
@@ -73,11 +76,16 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 stopped,
                 tokens,
             }) => {
-                choices[index].reason = Some(reason(stopped));
+                let (rest, reason) = pending.rest(index, stopped);
+                for part in rest {
+                    choices[index].take(part, |call| pending.call_id(index, call));
+                }
+                choices[index].reason = Some(reason);
                 pending.usage.completion += tokens;
                 pending.left -= 1;
             }
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
+            Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
             None => return Err(ApiError::failed("the engine has stopped")),
         }
     }
@@ -94,6 +102,8 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
 struct Streamed {
     pending: Pending,
     with_usage: bool,
+    /// Calls of each text so far.
+    calls: Vec<usize>,
     /// Events that are ready.
     ready: VecDeque<String>,
     ended: bool,
@@ -115,6 +125,7 @@ fn streamed(mut pending: Pending, with_usage: bool) -> Response {
         }
     }
     let state = Streamed {
+        calls: vec![0; pending.texts.len()],
         pending,
         with_usage,
         ready,
@@ -148,27 +159,79 @@ impl Streamed {
                 text,
                 log_probs,
             }) => {
-                let asked = !log_probs.is_empty();
-                let log_probs = asked.then(|| self.pending.log_probs(index, &log_probs));
-                self.ready.push_back(self.pending.head.piece(&Choice {
-                    index,
-                    text,
-                    log_probs,
-                    reason: None,
-                }));
+                self.pending.texts[index].log_probs.extend(log_probs);
+                // A piece without text only tells log-probabilities.
+                let parts = match text.is_empty() {
+                    true => vec![Part::Text(text)],
+                    false => self.pending.parts(index, text),
+                };
+                for part in parts {
+                    self.part(index, part);
+                }
             }
             Some(Out::Done {
                 index,
                 stopped,
                 tokens,
-            }) => self.end(index, reason(stopped), tokens),
-            Some(Out::Failed(why)) => self.fail(&why),
-            None => self.fail("the engine has stopped"),
+            }) => self.end(index, stopped, tokens),
+            Some(Out::Failed(why)) => self.fail(&ApiError::failed(why)),
+            Some(Out::Refused(why)) => self.fail(&ApiError::invalid(why)),
+            None => self.fail(&ApiError::failed("the engine has stopped")),
         }
     }
 
+    /// Sends a part of a text, with the log-probabilities so far.
+    fn part(&mut self, index: usize, part: Part) {
+        let tokens = std::mem::take(&mut self.pending.texts[index].log_probs);
+        let log_probs = (!tokens.is_empty()).then(|| self.pending.log_probs(index, &tokens));
+        let calls = self.calls[index];
+        let mut choice = Choice {
+            index,
+            log_probs,
+            ..Choice::default()
+        };
+        let Pending { head, .. } = &self.pending;
+        let chunk = match part {
+            Part::Text(text) => {
+                choice.text = text;
+                head.piece(&choice)
+            }
+            Part::Call(name) => {
+                self.calls[index] += 1;
+                let begin = Call {
+                    id: self.pending.call_id(index, calls),
+                    name,
+                    ..Call::default()
+                };
+                let begin = Some(&begin);
+                let piece = CallPiece {
+                    index: calls,
+                    begin,
+                    arguments: "",
+                };
+                head.call(&choice, piece)
+            }
+            Part::Arguments(arguments) => {
+                let piece = CallPiece {
+                    index: calls.saturating_sub(1),
+                    begin: None,
+                    arguments: &arguments,
+                };
+                head.call(&choice, piece)
+            }
+        };
+        self.ready.push_back(chunk);
+    }
+
     /// Ends a text, and after the last one the stream.
-    fn end(&mut self, index: usize, reason: &'static str, tokens: usize) {
+    fn end(&mut self, index: usize, stopped: bool, tokens: usize) {
+        let (rest, reason) = self.pending.rest(index, stopped);
+        for part in rest {
+            self.part(index, part);
+        }
+        if !self.pending.texts[index].log_probs.is_empty() {
+            self.part(index, Part::Text(String::new()));
+        }
         let Pending {
             head, usage, left, ..
         } = &mut self.pending;
@@ -188,9 +251,8 @@ impl Streamed {
         }
     }
 
-    fn fail(&mut self, why: &str) {
-        self.ready
-            .push_back(ApiError::failed(why).body().to_string());
+    fn fail(&mut self, why: &ApiError) {
+        self.ready.push_back(why.body().to_string());
         self.ended = true;
     }
 }

@@ -19,6 +19,7 @@ use super::api::{ChatRequest, CompletionRequest, Kind, ResponsesRequest};
 use super::app::App;
 use super::error::ApiError;
 use super::generate::respond;
+use super::openapi::DESCRIPTION;
 use super::stats::{slots, stats};
 use super::submit::Asked;
 
@@ -53,6 +54,7 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
             "/stats",
             get(|State(app): State<Arc<App>>| async move { Json(stats(&app)) }),
         )
+        .route("/openapi.json", get(description))
         .route("/", get(page))
         .fallback(|| async { ApiError::unknown("there is nothing at this path") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
@@ -65,7 +67,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let origin = request.headers().get(header::ORIGIN);
     let origin = origin.filter(|o| app.allows_origin(o)).cloned();
     let path = request.uri().path();
-    let public = ["/", "/health", "/models", "/v1/models"].contains(&path);
+    let public = ["/", "/health", "/models", "/v1/models", "/openapi.json"].contains(&path);
     let mut response = if request.method() == Method::OPTIONS {
         StatusCode::OK.into_response()
     } else if public || app.allows_key(sent_key(request.headers())) {
@@ -141,13 +143,27 @@ pub async fn converse(
             let message = "this model has no chat template; use /v1/completions";
             return Err(ApiError::invalid(message));
         };
-        let prompt = request.prompt(&ours.text, template)?;
-        Ok((request.common, vec![prompt]))
+        let plan = request.common.calls.plan(template.source())?;
+        let tools = plan.as_ref().map_or(&[][..], |plan| &plan.tools);
+        let prompt = request.prompt(&ours.text, template, tools)?;
+        Ok((request.common, plan, vec![prompt]))
     });
-    let (common, prompts) = prompts.await?;
+    let (common, mut plan, prompts) = prompts.await?;
+    let forced = plan.as_mut().and_then(|plan| plan.rules.take());
+    let rules = match (common.rules()?, forced) {
+        (Some(_), Some(_)) => {
+            let message = "a text that must be a call has no other form; leave one of them out";
+            return Err(ApiError::param("tool_choice", message));
+        }
+        (format, forced) => format.or(forced),
+    };
+    let proactive = proactive(headers)?.unwrap_or(common.proactive());
+    let texts = common.samples();
     let asked = Asked {
         kind,
-        proactive: proactive(headers)?.unwrap_or(common.proactive()),
+        constraint: app.held(rules, texts, proactive).await?,
+        plan,
+        proactive,
         prompts,
         echo: Vec::new(),
         default_tokens: app.context,
@@ -176,6 +192,12 @@ pub async fn complete(
 ) -> Result<Response, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
+    let proactive = proactive(&headers)?.unwrap_or(request.common.proactive());
+    if request.common.calls.is_given() {
+        let message = "completions call no tools; use /v1/chat/completions";
+        return Err(ApiError::param("tools", message));
+    }
+    let rules = request.common.rules()?;
     let asked = app.compute(move || {
         let prompts = request.prompts(&ours.text)?;
         let mut echo = Vec::new();
@@ -187,9 +209,11 @@ pub async fn complete(
         }
         Ok(Asked {
             kind,
-            proactive: proactive(&headers)?.unwrap_or(request.common.proactive()),
+            proactive,
             prompts,
             echo,
+            plan: None,
+            constraint: None,
             default_tokens: match kind {
                 Kind::Text => CompletionRequest::default_tokens(),
                 _ => ours.context,
@@ -197,7 +221,10 @@ pub async fn complete(
             common: request.common,
         })
     });
-    respond(app.clone(), asked.await?, permit).await
+    let mut asked = asked.await?;
+    let texts = asked.prompts.len() * asked.common.samples();
+    asked.constraint = app.held(rules, texts, proactive).await?;
+    respond(app, asked, permit).await
 }
 
 /// What the header says about the class.
@@ -232,6 +259,10 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.shared.totals().text())
+}
+
+async fn description() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], DESCRIPTION)
 }
 
 /// The page to look at. It may run nothing from elsewhere and ask nobody else.
@@ -301,7 +332,8 @@ async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<
         let Some(template) = &ours.template else {
             return Err(ApiError::invalid("this model has no chat template"));
         };
-        request.rendered(template)
+        let plan = request.common.calls.plan(template.source())?;
+        request.rendered(template, plan.as_ref().map_or(&[][..], |plan| &plan.tools))
     });
     Ok(Json(json!({"prompt": rendered.await?})))
 }

@@ -11,6 +11,7 @@
 
 mod api;
 mod app;
+mod calls;
 mod connections;
 mod costs;
 mod error;
@@ -20,14 +21,18 @@ mod log_probs;
 mod metrics;
 mod ollama;
 mod ollama_api;
+mod openapi;
 mod reply;
 mod responses;
+mod rules;
 pub(crate) mod shared;
 mod snapshot;
 mod stats;
 mod stops;
 mod submit;
 pub(crate) mod worker;
+
+pub use self::rules::command as check_grammar;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -57,6 +62,8 @@ const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
 /// Copies of a body while it is read, parsed and tokenised.
 const COPIES: u64 = 3;
+/// Stack of the threads that read and compile what clients send; what is not used takes no memory.
+const STACK: usize = 16 << 20;
 /// Connections beside those of requests: health checks, metrics, pages.
 const LOOKERS: usize = 32;
 /// Memory of the HTTP side without requests.
@@ -74,16 +81,22 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(2)
+        .thread_stack_size(STACK)
         .build()?;
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
     let log_probs = u64::from(args.parallel) * submit::MAX_ENTRIES as u64 * submit::ENTRY_BYTES;
+    let grammars = match u64::from(args.grammars) {
+        0 => 0,
+        texts => rules::COMPILE_BYTES + texts * rules::TEXT_BYTES,
+    };
     let template = app.template.as_ref();
     let template = template.map_or(0, |template| template.memory(app.body_limit));
     let reserve = HTTP
         + log_probs
         + template
+        + grammars
         + connections(&app) as u64 * connections::MEMORY
         + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);
@@ -122,6 +135,14 @@ fn app(
 ) -> Result<Arc<App>, Failure> {
     let (parallel, queue) = (usize::from(args.parallel), usize::from(args.queue));
     let text = model.text().clone();
+    let compiler = match args.grammars {
+        0 => None,
+        texts => {
+            let made = rules::Compiler::new(rules::Vocabulary::of(&text), texts.into());
+            let refused = |why| Failure::usage(format!("{why}; --grammars 0 goes without them"));
+            Some(Arc::new(made.map_err(refused)?))
+        }
+    };
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
     Ok(Arc::new(App {
@@ -134,6 +155,7 @@ fn app(
         context,
         parallel,
         queue,
+        compiler,
         permits: Arc::new(Semaphore::new(parallel + queue)),
         body_limit: BODY + BODY_PER_POSITION * context,
         key: args.api_key.clone(),

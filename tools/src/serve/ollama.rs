@@ -12,8 +12,9 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::api::Kind;
+use super::calls::Part;
 use super::error::ApiError;
-use super::reply::{Head, reason};
+use super::reply::{Call, Choice, Head, reason};
 use super::submit::Pending;
 use super::worker::Out;
 
@@ -26,6 +27,8 @@ struct Answer {
     first: Option<Instant>,
     stopped: Option<bool>,
     ended: bool,
+    /// Calls of tools so far.
+    calls: Choice,
 }
 
 /// Waits for the text, or streams it.
@@ -40,6 +43,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
         first: None,
         stopped: None,
         ended: false,
+        calls: Choice::default(),
     };
     if streams {
         return Ok(answer.streamed());
@@ -89,19 +93,32 @@ impl Answer {
             }
             Some(Out::Text { text, .. }) => {
                 self.first.get_or_insert_with(Instant::now);
-                return Ok(Some(text));
+                let parts = self.pending.parts(0, text);
+                return Ok(Some(self.text(parts)));
             }
             Some(Out::Done {
                 stopped, tokens, ..
             }) => {
                 self.stopped = Some(stopped);
                 self.pending.usage.completion += tokens;
+                let (rest, _) = self.pending.rest(0, stopped);
+                let rest = self.text(rest);
+                return Ok(Some(rest).filter(|rest| !rest.is_empty()));
             }
             Some(Out::Prompt { .. }) => {}
-            Some(Out::Failed(why)) => return Err(why),
+            Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }
         Ok(None)
+    }
+
+    /// Keeps calls of tools, which are told when the text ends; returns the text beside them.
+    fn text(&mut self, parts: Vec<Part>) -> String {
+        let before = self.calls.text.len();
+        for part in parts {
+            self.calls.take(part, |_| String::new());
+        }
+        self.calls.text.split_off(before)
     }
 
     /// The last part, or the whole response.
@@ -111,6 +128,13 @@ impl Answer {
         let first = self.first.unwrap_or(now);
         let ns = |time: Duration| time.as_nanos() as u64;
         let mut last = part(&self.pending.head, text);
+        let call = |call: &Call| {
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+            json!({"function": {"name": call.name, "arguments": arguments}})
+        };
+        if !self.calls.calls.is_empty() && last["message"].is_object() {
+            last["message"]["tool_calls"] = self.calls.calls.iter().map(call).collect();
+        }
         last["done"] = true.into();
         last["done_reason"] = reason(self.stopped.unwrap_or(false)).into();
         last["total_duration"] = ns(now - self.asked).into();
@@ -136,12 +160,14 @@ impl Answer {
     async fn line(&mut self) -> Option<Value> {
         while !self.ended {
             match self.next().await {
-                Ok(Some(text)) => return Some(part(&self.pending.head, &text)),
-                Ok(None) if self.stopped.is_some() => {
+                Ok(Some(text)) if !text.is_empty() => {
+                    return Some(part(&self.pending.head, &text));
+                }
+                Ok(_) if self.stopped.is_some() => {
                     self.ended = true;
                     return Some(self.last(""));
                 }
-                Ok(None) => {}
+                Ok(_) => {}
                 Err(why) => {
                     self.ended = true;
                     return Some(json!({"error": why}));

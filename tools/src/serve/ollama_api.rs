@@ -76,6 +76,7 @@ struct Message {
     content: String,
     images: Option<Vec<Value>>,
     tool_calls: Option<Vec<Value>>,
+    tool_name: Option<String>,
 }
 
 /// `/api/generate`
@@ -183,8 +184,12 @@ async fn chat(
     let mut messages = Vec::new();
     for message in &request.messages {
         refuse("images", some(&message.images))?;
-        refuse("tool_calls", some(&message.tool_calls))?;
-        messages.push(json!({"role": message.role, "content": message.content}));
+        messages.push(json!({
+            "role": message.role,
+            "content": message.content,
+            "tool_calls": message.tool_calls,
+            "name": message.tool_name,
+        }));
     }
     fields.insert("messages".to_owned(), messages.into());
     fields.extend(request.tools.map(|tools| ("tools".to_owned(), tools)));

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::api::Kind;
+use super::calls::Part;
 use super::log_probs::LogProbsJson;
 
 /// What all parts of a response have in common.
@@ -49,10 +50,34 @@ pub struct Choice {
     pub index: usize,
     /// The text.
     pub text: String,
+    /// Calls of tools.
+    pub calls: Vec<Call>,
     /// How likely its tokens were, if that was asked.
     pub log_probs: Option<LogProbsJson>,
     /// Why it ended, if it did.
     pub reason: Option<&'static str>,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, Default)]
+pub struct Call {
+    /// Its id.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments: JSON.
+    pub arguments: String,
+}
+
+/// A piece of a call in a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct CallPiece<'a> {
+    /// Which of the text's calls.
+    pub index: usize,
+    /// Its id and the tool, in its first piece.
+    pub begin: Option<&'a Call>,
+    /// More of its arguments.
+    pub arguments: &'a str,
 }
 
 /// Why a text ended, as a `finish_reason`.
@@ -94,8 +119,28 @@ enum TextJson<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'a str,
-    content: &'a str,
+    content: Option<&'a str>,
     refusal: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: Vec<CallJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct CallJson<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'a str>,
+    function: FunctionJson<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionJson<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
 }
 
 /// What a chunk of a chat adds.
@@ -108,6 +153,9 @@ enum Delta<'a> {
     },
     Piece {
         content: &'a str,
+    },
+    Call {
+        tool_calls: [CallJson<'a>; 1],
     },
     Last {},
 }
@@ -160,6 +208,22 @@ impl Head {
         self.chunk(vec![choice.json(text)], None)
     }
 
+    /// A piece of a call.
+    pub fn call(&self, choice: &Choice, piece: CallPiece<'_>) -> String {
+        let call = CallJson {
+            index: Some(piece.index),
+            id: piece.begin.map(|call| &*call.id),
+            kind: piece.begin.map(|_| "function"),
+            function: FunctionJson {
+                name: piece.begin.map(|call| &*call.name),
+                arguments: piece.arguments,
+            },
+        };
+        let tool_calls = [call];
+        let text = TextJson::Delta(Delta::Call { tool_calls });
+        self.chunk(vec![choice.json(text)], None)
+    }
+
     /// The chunk after the last one, with the numbers of tokens.
     pub fn usage(&self, usage: Usage) -> String {
         self.chunk(Vec::new(), Some(usage))
@@ -169,14 +233,18 @@ impl Head {
     pub fn whole(&self, choices: &[Choice], usage: Usage) -> String {
         let mut all = Vec::with_capacity(choices.len());
         for choice in choices {
-            all.push(choice.json(match self.kind {
-                Kind::Text => TextJson::Text(&choice.text),
-                _ => TextJson::Message(Message {
-                    role: "assistant",
-                    content: &choice.text,
-                    refusal: None,
+            all.push(
+                choice.json(match self.kind {
+                    Kind::Text => TextJson::Text(&choice.text),
+                    _ => TextJson::Message(Message {
+                        role: "assistant",
+                        content: Some(&*choice.text)
+                            .filter(|text| choice.calls.is_empty() || !text.is_empty()),
+                        refusal: None,
+                        tool_calls: choice.calls.iter().map(Call::json).collect(),
+                    }),
                 }),
-            }));
+            );
         }
         let object = match self.kind {
             Kind::Text => "text_completion",
@@ -186,7 +254,38 @@ impl Head {
     }
 }
 
+impl Call {
+    fn json(&self) -> CallJson<'_> {
+        CallJson {
+            index: None,
+            id: Some(&self.id),
+            kind: Some("function"),
+            function: FunctionJson {
+                name: Some(&self.name),
+                arguments: &self.arguments,
+            },
+        }
+    }
+}
+
 impl Choice {
+    /// Takes what a text brings; `id` is that of a call that begins.
+    pub fn take(&mut self, part: Part, id: impl FnOnce(usize) -> String) {
+        match part {
+            Part::Text(text) => self.text.push_str(&text),
+            Part::Call(name) => self.calls.push(Call {
+                id: id(self.calls.len()),
+                name,
+                arguments: String::new(),
+            }),
+            Part::Arguments(more) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&more);
+                }
+            }
+        }
+    }
+
     fn json<'a>(&'a self, text: TextJson<'a>) -> ChoiceJson<'a> {
         ChoiceJson {
             index: self.index,

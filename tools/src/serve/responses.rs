@@ -9,16 +9,27 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::{Value, json};
 
+use super::calls::Part;
 use super::error::ApiError;
+use super::reply::Call;
 use super::submit::{PING, Pending};
 use super::worker::Out;
 
 /// The response object as far as it is known.
 #[derive(Debug, Default)]
 struct Answer {
-    text: String,
+    items: Vec<Item>,
     /// Why it ended: by itself or not.
     stopped: Option<bool>,
+}
+
+/// An item of the output.
+#[derive(Debug)]
+enum Item {
+    /// Text.
+    Message(String),
+    /// A call of a tool.
+    Call(Call),
 }
 
 /// Waits for the text, or streams it.
@@ -37,31 +48,66 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     while answer.stopped.is_none() {
         match pending.out.recv().await {
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
-            Some(out) => answer.take(out, &mut pending),
+            Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
+            Some(out) => {
+                for part in answer.take(out, &mut pending) {
+                    answer.add(part, &pending);
+                }
+            }
             None => return Err(ApiError::failed("the engine has stopped")),
-        };
+        }
     }
+    answer.end();
     Ok(Json(answer.object(&pending)).into_response())
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns new text.
-    fn take(&mut self, out: Out, pending: &mut Pending) -> Option<String> {
+    /// Takes output of the engine's thread; returns what it brings.
+    fn take(&mut self, out: Out, pending: &mut Pending) -> Vec<Part> {
         match out {
             Out::Started(cached) => pending.usage.cached += cached,
-            Out::Text { text, .. } => {
-                self.text.push_str(&text);
-                return Some(text);
-            }
+            Out::Text { text, .. } => return pending.parts(0, text),
             Out::Done {
                 stopped, tokens, ..
             } => {
                 self.stopped = Some(stopped);
                 pending.usage.completion += tokens;
+                return pending.rest(0, stopped).0;
             }
-            Out::Prompt { .. } | Out::Failed(_) => {}
+            Out::Prompt { .. } | Out::Failed(_) | Out::Refused(_) => {}
         }
-        None
+        Vec::new()
+    }
+
+    /// Adds what the text brings. Whether an item begins with it.
+    fn add(&mut self, part: Part, pending: &Pending) -> bool {
+        match (part, self.items.last_mut()) {
+            (Part::Text(more), Some(Item::Message(text))) => text.push_str(&more),
+            (Part::Text(text), _) => {
+                self.items.push(Item::Message(text));
+                return true;
+            }
+            (Part::Call(name), _) => {
+                self.items.push(Item::Call(Call {
+                    id: pending.call_id(0, self.items.len()),
+                    name,
+                    arguments: String::new(),
+                }));
+                return true;
+            }
+            (Part::Arguments(more), Some(Item::Call(call))) => call.arguments.push_str(&more),
+            (Part::Arguments(_), _) => {}
+        }
+        false
+    }
+
+    /// There is at least a message.
+    fn end(&mut self) -> bool {
+        let empty = self.items.is_empty();
+        if empty {
+            self.items.push(Item::Message(String::new()));
+        }
+        empty
     }
 
     fn status(&self) -> &'static str {
@@ -72,22 +118,32 @@ impl Answer {
         }
     }
 
-    fn part(&self) -> Value {
-        json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
-    }
-
-    fn item(&self, pending: &Pending) -> Value {
-        let content = match self.stopped {
-            None => json!([]),
-            Some(_) => json!([self.part()]),
+    /// The item at `at`; without what it holds while it only begins.
+    fn item(&self, at: usize, begins: bool, pending: &Pending) -> Value {
+        let id = item_id(self, at, pending);
+        let last = at + 1 == self.items.len();
+        let status = match (begins, self.stopped) {
+            (true, _) => "in_progress",
+            (false, Some(false)) if last => "incomplete",
+            _ => "completed",
         };
-        json!({
-            "id": item_id(pending),
-            "type": "message",
-            "role": "assistant",
-            "status": self.status(),
-            "content": content,
-        })
+        match &self.items[at] {
+            Item::Message(text) => json!({
+                "id": id,
+                "type": "message",
+                "role": "assistant",
+                "status": status,
+                "content": if begins { json!([]) } else { json!([part(text)]) },
+            }),
+            Item::Call(call) => json!({
+                "id": id,
+                "type": "function_call",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": if begins { "" } else { &*call.arguments },
+                "status": status,
+            }),
+        }
     }
 
     fn object(&self, pending: &Pending) -> Value {
@@ -106,12 +162,15 @@ impl Answer {
             },
             "instructions": null,
             "metadata": {},
-            "output": if ended { json!([self.item(pending)]) } else { json!([]) },
-            "parallel_tool_calls": false,
+            "output": match ended {
+                true => (0..self.items.len()).map(|at| self.item(at, false, pending)).collect(),
+                false => json!([]),
+            },
+            "parallel_tool_calls": true,
             "previous_response_id": null,
             "store": false,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
+            "tool_choice": "auto",
             "tools": [],
             "truncation": "disabled",
             "usage": ended.then(|| json!({
@@ -125,8 +184,16 @@ impl Answer {
     }
 }
 
-fn item_id(pending: &Pending) -> String {
-    format!("msg_{}", pending.head.id)
+fn part(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+fn item_id(answer: &Answer, at: usize, pending: &Pending) -> String {
+    let kind = match &answer.items[at] {
+        Item::Message(_) => "msg",
+        Item::Call(_) => "fc",
+    };
+    format!("{kind}_{}_{at}", pending.head.id)
 }
 
 /// A stream in the making.
@@ -150,11 +217,6 @@ fn streamed(pending: Pending) -> Response {
     for name in ["response.created", "response.in_progress"] {
         state.push(name, json!({"response": object}));
     }
-    let item = state.answer.item(&state.pending);
-    let added = json!({"output_index": 0, "item": item});
-    state.push("response.output_item.added", added);
-    let part = state.answer.part();
-    state.push_part("response.content_part.added", json!({"part": part}));
     let events = stream::unfold(state, |mut state| async move {
         let data = state.next().await?;
         let name = data["type"].as_str().unwrap_or_default();
@@ -173,11 +235,14 @@ impl Streamed {
         self.ready.push_back(event);
     }
 
-    /// An event of the only part of the only item.
-    fn push_part(&mut self, name: &str, mut event: Value) {
-        event["item_id"] = json!(item_id(&self.pending));
-        event["output_index"] = json!(0);
-        event["content_index"] = json!(0);
+    /// An event of the last item.
+    fn push_item(&mut self, name: &str, mut event: Value) {
+        let at = self.answer.items.len().saturating_sub(1);
+        event["item_id"] = json!(item_id(&self.answer, at, &self.pending));
+        event["output_index"] = json!(at);
+        if name.contains("content_part") || name.contains("output_text") {
+            event["content_index"] = json!(0);
+        }
         self.push(name, event);
     }
 
@@ -185,11 +250,10 @@ impl Streamed {
     async fn next(&mut self) -> Option<Value> {
         while self.ready.is_empty() && !self.ended {
             match self.pending.out.recv().await {
-                Some(Out::Failed(why)) => self.fail(&why),
+                Some(Out::Failed(why) | Out::Refused(why)) => self.fail(&why),
                 Some(out) => {
-                    if let Some(delta) = self.answer.take(out, &mut self.pending) {
-                        let event = json!({"delta": delta, "logprobs": []});
-                        self.push_part("response.output_text.delta", event);
+                    for part in self.answer.take(out, &mut self.pending) {
+                        self.add(part);
                     }
                     if self.answer.stopped.is_some() {
                         self.end();
@@ -201,13 +265,66 @@ impl Streamed {
         self.ready.pop_front()
     }
 
+    fn add(&mut self, part: Part) {
+        let begins = match (&part, self.answer.items.last()) {
+            (Part::Text(_), Some(Item::Message(_))) | (Part::Arguments(_), _) => false,
+            (Part::Text(_) | Part::Call(_), _) => true,
+        };
+        if begins && !self.answer.items.is_empty() {
+            self.end_item();
+        }
+        let event = match &part {
+            Part::Text(text) => {
+                let delta = json!({"delta": text, "logprobs": []});
+                Some(("response.output_text.delta", delta))
+            }
+            Part::Call(_) => None,
+            Part::Arguments(more) => {
+                let delta = json!({"delta": more});
+                Some(("response.function_call_arguments.delta", delta))
+            }
+        };
+        if self.answer.add(part, &self.pending) {
+            self.begin_item();
+        }
+        if let Some((name, event)) = event {
+            self.push_item(name, event);
+        }
+    }
+
+    fn begin_item(&mut self) {
+        let at = self.answer.items.len() - 1;
+        let item = self.answer.item(at, true, &self.pending);
+        let event = json!({"output_index": at, "item": item});
+        self.push("response.output_item.added", event);
+        if let Item::Message(_) = &self.answer.items[at] {
+            self.push_item("response.content_part.added", json!({"part": part("")}));
+        }
+    }
+
+    fn end_item(&mut self) {
+        let at = self.answer.items.len() - 1;
+        match &self.answer.items[at] {
+            Item::Message(text) => {
+                let (all, part) = (json!({"text": text, "logprobs": []}), part(text));
+                self.push_item("response.output_text.done", all);
+                self.push_item("response.content_part.done", json!({"part": part}));
+            }
+            Item::Call(call) => {
+                let all = json!({"name": call.name, "arguments": call.arguments});
+                self.push_item("response.function_call_arguments.done", all);
+            }
+        }
+        let item = self.answer.item(at, false, &self.pending);
+        let event = json!({"output_index": at, "item": item});
+        self.push("response.output_item.done", event);
+    }
+
     fn end(&mut self) {
-        let text = json!({"text": self.answer.text, "logprobs": []});
-        self.push_part("response.output_text.done", text);
-        let part = json!({"part": self.answer.part()});
-        self.push_part("response.content_part.done", part);
-        let item = json!({"output_index": 0, "item": self.answer.item(&self.pending)});
-        self.push("response.output_item.done", item);
+        if self.answer.end() {
+            self.begin_item();
+        }
+        self.end_item();
         let name = format!("response.{}", self.answer.status());
         let object = json!({"response": self.answer.object(&self.pending)});
         self.push(&name, object);

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{LogProbs, Request};
+use emberflow_engine::{Constraint, LogProbs, Request};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::api::{Common, Kind};
 use super::app::{App, now};
+use super::calls::{Part, Plan, Reader};
 use super::error::ApiError;
 use super::log_probs::{LogProbsJson, Piece, Writer};
-use super::reply::{Head, Usage};
+use super::reply::{Head, Usage, reason};
 use super::worker::{Job, Out};
 
 /// Time between comments while a stream has nothing to say.
@@ -33,6 +34,10 @@ pub struct Asked {
     pub echo: Vec<String>,
     /// Tokens to generate if the request does not say.
     pub default_tokens: usize,
+    /// Tools that may be called.
+    pub plan: Option<Plan>,
+    /// What each text is held to.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// Background work.
     pub proactive: bool,
     /// Its other fields.
@@ -65,6 +70,10 @@ pub struct Text {
     pub first: Option<u32>,
     /// Characters whose log-probabilities were sent.
     pub offset: usize,
+    /// Reads it for calls of tools.
+    pub reader: Option<Reader>,
+    /// Log-probabilities of what is not told yet.
+    pub log_probs: Vec<LogProbs>,
 }
 
 /// Hands the request to the engine's thread.
@@ -91,6 +100,9 @@ pub fn submit(
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
     let mut all = vec![Text::default(); texts];
+    for text in &mut all {
+        text.reader = asked.plan.as_ref().map(Plan::reader);
+    }
     for (at, prompt) in asked.prompts.into_iter().enumerate() {
         usage.prompt += prompt.len();
         for text in &mut all[at * samples..][..samples] {
@@ -104,6 +116,7 @@ pub fn submit(
             samples,
             stops: stops.clone(),
             bias: bias.clone(),
+            constraint: asked.constraint.as_ref().map(|c| c.fork()),
             proactive: asked.proactive,
             arrived: Instant::now(),
             out: sender.clone(),
@@ -192,6 +205,38 @@ fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
 }
 
 impl Pending {
+    /// What a piece of a text brings.
+    pub fn parts(&mut self, index: usize, text: String) -> Vec<Part> {
+        match &mut self.texts[index].reader {
+            Some(reader) => reader.push(&text),
+            None => vec![Part::Text(text)],
+        }
+    }
+
+    /// What the end of a text brings, and why it ended.
+    pub fn rest(&mut self, index: usize, stopped: bool) -> (Vec<Part>, &'static str) {
+        match &mut self.texts[index].reader {
+            Some(reader) => {
+                let rest = reader.finish();
+                let called = stopped && reader.calls() > 0;
+                (
+                    rest,
+                    if called {
+                        "tool_calls"
+                    } else {
+                        reason(stopped)
+                    },
+                )
+            }
+            None => (Vec::new(), reason(stopped)),
+        }
+    }
+
+    /// Id of a call of a text.
+    pub fn call_id(&self, index: usize, call: usize) -> String {
+        format!("call_{}_{index}_{call}", self.head.id)
+    }
+
     /// Log-probabilities of the next piece of a text.
     pub fn log_probs(&mut self, index: usize, tokens: &[LogProbs]) -> LogProbsJson {
         let writer = Writer {

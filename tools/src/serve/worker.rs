@@ -15,8 +15,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::{
-    Admission, Bias, Engine, Error, Event, Finished, LogProbs, Request, RequestId, Sequence,
-    Stepped, Stepper, Stop,
+    Admission, Bias, Constraint, Engine, Error, Event, Finished, LogProbs, Request, RequestId,
+    Sequence, Stepped, Stepper, Stop,
 };
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
@@ -51,6 +51,8 @@ pub struct Job {
     pub stops: Vec<String>,
     /// What is added to logits.
     pub bias: Vec<Bias>,
+    /// What each text is held to.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// Background work.
     pub proactive: bool,
     /// When it arrived.
@@ -91,6 +93,8 @@ pub enum Out {
     },
     /// The job failed.
     Failed(String),
+    /// It cannot be done, for a reason that lies in the request.
+    Refused(String),
 }
 
 /// One continuation that runs.
@@ -212,14 +216,14 @@ impl<'t> Worker<'_, 't> {
         }
         let all: Vec<_> = self.live.iter().map(|live| live.id).collect();
         for id in all {
-            self.fail(id, why);
+            self.fail(id, Out::Failed(why.to_owned()));
         }
     }
 
-    fn fail(&mut self, id: RequestId, why: &str) {
+    fn fail(&mut self, id: RequestId, why: Out) {
         if let Some(live) = self.live.iter().find(|live| live.id == id) {
             // Closed if its reader has gone.
-            let _ = live.out.send(Out::Failed(why.to_owned()));
+            let _ = live.out.send(why);
         }
         self.cancel(id);
     }
@@ -300,6 +304,7 @@ impl<'t> Worker<'_, 't> {
             request: job.request,
             samples: job.samples,
             bias: job.bias,
+            constraint: job.constraint,
         });
         let first = match admitted {
             Ok(first) => first,
@@ -444,7 +449,13 @@ impl<'t> Worker<'_, 't> {
                     }
                 }
                 Event::Ended { id, stop } => self.end(id, stop == Stop::Eos),
-                Event::Failed { id, error } => self.fail(id, &error.to_string()),
+                Event::Failed { id, error } => self.fail(
+                    id,
+                    match error {
+                        Error::Constraint { .. } => Out::Refused(error.to_string()),
+                        _ => Out::Failed(error.to_string()),
+                    },
+                ),
             }
         }
         Ok(())
@@ -480,7 +491,7 @@ impl<'t> Worker<'_, 't> {
             }
         }
         if stopped || stop.is_some() {
-            self.end(id, stopped);
+            self.end(id, stopped || stop == Some(Stop::Complete));
         }
     }
 

@@ -1,0 +1,220 @@
+//! What requests say about tools.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::error::ApiError;
+use super::super::rules::{Rules, bounded};
+use super::form::Form;
+use super::reader::Reader;
+
+/// Most tools of a request.
+const MAX_TOOLS: usize = 128;
+/// Longest name of a tool.
+const MAX_NAME: usize = 64;
+/// Most calls in a text where they are forced.
+const MAX_CALLS: usize = 8;
+
+/// The fields of a request.
+#[derive(Debug, Default, Deserialize)]
+pub struct Asked {
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+}
+
+/// What is done about a request's tools.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    form: Form,
+    names: Arc<[String]>,
+    /// For the chat template.
+    pub tools: Vec<Value>,
+    /// Forces a call.
+    pub rules: Option<Rules>,
+}
+
+impl Plan {
+    /// Reads a text for calls.
+    pub fn reader(&self) -> Reader {
+        Reader::new(self.form, self.names.clone())
+    }
+}
+
+/// Which tools must be called.
+enum Choice {
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+impl Asked {
+    /// Whether there are tools.
+    pub fn is_given(&self) -> bool {
+        self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
+    }
+
+    /// What is to be done for a chat template of this text; `None` without tools, or if none may be
+    /// called.
+    ///
+    /// # Errors
+    /// Tools that are malformed, too many or too large.
+    pub fn plan(&self, template: &str) -> Result<Option<Plan>, ApiError> {
+        let choice = self.choice()?;
+        let given = self.tools.as_deref().unwrap_or_default();
+        if given.is_empty() {
+            return match choice {
+                Choice::None | Choice::Auto => Ok(None),
+                _ => Err(ApiError::param("tool_choice", "there are no `tools`")),
+            };
+        }
+        if given.len() > MAX_TOOLS {
+            let message = format!("{} tools; at most {MAX_TOOLS} are supported", given.len());
+            return Err(ApiError::param("tools", message));
+        }
+        let tools: Vec<Tool> = given.iter().map(Tool::read).collect::<Result<_, _>>()?;
+        for (at, tool) in tools.iter().enumerate() {
+            if tools[..at].iter().any(|other| other.name == tool.name) {
+                let message = format!("two tools have the name `{}`", tool.name);
+                return Err(ApiError::param("tools", message));
+            }
+        }
+        let form = Form::of_template(template);
+        let forced: Vec<&Tool> = match &choice {
+            Choice::None => return Ok(None),
+            Choice::Auto => Vec::new(),
+            Choice::Required => tools.iter().collect(),
+            Choice::Named(name) => {
+                let found = tools.iter().find(|tool| &tool.name == name);
+                let message = || format!("there is no tool `{name}`");
+                vec![found.ok_or_else(|| ApiError::param("tool_choice", message()))?]
+            }
+        };
+        let many = self.parallel_tool_calls != Some(false) && matches!(choice, Choice::Required);
+        let rules = match forced.is_empty() {
+            true => None,
+            false => Some(grammar(form, &forced, many)?),
+        };
+        Ok(Some(Plan {
+            form,
+            names: tools.iter().map(|tool| tool.name.clone()).collect(),
+            tools: tools.into_iter().map(|tool| tool.nested).collect(),
+            rules,
+        }))
+    }
+
+    fn choice(&self) -> Result<Choice, ApiError> {
+        let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
+        match choice {
+            Value::Null => return Ok(Choice::Auto),
+            Value::String(word) => match word.as_str() {
+                "none" => return Ok(Choice::None),
+                "auto" => return Ok(Choice::Auto),
+                "required" | "any" => return Ok(Choice::Required),
+                _ => {}
+            },
+            Value::Object(named) if named.get("type") == Some(&json!("function")) => {
+                // Chats wrap the name, responses do not.
+                let name = choice["function"]["name"]
+                    .as_str()
+                    .or(choice["name"].as_str());
+                if let Some(name) = name {
+                    return Ok(Choice::Named(name.to_owned()));
+                }
+            }
+            _ => {}
+        }
+        Err(ApiError::param(
+            "tool_choice",
+            "`none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
+        ))
+    }
+}
+
+/// A tool.
+struct Tool {
+    name: String,
+    /// Schema of its arguments.
+    parameters: Value,
+    /// As chats send it, which templates expect.
+    nested: Value,
+}
+
+impl Tool {
+    fn read(given: &Value) -> Result<Self, ApiError> {
+        let refuse = |message: String| Err(ApiError::param("tools", message));
+        if given["type"] != "function" {
+            return refuse(format!(
+                "tools of type {} are not supported; use `function`",
+                given["type"]
+            ));
+        }
+        // Chats wrap a function, responses do not.
+        let function = match given.get("function") {
+            Some(function) => function.clone(),
+            None => {
+                let mut function = given.clone();
+                function.as_object_mut().map(|map| map.shift_remove("type"));
+                function
+            }
+        };
+        let Some(name) = function["name"].as_str() else {
+            return refuse("a function has no `name`".to_owned());
+        };
+        let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(fits) {
+            return refuse(format!(
+                "a function's name has 1 to {MAX_NAME} letters, digits, `_`, `-` and `.`"
+            ));
+        }
+        let parameters = match function.get("parameters") {
+            None | Some(Value::Null) => json!({"properties": {}, "additionalProperties": false}),
+            Some(parameters) => parameters.clone(),
+        };
+        let mut parameters = parameters;
+        let kind = parameters.as_object_mut().map(|map| {
+            // Without a type the arguments could be anything.
+            map.entry("type").or_insert_with(|| json!("object")).clone()
+        });
+        if kind != Some(json!("object")) {
+            return refuse(format!(
+                "the `parameters` of `{name}` are no schema of an object"
+            ));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            parameters,
+            nested: json!({"type": "function", "function": function}),
+        })
+    }
+}
+
+/// A grammar of calls of these tools.
+fn grammar(form: Form, tools: &[&Tool], many: bool) -> Result<Rules, ApiError> {
+    let quoted = |text: &str| json!(text).to_string();
+    let lines = |tag: &str| match tag {
+        "" => (String::new(), String::new()),
+        tag => (
+            quoted(&format!("{tag}\n")),
+            quoted(&format!("\n{}", form.close())),
+        ),
+    };
+    let (open, close) = lines(form.open());
+    let mut grammar = match many && form == Form::Tagged {
+        true => format!("start: call (\"\\n\" call){{0,{}}}\n", MAX_CALLS - 1),
+        false => "start: call\n".to_owned(),
+    };
+    let names: Vec<String> = (0..tools.len()).map(|at| format!("f{at}")).collect();
+    grammar += &format!("call: {open} one {close}\none: {}\n", names.join(" | "));
+    let schemas = tools.iter().map(|tool| tool.parameters.clone()).collect();
+    let schemas = bounded(schemas).map_err(|e| ApiError::param("tools", e))?;
+    for (at, (tool, schema)) in tools.iter().zip(schemas).enumerate() {
+        let name = quoted(&tool.name);
+        let begin = quoted(&format!("{{\"name\": {name}, \"{}\": ", form.arguments()));
+        grammar += &format!("f{at}: {begin} a{at} \"}}\"\na{at}: %json {schema}\n");
+    }
+    Ok(Rules::Written(grammar))
+}

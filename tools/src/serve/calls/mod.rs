@@ -1,0 +1,14 @@
+//! Tools that the model may call.
+//!
+//! The tools of a request go to the chat template ([`Asked::plan`]); what the model writes is read for
+//! calls while it comes ([`Reader`]). Where a call is asked for, a grammar forces its form.
+
+mod asked;
+mod form;
+mod reader;
+
+pub use asked::{Asked, Plan};
+pub use reader::{Part, Reader};
+
+#[cfg(test)]
+mod tests;

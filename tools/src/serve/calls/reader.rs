@@ -1,0 +1,281 @@
+//! Reads calls out of a text that comes piece by piece.
+
+use std::sync::Arc;
+
+use super::form::Form;
+
+/// Longest beginning of a call, up to its arguments.
+const MAX_HEADER: usize = 512;
+
+/// What a piece of text brings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// Text beside calls.
+    Text(String),
+    /// A call begins; its arguments follow.
+    Call(String),
+    /// More of the last call's arguments, which are JSON.
+    Arguments(String),
+}
+
+/// Where the text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// In text that a call may follow.
+    Text,
+    /// In text that nothing follows.
+    Plain,
+    /// Before the arguments of a call.
+    Header,
+    Arguments(Scan),
+    /// Behind the arguments.
+    After,
+}
+
+/// Finds the end of a JSON object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Scan {
+    depth: usize,
+    text: bool,
+    escaped: bool,
+}
+
+impl Scan {
+    /// Length of what still belongs to the object, and whether it ends there.
+    fn take(&mut self, text: &str) -> Option<usize> {
+        for (at, byte) in text.bytes().enumerate() {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.text => self.escaped = true,
+                b'"' => self.text = !self.text,
+                _ if self.text => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return Some(at + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// Reads one text.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    form: Form,
+    names: Arc<[String]>,
+    state: State,
+    /// Text whose meaning is not clear yet.
+    held: String,
+    calls: usize,
+}
+
+impl Reader {
+    /// For calls of tools of these names.
+    pub fn new(form: Form, names: Arc<[String]>) -> Self {
+        Self {
+            form,
+            names,
+            state: State::Text,
+            held: String::new(),
+            calls: 0,
+        }
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Takes the next piece.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.held.push_str(piece);
+        let mut parts = Vec::new();
+        while !self.held.is_empty() && self.step(&mut parts) {}
+        parts
+    }
+
+    /// The rest, at the end of the text.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let rest = std::mem::take(&mut self.held);
+        match self.state {
+            State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
+            State::Text | State::Plain if rest.is_empty() => Vec::new(),
+            State::Text | State::Plain => vec![Part::Text(rest)],
+            State::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
+            State::Arguments(_) | State::After => Vec::new(),
+        }
+    }
+
+    /// Takes what is clear. Whether there may be more.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        match self.state {
+            State::Text => self.text(parts),
+            State::Plain => {
+                parts.push(Part::Text(std::mem::take(&mut self.held)));
+                false
+            }
+            State::Header => self.header(parts),
+            State::Arguments(mut scan) => {
+                let end = scan.take(&self.held);
+                let rest = self.held.split_off(end.unwrap_or(self.held.len()));
+                parts.push(Part::Arguments(std::mem::replace(&mut self.held, rest)));
+                self.state = match end {
+                    Some(_) => State::After,
+                    None => State::Arguments(scan),
+                };
+                true
+            }
+            State::After => self.after(),
+        }
+    }
+
+    fn text(&mut self, parts: &mut Vec<Part>) -> bool {
+        let open = self.form.open();
+        if open.is_empty() {
+            let between = |c: char| c.is_whitespace() || (self.calls > 0 && ";,".contains(c));
+            let start = self.held.trim_start_matches(between);
+            if start.is_empty() {
+                return false;
+            }
+            if start.starts_with('{') {
+                self.held = start.to_owned();
+                self.state = State::Header;
+            } else {
+                self.state = State::Plain;
+            }
+            return true;
+        }
+        let found = self.held.find(open);
+        let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, open));
+        let rest = self.held.split_off(clear);
+        let before = std::mem::replace(&mut self.held, rest);
+        if self.calls > 0 && before.trim().is_empty() {
+            // Between two calls.
+        } else if !before.is_empty() {
+            parts.push(Part::Text(before));
+        }
+        if found.is_some() {
+            self.held.drain(..open.len());
+            self.state = State::Header;
+        }
+        found.is_some()
+    }
+
+    fn header(&mut self, parts: &mut Vec<Part>) -> bool {
+        match header(&self.held) {
+            Header::Unclear if self.held.len() <= MAX_HEADER => false,
+            Header::Call { name, at } if self.names.contains(&name) => {
+                self.held.drain(..at);
+                parts.push(Part::Call(name));
+                self.calls += 1;
+                self.state = State::Arguments(Scan::default());
+                true
+            }
+            // Only looks like a call.
+            _ => {
+                let held = std::mem::take(&mut self.held);
+                parts.push(Part::Text(self.form.open().to_owned() + &held));
+                self.state = match self.form {
+                    Form::Tagged => State::Text,
+                    Form::Bare => State::Plain,
+                };
+                false
+            }
+        }
+    }
+
+    fn after(&mut self) -> bool {
+        let close = match self.form {
+            Form::Tagged => self.form.close(),
+            Form::Bare => "}",
+        };
+        let Some(at) = self.held.find(close) else {
+            return false;
+        };
+        self.held.drain(..at + close.len());
+        self.state = State::Text;
+        true
+    }
+}
+
+/// Length of the longest end of `text` that `tag` begins with.
+fn begun(text: &str, tag: &str) -> usize {
+    let most = tag.len().min(text.len());
+    let lengths = (1..=most).rev();
+    lengths
+        .filter(|&n| tag.is_char_boundary(n))
+        .find(|&n| text.ends_with(&tag[..n]))
+        .unwrap_or(0)
+}
+
+/// What stands before the arguments of a call.
+#[derive(Debug, PartialEq, Eq)]
+enum Header {
+    /// Its arguments begin at this place.
+    Call { name: String, at: usize },
+    /// Not a call.
+    Other,
+    /// There is too little of it yet.
+    Unclear,
+}
+
+/// Reads `{"name": "…", "arguments": {`, with other members whose values are texts.
+fn header(text: &str) -> Header {
+    let mut at = 0;
+    let mut name = None;
+    let expect = |at: &mut usize, wanted: char| {
+        *at += text[*at..].len() - text[*at..].trim_start().len();
+        match text[*at..].chars().next() {
+            Some(c) if c == wanted => {
+                *at += c.len_utf8();
+                Ok(())
+            }
+            Some(_) => Err(Header::Other),
+            None => Err(Header::Unclear),
+        }
+    };
+    let mut read = || -> Result<Header, Header> {
+        expect(&mut at, '{')?;
+        loop {
+            expect(&mut at, '"')?;
+            let key = string(text, &mut at)?;
+            expect(&mut at, ':')?;
+            if key == "arguments" || key == "parameters" {
+                expect(&mut at, '{')?;
+                let name = name.take().ok_or(Header::Other)?;
+                return Ok(Header::Call { name, at: at - 1 });
+            }
+            expect(&mut at, '"')?;
+            let value = string(text, &mut at)?;
+            if key == "name" {
+                name = Some(value);
+            }
+            expect(&mut at, ',')?;
+        }
+    };
+    read().unwrap_or_else(|other| other)
+}
+
+/// The rest of a JSON text behind its first quote.
+fn string(text: &str, at: &mut usize) -> Result<String, Header> {
+    let start = *at;
+    let mut escaped = false;
+    for (offset, byte) in text[start..].bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => {
+                *at = start + offset + 1;
+                let quoted = &text[start - 1..*at];
+                return serde_json::from_str(quoted).map_err(|_| Header::Other);
+            }
+            _ => {}
+        }
+    }
+    Err(Header::Unclear)
+}

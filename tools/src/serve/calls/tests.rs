@@ -1,0 +1,116 @@
+//! Calls are read whole and piece by piece alike, and what only looks like one is text.
+
+use serde_json::{Value, json};
+
+use super::Asked;
+use super::form::Form;
+use super::reader::{Part, Reader};
+
+/// Reads a text in pieces of `length` characters; joins what belongs together.
+fn read(form: Form, text: &str, length: usize) -> Vec<Part> {
+    let mut reader = Reader::new(form, ["get".to_owned(), "put".to_owned()].into());
+    let chars: Vec<char> = text.chars().collect();
+    let mut parts = Vec::new();
+    for piece in chars.chunks(length) {
+        parts.extend(reader.push(&piece.iter().collect::<String>()));
+    }
+    parts.extend(reader.finish());
+    let mut joined: Vec<Part> = Vec::new();
+    for part in parts {
+        match (joined.last_mut(), part) {
+            (Some(Part::Text(all)), Part::Text(more)) => all.push_str(&more),
+            (Some(Part::Arguments(all)), Part::Arguments(more)) => all.push_str(&more),
+            (_, part) => joined.push(part),
+        }
+    }
+    joined
+}
+
+fn text(text: &str) -> Part {
+    Part::Text(text.to_owned())
+}
+
+fn call(name: &str, arguments: &str) -> [Part; 2] {
+    [
+        Part::Call(name.to_owned()),
+        Part::Arguments(arguments.to_owned()),
+    ]
+}
+
+#[test]
+fn pieces_of_any_length_give_the_same_calls() {
+    let arguments = r#"{"a": "} \" </tool_call>", "b": [1, {"c": 2}]}"#;
+    let two = format!(
+        "I ask.\n<tool_call>\n{{\"name\": \"get\", \"arguments\": {arguments}}}\n</tool_call>\n\
+         <tool_call>{{\"id\": \"x\", \"name\":\"put\",\"arguments\":{{}}}}</tool_call>\n"
+    );
+    let begin = [text("I ask.\n")];
+    let wanted = [&begin[..], &call("get", arguments), &call("put", "{}")].concat();
+    let bare = format!(
+        "\n{{\"name\": \"get\", \"parameters\": {arguments}}}; {{\"name\": \"put\", \"parameters\": {{}}}}"
+    );
+    let plain = "a < b, <tool> and <tool_cal";
+    let unknown = "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>";
+    let wrong = "<tool_call>no JSON</tool_call> more";
+    for length in [1, 2, 3, 7, 1000] {
+        assert_eq!(read(Form::Tagged, &two, length), wanted, "{length}");
+        assert_eq!(read(Form::Bare, &bare, length), wanted[1..], "{length}");
+        for form in [Form::Tagged, Form::Bare] {
+            assert_eq!(read(form, plain, length), [text(plain)], "{length}");
+        }
+        assert_eq!(read(Form::Tagged, unknown, length), [text(unknown)]);
+        assert_eq!(read(Form::Tagged, wrong, length), [text(wrong)]);
+        assert_eq!(read(Form::Bare, "{\"x\": 1}", length), [text("{\"x\": 1}")]);
+        // Cut off by its length.
+        let cut = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"b";
+        assert_eq!(read(Form::Tagged, cut, length), call("get", "{\"a\": \"b"));
+        let cut = "<tool_call>{\"name\": \"ge";
+        assert_eq!(read(Form::Tagged, cut, length), [text(cut)]);
+    }
+}
+
+fn plan(body: Value) -> Result<bool, String> {
+    let asked: Asked = serde_json::from_value(body).map_err(|e| e.to_string())?;
+    match asked.plan("") {
+        Ok(plan) => Ok(plan.is_some_and(|plan| plan.rules.is_some())),
+        Err(e) => Err(e.body()["error"]["message"].as_str().unwrap().to_owned()),
+    }
+}
+
+#[test]
+fn tools_are_checked() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let forced = |tools: Value, choice: Value| plan(json!({"tools": tools, "tool_choice": choice}));
+    assert_eq!(forced(json!([tool("a")]), json!("auto")), Ok(false));
+    assert_eq!(forced(json!([tool("a")]), json!("required")), Ok(true));
+    assert_eq!(forced(json!([tool("a"), tool("b")]), tool("b")), Ok(true));
+    assert_eq!(
+        forced(
+            json!([{"type": "function", "name": "a"}]),
+            json!({"type": "function", "name": "a"})
+        ),
+        Ok(true)
+    );
+    let refused = |tools: Value, choice: Value, why: &str| {
+        let found = forced(tools, choice).unwrap_err();
+        assert!(found.contains(why), "{found}");
+    };
+    refused(json!([]), json!("required"), "no `tools`");
+    refused(json!([tool("a")]), tool("b"), "no tool `b`");
+    refused(json!([tool("a")]), json!("sometimes"), "`none`");
+    refused(json!([tool("a"), tool("a")]), json!("auto"), "two tools");
+    refused(json!([tool("a b")]), json!("auto"), "name");
+    refused(json!([{"type": "web_search"}]), json!("auto"), "web_search");
+    let many: Value = (0..10_000).map(|i| tool(&format!("f{i}"))).collect();
+    refused(many, json!("auto"), "at most 128");
+    let with = |parameters: Value| json!([{"type": "function", "function": {"name": "a", "parameters": parameters}}]);
+    refused(with(json!({"type": "string"})), json!("auto"), "object");
+    refused(with(json!([1])), json!("auto"), "object");
+    let wide: serde_json::Map<String, Value> =
+        (0..3000).map(|i| (format!("p{i}"), json!({}))).collect();
+    refused(
+        with(json!({"properties": wide})),
+        json!("required"),
+        "at most",
+    );
+}

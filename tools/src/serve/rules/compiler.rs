@@ -1,0 +1,224 @@
+//! From rules to constraints, within bounded time and memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use emberflow_engine::Text;
+use emberflow_models::tokenizer::Tokenizer;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{JsonCompileOptions, ParserFactory};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::super::error::ApiError;
+use super::asked::Rules;
+use super::held::{Held, Room};
+use super::library::{begin, factory};
+use super::trial::Trials;
+use super::{MAX_SOURCE, lark, schema};
+
+/// Memory of the rules of a text.
+pub const TEXT_BYTES: u64 = 4 << 20;
+
+/// Most texts of a choice.
+const MAX_CHOICE: usize = 1000;
+
+/// The tokens of a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Vocabulary<'a> {
+    /// Gives tokens their bytes.
+    pub tokenizer: &'a Tokenizer,
+    /// Number of the model's tokens.
+    pub size: u32,
+    /// Those that end a text.
+    pub ends: &'a [u32],
+}
+
+impl<'a> Vocabulary<'a> {
+    /// That of a model.
+    pub fn of(text: &'a Text) -> Self {
+        Self {
+            tokenizer: text.tokenizer(),
+            size: text.config().vocab,
+            ends: &text.config().eos,
+        }
+    }
+}
+
+/// Compiles rules for one vocabulary.
+pub struct Compiler {
+    factory: ParserFactory,
+    trials: Trials,
+    one: Mutex<()>,
+    /// Texts that may be held to rules at once, and of these in background work.
+    texts: Arc<Semaphore>,
+    background: Arc<Semaphore>,
+    most: usize,
+}
+
+impl Compiler {
+    /// For a vocabulary and `most` texts at once.
+    ///
+    /// # Errors
+    /// A vocabulary that the library does not take.
+    pub fn new(vocabulary: Vocabulary<'_>, most: usize) -> Result<Self, String> {
+        let Vocabulary {
+            tokenizer,
+            size: vocab,
+            ends,
+        } = vocabulary;
+        let mut words = Vec::with_capacity(vocab as usize);
+        for token in 0..vocab {
+            let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+            // A structural token is no text: it gets a name that no text has.
+            let structural = tokenizer.is_special(token) || ends.contains(&token);
+            words.push(match structural && !bytes.is_empty() {
+                true => [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes[..]].concat(),
+                false => bytes,
+            });
+        }
+        let ends: Vec<u32> = ends.iter().copied().filter(|&end| end < vocab).collect();
+        let vocabulary = || -> TokEnv {
+            let info = TokRxInfo::new(vocab, ends.first().copied().unwrap_or(0));
+            let trie = TokTrie::from(&info, &words);
+            Arc::new(ApproximateTokEnv::new(match ends.is_empty() {
+                true => trie,
+                false => trie.with_eos_tokens(&ends),
+            }))
+        };
+        let factory = factory(vocabulary)?;
+        Ok(Self {
+            factory,
+            trials: Trials::default(),
+            one: Mutex::new(()),
+            texts: Arc::new(Semaphore::new(most)),
+            // One of several is always left for interactive work.
+            background: Arc::new(Semaphore::new(most.saturating_sub(1).max(1))),
+            most,
+        })
+    }
+
+    /// Waits for the memory of `texts` texts.
+    ///
+    /// # Errors
+    /// More texts than there may be.
+    pub async fn room(&self, texts: usize, proactive: bool) -> Result<Room, ApiError> {
+        let most = match proactive {
+            true => self.most.saturating_sub(1).max(1).min(self.most),
+            false => self.most,
+        };
+        if texts > most {
+            return Err(ApiError::invalid(format!(
+                "{texts} texts with a grammar, a schema or tools at once; there is room for {most} (see \
+                 --grammars)"
+            )));
+        }
+        let closed = |_| ApiError::unavailable("the server is shutting down");
+        let texts = texts as u32;
+        let behind = match proactive {
+            false => None,
+            true => Some(
+                self.background
+                    .clone()
+                    .acquire_many_owned(texts)
+                    .await
+                    .map_err(closed)?,
+            ),
+        };
+        let all = self
+            .texts
+            .clone()
+            .acquire_many_owned(texts)
+            .await
+            .map_err(closed)?;
+        Ok(Room {
+            _all: all,
+            _behind: behind,
+        })
+    }
+
+    /// Tries the rules in a process of their own, then compiles them; takes up to a second.
+    ///
+    /// # Errors
+    /// Rules that are wrong, not supported, or too large.
+    pub fn check(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
+        let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
+        let grammar = grammar(rules).map_err(ApiError::invalid)?;
+        self.trials.check(&grammar).map_err(refusal)?;
+        self.begin(grammar, room)
+    }
+
+    /// Compiles rules of which it is known that they can be compiled.
+    #[cfg(test)]
+    pub fn compile(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
+        self.begin(grammar(rules).map_err(ApiError::invalid)?, room)
+    }
+
+    fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<Held, ApiError> {
+        let matcher = begin(&self.factory, grammar).map_err(refusal)?;
+        Ok(Held::new(matcher, room))
+    }
+}
+
+fn refusal(why: String) -> ApiError {
+    ApiError::invalid(format!(
+        "the text cannot be held to this grammar or schema: {why}"
+    ))
+}
+
+/// The library's form of rules whose cost is bounded.
+fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
+    match rules {
+        Rules::Schema(schema) => {
+            schema::check(schema)?;
+            Ok(TopLevelGrammar::from_json_schema(with_options(schema)))
+        }
+        Rules::Grammar(grammar) => {
+            lark::check(grammar)?;
+            Ok(TopLevelGrammar::from_lark(grammar.clone()))
+        }
+        Rules::Written(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+        Rules::Regex(regex) => {
+            if regex.len() > MAX_SOURCE {
+                return Err(format!("an expression has at most {MAX_SOURCE} bytes"));
+            }
+            // It is for the whole text anyway.
+            let inner = regex.strip_prefix('^').unwrap_or(regex);
+            let inner = inner
+                .strip_suffix('$')
+                .filter(|i| !i.ends_with('\\'))
+                .unwrap_or(inner);
+            Ok(TopLevelGrammar::from_regex(inner))
+        }
+        Rules::Choice(texts) => {
+            let bytes: usize = texts.iter().map(String::len).sum();
+            if texts.is_empty() || texts.len() > MAX_CHOICE || bytes > MAX_SOURCE {
+                return Err(format!(
+                    "a choice is of 1 to {MAX_CHOICE} texts, {MAX_SOURCE} bytes together"
+                ));
+            }
+            let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+            Ok(TopLevelGrammar::from_lark(format!(
+                "start: {}",
+                texts.join(" | ")
+            )))
+        }
+    }
+}
+
+/// A schema with how JSON is written: at most one space, or a line and its indentation, between two
+/// parts, because a small model may never come back from more.
+pub fn with_options(schema: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(map) => Value::Object(map.clone()),
+        // `true` and `false` are schemas too.
+        other => json!({"allOf": [other]}),
+    };
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(r"\x20|\n[\x20\t]{0,20}".to_owned()),
+        coerce_one_of: true,
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    schema
+}

@@ -1,0 +1,58 @@
+//! llguidance within limits.
+
+use std::panic::AssertUnwindSafe;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::{InferenceCapabilities, TokEnv};
+use llguidance::{Matcher, ParserFactory};
+
+use super::held::explain;
+
+/// Limits of llguidance. A state of the lexer takes about half a kilobyte, a step of fuel some
+/// nanoseconds.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2000,
+        initial_lexer_fuel: 200_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 20_000,
+        max_lexer_states: 5000,
+        max_grammar_size: 12_000,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+    }
+}
+
+/// What compiles for a vocabulary.
+///
+/// # Errors
+/// A vocabulary that the library does not take.
+pub fn factory(vocabulary: impl FnOnce() -> TokEnv) -> Result<ParserFactory, String> {
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        let slices = SlicedBiasComputer::json_slices();
+        ParserFactory::new(&vocabulary(), InferenceCapabilities::default(), &slices)
+    }));
+    let mut factory = made.map_err(|e| explain(&e))?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
+}
+
+/// Compiles a grammar and finds out what a text may begin with.
+///
+/// # Errors
+/// Why no text can be held to it.
+pub fn begin(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let matcher = catch_unwind(AssertUnwindSafe(|| {
+        let mut matcher = Matcher::new(Ok(factory.create_parser(grammar)?));
+        let first = matcher.compute_mask_or_eos()?;
+        Ok((!first.is_zero()).then_some(matcher))
+    }));
+    match matcher {
+        Ok(Some(matcher)) => Ok(matcher),
+        Ok(None) => Err("nothing satisfies it".to_owned()),
+        Err(e) => Err(explain(&e)),
+    }
+}

@@ -1,0 +1,333 @@
+//! Rules hold texts to what they say, and what would cost too much is refused in time.
+
+use std::time::{Duration, Instant};
+
+use emberflow_engine::{Constraint, Model, Text};
+use emberflow_models::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::held::{Held, Room};
+use super::{Compiler, Rules, Vocabulary};
+
+fn demo() -> (Text, Compiler) {
+    let model = Model::demo().unwrap();
+    let text = model.text().clone();
+    let compiler = Compiler::new(Vocabulary::of(&text), 4).unwrap();
+    (text, compiler)
+}
+
+fn room(compiler: &Compiler) -> Room {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(compiler.room(1, false)).unwrap()
+}
+
+fn held(compiler: &Compiler, rules: &Rules) -> Held {
+    match compiler.compile(rules, room(compiler)) {
+        Ok(held) => held,
+        Err(e) => panic!("{rules:?}: {e:?}"),
+    }
+}
+
+/// Bytes of a text whose tokens are drawn from what is allowed, at most `most` tokens; whether it is
+/// complete.
+fn drawn(text: &Text, held: &mut dyn Constraint, seed: u64, most: usize) -> (String, bool) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (vocab, tokenizer) = (text.config().vocab, text.tokenizer());
+    let mut bytes = Vec::new();
+    for _ in 0..most {
+        held.prepare().unwrap();
+        let allowed: Vec<u32> = (0..vocab).filter(|&t| held.allows(t)).collect();
+        let token = allowed[random.usize(..allowed.len())];
+        held.accept(token).unwrap();
+        if !text.config().eos.contains(&token) {
+            bytes.extend(tokenizer.token_bytes(token).unwrap());
+        }
+        if held.is_complete() {
+            return (String::from_utf8(bytes).unwrap(), true);
+        }
+    }
+    (String::from_utf8_lossy(&bytes).into_owned(), false)
+}
+
+#[test]
+fn texts_are_what_the_rules_say() {
+    let (text, compiler) = demo();
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind": {"enum": ["a", "b c", "\u{20ac}"]},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": false,
+    });
+    for seed in 0..10 {
+        let mut rules = held(&compiler, &Rules::Schema(person.clone()));
+        let (json, complete) = drawn(&text, &mut rules, seed, 400);
+        assert!(complete, "{json}");
+        let value: Value = serde_json::from_str(&json).unwrap();
+        let keys: Vec<&String> = value.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["name", "age", "kind"]);
+        assert!(value["age"].as_u64().unwrap() <= 150);
+        assert!(value["name"].as_str().unwrap().chars().count() <= 20);
+    }
+    let mut regex = held(&compiler, &Rules::Regex("^[a-c]{3}/[0-9]$".to_owned()));
+    let (found, complete) = drawn(&text, &mut regex, 1, 20);
+    assert!(
+        complete && found.len() == 5 && found.as_bytes()[3] == b'/',
+        "{found}"
+    );
+    let choice = ["yes \"really\"", "no\n"].map(str::to_owned);
+    for seed in 0..4 {
+        let mut rules = held(&compiler, &Rules::Choice(choice.to_vec()));
+        let (found, complete) = drawn(&text, &mut rules, seed, 40);
+        assert!(complete && choice.contains(&found), "{found}");
+    }
+    let grammar = "start: word (\" \" word){2}\nword: /[a-z]{2,4}/".to_owned();
+    let mut rules = held(&compiler, &Rules::Grammar(grammar));
+    let (found, complete) = drawn(&text, &mut rules, 3, 40);
+    assert!(complete && found.split(' ').count() == 3, "{found}");
+}
+
+/// Tokens with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+#[test]
+fn pieces_and_bytes_have_the_right_bytes() {
+    let words = [
+        "<unk>",
+        "</s>",
+        "\u{2581}",
+        "\u{2581}yes",
+        "no",
+        "\u{e9}",
+        "\u{2581}{\"a",
+    ];
+    let mut vocab: Map<String, Value> = words
+        .iter()
+        .zip(0..)
+        .map(|(w, id)| ((*w).to_owned(), json!(id)))
+        .collect();
+    vocab.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), json!(10 + u32::from(byte)))));
+    let special = json!({"id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": vocab, "merges": []},
+    });
+    let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
+    // The model has more tokens than the tokenizer.
+    let vocabulary = Vocabulary {
+        tokenizer: &tokenizer,
+        size: 300,
+        ends: &[1],
+    };
+    let compiler = Compiler::new(vocabulary, 1).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let rules = Rules::Choice(
+        [" yes", "no", "\u{e9}\u{20ac}", " {\"a\": 1}"]
+            .map(str::to_owned)
+            .to_vec(),
+    );
+    for seed in 0..40 {
+        let mut held = held(&compiler, &rules);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut stream = tokenizer.stream_after_prompt();
+        let mut text = String::new();
+        while !held.is_complete() {
+            held.prepare().unwrap();
+            let allowed: Vec<u32> = (0..300).filter(|&t| held.allows(t)).collect();
+            assert!(!allowed.iter().any(|&t| t == 0 || t > 265), "{allowed:?}");
+            let token = allowed[random.usize(..allowed.len())];
+            held.accept(token).unwrap();
+            seen.insert(token);
+            text.extend(stream.push(token));
+        }
+        let Rules::Choice(all) = &rules else { panic!() };
+        assert!(all.contains(&text), "{text:?}");
+    }
+    assert!(
+        seen.contains(&3) && seen.contains(&6) && seen.contains(&(10 + 0xe2)),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn a_fork_goes_on_by_itself() {
+    let (text, compiler) = demo();
+    let mut first = held(&compiler, &Rules::object());
+    let _ = drawn(&text, &mut first, 5, 4);
+    let (mut a, mut b) = (first.fork(), first.fork());
+    let alone = drawn(&text, &mut *a, 9, 60);
+    let _ = drawn(&text, &mut first, 1, 60);
+    assert_eq!(drawn(&text, &mut *b, 9, 60), alone);
+}
+
+fn nested(levels: usize, mut wrap: impl FnMut(Value) -> Value) -> Value {
+    (0..levels).fold(json!({"type": "string"}), |inner, _| wrap(inner))
+}
+
+fn many(count: usize, one: impl Fn(usize) -> Value) -> Map<String, Value> {
+    (0..count).map(|i| (format!("p{i}"), one(i))).collect()
+}
+
+/// Schemas whose cost grows much faster than they do.
+fn bombs() -> Vec<Value> {
+    let text = || json!({"type": "string"});
+    let branch = |i: usize, wide: usize| -> Value {
+        let one = |j| json!({"type": "object", "properties": {format!("p{i}_{j}"): text()}});
+        json!({"anyOf": (0..wide).map(one).collect::<Value>()})
+    };
+    let links = |count: usize, link: &dyn Fn(usize) -> Value| {
+        let mut all: Map<String, Value> = many(count, |i| link(i + 1));
+        all.insert(format!("p{count}"), text());
+        json!({"$ref": "#/$defs/p0", "$defs": all})
+    };
+    let to = |i: usize| json!({"$ref": format!("#/$defs/p{i}")});
+    let pattern = |i: usize| json!({"pattern": format!("a.{{{}}}b", 5 + i)});
+    let same = |i: usize| json!({"properties": {"x": {"anyOf": (0..30).map(|j| json!({"const": i + j})).collect::<Value>()}}});
+    vec![
+        nested(120, |v| json!({"items": v})),
+        nested(
+            50,
+            |v| json!({"type": "array", "minItems": 1000, "maxItems": 2000, "items": v}),
+        ),
+        nested(12, |v| json!({"anyOf": [v, v], "oneOf": [v]})),
+        nested(
+            9,
+            |v| json!({"allOf": [{"anyOf": [v, text()]}, {"anyOf": [v, text()]}]}),
+        ),
+        json!({"allOf": (0..20).map(|i| branch(i, 2)).collect::<Value>()}),
+        json!({"allOf": (0..3).map(|i| branch(i, 200)).collect::<Value>()}),
+        json!({"allOf": (0..3).map(|i| branch(i, 40)).collect::<Value>()}),
+        json!({"allOf": (0..4).map(same).collect::<Value>()}),
+        json!({"type": "object", "properties": many(5000, |_| text())}),
+        json!({"type": "object", "properties": many(600, |_| text())}),
+        json!({"type": "object", "minProperties": 1, "properties": many(300, |_| text()), "additionalProperties": false}),
+        json!({"enum": (0..10_000).map(|i| format!("value {i}")).collect::<Value>()}),
+        json!({"type": "string", "minLength": u64::MAX}),
+        json!({"type": "string", "minLength": 1_000_000, "maxLength": 2_000_000}),
+        json!({"type": "array", "items": {"type": "string", "maxLength": 1_000_000_000}}),
+        json!({"type": "string", "allOf": (0..20).map(pattern).collect::<Value>()}),
+        json!({"properties": many(20, |i| json!({"type": "string", "minLength": 3, "pattern": format!("a.{{{i}0}}b.{{100}}c")}))}),
+        json!({"type": "string", "pattern": "(".repeat(5000)}),
+        json!({"type": "string", "pattern": "^((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}$"}),
+        json!({"patternProperties": many(200, |_| text())}),
+        json!({"multipleOf": 99_991}),
+        json!({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}),
+        json!({"multipleOf": 1e-300}),
+        json!({"type": "integer", "minimum": -1.3e49}),
+        json!({"minimum": -1e300, "maximum": 1e300, "multipleOf": 0.1}),
+        links(600, &to),
+        links(40, &|i| json!({"allOf": [to(i), to(i)]})),
+        links(
+            40,
+            &|i| json!({"properties": {"x": to(i), "y": to(i)}, "$ref": format!("#/$defs/p{i}")}),
+        ),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+        json!({"$ref": "#", "type": "object", "properties": {"a": {"$ref": "#"}}}),
+        json!({"$ref": "https://example.com/schema.json"}),
+        json!({"$ref": "#/nowhere"}),
+        json!({"not": {"type": "string"}}),
+        json!({"type": "no such type \u{20ac}".repeat(40)}),
+        json!({"const": ["\u{20ac}".repeat(200)], "enum": "\u{20ac}".repeat(200)}),
+        json!(false),
+        json!([1, 2]),
+        json!("text"),
+    ]
+}
+
+/// Grammars of the same kind.
+fn grammars() -> Vec<String> {
+    vec![
+        "start: e\ne: e e | \"a\" | e e e | \"\"".to_owned(),
+        format!("start: {}\"a\"{}", "(".repeat(4000), ")".repeat(4000)),
+        format!(
+            "start: A0\n{}A40: \"x\"",
+            (0..40)
+                .map(|i| format!("A{i}: A{0} A{0}\n", i + 1))
+                .collect::<String>()
+        ),
+        format!(
+            "start: a0\n{}a900: \"x\"",
+            (0..900)
+                .map(|i| format!("a{i}: a{0}? a{0}?\n", i + 1))
+                .collect::<String>()
+        ),
+        format!(
+            "start: A0\n{}A900: \"x\"",
+            (0..900)
+                .map(|i| format!("A{i}: A{}\n", i + 1))
+                .collect::<String>()
+        ),
+        "start: (((\"a\" | \"b\"){1,9999}){1,9999}){1,9999}".to_owned(),
+        format!(
+            "start: ({})+",
+            (0..900)
+                .map(|i| format!("/a.{{0,30}}b{i}[a-z]*/"))
+                .collect::<Vec<_>>()
+                .join(" | ")
+        ),
+        format!("start: /{}a{}/", "(".repeat(2000), ")*".repeat(2000)),
+        "start: /(.*a.*){1000}/".to_owned(),
+        "start: /(\\p{L}{1,1000}\\p{N}{1,1000}){1,1000}/".to_owned(),
+        "start: start".to_owned(),
+        "start: a\na: b\nb: a".to_owned(),
+        "start: nothing".to_owned(),
+        String::new(),
+        "\u{20ac}".repeat(1000),
+    ]
+}
+
+#[test]
+fn bombs_are_refused_in_time_or_run_within_bounds() {
+    let (text, compiler) = demo();
+    let mut refused = 0;
+    let schemas = bombs().into_iter().map(Rules::Schema);
+    let all = schemas.chain(grammars().into_iter().map(Rules::Grammar));
+    for rules in all.chain([
+        Rules::Regex("(a|b)*a(a|b){500}".into()),
+        Rules::Choice(Vec::new()),
+    ]) {
+        let start = Instant::now();
+        // On a stack as the server's.
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(super::super::STACK);
+            let compile = || compiler.compile(&rules, room(&compiler));
+            thread.spawn_scoped(scope, compile).unwrap().join().unwrap()
+        });
+        let took = start.elapsed();
+        let shown: String = format!("{rules:?}").chars().take(100).collect();
+        assert!(took < Duration::from_secs(1), "{took:?}: {shown}");
+        match compiled {
+            Err(_) => refused += 1,
+            Ok(mut held) => {
+                let start = Instant::now();
+                let mut random = fastrand::Rng::with_seed(7);
+                let mut tokens = 0;
+                while tokens < 100 && !held.is_complete() && held.prepare().is_ok() {
+                    let allowed: Vec<u32> = (0..text.config().vocab)
+                        .filter(|&t| held.allows(t))
+                        .collect();
+                    if held.accept(allowed[random.usize(..allowed.len())]).is_err() {
+                        break;
+                    }
+                    tokens += 1;
+                }
+                let took = start.elapsed();
+                assert!(
+                    took < Duration::from_secs(3),
+                    "{tokens} tokens in {took:?}: {shown}"
+                );
+            }
+        }
+    }
+    assert!(refused >= 30, "{refused}");
+}
