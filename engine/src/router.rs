@@ -118,6 +118,12 @@ impl Routes {
         self.first[0] = 0;
     }
 
+    /// The experts that any row visits, ascending.
+    pub fn visited(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+        let experts = (0..).zip(self.first.windows(2));
+        (experts.filter(|(_, ends)| ends[0] < ends[1])).map(|(expert, _)| expert)
+    }
+
     /// The units of work of a layer of `n` rows whose banks begin at `bank` and have these biases: the
     /// visited experts, ascending, and the shared one.
     pub fn units<'a>(
