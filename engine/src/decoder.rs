@@ -358,6 +358,10 @@ impl Decoder {
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];
         self.weights.head.matmul(on, input, &mut s.rows, logits);
+        if let Some(bias) = &self.weights.head_bias {
+            let rows = logits.chunks_exact_mut(bias.len());
+            rows.for_each(|row| add_rows(row, bias, bias.len()));
+        }
         if c.form.logit_scale != 1.0 {
             logits.iter_mut().for_each(|l| *l *= c.form.logit_scale);
         }

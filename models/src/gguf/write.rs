@@ -557,8 +557,8 @@ fn model_keys(
     }
     if let Some(mixture) = c.mixture.as_ref().filter(|m| m.early_router) {
         let function = match mixture.scoring {
-            Scoring::Softmax => SOFTMAX,
             Scoring::Sigmoid => SIGMOID,
+            Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
         };
         own("expert_gating_func", U32(function));
     }

@@ -186,6 +186,7 @@ impl Shape {
                 scoring: Scoring::Softmax,
                 early_router: false,
                 router_bias: false,
+                jitter: 0.0,
             }),
             qk_norm_whole: false,
             clip_qkv: None,
