@@ -286,7 +286,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
         )));
     }
     Ok(Targets {
-        active: args.active.unwrap_or(active),
+        active: (args.active.or(args.shape.default_active())).unwrap_or(active),
         hot_share,
         persistence: args.persistence,
         routing: routing.map(|published| RoutingTargets {

@@ -215,9 +215,14 @@ impl Recipe {
                 whole(heads as usize, random(full * self.written(row)))
             }
             Role::Gate | Role::Router => {
-                let own = biases.get(row).copied().unwrap_or_default();
-                let [token, context] = self.reads(id.role);
-                let own = Fill::Constant(own / bias as f32);
+                let own = f64::from(biases.get(row).copied().unwrap_or_default());
+                let ([token, context], level) = match id.role {
+                    Role::Router if self.early_router() => {
+                        (self.reads_input(id.layer), self.bias_level())
+                    }
+                    _ => (self.reads(id.role), 1.0),
+                };
+                let own = Fill::Constant((own / (bias * level)) as f32);
                 self.groups([own, random(token), random(context)])
             }
             Role::Up => {
@@ -263,6 +268,25 @@ impl Recipe {
         [((1.0 - slow) / token).sqrt(), (slow / context).sqrt()]
     }
 
+    fn early_router(&self) -> bool {
+        let mixture = self.config.mixture.as_ref();
+        mixture.is_some_and(|mixture| mixture.early_router)
+    }
+
+    /// Those of a router that reads the input of `layer` without a norm. The first one finds no
+    /// context yet: its scores are new with every token.
+    fn reads_input(&self, layer: u32) -> [f64; 2] {
+        let [_, token, context] = self.sizes();
+        match layer {
+            0 => [1.0 / token.sqrt(), LEAK / context.sqrt()],
+            _ => {
+                let deviation = self.input_variance(layer).sqrt();
+                let [of_token, of_context] = self.reads(Role::Router);
+                [of_token, of_context / deviation]
+            }
+        }
+    }
+
     /// The elements of a norm's or a bias's vector. After a norm, coordinates of
     /// the bias group are 1 and all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
@@ -273,8 +297,7 @@ impl Recipe {
                 let rms = (power / f64::from(self.config.head_dim)).sqrt();
                 return vec![rms.hypot(self.score_noise()) as f32; cols];
             }
-            Role::AttnNorm if id.layer == 0 => 0.0,
-            Role::AttnNorm => self.context_variance(id.layer) - self.attention_increment(id.layer),
+            Role::AttnNorm => self.input_variance(id.layer),
             Role::FfnNorm => self.context_variance(id.layer),
             Role::FinalNorm => self.context_variance(self.config.layers),
             _ => return vec![0.0; cols],
@@ -318,6 +341,14 @@ impl Recipe {
         let attention =
             1.0 + ATTENTION_GROWTH * f64::from(layer.min(self.config.layers - 1)) / layers;
         attention + FFN_GROWTH * f64::from(layer) / layers
+    }
+
+    /// The same where a layer begins.
+    fn input_variance(&self, layer: u32) -> f64 {
+        match layer {
+            0 => 0.0,
+            _ => self.context_variance(layer) - self.attention_increment(layer),
+        }
     }
 
     /// Value of the residual stream's coordinates in the bias group.

@@ -41,6 +41,12 @@ pub enum Shape {
     /// TurboSparse-Mixtral-47B: Mixtral-8x7B's dimensions with ReLU on gate and up (dReLU).
     #[value(name = "turbosparse-47b")]
     Turbosparse47b,
+    /// `tiny-moe` with ReLU experts and a router that reads the layer's input: for tests.
+    TinyMoeEarly,
+    /// SmallThinker-21B-A3B: 52 layers of 64 ReLU experts of 2560 × 768, 6 for a token, chosen
+    /// before attention; every layer is rotated.
+    #[value(name = "smallthinker-21b")]
+    Smallthinker21b,
 }
 
 /// Gate non-linearities, by name.
@@ -81,7 +87,7 @@ impl Shape {
     /// The activation of the model that the shape is named after.
     pub fn default_act(self) -> ActArg {
         match self {
-            Self::Tiny => ActArg::Relu,
+            Self::Tiny | Self::TinyMoeEarly | Self::Smallthinker21b => ActArg::Relu,
             Self::Bamboo7b | Self::Turbosparse47b => ActArg::Drelu,
             _ => ActArg::Silu,
         }
@@ -90,8 +96,9 @@ impl Shape {
     /// Experts of a layer, and how many of them a token visits; `None` for a dense shape.
     fn experts(self) -> Option<[u32; 2]> {
         match self {
-            Self::TinyMoe => Some([16, 4]),
+            Self::TinyMoe | Self::TinyMoeEarly => Some([16, 4]),
             Self::Qwen330bA3b => Some([128, 8]),
+            Self::Smallthinker21b => Some([64, 6]),
             Self::Mixtral8x7b | Self::Turbosparse47b => Some([8, 2]),
             _ => None,
         }
@@ -100,14 +107,27 @@ impl Shape {
     /// Published routing, where the shape has experts. Qwen3-30B-A3B: 65 of 128 experts take 90 % of
     /// the routes, and the experts of the token before are right for 43.3 % (gpu-container handbook,
     /// BigMoeOnEdge). Mixtral's experts are all in use; its reuse is not known, OLMoE's is 43.5 %
-    /// (WASTE).
+    /// (WASTE). SmallThinker's numbers are not known: OLMoE, which has as many experts, lends its
+    /// reuse, Qwen3-30B-A3B its popularity.
     pub fn default_routing(self) -> Option<RoutingTargets> {
         let (popular, reuse) = match self {
             Self::Mixtral8x7b | Self::Turbosparse47b => (0.9, 0.435),
-            Self::TinyMoe => (0.7, 0.5),
+            Self::TinyMoe | Self::TinyMoeEarly => (0.7, 0.5),
+            Self::Smallthinker21b => (65.0 / 128.0, 0.435),
             _ => (65.0 / 128.0, 0.433),
         };
         self.experts().map(|_| RoutingTargets { popular, reuse })
+    }
+
+    /// Share of the neurons that fire per token, where the shape's model has a published number:
+    /// more than 60 % of those of SmallThinker's chosen experts do not (arXiv 2507.20984).
+    pub fn default_active(self) -> Option<f64> {
+        (self == Self::Smallthinker21b).then_some(0.4)
+    }
+
+    /// Whether the router reads the layer's input, before attention.
+    fn early_router(self) -> bool {
+        matches!(self, Self::TinyMoeEarly | Self::Smallthinker21b)
     }
 
     /// The family whose checkpoints have this shape and such FFNs.
@@ -115,6 +135,7 @@ impl Shape {
         match self {
             Self::Qwen27b => "qwen2",
             Self::Qwen330bA3b => "qwen3_moe",
+            Self::TinyMoeEarly | Self::Smallthinker21b => "smallthinker",
             Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b if kind.relu_on_up => {
                 "turbosparsemixtral"
             }
@@ -137,7 +158,8 @@ impl Shape {
             Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
             Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
             Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
-            Self::TinyMoe => (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5),
+            Self::TinyMoe | Self::TinyMoeEarly => (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5),
+            Self::Smallthinker21b => (52, 2560, 768, 28, 4, 151_936, 16_384, 1.5e6, 1e-6),
             Self::Qwen330bA3b => (48, 2048, 768, 32, 4, 151_936, 40_960, 1e6, 1e-6),
             Self::Mixtral8x7b | Self::Turbosparse47b => {
                 (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
@@ -145,7 +167,7 @@ impl Shape {
         };
         let ffn_kind = act.kind();
         let head_dim = match self {
-            Self::Qwen330bA3b => 128,
+            Self::Qwen330bA3b | Self::Smallthinker21b => 128,
             _ => d_model / heads,
         };
         let [experts, chosen] = self.experts().unwrap_or([1, 0]);
@@ -183,8 +205,11 @@ impl Shape {
                 shared: 0,
                 dense_layers: Vec::new(),
                 dense_ffn: 0,
-                scoring: Scoring::Softmax,
-                early_router: false,
+                scoring: match self.early_router() {
+                    true => Scoring::Sigmoid,
+                    false => Scoring::Softmax,
+                },
+                early_router: self.early_router(),
                 router_bias: false,
                 jitter: 0.0,
             }),
@@ -221,6 +246,8 @@ mod tests {
             (Shape::Qwen330bA3b, 30_532),
             (Shape::Mixtral8x7b, 46_703),
             (Shape::Turbosparse47b, 46_703),
+            // "21B"
+            (Shape::Smallthinker21b, 21_507),
         ] {
             let c = shape.config(shape.default_act());
             let count: usize = emberflow_models::names::required(&c)
