@@ -83,6 +83,7 @@ fn experts_are_chosen_as_asked_for() {
             "--popular 0.8 --reuse 0.45 --act relu --active 0.2 --persistence 0.9",
         ),
         ("tiny-moe-early", "--popular 0.6 --reuse 0.55 --active 0.4"),
+        ("tiny-moe-oss", "--popular 0.75 --reuse 0.4"),
     ]
     .iter()
     .enumerate()

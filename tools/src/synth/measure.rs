@@ -81,7 +81,7 @@ pub fn measure(
     let endings = ["", ".partial", ".partial.journal"];
     let _unfinished = endings.map(|ending| Unfinished::at(&beside(&temporary.0, ending)));
     let dtype = match encoding {
-        Encoding::Q4_0 => DType::Q4,
+        Encoding::Q4_0 | Encoding::Mxfp4 => DType::Q4,
         Encoding::Q8_0 => DType::Q8,
         Encoding::F16 | Encoding::F32 => DType::F16,
     };

@@ -141,9 +141,11 @@ impl Recipe {
         }
         let (mean, deviation) = firing.gate();
         let act = |g: f64| activation(c.ffn_kind.activation, g);
-        let up_power = match c.ffn_kind.relu_on_up {
-            true => expect(firing.up_bias, 1.0, |u| u.max(0.0).powi(2)),
-            false => 1.0,
+        let up_power = match c.ffn_kind {
+            kind if kind.relu_on_up => expect(firing.up_bias, 1.0, |u| u.max(0.0).powi(2)),
+            // E[(u + 1)²]
+            kind if matches!(kind.activation, Activation::ClampedSwiglu { .. }) => 2.0,
+            _ => 1.0,
         };
         Ok(Self {
             window: Window::new(
@@ -238,6 +240,8 @@ impl Recipe {
                 let leak = random(LEAK * full);
                 self.groups([leak, leak, random(full)])
             }
+            Role::GateBias | Role::UpBias => whole(c.ffn as usize, Fill::Constant(0.0)),
+            Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
             _ => whole(0, Fill::Constant(0.0)),
         }
     }
@@ -291,7 +295,8 @@ impl Recipe {
     /// the bias group are 1 and all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
         let context = match id.role {
-            // leaves queries and keys as they are
+            // no share of the scores beside it
+            Role::Sinks => return vec![-40.0; cols],
             Role::QNorm | Role::KNorm => {
                 let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
                 let rms = (power / f64::from(self.config.head_dim)).sqrt();
