@@ -21,6 +21,9 @@ const TRIAL: [bool; 4] = [false, true, true, false];
 /// Fewest trials of a decision.
 const FEWEST: u32 = 4;
 
+/// Fewest trials whose mean is told: of the few by which it was decided, chance had its part.
+const TOLD: u32 = 16;
+
 /// Most trials before the first rest, and between two rests.
 const FIRST_TRIALS: u32 = 16;
 /// See [`FIRST_TRIALS`].
@@ -226,7 +229,9 @@ impl Foresight {
         if count < FEWEST {
             return self.next_trial();
         }
-        self.seen.gain = Some(value.exp() - 1.0);
+        if count >= TOLD {
+            self.seen.gain = Some(value.exp() - 1.0);
+        }
         let [guessed, right] = self.judged_since();
         let sure = SURE * self.trials.error();
         let pays = value > sure;
