@@ -216,17 +216,7 @@ impl Recipe {
                     (self.attention_increment(id.layer) / (self.window.energy * heads)).sqrt();
                 whole(heads as usize, random(full * self.written(row)))
             }
-            Role::Gate | Role::Router => {
-                let own = f64::from(biases.get(row).copied().unwrap_or_default());
-                let ([token, context], level) = match id.role {
-                    Role::Router if self.early_router() => {
-                        (self.reads_input(id.layer), self.bias_level())
-                    }
-                    _ => (self.reads(id.role), 1.0),
-                };
-                let own = Fill::Constant((own / (bias * level)) as f32);
-                self.groups([own, random(token), random(context)])
-            }
+            Role::Gate | Role::Router => self.scores(id, row, biases),
             Role::Up => {
                 let own = match self.firing.up_bias {
                     0.0 => random(LEAK * reads_context),
@@ -244,6 +234,18 @@ impl Recipe {
             Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
             _ => whole(0, Fill::Constant(0.0)),
         }
+    }
+
+    /// A row that decides whether a neuron fires or an expert is chosen.
+    fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> Row {
+        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        let own = f64::from(biases.get(row).copied().unwrap_or_default());
+        let ([token, context], level) = match id.role {
+            Role::Router if self.early_router() => (self.reads_input(id.layer), self.bias_level()),
+            _ => (self.reads(id.role), 1.0),
+        };
+        let own = Fill::Constant((own / (self.sizes()[0] * level)) as f32);
+        self.groups([own, random(token), random(context)])
     }
 
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on

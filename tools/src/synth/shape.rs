@@ -171,6 +171,48 @@ impl Shape {
         }
     }
 
+    /// The FFN's formula; gpt-oss has a form of SiLU of its own.
+    fn ffn_kind(self, act: ActArg) -> FfnKind {
+        let kind = act.kind();
+        match self.is_gpt_oss() && kind.activation == Activation::Silu {
+            true => FfnKind {
+                activation: Activation::ClampedSwiglu {
+                    limit: 7.0,
+                    alpha: 1.702,
+                },
+                ..kind
+            },
+            false => kind,
+        }
+    }
+
+    /// How experts are put together.
+    fn mixture(self) -> Option<Mixture> {
+        let early_router = self.early_router();
+        self.experts().map(|[_, chosen]| Mixture {
+            chosen,
+            renormalise: true,
+            shared: 0,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring: match early_router {
+                true => Scoring::Sigmoid,
+                false => Scoring::Softmax,
+            },
+            early_router,
+            router_bias: self.is_gpt_oss(),
+            jitter: 0.0,
+        })
+    }
+
+    /// The window of a layer; 0 without one.
+    fn window(self, layer: u32) -> u32 {
+        match self.is_gpt_oss() && layer.is_multiple_of(2) {
+            true => 128,
+            false => 0,
+        }
+    }
+
     /// The configuration with activation `act`.
     pub fn config(self, act: ActArg) -> ModelConfig {
         // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
@@ -193,19 +235,13 @@ impl Shape {
                 (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
             }
         };
-        let mut ffn_kind = act.kind();
-        if self.is_gpt_oss() && ffn_kind.activation == Activation::Silu {
-            ffn_kind.activation = Activation::ClampedSwiglu {
-                limit: 7.0,
-                alpha: 1.702,
-            };
-        }
+        let ffn_kind = self.ffn_kind(act);
         let head_dim = match self {
             Self::Qwen330bA3b | Self::Smallthinker21b => 128,
             Self::GptOss20b => 64,
             _ => d_model / heads,
         };
-        let [experts, chosen] = self.experts().unwrap_or([1, 0]);
+        let experts = self.experts().map_or(1, |[experts, _]| experts);
         ModelConfig {
             family: self.family(ffn_kind).into(),
             name: format!("synth-{}", super::name(self)),
@@ -224,12 +260,7 @@ impl Shape {
                 dims: head_dim,
                 scaling: RopeScaling::None,
             },
-            window: (0..layers)
-                .map(|layer| match self.is_gpt_oss() && layer % 2 == 0 {
-                    true => 128,
-                    false => 0,
-                })
-                .collect(),
+            window: (0..layers).map(|layer| self.window(layer)).collect(),
             qkv_bias: self == Self::Qwen27b || self.is_gpt_oss(),
             o_bias: self.is_gpt_oss(),
             qk_norm: self == Self::Qwen330bA3b,
@@ -239,20 +270,7 @@ impl Shape {
             add_bos: true,
             eos: vec![super::vocab::EOS],
             predictor_threshold: None,
-            mixture: (chosen > 0).then_some(Mixture {
-                chosen,
-                renormalise: true,
-                shared: 0,
-                dense_layers: Vec::new(),
-                dense_ffn: 0,
-                scoring: match self.early_router() {
-                    true => Scoring::Sigmoid,
-                    false => Scoring::Softmax,
-                },
-                early_router: self.early_router(),
-                router_bias: self.is_gpt_oss(),
-                jitter: 0.0,
-            }),
+            mixture: self.mixture(),
             qk_norm_whole: false,
             clip_qkv: None,
             form: Form {

@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
-use super::{GgufFile, GgufValue, QUANTIZATION_VERSION, vocab};
-use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
+use super::types::{GgufFile, GgufValue};
+use super::vocab;
+use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
 use crate::gguf::arch::{Arch, GPT_OSS};
 use crate::gguf::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
+
+/// `general.quantization_version`: the block formats as of 2023.
+const QUANTIZATION_VERSION: u32 = 2;
 
 /// Every key of the header, in file order.
 pub(super) fn keys(
@@ -102,20 +106,7 @@ fn model_keys(
     own("rope.dimension_count", U32(c.rope.dims));
     own("rope.freq_base", F32(c.rope.theta));
     if let Some(mixture) = &c.mixture {
-        own("expert_count", U32(c.experts));
-        own("expert_used_count", U32(mixture.chosen));
-        own("expert_feed_forward_length", U32(c.ffn));
-        own("expert_weights_norm", Bool(mixture.renormalise));
-        if mixture.shared > 0 {
-            own("expert_shared_feed_forward_length", U32(mixture.shared));
-        }
-    }
-    if let Some(mixture) = c.mixture.as_ref().filter(|m| m.early_router) {
-        let function = match mixture.scoring {
-            Scoring::Sigmoid => SIGMOID,
-            Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
-        };
-        own("expert_gating_func", U32(function));
+        expert_keys(c, mixture, &mut own);
     }
     if let Some(&window) = c.window.iter().find(|&&window| window != 0) {
         own("attention.sliding_window", U32(window));
@@ -128,4 +119,23 @@ fn model_keys(
     }
     keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
     Ok(keys)
+}
+
+/// Those of a mixture of experts.
+fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, GgufValue)) {
+    use GgufValue::{Bool, U32};
+    own("expert_count", U32(c.experts));
+    own("expert_used_count", U32(mixture.chosen));
+    own("expert_feed_forward_length", U32(c.ffn));
+    own("expert_weights_norm", Bool(mixture.renormalise));
+    if mixture.shared > 0 {
+        own("expert_shared_feed_forward_length", U32(mixture.shared));
+    }
+    if mixture.early_router {
+        let function = match mixture.scoring {
+            Scoring::Sigmoid => SIGMOID,
+            Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
+        };
+        own("expert_gating_func", U32(function));
+    }
 }
