@@ -1,15 +1,25 @@
 #!/usr/bin/env python3
-"""What caches of experts miss and what reading experts ahead gains, on the bundled mixture of experts.
+"""Mixtures of experts: what caches miss, what reading ahead gains, speed by budget, neurons against whole
+experts, and how far a token's time is from its bound.
 
-    benches/experts.py EMBERFLOW [MODEL] [--text FILE] [--tokens N] [--shares 0.25,0.5,0.75] [--new N]
-                       [--rounds N] [--io ENGINE] [--sparsity exact|dense]
+    benches/experts.py EMBERFLOW [MODEL] [--proofs misses,ahead] [--make SHAPE:LAYERS] [--text FILE] [--tokens N]
+                       [--shares 0.25,0.5,0.75] [--memory 24MiB,26MiB] [--new N] [--rounds N] [--io ENGINE]
+                       [--sparsity exact|dense]
 
-MODEL is demo-moe if none is named. Misses: the routing of --tokens tokens of the text is recorded and
-replayed with caches of each share of the experts' bytes, the first tenth to warm up. Reading ahead: `run`
-with --read-ahead off, on and auto in turns, each round another seed, --new tokens; medians, and the gain of a
-mode is the median of its speed over that of off in the same round. The texts of a round have to be the same.
-With --sparsity dense every neuron of a visited expert is needed, as in models without exact zeros; with exact,
-experts with resident Gate rows read single neurons and nothing ahead.
+MODEL is demo-moe if none is named. With --make it is a file to be written, a random model of that shape with so
+many layers (`synth`, then `pack --quant q4`); it and the GGUF file beside it, MODEL.gguf, stay. Runs of a proof
+take turns, each round has another seed, and numbers are medians. All runs of a round have to give the same text.
+
+misses    The routing of --tokens tokens of the text is recorded and replayed with caches of each share of the
+          experts' bytes, the first tenth to warm up.
+ahead     --read-ahead off, on and auto. The gain of a mode is the median of its speed over that of off in the
+          same round. Where single neurons are read, nothing is read ahead.
+budgets   `plan` and `run` for each budget of --memory, up and down in turns: neither may fall as it grows.
+sparsity  --sparsity exact against dense: neurons inside experts, where that is faster, against whole experts.
+bound     The time of a token over the larger of bytes missed ÷ the disk's rate for reads of their mean length,
+          and bytes computed ÷ memory's rate, all measured in the round.
+
+Beside llama.cpp, in control groups of the same size: benches/peers/offload.py MODEL.gguf MODEL --sparsity exact.
 """
 
 import argparse
@@ -23,6 +33,7 @@ import tempfile
 HELDOUT = pathlib.Path(__file__).resolve().parent.parent / "models/demo/heldout.txt"
 POLICIES = ["shipped", "lru", "lfu", "belady"]
 MODES = ["off", "on", "auto"]
+PROMPT = "# Ownership\n\nOwnership is"
 
 
 def call(*args):
@@ -32,67 +43,180 @@ def call(*args):
     return json.loads(done.stdout)
 
 
-def misses(program, args):
+def run(args, turn, *more):
+    """A run's report; `turn` is its seed."""
+    return call(args.emberflow, "run", args.model, "-p", PROMPT, "-n", str(args.new), "--ignore-eos", "--temp",
+                "0.8", "--seed", str(turn), "--io", args.io, "--json", *more)
+
+
+def same_text(runs, what):
+    if len({run["logits_hash"] for run in runs}) != 1:
+        sys.exit(f"the texts of {what} differ")
+
+
+def median(runs, get):
+    return statistics.median(get(run) for run in runs)
+
+
+def speed(run):
+    return run["decode_tokens_per_s"]
+
+
+def read_per_token(run):
+    return run["io"]["bytes_read"] / run["generated_tokens"]
+
+
+def table(*columns):
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+
+
+def line(*cells):
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def ranged(runs):
+    speeds = [speed(run) for run in runs]
+    digits = 0 if min(speeds) >= 20 else 2
+    return f"{statistics.median(speeds):.{digits}f} ({min(speeds):.{digits}f} to {max(speeds):.{digits}f})"
+
+
+def make(args):
+    """Writes the model that --make asks for, unless it is there."""
+    if not args.make or pathlib.Path(args.model).exists():
+        return
+    shape, layers = args.make.split(":")
+    gguf = f"{args.model}.gguf"
+    call(args.emberflow, "synth", "--shape", shape, "--layers", layers, "-o", gguf, "--json")
+    call(args.emberflow, "pack", gguf, "-o", args.model, "--quant", "q4", "--json")
+
+
+def misses(args):
     """Prints the miss rates of each policy at each share."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/trace"
-        call(program, "trace", "record", args.model, "-f", args.text, "-o", trace,
+        call(args.emberflow, "trace", "record", args.model, "-f", args.text, "-o", trace,
              "--limit", str(args.tokens), "--json")
-        found = call(program, "trace", "simulate", trace, "--json",
+        found = call(args.emberflow, "trace", "simulate", trace, "--json",
                      "--cache", ",".join(f"{float(share):.0%}" for share in args.shares))
     rates = {(result["cache"], result["policy"]): result["miss_rate"] for result in found["results"]}
     print(f"misses: {found['model']}, {found['tokens']} tokens after {found['warm_up']} to warm up")
-    print(f"\n| cache, of all experts | {' | '.join(POLICIES)} |\n|---{'|---' * len(POLICIES)}|")
+    table("cache, of all experts", *POLICIES)
     for share in args.shares:
-        cells = (f"{rates[(float(share), policy)]:.1%}" for policy in POLICIES)
-        print(f"| {float(share):.0%} | {' | '.join(cells)} |")
+        line(f"{float(share):.0%}", *(f"{rates[(float(share), policy)]:.1%}" for policy in POLICIES))
 
 
-def read_ahead(program, args):
+def ahead(args):
     print(f"\nreading ahead: {args.rounds} rounds of {args.new} tokens, --io {args.io}, --sparsity {args.sparsity}")
-    print("\n| resident | mode | tokens/s (lowest to highest) | times off | guesses right | read ahead and used "
-          "| waits | passes with it | gain that run tells |\n|---|---|---|---|---|---|---|---|---|")
+    table("resident", "mode", "tokens/s (lowest to highest)", "times off", "guesses right", "read ahead and used",
+          "waits", "passes with it", "gain that run tells")
     for share in args.shares:
         runs = {mode: [] for mode in MODES}
         for turn in range(args.rounds):
             for mode in MODES[turn % 3:] + MODES[:turn % 3]:
-                runs[mode].append(call(
-                    program, "run", args.model, "-p", "# Ownership\n\nOwnership is", "-n", str(args.new),
-                    "--ignore-eos", "--temp", "0.8", "--seed", str(turn), "--ffn-resident", str(share), "--io", args.io,
-                    "--sparsity", args.sparsity, "--read-ahead", mode, "--json"))
-            if len({runs[mode][-1]["logits_hash"] for mode in MODES}) != 1:
-                sys.exit(f"the texts of round {turn} at {share} differ")
+                runs[mode].append(run(args, turn, "--ffn-resident", share, "--sparsity", args.sparsity,
+                                      "--read-ahead", mode))
+            same_text([runs[mode][-1] for mode in MODES], f"round {turn} at {share}")
         for mode in MODES:
-            def of(get):
-                return [get(run) for run in runs[mode]]
-
-            speed = of(lambda run: run["decode_tokens_per_s"])
-            gain = statistics.median(a / b["decode_tokens_per_s"] for a, b in zip(speed, runs["off"]))
-            ahead = [run["read_ahead"] for run in runs[mode] if run.get("read_ahead") and run["read_ahead"]["guessed"]]
-            right, used = ([f"{statistics.median(a[key] for a in ahead):.0%}" if ahead else "–"
+            gain = statistics.median(speed(a) / speed(b) for a, b in zip(runs[mode], runs["off"]))
+            guessed = [run["read_ahead"] for run in runs[mode]
+                       if run.get("read_ahead") and run["read_ahead"]["guessed"]]
+            right, used = ([f"{statistics.median(a[key] for a in guessed):.0%}" if guessed else "–"
                             for key in ("precision", "used_share")])
-            told = [a["gain"] for a in ahead if a["gain"] is not None]
-            gains = f"{statistics.median(told):+.0%}" if told else "–"
-            passes = statistics.median(of(lambda run: (run.get("read_ahead") or {}).get("passes_share", 0.0)))
-            waits = statistics.median(of(lambda run: run["io"]["wait_share"]))
-            print(f"| {float(share):.0%} | {mode} | {statistics.median(speed):.0f} ({min(speed):.0f} to {max(speed):.0f}) "
-                  f"| {gain:.2f} | {right} | {used} | {waits:.0%} | {passes:.0%} | {gains} |", flush=True)
+            told = [a["gain"] for a in guessed if a["gain"] is not None]
+            passes = median(runs[mode], lambda run: (run.get("read_ahead") or {}).get("passes_share", 0.0))
+            waits = median(runs[mode], lambda run: run["io"]["wait_share"])
+            line(f"{float(share):.0%}", mode, ranged(runs[mode]), f"{gain:.2f}", right, used, f"{waits:.0%}",
+                 f"{passes:.0%}", f"{statistics.median(told):+.0%}" if told else "–")
+
+
+def budgets(args):
+    plans = call(args.emberflow, "plan", args.model, "--io", args.io, "--context", str(args.new + 64), "--memory",
+                 ",".join(args.memory), "--json")["plans"]
+    runs = {memory: [] for memory in args.memory}
+    for turn in range(args.rounds):
+        for memory in args.memory[::-1 if turn % 2 else 1]:
+            runs[memory].append(run(args, 0, "--memory", memory))
+    same_text([run for each in runs.values() for run in each], "budgets")
+    print(f"\nbudgets: {args.rounds} rounds of {args.new} tokens, --io {args.io}")
+    table("budget", "experts in memory", "Gate rows", "planned tokens/s", "tokens/s (lowest to highest)",
+          "read per token, planned", "read", "waits")
+    for memory, plan in zip(args.memory, plans):
+        each = runs[memory]
+        line(memory, f"{plan['ffn_resident_share']:.0%}", "held" if plan["gates_resident"] else "read",
+             f"{plan['decode']['tokens_per_s']:.0f}", ranged(each), f"{plan['decode']['bytes_read'] / 1e3:.0f} kB",
+             f"{median(each, read_per_token) / 1e3:.0f} kB", f"{median(each, lambda r: r['io']['wait_share']):.0%}")
+
+
+def sparsity(args):
+    print(f"\nsparsity: {args.model}, {args.rounds} rounds of {args.new} tokens, --io {args.io}")
+    table("resident", "sparsity", "budget", "tokens/s (lowest to highest)", "times dense", "read per token",
+          "dense reads", "neurons that fired")
+    for share in args.shares:
+        runs = {"exact": [], "dense": []}
+        for turn in range(args.rounds):
+            # exact and dense within the same bytes
+            runs["exact"].append(run(args, turn, "--ffn-resident", share, "--sparsity", "exact"))
+            budget = str(runs["exact"][-1]["memory"]["budget_bytes"])
+            runs["dense"].append(run(args, turn, "--memory", budget, "--sparsity", "dense"))
+            same_text([runs[mode][-1] for mode in runs], f"round {turn} at {share}")
+        gain = statistics.median(speed(a) / speed(b) for a, b in zip(runs["exact"], runs["dense"]))
+        more = median(runs["dense"], read_per_token) / max(median(runs["exact"], read_per_token), 1)
+        for mode, each in runs.items():
+            line(f"{float(share):.0%}", mode, f"{each[0]['memory']['budget_bytes'] / 2**20:.0f} MiB", ranged(each),
+                 f"{gain:.2f}" if mode == "exact" else "1.00", f"{median(each, read_per_token) / 1e6:.1f} MB",
+                 f"{more:.2f} times as much" if mode == "exact" else "–",
+                 f"{median(each, lambda run: run['sparsity']['active_share'] or 0):.0%}")
+
+
+def bound(args):
+    print(f"\nbound: {args.model}, {args.rounds} rounds of {args.new} tokens, --sparsity {args.sparsity}")
+    table("resident", "ms per token", "read per token", "reads", "disk", "computed", "memory", "bound, ms",
+          "times the bound")
+    for share in args.shares:
+        found = []
+        for turn in range(args.rounds):
+            one = run(args, turn, "--ffn-resident", share, "--sparsity", args.sparsity)
+            decode = call(args.emberflow, "bench", "decode", args.model, "--ffn-resident", share, "--sparsity",
+                          args.sparsity, "--io", args.io, "--quick", "--json")
+            reads = one["io"]["reads"] / one["generated_tokens"]
+            missed = read_per_token(one)
+            length = min(max(round(missed / max(reads, 1) / 4096), 1), 256) * 4
+            disk = call(args.emberflow, "bench", "io", args.model, "--sizes", f"{length}KiB", "--depths", "16",
+                        "--ranges", "0", "--json")
+            rate = max(point["mb_per_s"] for point in disk["points"]) * 1e6
+            computed, memory = decode["contexts"][0]["bytes_per_token"], decode["memory_gb_per_s"] * 1e9
+            least = max(missed / rate, computed / memory) * 1e3
+            found.append((1e3 / speed(one), missed, reads, rate, computed, memory, least, 1e3 / speed(one) / least))
+        ms, missed, reads, rate, computed, memory, least, times = map(statistics.median, zip(*found))
+        line(f"{float(share):.0%}", f"{ms:.1f}", f"{missed / 1e6:.1f} MB", f"{reads:.0f}", f"{rate / 1e6:.0f} MB/s",
+             f"{computed / 1e6:.0f} MB", f"{memory / 1e9:.1f} GB/s", f"{least:.1f}", f"{times:.2f}")
+
+
+PROOFS = {"misses": misses, "ahead": ahead, "budgets": budgets, "sparsity": sparsity, "bound": bound}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = lambda text: text.split(",")
     parser.add_argument("emberflow")
     parser.add_argument("model", nargs="?", default="demo-moe")
+    parser.add_argument("--proofs", type=words, default=["misses", "ahead"])
+    parser.add_argument("--make", metavar="SHAPE:LAYERS")
     parser.add_argument("--text", default=str(HELDOUT))
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--shares", type=lambda text: text.split(","), default=["0.25", "0.5", "0.75"])
+    parser.add_argument("--shares", type=words, default=["0.25", "0.5", "0.75"])
+    parser.add_argument("--memory", type=words, default=[f"{mib}MiB" for mib in range(24, 37, 2)])
     parser.add_argument("--new", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sparsity", default="dense", choices=["exact", "dense"])
     args = parser.parse_args()
-    misses(args.emberflow, args)
-    read_ahead(args.emberflow, args)
+    unknown = [proof for proof in args.proofs if proof not in PROOFS]
+    if unknown:
+        parser.error(f"no proofs {', '.join(unknown)}; there are {', '.join(PROOFS)}")
+    make(args)
+    for proof in args.proofs:
+        PROOFS[proof](args)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,7 @@ impl Decoder {
         hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
         let mut last = Instant::now();
+        self.route_early(number, pass)?;
         self.attend(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
@@ -215,8 +216,30 @@ impl Decoder {
         fed
     }
 
-    /// Attention of a layer, which an early router sees before, and the FFN's input. Where both
-    /// read the layer's input, what attention gives is kept until the FFN has seen it.
+    /// Asks an early router, which reads the layer's input, and begins to read the experts that it
+    /// chooses for a single token.
+    fn route_early(&mut self, number: usize, pass: &Pass) -> Result<(), Error> {
+        let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
+        let (n, layer) = (pass.rows, &self.weights.layers[number]);
+        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
+        let (Some(router), Some(mixture)) = (&layer.router, early) else {
+            return Ok(());
+        };
+        let store = &mut self.ffn.store;
+        store.tracer().section(&trace::ROUTER, [number as u64, 0]);
+        let x = &pass.x[..n * c.d_model as usize];
+        let input = Input::new(on.cpu, x, n, &mut s.input);
+        s.routes.choose(on, router, mixture, input, &mut s.rows);
+        if n > 1 {
+            return Ok(());
+        }
+        let first = store.layout().banks_of(number).start;
+        let units = s.routes.visited().map(|expert| first + expert);
+        store.read_chosen(number, units)
+    }
+
+    /// Attention of a layer, and the FFN's input. Where both read the layer's input, what attention
+    /// gives is kept until the FFN has seen it.
     fn attend(
         &mut self,
         number: usize,
@@ -227,12 +250,6 @@ impl Decoder {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let (tracer, width) = (self.ffn.store.tracer(), n * c.d_model as usize);
-        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
-        if let (Some(router), Some(mixture)) = (&layer.router, early) {
-            tracer.section(&trace::ROUTER, [number as u64, 0]);
-            let input = Input::new(on.cpu, &pass.x[..width], n, &mut s.input);
-            s.routes.choose(on, router, mixture, input, &mut s.rows);
-        }
         tracer.section(&trace::ATTENTION, [number as u64, 0]);
         let before = layer.attn_norm.as_ref();
         rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
@@ -341,6 +358,10 @@ impl Decoder {
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];
         self.weights.head.matmul(on, input, &mut s.rows, logits);
+        if let Some(bias) = &self.weights.head_bias {
+            let rows = logits.chunks_exact_mut(bias.len());
+            rows.for_each(|row| add_rows(row, bias, bias.len()));
+        }
         if c.form.logit_scale != 1.0 {
             logits.iter_mut().for_each(|l| *l *= c.form.logit_scale);
         }

@@ -178,8 +178,10 @@ impl MemoryPlan {
 
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
-        let units = (self.hot_clusters * needs.cluster + self.slots).min(needs.neurons);
-        let share = units as f64 / (needs.neurons as f64).max(1.0);
+        // The last cluster of a bank may be a short one.
+        let hot = self.hot_clusters as f64 / (needs.clusters as f64).max(1.0);
+        let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
+        let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();
         match self.residency {
             Residency::GatesResident => gate + (1.0 - gate) * share,
@@ -553,7 +555,9 @@ mod tests {
         let n = needs();
         for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
             let plan = n.plan(n.budget_for_share(share)).unwrap();
-            let units = (plan.slots + 128 * plan.hot_clusters).min(8000) as f64;
+            // 62 clusters of 128 and one of 64, all counted alike
+            let hot = plan.hot_clusters as f64 * 8000.0 / 63.0;
+            let units = (plan.slots as f64 + hot).min(8000.0);
             let resident = match plan.residency {
                 Residency::GatesResident => units * 680.0 + 8000.0 * 340.0,
                 Residency::Bundles => units * 1020.0,

@@ -164,10 +164,10 @@ impl Planner {
     pub fn budget(&self, budget: Budget) -> u64 {
         match budget {
             Budget::Bytes(bytes) => bytes,
-            Budget::Auto => auto_budget(&self.needs_with(self.longest_chunk())),
+            Budget::Auto => auto_budget(&self.needs_with(&self.needs, self.longest_chunk())),
             // Everything, including the chunk that is chosen then.
             Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
-            Budget::FfnShare(share) => self.needs.budget_for_share(share),
+            Budget::FfnShare(share) => self.budget_for_share(share),
         }
     }
 }

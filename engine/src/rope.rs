@@ -22,7 +22,7 @@ impl RopeTable {
             cos: vec![0.0; n],
             sin: vec![0.0; n],
             inv_freq,
-            factor: rope.scaling.attention_factor(),
+            factor: rope.scaling.attention_factor(context),
         }
     }
 

@@ -76,10 +76,14 @@ impl Routes {
             for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
                 *score += bias;
             }
-            if mixture.scoring == Scoring::Softmax {
-                softmax(scores);
+            match mixture.scoring {
+                Scoring::Softmax => {
+                    softmax(scores);
+                    pick(scores, choices);
+                }
+                Scoring::Sigmoid => pick(scores, choices),
+                Scoring::SparseMixer => mix(scores, choices, mixture.jitter),
             }
-            pick(scores, choices);
             weigh(choices, mixture);
         }
         self.sort(n);
@@ -116,6 +120,12 @@ impl Routes {
         }
         self.first.copy_within(0..self.experts, 1);
         self.first[0] = 0;
+    }
+
+    /// The experts that any row visits, ascending.
+    pub fn visited(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+        let experts = (0..).zip(self.first.windows(2));
+        (experts.filter(|(_, ends)| ends[0] < ends[1])).map(|(expert, _)| expert)
     }
 
     /// The units of work of a layer of `n` rows whose banks begin at `bank` and have these biases: the
@@ -184,6 +194,25 @@ fn pick(scores: &mut [f32], choices: &mut [Choice]) {
         };
         // below every other
         scores[best] = f32::NEG_INFINITY;
+    }
+}
+
+/// sparsemixer (arXiv 2409.12136) at inference: the highest scores, one after the other, each with
+/// its share among the scores that are lower by at most `2 · jitter`, relative to the larger
+/// magnitude; takes them out of `scores`.
+fn mix(scores: &mut [f32], choices: &mut [Choice], jitter: f32) {
+    for choice in choices {
+        pick(scores, std::slice::from_mut(choice));
+        let best = choice.weight;
+        // those taken out before are below every other
+        let others = scores.iter().filter(|score| score.is_finite());
+        let near = others.filter(|score| {
+            let distance = (best - **score) / score.abs().max(best);
+            // none if both are 0
+            distance.is_nan() || distance <= 2.0 * jitter
+        });
+        let sum = near.fold(1.0, |sum, score| sum + math::exp(*score - best));
+        choice.weight = 1.0 / sum;
     }
 }
 
@@ -268,6 +297,7 @@ mod tests {
             scoring,
             early_router: false,
             router_bias: false,
+            jitter: 0.0,
         };
         let weights = |scoring, renormalise| {
             // far above where a sigmoid in f32 is 1
@@ -280,6 +310,32 @@ mod tests {
         assert_eq!(weights(Scoring::Softmax, false), [40.0, 30.0]);
         assert_eq!(weights(Scoring::Sigmoid, false), [1.0, 1.0]);
         assert_eq!(weights(Scoring::Sigmoid, true), [0.5, 0.5]);
+    }
+
+    /// Numbers of transformers' `sparsemixer` for these scores.
+    #[test]
+    fn sparsemixer_weighs_the_scores_near_the_best() {
+        let mixed = |scores: [f32; 4], jitter| {
+            let mut choices = [Choice::default(); 2];
+            mix(&mut scores.clone(), &mut choices, jitter);
+            choices.map(|c| (c.expert, c.weight))
+        };
+        let close = |found: [(u32, f32); 2], expected: [(u32, f32); 2]| {
+            for (found, expected) in found.into_iter().zip(expected) {
+                assert_eq!(found.0, expected.0);
+                assert!(
+                    (found.1 - expected.1).abs() < 1e-5,
+                    "{found:?} {expected:?}"
+                );
+            }
+        };
+        let all = [1.0, 2.0, 1.99, -3.0];
+        close(mixed(all, 0.01), [(1, 0.5025), (2, 1.0)]);
+        let all = [-1.0, -2.0, -1.1, -4.0];
+        close(mixed(all, 0.1), [(0, 0.524_979_2), (2, 1.0)]);
+        close(mixed([0.0; 4], 0.01), [(0, 0.25), (1, 1.0 / 3.0)]);
+        let all = [2.0, 2.0, -1.0, 1.99];
+        close(mixed(all, 0.01), [(0, 0.334_442_6), (1, 0.5025)]);
     }
 
     #[test]

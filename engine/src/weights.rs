@@ -158,6 +158,8 @@ impl LayerWeights {
 pub(crate) struct Weights {
     /// Output head, `[vocab × d_model]`; also the embedding where tied.
     pub head: Matrix,
+    /// Its bias, `[vocab]`.
+    pub head_bias: Option<Vec<f32>>,
     /// Norm before the head.
     pub final_norm: Norm,
     /// Learned positions.
@@ -187,6 +189,8 @@ impl Weights {
                 })
                 .collect();
             let head = src.matrix(head_role(c), 0, vocab, d);
+            let bias = c.form.head_bias;
+            let head_bias = bias.then(|| src.vector(Role::HeadBias, 0, vocab));
             let final_norm = src.norm(Role::FinalNorm, Some(Role::FinalNormBias), 0, c);
             let positions = match c.position_rows() as usize {
                 0 => Ok(None),
@@ -206,6 +210,7 @@ impl Weights {
             Ok(Self {
                 layers: layers.collect(),
                 head: head?,
+                head_bias: head_bias.transpose()?,
                 final_norm: final_norm?,
                 positions: positions?,
             })

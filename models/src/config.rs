@@ -100,6 +100,14 @@ pub struct Mixture {
     /// The router's scores carry a bias.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub router_bias: bool,
+    /// With [`Scoring::SparseMixer`], half of the relative distance from the highest score up to
+    /// which others have a share; 0 otherwise.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub jitter: f32,
+}
+
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
 }
 
 /// How a router's scores become weights.
@@ -111,6 +119,9 @@ pub enum Scoring {
     Softmax,
     /// The sigmoid of each score.
     Sigmoid,
+    /// sparsemixer (PhiMoE): of two experts, one after the other, its share among those whose scores
+    /// are hardly lower ([`Mixture::jitter`]).
+    SparseMixer,
 }
 
 impl Scoring {
@@ -317,6 +328,15 @@ impl ModelConfig {
         if mixture.chosen == 0 || mixture.chosen > self.experts {
             let expected = format!("1 to {} experts", self.experts);
             return BadField::some("chosen experts", &mixture.chosen, expected);
+        }
+        let mixed = mixture.scoring == Scoring::SparseMixer;
+        if mixed && mixture.chosen != 2 {
+            return BadField::some("chosen experts", &mixture.chosen, "2, with sparsemixer");
+        }
+        let jitter = mixture.jitter;
+        if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {
+            let expected = "a finite number, 0 or more; 0 without sparsemixer";
+            return BadField::some("router jitter", &jitter, expected);
         }
         for (key, value) in [
             ("shared expert's neurons", mixture.shared),

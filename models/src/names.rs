@@ -204,6 +204,9 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     if !config.tied_head {
         list.push(global(Role::Head, vocab, d));
     }
+    if form.head_bias {
+        list.push(global(Role::HeadBias, 1, vocab));
+    }
     list
 }
 

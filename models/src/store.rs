@@ -470,8 +470,11 @@ fn identity(config: &ModelConfig) -> String {
         ", scoring: Softmax",
         ", early_router: false",
         ", router_bias: false",
+        ", jitter: 0.0",
+        ", long_attention_factor: None",
         ", ungated: false",
-        &format!(", form: {:?}", Form::default()),
+        ", head_bias: false",
+        &format!(", form: {:?}", Form::default()).replace(", head_bias: false", ""),
     ];
     let text = format!("{config:?}");
     unset

@@ -11,6 +11,8 @@ pub enum Role {
     Embed,
     /// Output head, `[vocab × d_model]`; absent where it is tied to the embedding.
     Head,
+    /// Its bias, `[1 × vocab]`.
+    HeadBias,
     /// Weight of the last norm, `[1 × d_model]`.
     FinalNorm,
     /// Its bias, `[1 × d_model]`.
@@ -87,9 +89,10 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 33] = [
+const ROLES: [(Role, Place, &str); 34] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
+    (Role::HeadBias, Place::Global, "head_bias"),
     (Role::FinalNorm, Place::Global, "final_norm"),
     (Role::FinalNormBias, Place::Global, "final_norm_bias"),
     (Role::Positions, Place::Global, "positions"),
@@ -153,9 +156,9 @@ impl Role {
         match self {
             Embed | Head | Positions | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1
             | PredictorFc2 => false,
-            FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm | QBias | KBias
-            | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias | FfnPostNorm | SharedGate
-            | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
+            HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
+            | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
+            | FfnPostNorm | SharedGate | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
         }
     }
 }

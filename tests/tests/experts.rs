@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 /// The families with experts.
-const CASES: [&str; 11] = [
+const CASES: [&str; 13] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -24,6 +24,8 @@ const CASES: [&str; 11] = [
     "smallthinker_softmax",
     "gpt_oss",
     "gpt_oss_odd",
+    "phimoe",
+    "phimoe_long",
 ];
 
 /// Those whose experts have exact zeros.

@@ -15,6 +15,7 @@ use crate::chart::{Axes, Panel, panels};
 use crate::cli::InspectArgs;
 use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
+use crate::profile::show_experts::{self, ShownExperts};
 use crate::{Failure, atomic, print_json, size};
 
 /// What `inspect --json` prints. Keys are a contract.
@@ -30,11 +31,13 @@ pub struct Inspection {
     pub bundle: Bundle,
     /// Sections with payload and padding.
     pub sections: Vec<SectionReport>,
-    /// Activity per layer, when the container has statistics.
+    /// Activity per layer, when the container has statistics of neurons.
     pub temperature: Option<Vec<LayerTemperature>>,
+    /// How experts are chosen, when the container has statistics of routing.
+    pub experts: Option<ShownExperts>,
     /// Predictors of which neurons fire, when the container has some.
     pub predictors: Option<Predictors>,
-    /// What the statistics hold beside counts.
+    /// What the statistics of neurons hold beside counts.
     pub statistics: Option<Statistics>,
     /// Tensors, with `--tensors`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +124,11 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
                 "this container has no activation statistics to draw; pack it with --stats",
             ));
         };
-        atomic::write(path, temperature_svg(&meta, stats).as_bytes())?;
+        let picture = match experts(&container, stats) {
+            Some(experts) => show_experts::svg(&experts),
+            None => temperature_svg(&meta, stats),
+        };
+        atomic::write(path, picture.as_bytes())?;
     }
     let inspection = inspect(&container, &meta, stats.as_ref(), args.tensors)?;
     if args.json {
@@ -154,9 +161,10 @@ fn inspect(
                 padding: s.len - s.payload,
             })
             .collect(),
-        temperature: stats.map(temperature),
+        temperature: stats.filter(|s| s.routing().is_none()).map(temperature),
+        experts: stats.and_then(|stats| experts(container, stats)),
         predictors: predictors(container, &meta.config)?,
-        statistics: stats.and_then(statistics),
+        statistics: (stats.filter(|s| s.routing().is_none())).and_then(statistics),
         tensors: with_tensors.then(|| container.tensors().iter().map(TensorReport::of).collect()),
     })
 }
@@ -188,6 +196,13 @@ impl TensorReport {
             bytes: t.len,
         }
     }
+}
+
+/// How experts are chosen, where the statistics of `container` say so.
+fn experts(container: &Container, stats: &ActivationStats) -> Option<ShownExperts> {
+    let profile = stats.profile.as_deref()?;
+    let file = container.path().display().to_string();
+    Some(show_experts::shown(file, stats, profile, stats.routing()?))
 }
 
 /// How often each neuron of a layer fires, hottest first.
@@ -354,6 +369,9 @@ fn write_activity(out: &mut String, i: &Inspection) -> std::fmt::Result {
                 curve.join(" ")
             )?;
         }
+    }
+    if let Some(experts) = &i.experts {
+        out.push_str(&show_experts::text(experts));
     }
     for line in i.predictors.iter().flat_map(Predictors::lines) {
         writeln!(out, "{line}")?;

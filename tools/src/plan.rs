@@ -177,6 +177,8 @@ fn basis(p: &Plan) -> String {
     if !b.statistics {
         out +=
             "the model has no activation statistics, so hits are a guess: pack it with --stats\n";
+    } else if b.neurons_assumed {
+        out += "how the neurons of an expert fire is assumed, as no statistics hold it\n";
     }
     out
 }

@@ -193,7 +193,9 @@ fn popular_experts_stay_and_are_planned_for() {
             .status
             .success()
     );
-    assert!(call(&["inspect", &pinned]).status.success());
+    let shown = json(&["inspect", &pinned, "--json"]);
+    assert_eq!(shown["experts"]["chosen"], 4);
+    assert!(shown["temperature"].is_null() && shown["statistics"].is_null());
     let plan = |model: &str, budget: &str| json(&["plan", model, "--memory", budget, "--json"]);
     // room for about half of the experts: 8 layers of 16 of 256 neurons of 3 rows of 144 bytes
     let least = number(&plan(&ember, "auto"), "smallest_bytes");

@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 22] = [
+const NO_FOLDER: [&str; 24] = [
     "falcon",
     "falcon_new",
     "falcon_rw",
@@ -51,6 +51,8 @@ const NO_FOLDER: [&str; 22] = [
     "phi3",
     "phi3_long",
     "phi3_short",
+    "phimoe",
+    "phimoe_long",
     "smollm3",
     "starcoder2",
     "starcoder2_bias",

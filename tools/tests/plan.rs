@@ -83,3 +83,23 @@ fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
         assert_eq!(basis["machine_measured"], true, "{basis}");
     }
 }
+
+/// Whole experts or single neurons: the plan takes what it expects to be faster.
+#[test]
+fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
+    let budgets: Vec<String> = (26..=40).map(|mib| format!("{mib}MiB")).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let budgets = budgets.join(",");
+    let words = "plan demo-moe --io sim:ufs4 --context 256 --json --memory";
+    let words: Vec<&str> = words.split(' ').chain([budgets.as_str()]).collect();
+    let report = json(Some(dir.path()), &words);
+    let plans = report["plans"].as_array().unwrap();
+    let speeds: Vec<f64> = plans
+        .iter()
+        .map(|plan| plan["decode"]["tokens_per_s"].as_f64().unwrap())
+        .collect();
+    assert!(speeds.windows(2).all(|w| w[1] > 0.98 * w[0]), "{speeds:?}");
+    assert!(speeds[14] > 2.0 * speeds[0], "{speeds:?}");
+    let mut known = plans.iter().map(|plan| &plan["basis"]["statistics"]);
+    assert!(known.all(|known| known == true), "{report}");
+}

@@ -71,18 +71,26 @@ fn decoding_has_the_statistics_asked_for() {
 #[test]
 fn experts_are_chosen_as_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    for (i, words) in [
-        "--reuse 0.6",
-        "--popular 0.9 --reuse 0.35 --act silu",
-        "--popular 0.6 --reuse 0.75 --act drelu --active 0.15",
-        "--popular 0.8 --reuse 0.45 --act relu --active 0.2 --persistence 0.9",
+    for (i, (shape, words)) in [
+        ("tiny-moe", "--reuse 0.6"),
+        ("tiny-moe", "--popular 0.9 --reuse 0.35 --act silu"),
+        (
+            "tiny-moe",
+            "--popular 0.6 --reuse 0.75 --act drelu --active 0.15",
+        ),
+        (
+            "tiny-moe",
+            "--popular 0.8 --reuse 0.45 --act relu --active 0.2 --persistence 0.9",
+        ),
+        ("tiny-moe-early", "--popular 0.6 --reuse 0.55 --active 0.4"),
+        ("tiny-moe-oss", "--popular 0.75 --reuse 0.4"),
     ]
     .iter()
     .enumerate()
     {
         let mut words: Vec<&str> = words.split(' ').collect();
         words.extend(["--measure", "1500"]);
-        let report = synth("tiny-moe", &dir.path().join(format!("{i}.gguf")), &words);
+        let report = synth(shape, &dir.path().join(format!("{i}.gguf")), &words);
         close(&report, "popular", 0.08);
         close(&report, "reuse", 0.06);
         if words.contains(&"--active") {

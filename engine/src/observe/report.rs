@@ -411,7 +411,7 @@ impl Expected {
         };
         let fits = expected.doubt.is_none() && !seen.is_off(&plan.decode);
         // Without statistics nobody knows what the cache will hold, at any speed.
-        if fits || !basis.statistics {
+        if fits || !basis.statistics || basis.neurons_assumed {
             return Ok(expected);
         }
         let corrected = seen.correct(&plan.decode);

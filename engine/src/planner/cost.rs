@@ -255,14 +255,19 @@ impl Pass<'_> {
             return times.work;
         }
         let wake = self.machine.wake_ns;
+        // Both the I/O thread and the waiting thread sleep, if anything is read.
+        let round_trip = (2.0 * wake + reads.latency_ns) * (1.0 - (-reads.count).exp());
+        if streams && self.shape.visited < 1.0 {
+            let all = round_trip + reads.ns + times.last;
+            let deviation = reads.ns / reads.count.sqrt();
+            return mean_of_larger(times.work, all, deviation);
+        }
         if streams {
             // What fits into the buffers is read beside attention.
             let buffers = f64::from(self.stream_buffers);
             let ahead = reads.ns * (buffers / reads.count.max(1.0)).min(1.0);
             return times.work.max(reads.ns - ahead.min(times.attention));
         }
-        // Round trip: both the I/O thread and the waiting thread sleep.
-        let round_trip = 2.0 * wake + reads.latency_ns;
         let all = times.head + round_trip + reads.ns + times.last;
         // If the device is faster than the gates, it waits for their last piece.
         let rest = times.gates + round_trip + reads.ns / GATE_PIECES as f64 + times.last;

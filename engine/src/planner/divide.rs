@@ -33,12 +33,15 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        let (chunk, needs) = self.chunk(budget)?;
-        self.divided(budget, needs, chunk, self.batch)
+        self.fastest(&self.ways(), |way| {
+            let (chunk, needs) = self.chunk(way, budget)?;
+            self.divided(budget, needs, chunk, self.batch)
+        })
     }
 
     /// Divides again for another budget or number of sequences of an open engine. The chunk size is
-    /// kept, and the past memory peak is ignored.
+    /// kept, and so is the way in which neurons are served where the budget is; the past memory peak
+    /// is ignored.
     ///
     /// # Errors
     /// As [`Planner::divide`].
@@ -48,13 +51,86 @@ impl Planner {
         budget: u64,
         batch: usize,
     ) -> Result<Division, Error> {
-        let hot = self.hot(batch).iter().map(|&n| u64::from(n));
-        let needs = Needs {
-            process_peak: 0,
-            hot_clusters: hot.sum(),
-            ..settled.needs
+        let hot = self.hot(batch).iter().map(|&n| u64::from(n)).sum();
+        let again = |way: &Needs| {
+            let needs = Needs {
+                process_peak: 0,
+                hot_clusters: hot,
+                gates_help: way.gates_help,
+                two_phases: way.two_phases,
+                ..settled.needs
+            };
+            self.divided(budget, needs, settled.chunk, batch)
         };
-        self.divided(budget, needs, settled.chunk, batch)
+        match budget == settled.memory.budget() {
+            true => again(&settled.needs),
+            false => self.fastest(&self.ways(), again),
+        }
+    }
+
+    /// The ways in which neurons can be served, by the needs that lead to them: as a dense model's
+    /// are; and of experts with exact zeros, whole ones as well, or their Gate parts first. Which is
+    /// the fastest depends on how many neurons fire and on the device: Gate rows take a third of the
+    /// memory from experts that would be hits, and single neurons are short reads.
+    fn ways(&self) -> Vec<Needs> {
+        let mut ways = vec![self.needs];
+        if self.shape.visited < 1.0 && self.needs.gates_help && !self.needs.predicts {
+            ways.extend([false, true].map(|two_phases| Needs {
+                gates_help: false,
+                two_phases,
+                ..self.needs
+            }));
+        }
+        ways
+    }
+
+    /// The division with the highest expected speed, the first of equal ones.
+    fn fastest(
+        &self,
+        ways: &[Needs],
+        divide: impl Fn(&Needs) -> Result<Division, Error>,
+    ) -> Result<Division, Error> {
+        let mut best: Option<(f64, Division)> = None;
+        let mut outcome = Ok(());
+        for way in ways {
+            match divide(way) {
+                Ok(division) if ways.len() == 1 => return Ok(division),
+                Ok(division) => {
+                    let speed = self.speed(&division);
+                    if best.as_ref().is_none_or(|(other, _)| speed > *other) {
+                        best = Some((speed, division));
+                    }
+                }
+                Err(e) => outcome = outcome.and(Err(e)),
+            }
+        }
+        match best {
+            Some((_, division)) => Ok(division),
+            None => outcome.and_then(|()| Err(self.no_rates())),
+        }
+    }
+
+    /// The smallest feasible budget.
+    pub fn smallest_budget(&self) -> u64 {
+        let least = self.ways().iter().map(Needs::smallest_budget).min();
+        least.unwrap_or(u64::MAX)
+    }
+
+    /// The largest budget of a way that keeps at most `share` (0 to 1) of the FFN's weights resident
+    /// and is then the fastest one.
+    pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
+        let ways = self.ways();
+        let budgets = ways.iter().map(|way| (way.budget_for_share(share), way));
+        let settled = |&(budget, way): &(u64, &Needs)| {
+            let taken = self.divide(budget).map(|division| division.needs);
+            taken.is_ok_and(|n| (n.gates_help, n.two_phases) == (way.gates_help, way.two_phases))
+        };
+        let most = budgets
+            .clone()
+            .filter(settled)
+            .map(|(budget, _)| budget)
+            .max();
+        most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
 
     fn divided(
@@ -73,43 +149,37 @@ impl Planner {
     }
 
     /// The longest affordable chunk, and the needs with it.
-    fn chunk(&self, budget: u64) -> Result<(usize, Needs), Error> {
-        let least = self.needs.plan(budget)?;
+    fn chunk(&self, base: &Needs, budget: u64) -> Result<(usize, Needs), Error> {
+        let least = base.plan(budget)?;
         let cache: u64 = ["gates", "hot", "cold"]
             .iter()
             .map(|what| least.ledger.held(what))
             .sum();
-        let spare = budget.saturating_sub(self.needs.full_budget());
+        let spare = budget.saturating_sub(base.full_budget());
         // If everything fits, keep everything resident.
         let most = match spare {
-            0 if self.streams(&least) => (self.missing(&least) * READ_SHARE) as u64,
+            0 if self.streams(base, &least) => (missing(base, &least) * READ_SHARE) as u64,
             0 => (cache as f64 * CHUNK_SHARE) as u64,
             spare => spare,
         };
         let mut best = None;
         let held = |needs: &Needs| needs.scratch + needs.predictor;
         for &Scratched { chunk, .. } in &self.scratch {
-            let needs = self.needs_with(chunk);
-            let fits = held(&needs).saturating_sub(held(&self.needs)) <= most;
+            let needs = self.needs_with(base, chunk);
+            let fits = held(&needs).saturating_sub(held(base)) <= most;
             let same = |plan: &MemoryPlan| plan.residency == least.residency;
             if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
                 best = Some((chunk, needs));
             }
         }
         let first = self.scratch.first().map_or(1, |s| s.chunk);
-        Ok(best.unwrap_or((first, self.needs)))
+        Ok(best.unwrap_or((first, *base)))
     }
 
-    /// Whether whole clusters stream for every token.
-    fn streams(&self, plan: &MemoryPlan) -> bool {
-        let scans = self.shape.dense || !plan.gates_resident() && !self.needs.predicts;
+    /// Whether whole clusters are read for every token.
+    pub(super) fn streams(&self, needs: &Needs, plan: &MemoryPlan) -> bool {
+        let scans = self.shape.dense || !plan.gates_resident() && !needs.predicts;
         scans && plan.slots == 0
-    }
-
-    /// Bytes of the neurons that are not in memory.
-    fn missing(&self, plan: &MemoryPlan) -> f64 {
-        let neuron = (self.needs.gate_len + self.needs.rest_len) as f64;
-        (1.0 - plan.ffn_resident_share(&self.needs)) * self.needs.neurons as f64 * neuron
     }
 
     /// Whether every token needs every neuron, or its Gate part from flash.
@@ -143,4 +213,10 @@ impl Planner {
         let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
         prefix.iter().map(neuron).collect()
     }
+}
+
+/// Bytes of the neurons that are not in memory.
+fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
+    let neuron = (needs.gate_len + needs.rest_len) as f64;
+    (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
 }

@@ -90,12 +90,16 @@ impl Plan {
     fn explain_basis(&self) -> String {
         let basis = &self.basis;
         let measured = |is: bool| if is { "measured" } else { "assumed" };
-        let statistics = |are: bool| if are { "those of the model" } else { "none" };
+        let statistics = match (basis.statistics, basis.neurons_assumed) {
+            (false, _) => "none",
+            (true, true) => "none of an expert's neurons",
+            (true, false) => "those of the model",
+        };
         format!(
             "which rests on: the machine, {}; the disk, {}; activation statistics, {}",
             measured(basis.machine_measured),
             basis.device,
-            statistics(basis.statistics)
+            statistics
         )
     }
 }

@@ -74,11 +74,6 @@ impl Planner {
         &self.needs
     }
 
-    /// The smallest feasible budget.
-    pub fn smallest_budget(&self) -> u64 {
-        self.needs.smallest_budget()
-    }
-
     /// The smallest budget to report, in whole MiB, with a margin for the process size, which
     /// varies between starts.
     pub fn smallest_to_name(&self) -> u64 {
@@ -87,7 +82,8 @@ impl Planner {
 
     /// The budget that holds the whole model with the longest chunk.
     pub fn full_budget(&self) -> u64 {
-        self.needs_with(self.longest_chunk()).full_budget()
+        self.needs_with(&self.needs, self.longest_chunk())
+            .full_budget()
     }
 
     /// The longest candidate chunk.
@@ -95,14 +91,14 @@ impl Planner {
         self.scratch.last().map_or(1, |s| s.chunk)
     }
 
-    /// The needs with another chunk's scratch.
-    pub(crate) fn needs_with(&self, chunk: usize) -> Needs {
+    /// `needs` with another chunk's scratch.
+    pub(crate) fn needs_with(&self, needs: &Needs, chunk: usize) -> Needs {
         let found = self.scratch.iter().find(|s| s.chunk == chunk);
         let found = found.or(self.scratch.first());
-        found.map_or(self.needs, |s| Needs {
+        found.map_or(*needs, |s| Needs {
             scratch: s.bytes,
             predictor: s.predictor,
-            ..self.needs
+            ..*needs
         })
     }
 

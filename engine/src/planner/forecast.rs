@@ -56,6 +56,14 @@ impl Planner {
             .ok_or_else(|| self.no_rates())
     }
 
+    /// Expected tokens per second of `division` with all threads; 0 without rates for them.
+    pub(super) fn speed(&self, division: &Division) -> f64 {
+        let outlook = self.outlook(division);
+        let pass = self.pass(division, self.threads);
+        let decode = pass.map(|pass| self.expect(&pass, division, &outlook, 1));
+        decode.map_or(0.0, |decode| decode.tokens_per_s)
+    }
+
     /// Forecasts `division` with `threads` compute threads.
     ///
     /// # Errors
@@ -77,8 +85,10 @@ impl Planner {
             () if !self.gates_first => (self.shape.stride, 1),
             () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
+        let experts = self.shape.visited < 1.0;
         // Models with exact zeros are served neuron by neuron where Gate rows are resident.
-        let visits = self.shape.visited < 1.0 && self.scans(division);
+        let visits = experts && self.streams(needs, memory);
+        let misses = memory.hot_clusters < needs.clusters;
         let scan = self.scans(division);
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
         Ok(Plan {
@@ -101,10 +111,11 @@ impl Planner {
                 device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
                 device_doubtful: self.device.origin() == Origin::Doubtful,
                 device: self.device.origin().to_string(),
-                statistics: match visits && memory.hot_clusters < needs.clusters {
-                    true => self.expert_misses.is_some(),
+                statistics: match experts {
+                    true => !visits || !misses || self.expert_misses.is_some(),
                     false => self.firing.measured,
                 },
+                neurons_assumed: experts && !visits && misses,
             },
             expert_hit_rate: visits.then(|| self.expert_hits(division)),
             memory: memory.clone(),
@@ -168,7 +179,7 @@ impl Planner {
         }
     }
 
-    fn no_rates(&self) -> Error {
+    pub(super) fn no_rates(&self) -> Error {
         Error::NoRates {
             thread_counts: self.rates.threads.len(),
         }

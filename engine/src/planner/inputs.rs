@@ -71,11 +71,13 @@ impl Planner {
             popularity,
         } = Temperature::read(layout, of.config, most)?;
         // A model with experts is planned as one of the neurons that a token visits.
-        let (banks, neurons) = (layout.layers(), layout.neurons_at_once());
-        let firing = if frequencies.is_empty() {
-            Firing::unknown(banks, neurons)
-        } else {
-            Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
+        let (banks, neurons) = (layout.layers(), layout.neurons_visited());
+        let firing = match () {
+            () if !frequencies.is_empty() => {
+                Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
+            }
+            () if layout.has_experts() => Firing::even(banks, neurons),
+            () => Firing::unknown(banks, neurons),
         };
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         let buffers = of.buffers(&rates, &device);
@@ -188,8 +190,8 @@ impl Opened<'_> {
             layers: self.layout.layers(),
             d,
             vocab: c.vocab as usize,
-            neurons: self.layout.neurons_at_once(),
-            visited: (self.layout.layers() * self.layout.neurons_at_once()) as f64
+            neurons: self.layout.neurons_visited(),
+            visited: (self.layout.layers() * self.layout.neurons_visited()) as f64
                 / (self.layout.total() as f64).max(1.0),
             ffn: ffn.format.dtype,
             attention,

@@ -69,14 +69,18 @@ pub struct Basis {
     pub device_doubtful: bool,
     /// Source of the device's numbers, in words.
     pub device: String,
-    /// Whether the model has activation statistics.
+    /// Whether the model has the statistics that the forecast takes: of neurons, or of experts where
+    /// whole ones are read.
     pub statistics: bool,
+    /// Whether the forecast assumes how an expert's neurons fire, which no statistics hold.
+    pub neurons_assumed: bool,
 }
 
 impl Basis {
     /// Whether all inputs were measured.
     pub fn all_measured(&self) -> bool {
-        self.machine_measured && self.device_measured && !self.device_doubtful && self.statistics
+        let measured = self.machine_measured && self.device_measured && !self.device_doubtful;
+        measured && self.statistics && !self.neurons_assumed
     }
 
     /// The most relevant assumption behind `forecast`, with the command that measures it. `None` if
@@ -95,6 +99,9 @@ impl Basis {
             }
             () if !self.statistics => {
                 Some("the model has no activation statistics, pack it with --stats")
+            }
+            () if reads && self.neurons_assumed => {
+                Some("how the neurons of an expert fire is assumed, as no statistics hold it")
             }
             () => None,
         }

@@ -192,7 +192,7 @@ impl Pass<'_> {
     pub(super) fn gates_first(&self, plan: &MemoryPlan, first: usize, fires: f64) -> Reads {
         let s = self.shape;
         let behind = (s.neurons - first) as f64;
-        let all: f64 = s.neurons as f64 * s.layers as f64;
+        let all: f64 = s.neurons as f64 * s.layers as f64 / s.visited.min(1.0);
         let held = (plan.slots as f64 / all.max(1.0)).min(1.0);
         let missing = behind * (1.0 - held);
         let mut reads = self.picks(behind, s.gate_read, missing);
@@ -205,7 +205,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Every cluster behind neuron `first`.
+    /// Every cluster behind neuron `first`. Those of experts are known only once the router has
+    /// chosen, so that the first read is waited for.
     pub(super) fn scan(&self, first: usize) -> Reads {
         let behind = (self.shape.neurons - first) as f64;
         let whole = self.whole(behind / CLUSTER as f64);
@@ -214,6 +215,10 @@ impl Pass<'_> {
             missed: behind,
             checked: whole.bytes,
             checked_alone: 0.0,
+            latency_ns: match self.shape.visited < 1.0 {
+                true => self.device.latency_ns(self.shape.cluster_read),
+                false => 0.0,
+            },
             ..whole
         }
     }

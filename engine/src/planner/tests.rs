@@ -240,6 +240,7 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
         device_doubtful: false,
         device: String::new(),
         statistics,
+        neurons_assumed: false,
     };
     let says = |basis: Basis, forecast, what: Option<&str>| {
         let doubt = basis.doubt(forecast);
@@ -256,7 +257,14 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
     };
     assert!(!under_load.all_measured());
     says(under_load, &least, Some("under load"));
-    says(basis(true, true, false), &least, Some("statistics"));
+    says(basis(true, true, false), &least, Some("pack it with"));
+    let assumed = Basis {
+        neurons_assumed: true,
+        ..basis(true, true, true)
+    };
+    assert!(!assumed.all_measured());
+    says(assumed.clone(), &least, Some("an expert"));
+    says(assumed, &full, None);
 }
 
 /// A cold region for half of the neurons and small bundles: merging makes fewer commands than

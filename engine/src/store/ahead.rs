@@ -85,6 +85,30 @@ impl NeuronStore {
         self.submit()
     }
 
+    /// Reads what is missing of the `banks` that layer `number`, the next one, is going to visit: its
+    /// router has chosen before attention, which these reads overlap with. For passes of one token.
+    pub fn read_chosen(
+        &mut self,
+        number: usize,
+        banks: impl Iterator<Item = u32> + Clone,
+    ) -> Result<(), Error> {
+        let read = self.layout.has_experts()
+            && self.ablation.looks_ahead()
+            && self.mapped.is_none()
+            && self.hot.units() < self.layout.total_clusters();
+        if !read {
+            return Ok(());
+        }
+        self.usable()?;
+        self.judge_guess(number, banks.clone());
+        self.layer.guessed.extend(banks);
+        self.layer.guessed_taken = 0;
+        self.layer.certain = true;
+        self.drop_strays();
+        self.read_guessed_ahead()?;
+        self.submit()
+    }
+
     fn read_guessed_ahead(&mut self) -> Result<(), Error> {
         let mut before = 0;
         for i in 0..self.layer.guessed.len() {
@@ -93,7 +117,7 @@ impl NeuronStore {
             while self.layer.guessed_taken < before + clusters && self.reader.stream.free() > 0 {
                 let cluster = (self.layer.guessed_taken - before) as u32;
                 self.layer.guessed_taken += 1;
-                if self.read_cluster_ahead(bank, cluster)? {
+                if self.read_cluster_ahead(bank, cluster)? && !self.layer.certain {
                     self.foresight.seen.clusters += 1;
                 }
             }
@@ -106,7 +130,8 @@ impl NeuronStore {
     pub(super) fn judge_guess(&mut self, number: usize, banks: impl Iterator<Item = u32>) {
         let guessed = std::mem::take(&mut self.layer.guessed);
         let own = self.layout.banks_of(number);
-        if guessed.first().is_some_and(|bank| own.contains(bank)) {
+        let certain = std::mem::take(&mut self.layer.certain);
+        if !certain && guessed.first().is_some_and(|bank| own.contains(bank)) {
             let seen = &mut self.foresight.seen;
             seen.guessed += guessed.len() as u64;
             for bank in banks.filter(|bank| guessed.contains(bank)) {

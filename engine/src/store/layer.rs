@@ -427,7 +427,7 @@ impl NeuronStore {
         }
         self.layer.close();
         if self.layer.number + 1 == self.layout.layers() {
-            self.foresight.end_pass(self.reader.stats().busy_ns);
+            self.foresight.end_pass();
         }
     }
 

@@ -27,8 +27,9 @@ pub(crate) struct Layout {
     layers: Vec<Range<u32>>,
     /// Neurons of each bank.
     neurons: Vec<u32>,
-    /// Most clusters that are visited at once.
+    /// Most clusters that are visited at once, and neurons.
     at_once: usize,
+    neurons_visited: usize,
     align: Align,
 }
 
@@ -76,6 +77,7 @@ impl Layout {
             layers: of_layer,
             neurons,
             at_once: 0,
+            neurons_visited: 0,
             align,
             container,
         };
@@ -86,14 +88,18 @@ impl Layout {
     /// Bounds what a layer visits at once to what a row does: the `chosen` largest experts of a
     /// layer of several banks, and its last one, if that is `shared`.
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
-        let of_layer = |banks: &Range<u32>| {
+        let of_layer = |banks: &Range<u32>, of: &dyn Fn(u32) -> usize| {
             let experts = banks.len() - usize::from(shared && banks.len() > 1);
-            let of = |bank: u32| self.clusters(bank);
             let most = (banks.clone().take(experts).map(of).max()).unwrap_or(0);
             let rest: usize = banks.clone().skip(experts).map(of).sum();
-            chosen.min(experts) * most + rest
+            chosen.min(experts).saturating_mul(most) + rest
         };
-        self.at_once = self.layers.iter().map(of_layer).max().unwrap_or(0);
+        let most = |of: &dyn Fn(u32) -> usize| {
+            let layers = self.layers.iter().map(|banks| of_layer(banks, of));
+            layers.max().unwrap_or(0)
+        };
+        self.at_once = most(&|bank| self.clusters(bank));
+        self.neurons_visited = most(&|bank| self.neurons(bank)).min(self.most_in_layer());
     }
 
     /// Whether any layer has several banks, of which a row visits some.
@@ -109,6 +115,11 @@ impl Layout {
     /// Neurons of these clusters.
     pub fn neurons_at_once(&self) -> usize {
         (self.at_once * CLUSTER).min(self.most_in_layer())
+    }
+
+    /// Neurons that a row visits in a layer, at most.
+    pub fn neurons_visited(&self) -> usize {
+        self.neurons_visited
     }
 
     /// The container's file, mapped into memory.

@@ -117,6 +117,8 @@ pub(super) struct LayerWork {
     /// Banks of the next layer that a guess names, and how many of their clusters were considered.
     pub guessed: Vec<u32>,
     pub guessed_taken: usize,
+    /// Whether these are no guess: the layer's router has chosen them.
+    pub certain: bool,
     /// Whether a cluster is being read into the hot region.
     pub promoting: bool,
 }
@@ -142,6 +144,7 @@ impl LayerWork {
             after_taken: 0,
             guessed: Vec::with_capacity(16),
             guessed_taken: 0,
+            certain: false,
             promoting: false,
         }
     }

@@ -38,6 +38,9 @@ pub struct Form {
     pub nope_layers: Vec<u32>,
     /// The projections of the FFN, or of every expert, carry biases.
     pub ffn_bias: bool,
+    /// The head has a bias.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub head_bias: bool,
     /// Each query head has one more logit in the softmax, whose share is dropped (gpt-oss).
     pub sinks: bool,
     /// Factor of the embedding.
@@ -65,6 +68,7 @@ impl Default for Form {
             learned_positions: None,
             nope_layers: Vec::new(),
             ffn_bias: false,
+            head_bias: false,
             sinks: false,
             embedding_scale: 1.0,
             residual_scale: 1.0,

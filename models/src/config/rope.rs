@@ -47,6 +47,9 @@ pub enum RopeScaling {
         long: Vec<f32>,
         /// Factor of the rotated queries and keys.
         attention_factor: f32,
+        /// The same with the long divisors, where it is another one (PhiMoE).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        long_attention_factor: Option<f32>,
         /// Context length before scaling, in tokens.
         original_context: u32,
     },
@@ -61,9 +64,14 @@ pub(crate) fn yarn_attention(factor: f32, weight: f32) -> f32 {
 }
 
 impl RopeScaling {
-    /// Factor of the rotated queries and keys.
-    pub fn attention_factor(&self) -> f32 {
+    /// Factor of the rotated queries and keys in sequences of up to `context` positions.
+    pub fn attention_factor(&self, context: usize) -> f32 {
         match *self {
+            Self::Long {
+                long_attention_factor: Some(factor),
+                original_context,
+                ..
+            } if context > original_context as usize => factor,
             Self::Yarn {
                 attention_factor, ..
             }
@@ -84,12 +92,17 @@ impl RopeScaling {
                 ref short,
                 ref long,
                 attention_factor,
+                long_attention_factor,
                 original_context,
             } => {
                 let sound = |divisors: &Vec<f32>| {
                     divisors.len() == frequencies as usize && divisors.iter().all(|&x| positive(x))
                 };
-                sound(short) && sound(long) && positive(attention_factor) && original_context > 0
+                let factors = [attention_factor, long_attention_factor.unwrap_or(1.0)];
+                sound(short)
+                    && sound(long)
+                    && factors.into_iter().all(positive)
+                    && original_context > 0
             }
             Self::Llama3 {
                 factor,

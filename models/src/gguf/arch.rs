@@ -166,7 +166,7 @@ const ARCHS: [Arch; 18] = [
 impl Arch {
     /// Whether llama.cpp finds a window's layers by the architecture.
     pub(super) fn windows_have_a_key(&self) -> bool {
-        self.windows == Windows::AllButFourth
+        matches!(self.windows, Windows::AllButFourth | Windows::Alternate)
     }
 }
 
@@ -189,6 +189,7 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
         "mistral" | "bamboo" | "mixtral" | "turbosparsemixtral" => "llama",
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
+        "gpt_oss" => GPT_OSS,
         other => other,
     };
     ARCHS.iter().find(|arch| arch.name == name)

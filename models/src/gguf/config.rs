@@ -176,6 +176,7 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
         scoring,
         early_router,
         router_bias: arch.name == GPT_OSS,
+        jitter: 0.0,
     };
     Ok(Some((count, mixture)))
 }

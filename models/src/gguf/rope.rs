@@ -165,6 +165,7 @@ pub(super) fn long_rope(
                 short,
                 long,
                 attention_factor: attention_factor.unwrap_or(1.0),
+                long_attention_factor: None,
                 original_context: metadata
                     .u32(&original)?
                     .ok_or_else(|| metadata.missing(&original, "an integer"))?,

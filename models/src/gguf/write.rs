@@ -4,150 +4,25 @@
 //! size needs memory only for its header. The file gets its final name only once it is fully
 //! written and reads back.
 
+mod keys;
+mod types;
 mod vocab;
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::arch::{Arch, arch_for};
-use super::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
-use super::names::PLAIN;
-use crate::config::{Activation, ModelConfig, RopeScaling, Scoring};
-use crate::dtype::DType;
+use self::keys::{is_plain, keys};
+use self::types::write_text;
+pub use self::types::{Encoding, GgufFile, GgufValue};
+use super::arch::arch_for;
+use super::names::names_of;
+use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::gguf_vocab::GgufVocab;
 use crate::names::{Required, Role, TensorId, required};
 
 /// Alignment of tensor data, the format's default.
 const ALIGNMENT: u64 = 32;
-/// `general.quantization_version`: the block formats as of 2023.
-const QUANTIZATION_VERSION: u32 = 2;
-
-/// Storage format of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
-    /// 4 bytes each.
-    F32,
-    /// 2 bytes each.
-    F16,
-    /// 32 weights in 18 bytes: an f16 scale `d` and nibbles `q`; a weight is
-    /// `d · (q − 8)`, byte j holds weights j (low) and j + 16.
-    Q4_0,
-    /// 32 weights in 34 bytes: an f16 scale and 32 signed bytes.
-    Q8_0,
-}
-
-impl Encoding {
-    fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Q4_0 => DType::Q4_0,
-            Self::Q8_0 => DType::Q8_0,
-        }
-    }
-
-    /// The format's number for this tensor type.
-    fn code(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q8_0 => 8,
-        }
-    }
-
-    /// `general.file_type`: the type of most matrices.
-    fn file_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q8_0 => 7,
-        }
-    }
-
-    /// Bytes of a row of `cols` numbers; `None` if it is not a whole number of blocks.
-    pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        self.dtype().row_bytes(cols)
-    }
-}
-
-/// A metadata value.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GgufValue {
-    /// A 32-bit number.
-    U32(u32),
-    /// A 64-bit number.
-    U64(u64),
-    /// A 32-bit float.
-    F32(f32),
-    /// True or false.
-    Bool(bool),
-    /// A string.
-    Text(String),
-    /// A list of 32-bit integers.
-    I32s(Vec<i32>),
-    /// A list of 32-bit floats.
-    F32s(Vec<f32>),
-    /// A list of strings.
-    Texts(Vec<String>),
-}
-
-impl GgufValue {
-    fn write(&self, out: &mut Vec<u8>) {
-        let list = |out: &mut Vec<u8>, kind: u32, len: usize| {
-            out.extend(9u32.to_le_bytes());
-            out.extend(kind.to_le_bytes());
-            out.extend((len as u64).to_le_bytes());
-        };
-        let scalar = |out: &mut Vec<u8>, kind: u32, bytes: &[u8]| {
-            out.extend(kind.to_le_bytes());
-            out.extend(bytes);
-        };
-        match self {
-            Self::U32(value) => scalar(out, 4, &value.to_le_bytes()),
-            Self::F32(value) => scalar(out, 6, &value.to_le_bytes()),
-            Self::Bool(value) => scalar(out, 7, &[u8::from(*value)]),
-            Self::U64(value) => scalar(out, 10, &value.to_le_bytes()),
-            Self::Text(value) => {
-                out.extend(8u32.to_le_bytes());
-                write_text(out, value);
-            }
-            Self::I32s(values) => {
-                list(out, 5, values.len());
-                out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-            }
-            Self::F32s(values) => {
-                list(out, 6, values.len());
-                out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-            }
-            Self::Texts(values) => {
-                list(out, 8, values.len());
-                values.iter().for_each(|text| write_text(out, text));
-            }
-        }
-    }
-}
-
-fn write_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-/// Input of [`GgufWriter::create`], besides the weights.
-pub struct GgufFile<'a> {
-    /// The configuration; its family determines `general.architecture`, which is one that llama.cpp
-    /// knows (`bamboo` and `mistral` become `llama`).
-    pub config: &'a ModelConfig,
-    /// The vocabulary.
-    pub vocab: &'a GgufVocab,
-    /// Storage format of matrices; vectors are f32.
-    pub encoding: Encoding,
-    /// Additional keys.
-    pub extra: Vec<(String, GgufValue)>,
-}
 
 /// One tensor as the file stores it.
 #[derive(Debug, Clone)]
@@ -254,7 +129,7 @@ impl GgufWriter {
                 return Err(Error::export(path, format!("{} is too large", tensor.id)));
             };
             if tensor.begins() {
-                write_entry(&mut header, tensor, offset, file.config);
+                write_entry(&mut header, tensor, offset, file.config, arch.name);
             }
             left.push(bytes);
             offset = match tensor.ends() {
@@ -401,15 +276,19 @@ fn stored(
     config: &ModelConfig,
 ) -> Option<GgufTensor> {
     let Required { id, rows, cols } = want;
+    let experts = config.banks_of(id.layer).count();
     let (rows, cols) = match id.role {
         Role::Down => (cols, rows),
+        // a row for each expert
+        Role::GateBias | Role::UpBias => (experts, rows / experts.max(1)),
         _ => (rows, cols),
     };
     let stacked = is_stacked(id, config);
     let encoding = match id.role {
-        Role::Router => Encoding::F32,
+        Role::Router | Role::GateBias | Role::UpBias | Role::DownBias => Encoding::F32,
         _ if rows == 1 && !stacked => Encoding::F32,
-        _ => matrices,
+        _ if stacked => matrices,
+        _ => matrices.beside_experts(),
     };
     let rotary = interleaves && matches!(id.role, Role::Q | Role::K);
     Some(GgufTensor {
@@ -450,8 +329,14 @@ fn in_file_order(config: &ModelConfig) -> Vec<Required> {
 }
 
 /// A tensor's entry in the header; dimensions are listed innermost first.
-fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &ModelConfig) {
-    write_text(header, &PLAIN.spell(tensor.id, config));
+fn write_entry(
+    header: &mut Vec<u8>,
+    tensor: &GgufTensor,
+    offset: u64,
+    config: &ModelConfig,
+    arch: &str,
+) {
+    write_text(header, &names_of(arch, false).spell(tensor.id, config));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
         (1, None) => vec![tensor.cols as u64],
@@ -461,114 +346,4 @@ fn write_entry(header: &mut Vec<u8>, tensor: &GgufTensor, offset: u64, config: &
     header.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
     header.extend(tensor.encoding.code().to_le_bytes());
     header.extend(offset.to_le_bytes());
-}
-
-/// Every key of the header, in file order.
-fn keys(path: &Path, arch: &Arch, file: &GgufFile<'_>) -> Result<Vec<(String, GgufValue)>, Error> {
-    let mut keys = model_keys(path, arch, file)?;
-    keys.extend(vocab::keys(file));
-    keys.extend(file.extra.iter().cloned());
-    Ok(keys)
-}
-
-/// Whether the model has nothing that is written in another way, or not at all.
-fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
-    let mut form = c.form.clone();
-    if arch.windows_have_a_key() {
-        // they are the layers without a window
-        form.nope_layers.clear();
-    }
-    let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
-    plain && c.family != "phi3"
-}
-
-/// What of the model GGUF has no key for, in words.
-fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
-    match c {
-        c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
-        c if c.window.iter().any(|&w| w != 0) && !arch.windows_have_a_key() => {
-            Some("a sliding window")
-        }
-        c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
-        c if c
-            .mixture
-            .as_ref()
-            .is_some_and(|m| !m.dense_layers.is_empty()) =>
-        {
-            Some("dense layers among those with experts")
-        }
-        _ => None,
-    }
-}
-
-/// The keys that describe the decoder.
-fn model_keys(
-    path: &Path,
-    arch: &Arch,
-    file: &GgufFile<'_>,
-) -> Result<Vec<(String, GgufValue)>, Error> {
-    use GgufValue::{Bool, F32, Text, U32};
-    let c = file.config;
-    if let Some(what) = inexpressible(c, arch) {
-        return Err(Error::export(path, format!("{what} has no gguf form yet")));
-    }
-    let arch = arch.name;
-    let act = match c.ffn_kind.activation {
-        Activation::Relu => "relu",
-        Activation::Relu2 => "relu2",
-        Activation::Silu => "silu",
-        Activation::Gelu => "gelu",
-        Activation::GeluTanh => "gelu_pytorch_tanh",
-        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
-            let reason = "the activation has no gguf form yet";
-            return Err(Error::export(path, reason.into()));
-        }
-    };
-    let mut keys = vec![
-        ("general.architecture".into(), Text(arch.into())),
-        ("general.name".into(), Text(c.name.clone())),
-        ("general.file_type".into(), U32(file.encoding.file_type())),
-        (
-            "general.quantization_version".into(),
-            U32(QUANTIZATION_VERSION),
-        ),
-    ];
-    let mut own = |key: &str, value| keys.push((format!("{arch}.{key}"), value));
-    own("vocab_size", U32(c.vocab));
-    own("context_length", U32(c.max_context));
-    own("embedding_length", U32(c.d_model));
-    own("block_count", U32(c.layers));
-    own("feed_forward_length", U32(c.ffn));
-    own("attention.head_count", U32(c.heads));
-    own("attention.head_count_kv", U32(c.kv_heads));
-    own("attention.key_length", U32(c.head_dim));
-    own("attention.value_length", U32(c.head_dim));
-    own("attention.layer_norm_rms_epsilon", F32(c.rms_eps));
-    own("rope.dimension_count", U32(c.rope.dims));
-    own("rope.freq_base", F32(c.rope.theta));
-    if let Some(mixture) = &c.mixture {
-        own("expert_count", U32(c.experts));
-        own("expert_used_count", U32(mixture.chosen));
-        own("expert_feed_forward_length", U32(c.ffn));
-        own("expert_weights_norm", Bool(mixture.renormalise));
-        if mixture.shared > 0 {
-            own("expert_shared_feed_forward_length", U32(mixture.shared));
-        }
-    }
-    if let Some(mixture) = c.mixture.as_ref().filter(|m| m.early_router) {
-        let function = match mixture.scoring {
-            Scoring::Softmax => SOFTMAX,
-            Scoring::Sigmoid => SIGMOID,
-        };
-        own("expert_gating_func", U32(function));
-    }
-    if let Some(&window) = c.window.iter().find(|&&window| window != 0) {
-        own("attention.sliding_window", U32(window));
-    }
-    if let Some(clip) = c.clip_qkv {
-        own("attention.clamp_kqv", F32(clip));
-    }
-    keys.push((HIDDEN_ACT.into(), Text(act.into())));
-    keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
-    Ok(keys)
 }

@@ -57,7 +57,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 22] = [
+const FAMILIES: [Family; 23] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -140,6 +140,15 @@ const FAMILIES: [Family; 22] = [
         windows: Windows::Alternate,
         experts: Some(ExpertKeys::GptOss),
         theta: 150_000.0,
+        ..PLAIN
+    },
+    Family {
+        name: "phimoe",
+        optional_bias: true,
+        kv_heads_default: true,
+        windows: Windows::Every,
+        experts: Some(ExpertKeys::PhiMoe),
+        theta: 1_000_000.0,
         ..PLAIN
     },
     Family {

@@ -22,9 +22,14 @@ pub(super) enum ExpertKeys {
     /// SmallThinker: experts of `moe_ffn_hidden_size` in every layer, chosen before attention,
     /// weights renormalised.
     SmallThinker,
+    /// PhiMoE: two experts of `intermediate_size` in every layer, weighed by sparsemixer.
+    PhiMoe,
     /// gpt-oss: experts of `intermediate_size` in every layer, with biases, weights renormalised.
     GptOss,
 }
+
+/// `router_jitter_noise` of PhiMoE where the key is absent.
+const JITTER: f32 = 0.01;
 
 /// What they say.
 pub(super) struct Experts {
@@ -40,12 +45,19 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
     let dense_layers = match of {
         ExpertKeys::Qwen { .. } => dense_layers(keys, layers)?,
         ExpertKeys::SmallThinker => return small_thinker(keys, layers),
-        ExpertKeys::Mixtral | ExpertKeys::Olmoe | ExpertKeys::GptOss => Vec::new(),
+        ExpertKeys::Mixtral | ExpertKeys::Olmoe | ExpertKeys::PhiMoe | ExpertKeys::GptOss => {
+            Vec::new()
+        }
     };
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
         false => keys.need_u32("intermediate_size")?,
     };
+    let chosen = keys.need_u32("num_experts_per_tok")?;
+    if of == ExpertKeys::PhiMoe && chosen != 2 {
+        let why = "this family's router chooses 2";
+        return Err(keys.unsupported("num_experts_per_tok", why));
+    }
     let ffn = match of {
         ExpertKeys::Qwen { .. } => "moe_intermediate_size",
         _ => "intermediate_size",
@@ -54,7 +66,7 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
         count: count(keys)?,
         ffn: keys.need_u32(ffn)?,
         mixture: Mixture {
-            chosen: keys.need_u32("num_experts_per_tok")?,
+            chosen,
             renormalise: match of {
                 ExpertKeys::Mixtral | ExpertKeys::GptOss => true,
                 _ => keys.bool("norm_topk_prob")?.unwrap_or(false),
@@ -67,9 +79,16 @@ pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, 
             },
             dense_ffn,
             dense_layers,
-            scoring: Scoring::Softmax,
+            scoring: match of {
+                ExpertKeys::PhiMoe => Scoring::SparseMixer,
+                _ => Scoring::Softmax,
+            },
             early_router: false,
             router_bias: of == ExpertKeys::GptOss,
+            jitter: match of {
+                ExpertKeys::PhiMoe => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
+                _ => 0.0,
+            },
         },
     })
 }
@@ -103,6 +122,7 @@ fn small_thinker(keys: &Keys, layers: u32) -> Result<Experts, Error> {
             scoring,
             early_router: true,
             router_bias: false,
+            jitter: 0.0,
         },
     })
 }

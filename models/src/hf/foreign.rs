@@ -28,7 +28,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 64] = [
+const FOREIGN: [(&str, Harmless); 65] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -70,6 +70,7 @@ const FOREIGN: [(&str, Harmless); 64] = [
     ("logit_scale", One),
     ("logits_scaling", One),
     ("final_logit_softcapping", Off),
+    ("lm_head_bias", Off),
     // norms and the FFN
     ("norm_type", Words(&["rmsnorm", "rms_norm", "RMSNorm"])),
     ("n_routed_experts", AtMostOne),

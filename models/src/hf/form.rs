@@ -32,6 +32,8 @@ pub(super) struct Style {
     plus_one: bool,
     /// Its norms are LayerNorms with biases.
     layer_norm: bool,
+    /// LongRoPE's factors of queries and keys have keys of their own.
+    pub(super) named_factors: bool,
     /// Keys that are read for it and that other families would have to refuse.
     pub(super) reads: &'static [&'static str],
 }
@@ -49,10 +51,11 @@ const PLAIN: Style = Style {
     rotated: None,
     plus_one: false,
     layer_norm: false,
+    named_factors: false,
     reads: &[],
 };
 
-const STYLES: [Style; 14] = [
+const STYLES: [Style; 15] = [
     // optional, with gate, up and down
     Style {
         name: "llama",
@@ -82,6 +85,13 @@ const STYLES: [Style; 14] = [
         act_default: Some("silu"),
         one_act: true,
         reads: &["swiglu_limit", "swiglu_alpha"],
+        ..PLAIN
+    },
+    Style {
+        name: "phimoe",
+        layer_norm: true,
+        named_factors: true,
+        reads: &["lm_head_bias"],
         ..PLAIN
     },
     Style {
@@ -216,6 +226,10 @@ impl Style {
             "gpt_oss" => Form {
                 ffn_bias: true,
                 sinks: true,
+                ..plain
+            },
+            "phimoe" => Form {
+                head_bias: keys.bool("lm_head_bias")?.unwrap_or(false),
                 ..plain
             },
             "olmo2" => Form {

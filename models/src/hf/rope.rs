@@ -39,7 +39,7 @@ pub(super) fn rope(
         }
     }
     for object in old.iter().chain(&modern) {
-        let parsed = rope_scaling(keys, object)?;
+        let parsed = rope_scaling(keys, object, style)?;
         if scaling.as_ref().is_some_and(|earlier| *earlier != parsed) {
             return Err(keys.bad(
                 "rope_scaling",
@@ -56,7 +56,7 @@ pub(super) fn rope(
     })
 }
 
-fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+fn rope_scaling(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Error> {
     if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
         return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
     }
@@ -80,7 +80,7 @@ fn rope_scaling(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
         // longer contexts than this are not run, and up to there nothing is scaled
         Some("dynamic") if object.get("alpha").is_none() => Ok(RopeScaling::None),
         // the name in Phi-3's first releases
-        Some("longrope" | "su") => long_rope(top, object),
+        Some("longrope" | "su") => long_rope(top, object, style),
         Some(_) => Err(object.unsupported(
             key,
             "implemented: default, linear, dynamic, llama3, longrope, yarn",
@@ -118,8 +118,10 @@ fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
     })
 }
 
-/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`.
-fn long_rope(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
+/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`. PhiMoE names its factors
+/// of queries and keys, one for each list of divisors. (transformers 5 takes its short divisors in
+/// long contexts too; those of the model's own code are the long ones.)
+fn long_rope(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Error> {
     let divisors = |key: &str| {
         let list = object.read(key, "a list of numbers", |value| {
             let number = |value: &Value| value.as_f64().map(|number| number as f32);
@@ -134,7 +136,12 @@ fn long_rope(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
     let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
-    let attention_factor = match object.f32("attention_factor")? {
+    let named = |key: &str| match style.named_factors {
+        true => object.need_f32(key).map(Some),
+        false => Ok(None),
+    };
+    let (short_factor, long_attention_factor) = (named("short_mscale")?, named("long_mscale")?);
+    let attention_factor = match short_factor.or(object.f32("attention_factor")?) {
         Some(factor) => factor,
         None if factor <= 1.0 => 1.0,
         None => (1.0 + factor.ln() / f64::from(original_context).ln()).sqrt() as f32,
@@ -143,6 +150,7 @@ fn long_rope(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
         short: divisors("short_factor")?,
         long: divisors("long_factor")?,
         attention_factor,
+        long_attention_factor,
         original_context,
     })
 }

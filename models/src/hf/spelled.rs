@@ -5,6 +5,7 @@ use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 const OUTSIDE: Spellings = &[
     (Role::Embed, "model.embed_tokens.weight"),
     (Role::Head, "lm_head.weight"),
+    (Role::HeadBias, "lm_head.bias"),
     (Role::FinalNorm, "model.norm.weight"),
     (Role::FinalNormBias, "model.norm.bias"),
 ];
@@ -113,6 +114,18 @@ const MIXTRAL: NameTable = NameTable {
         stacked: STACKED,
     },
     ..PLAIN
+};
+
+const PHIMOE: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (Role::Router, "mlp.router.weight"),
+        ],
+    ],
+    ..MIXTRAL
 };
 
 const SMALL_THINKER: NameTable = NameTable {
@@ -288,6 +301,7 @@ const FALCON: NameTable = NameTable {
 pub(super) fn names_of(family: &str) -> &'static NameTable {
     match family {
         "mixtral" | "turbosparsemixtral" => &MIXTRAL,
+        "phimoe" => &PHIMOE,
         "smallthinker" => &SMALL_THINKER,
         "gpt_oss" => &GPT_OSS,
         "olmo2" => &OLMO2,

@@ -137,6 +137,11 @@ impl ActivationStats {
         Ok(stats)
     }
 
+    /// How a mixture's experts are chosen; `None` for a dense model.
+    pub fn routing(&self) -> Option<&routing::Routing> {
+        self.profile.as_ref()?.routing.as_ref()
+    }
+
     /// As [`ActivationStats::parse`] for a model with experts, whose statistics are those of its
     /// router.
     ///

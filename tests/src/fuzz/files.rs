@@ -121,8 +121,14 @@ fn folder(model: &str, file: &'static str, form: Form) -> Target {
             std::fs::copy(entry.path(), dir.path().join(name)).expect("a copy");
         }
     }
-    let others = ["qwen2_window", "llama3", "smallthinker", "gpt_oss"]
-        .map(|other| std::fs::read(fixtures().join("models").join(other).join(file)).ok());
+    let others = [
+        "qwen2_window",
+        "llama3",
+        "smallthinker",
+        "gpt_oss",
+        "phimoe",
+    ]
+    .map(|other| std::fs::read(fixtures().join("models").join(other).join(file)).ok());
     let first = fixture(&format!("{model}/{file}"));
     Target {
         seeds: [Some(first)].into_iter().chain(others).flatten().collect(),

@@ -22,6 +22,12 @@ pub fn export(
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<u64, Failure> {
     let packed = Packed::new(container)?;
+    if packed.config().form.ffn_bias {
+        let family = &packed.config().family;
+        return Err(Failure::usage(format!(
+            "family {family:?}: biases of the FFN are not written as gguf yet"
+        )));
+    }
     let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
     let template = packed.meta.chat_template.clone();
     let template = template.map(|t| ("tokenizer.chat_template".into(), GgufValue::Text(t)));

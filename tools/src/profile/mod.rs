@@ -4,7 +4,7 @@ mod experts;
 mod merge;
 mod misses;
 mod show;
-mod show_experts;
+pub mod show_experts;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

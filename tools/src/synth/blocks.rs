@@ -18,6 +18,9 @@ const Q4_DEVIATION: f32 = 4.778_072;
 /// √E[q²] of a block's bytes: 31 uniform in −127…127 (−127 twice) and one −127.
 const Q8_DEVIATION: f32 = 75.553_69;
 
+/// √E[v²] of uniform four-bit floats.
+const MXFP4_DEVIATION: f32 = 2.926_175;
+
 /// Encodes `row` into `out`, which has the row's length in this encoding.
 pub fn encode(encoding: Encoding, row: &Row, out: &mut [u8]) {
     let mut rest = out;
@@ -29,6 +32,7 @@ pub fn encode(encoding: Encoding, row: &Row, out: &mut [u8]) {
         match encoding {
             Encoding::Q4_0 => q4_0(segment, here),
             Encoding::Q8_0 => q8_0(segment, here),
+            Encoding::Mxfp4 => mxfp4(segment, here),
             Encoding::F16 => floats(segment, here, |v| f16::from_f32(v).to_le_bytes()),
             Encoding::F32 => floats(segment, here, f32::to_le_bytes),
         }
@@ -119,6 +123,54 @@ fn q8_0(segment: &Segment, out: &mut [u8]) {
             *byte = quant.cast_unsigned();
         }
     }
+}
+
+/// Scales are powers of two, so some blocks have the one above what is wanted and the others the one
+/// below, and of a constant some weights.
+fn mxfp4(segment: &Segment, out: &mut [u8]) {
+    let (blocks, _) = out.as_chunks_mut::<17>();
+    match segment.fill {
+        Fill::Constant(value) => {
+            // 2 and 3, or 3 and 4, times a power of two
+            let below = exponent(value.abs() / 2.0);
+            let times = value.abs() / power(below);
+            let (low, floor) = if times < 3.0 { (4, 2.0) } else { (5, 3.0) };
+            let higher = (times - floor) * BLOCK as f32;
+            let sign = u8::from(value < 0.0) << 3;
+            for block in blocks {
+                block[0] = below;
+                for (i, byte) in block[1..].iter_mut().enumerate() {
+                    let nibble = |at: usize| match (at as f32 + 0.5) < higher {
+                        _ if value == 0.0 => 0,
+                        higher => sign | (low + u8::from(higher)),
+                    };
+                    *byte = nibble(i) | nibble(i + 16) << 4;
+                }
+            }
+        }
+        Fill::Random { deviation, key, .. } => {
+            let wanted = deviation / MXFP4_DEVIATION;
+            let below = exponent(wanted);
+            // of the blocks, as variances add up
+            let above = ((wanted / power(below)).powi(2) - 1.0) / 3.0;
+            for (index, block) in (0u64..).zip(blocks) {
+                let drawn = (word(key, 3 * index) >> 40) as f32 / (1u32 << 24) as f32;
+                block[0] = below + u8::from(drawn < above);
+                block[1..9].copy_from_slice(&word(key, 3 * index + 1).to_le_bytes());
+                block[9..].copy_from_slice(&word(key, 3 * index + 2).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The exponent, as blocks store it, of the largest power of two up to `value`.
+fn exponent(value: f32) -> u8 {
+    ((value.to_bits() >> 23) as u8).clamp(1, 253)
+}
+
+/// The power of two that such an exponent stands for.
+fn power(exponent: u8) -> f32 {
+    f32::from_bits(u32::from(exponent) << 23)
 }
 
 /// Block `index` of a row of signed bytes.
@@ -223,6 +275,18 @@ mod tests {
                 .chunks_exact(34)
                 .flat_map(|b| b[2..].iter().map(move |q| half(b) * f32::from(*q as i8)))
                 .collect(),
+            Encoding::Mxfp4 => bytes
+                .chunks_exact(17)
+                .flat_map(|b| {
+                    let value = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+                    let weight = move |q: u8| {
+                        let sign = if q & 8 == 0 { 1.0 } else { -1.0 };
+                        sign * power(b[0]) * value[usize::from(q & 7)]
+                    };
+                    let low = b[1..].iter().map(move |q| weight(q & 15));
+                    low.chain(b[1..].iter().map(move |q| weight(q >> 4)))
+                })
+                .collect(),
             Encoding::F16 => bytes.chunks_exact(2).map(half).collect(),
             Encoding::F32 => bytes
                 .chunks_exact(4)
@@ -232,6 +296,38 @@ mod tests {
     }
 
     const ALL: [Encoding; 4] = [Encoding::Q4_0, Encoding::Q8_0, Encoding::F16, Encoding::F32];
+
+    #[test]
+    fn powers_of_two_give_the_deviation_and_the_constant_in_the_mean() {
+        for deviation in [0.02, 0.03, 1.7] {
+            let (mut sum, mut count) = (0.0, 0.0);
+            for seed in 0..2000 {
+                let fill = Fill::Random {
+                    deviation,
+                    key: seed,
+                    tile: 7,
+                    row: 0,
+                };
+                let mut bytes = vec![0; Encoding::Mxfp4.row_bytes(256).unwrap()];
+                encode(Encoding::Mxfp4, &row(fill), &mut bytes);
+                for v in decoded(Encoding::Mxfp4, &bytes) {
+                    sum += f64::from(v).powi(2);
+                    count += 1.0;
+                }
+            }
+            let found = (sum / count).sqrt() / f64::from(deviation);
+            assert!((found - 1.0).abs() < 0.01, "{deviation}: {found}");
+        }
+        for value in [0.0, -0.3, 0.02, 5.9] {
+            let mut bytes = vec![0; Encoding::Mxfp4.row_bytes(256).unwrap()];
+            encode(Encoding::Mxfp4, &row(Fill::Constant(value)), &mut bytes);
+            let mean = decoded(Encoding::Mxfp4, &bytes).iter().sum::<f32>() / 256.0;
+            assert!(
+                (mean - value).abs() <= value.abs() / 64.0,
+                "{value}: {mean}"
+            );
+        }
+    }
 
     #[test]
     fn every_encoding_has_the_deviation_and_the_constant() {

@@ -42,7 +42,8 @@ pub struct Measured {
     /// Share of the firing neurons that fired for the next token too; of an expert, where both
     /// visit it.
     pub persistence: f64,
-    /// How experts were chosen, mean over layers, in a model that has some.
+    /// How experts were chosen, mean over layers, in a model that has some; without the first layer
+    /// where the router reads a layer's input.
     #[serde(flatten)]
     pub routing: Option<RoutingTargets>,
     /// Share of gates that fired, as the engine counted it over all layers and
@@ -80,7 +81,7 @@ pub fn measure(
     let endings = ["", ".partial", ".partial.journal"];
     let _unfinished = endings.map(|ending| Unfinished::at(&beside(&temporary.0, ending)));
     let dtype = match encoding {
-        Encoding::Q4_0 => DType::Q4,
+        Encoding::Q4_0 | Encoding::Mxfp4 => DType::Q4,
         Encoding::Q8_0 => DType::Q8,
         Encoding::F16 | Encoding::F32 => DType::F16,
     };
@@ -200,7 +201,9 @@ fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> 
             seen.see(before, now);
             before = now;
         }
-        if !visits.is_empty() {
+        // an early router of the first layer finds nothing that lasts
+        let lasts = layer > 0 || c.mixture.as_ref().is_none_or(|m| !m.early_router);
+        if !visits.is_empty() && lasts {
             routing.push(seen.statistics());
         }
         for expert in 0..experts as u32 {

@@ -109,7 +109,8 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let mut config = args.shape.config(act);
     if let Some(layers) = args.layers {
         config.layers = layers.into();
-        config.window.resize(layers.into(), 0);
+        let windows = config.window.iter().copied().cycle();
+        config.window = windows.take(usize::from(layers)).collect();
     }
     check(args, gguf, &config, &name(act))?;
     let target = targets(args, &config)?;
@@ -127,7 +128,8 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     }
     let encoding = match args.quant {
         _ if !gguf => Encoding::F32,
-        quant => quant.unwrap_or(SynthQuantArg::Q4_0).into(),
+        None | Some(SynthQuantArg::Q4_0) => args.shape.four_bits(),
+        Some(quant) => quant.into(),
     };
     let place = args.output.display().to_string();
     let mut report = SynthReport::new(&place, &name(args.shape), &name(act), args.seed, target);
@@ -286,7 +288,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
         )));
     }
     Ok(Targets {
-        active: args.active.unwrap_or(active),
+        active: (args.active.or(args.shape.default_active())).unwrap_or(active),
         hot_share,
         persistence: args.persistence,
         routing: routing.map(|published| RoutingTargets {

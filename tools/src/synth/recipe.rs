@@ -141,9 +141,11 @@ impl Recipe {
         }
         let (mean, deviation) = firing.gate();
         let act = |g: f64| activation(c.ffn_kind.activation, g);
-        let up_power = match c.ffn_kind.relu_on_up {
-            true => expect(firing.up_bias, 1.0, |u| u.max(0.0).powi(2)),
-            false => 1.0,
+        let up_power = match c.ffn_kind {
+            kind if kind.relu_on_up => expect(firing.up_bias, 1.0, |u| u.max(0.0).powi(2)),
+            // E[(u + 1)²]
+            kind if matches!(kind.activation, Activation::ClampedSwiglu { .. }) => 2.0,
+            _ => 1.0,
         };
         Ok(Self {
             window: Window::new(
@@ -214,12 +216,7 @@ impl Recipe {
                     (self.attention_increment(id.layer) / (self.window.energy * heads)).sqrt();
                 whole(heads as usize, random(full * self.written(row)))
             }
-            Role::Gate | Role::Router => {
-                let own = biases.get(row).copied().unwrap_or_default();
-                let [token, context] = self.reads(id.role);
-                let own = Fill::Constant(own / bias as f32);
-                self.groups([own, random(token), random(context)])
-            }
+            Role::Gate | Role::Router => self.scores(id, row, biases),
             Role::Up => {
                 let own = match self.firing.up_bias {
                     0.0 => random(LEAK * reads_context),
@@ -233,8 +230,22 @@ impl Recipe {
                 let leak = random(LEAK * full);
                 self.groups([leak, leak, random(full)])
             }
+            Role::GateBias | Role::UpBias => whole(c.ffn as usize, Fill::Constant(0.0)),
+            Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
             _ => whole(0, Fill::Constant(0.0)),
         }
+    }
+
+    /// A row that decides whether a neuron fires or an expert is chosen.
+    fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> Row {
+        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        let own = f64::from(biases.get(row).copied().unwrap_or_default());
+        let ([token, context], level) = match id.role {
+            Role::Router if self.early_router() => (self.reads_input(id.layer), self.bias_level()),
+            _ => (self.reads(id.role), 1.0),
+        };
+        let own = Fill::Constant((own / (self.sizes()[0] * level)) as f32);
+        self.groups([own, random(token), random(context)])
     }
 
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
@@ -263,18 +274,37 @@ impl Recipe {
         [((1.0 - slow) / token).sqrt(), (slow / context).sqrt()]
     }
 
+    fn early_router(&self) -> bool {
+        let mixture = self.config.mixture.as_ref();
+        mixture.is_some_and(|mixture| mixture.early_router)
+    }
+
+    /// Those of a router that reads the input of `layer` without a norm. The first one finds no
+    /// context yet: its scores are new with every token.
+    fn reads_input(&self, layer: u32) -> [f64; 2] {
+        let [_, token, context] = self.sizes();
+        match layer {
+            0 => [1.0 / token.sqrt(), LEAK / context.sqrt()],
+            _ => {
+                let deviation = self.input_variance(layer).sqrt();
+                let [of_token, of_context] = self.reads(Role::Router);
+                [of_token, of_context / deviation]
+            }
+        }
+    }
+
     /// The elements of a norm's or a bias's vector. After a norm, coordinates of
     /// the bias group are 1 and all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
         let context = match id.role {
-            // leaves queries and keys as they are
+            // no share of the scores beside it
+            Role::Sinks => return vec![-40.0; cols],
             Role::QNorm | Role::KNorm => {
                 let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
                 let rms = (power / f64::from(self.config.head_dim)).sqrt();
                 return vec![rms.hypot(self.score_noise()) as f32; cols];
             }
-            Role::AttnNorm if id.layer == 0 => 0.0,
-            Role::AttnNorm => self.context_variance(id.layer) - self.attention_increment(id.layer),
+            Role::AttnNorm => self.input_variance(id.layer),
             Role::FfnNorm => self.context_variance(id.layer),
             Role::FinalNorm => self.context_variance(self.config.layers),
             _ => return vec![0.0; cols],
@@ -318,6 +348,14 @@ impl Recipe {
         let attention =
             1.0 + ATTENTION_GROWTH * f64::from(layer.min(self.config.layers - 1)) / layers;
         attention + FFN_GROWTH * f64::from(layer) / layers
+    }
+
+    /// The same where a layer begins.
+    fn input_variance(&self, layer: u32) -> f64 {
+        match layer {
+            0 => 0.0,
+            _ => self.context_variance(layer) - self.attention_increment(layer),
+        }
     }
 
     /// Value of the residual stream's coordinates in the bias group.

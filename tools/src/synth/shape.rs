@@ -6,6 +6,7 @@ use emberflow_models::config::{
 };
 
 use super::routing::RoutingTargets;
+use emberflow_models::Encoding;
 
 /// A model whose dimensions are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,6 +42,18 @@ pub enum Shape {
     /// TurboSparse-Mixtral-47B: Mixtral-8x7B's dimensions with ReLU on gate and up (dReLU).
     #[value(name = "turbosparse-47b")]
     Turbosparse47b,
+    /// `tiny-moe` with ReLU experts and a router that reads the layer's input: for tests.
+    TinyMoeEarly,
+    /// SmallThinker-21B-A3B: 52 layers of 64 ReLU experts of 2560 × 768, 6 for a token, chosen
+    /// before attention; every layer is rotated.
+    #[value(name = "smallthinker-21b")]
+    Smallthinker21b,
+    /// `tiny-moe` with the experts, biases and windows of gpt-oss: for tests.
+    TinyMoeOss,
+    /// gpt-oss-20b: 24 layers of 32 experts of 2880 × 2880 in MXFP4, 4 for a token; without YaRN,
+    /// so with its context of 4096.
+    #[value(name = "gpt-oss-20b")]
+    GptOss20b,
 }
 
 /// Gate non-linearities, by name.
@@ -81,7 +94,7 @@ impl Shape {
     /// The activation of the model that the shape is named after.
     pub fn default_act(self) -> ActArg {
         match self {
-            Self::Tiny => ActArg::Relu,
+            Self::Tiny | Self::TinyMoeEarly | Self::Smallthinker21b => ActArg::Relu,
             Self::Bamboo7b | Self::Turbosparse47b => ActArg::Drelu,
             _ => ActArg::Silu,
         }
@@ -90,8 +103,10 @@ impl Shape {
     /// Experts of a layer, and how many of them a token visits; `None` for a dense shape.
     fn experts(self) -> Option<[u32; 2]> {
         match self {
-            Self::TinyMoe => Some([16, 4]),
+            Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => Some([16, 4]),
+            Self::GptOss20b => Some([32, 4]),
             Self::Qwen330bA3b => Some([128, 8]),
+            Self::Smallthinker21b => Some([64, 6]),
             Self::Mixtral8x7b | Self::Turbosparse47b => Some([8, 2]),
             _ => None,
         }
@@ -100,14 +115,43 @@ impl Shape {
     /// Published routing, where the shape has experts. Qwen3-30B-A3B: 65 of 128 experts take 90 % of
     /// the routes, and the experts of the token before are right for 43.3 % (gpu-container handbook,
     /// BigMoeOnEdge). Mixtral's experts are all in use; its reuse is not known, OLMoE's is 43.5 %
-    /// (WASTE).
+    /// (WASTE). SmallThinker's numbers are not known: OLMoE, which has as many experts, lends its
+    /// reuse, Qwen3-30B-A3B its popularity. gpt-oss: the experts of the token before are right for
+    /// 17.9 %, a list of the hottest for 26.7 % (BigMoeOnEdge); where the list holds 4 of 32 experts,
+    /// 74.5 % of them take 90 % of the routes.
     pub fn default_routing(self) -> Option<RoutingTargets> {
         let (popular, reuse) = match self {
             Self::Mixtral8x7b | Self::Turbosparse47b => (0.9, 0.435),
-            Self::TinyMoe => (0.7, 0.5),
+            Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => (0.7, 0.5),
+            Self::GptOss20b => (0.745, 0.179),
+            Self::Smallthinker21b => (65.0 / 128.0, 0.435),
             _ => (65.0 / 128.0, 0.433),
         };
         self.experts().map(|_| RoutingTargets { popular, reuse })
+    }
+
+    /// Share of the neurons that fire per token, where the shape's model has a published number:
+    /// more than 60 % of those of SmallThinker's chosen experts do not (arXiv 2507.20984).
+    pub fn default_active(self) -> Option<f64> {
+        (self == Self::Smallthinker21b).then_some(0.4)
+    }
+
+    /// Whether it has the experts, biases and windows of gpt-oss.
+    fn is_gpt_oss(self) -> bool {
+        matches!(self, Self::TinyMoeOss | Self::GptOss20b)
+    }
+
+    /// The format of its experts in a file of 4 bits per weight.
+    pub fn four_bits(self) -> Encoding {
+        match self.is_gpt_oss() {
+            true => Encoding::Mxfp4,
+            false => Encoding::Q4_0,
+        }
+    }
+
+    /// Whether the router reads the layer's input, before attention.
+    fn early_router(self) -> bool {
+        matches!(self, Self::TinyMoeEarly | Self::Smallthinker21b)
     }
 
     /// The family whose checkpoints have this shape and such FFNs.
@@ -115,6 +159,8 @@ impl Shape {
         match self {
             Self::Qwen27b => "qwen2",
             Self::Qwen330bA3b => "qwen3_moe",
+            Self::TinyMoeEarly | Self::Smallthinker21b => "smallthinker",
+            Self::TinyMoeOss | Self::GptOss20b => "gpt_oss",
             Self::TinyMoe | Self::Mixtral8x7b | Self::Turbosparse47b if kind.relu_on_up => {
                 "turbosparsemixtral"
             }
@@ -122,6 +168,48 @@ impl Shape {
             _ if kind.relu_on_up => "bamboo",
             Self::Mistral7b | Self::Bamboo7b => "mistral",
             _ => "llama",
+        }
+    }
+
+    /// The FFN's formula; gpt-oss has a form of SiLU of its own.
+    fn ffn_kind(self, act: ActArg) -> FfnKind {
+        let kind = act.kind();
+        match self.is_gpt_oss() && kind.activation == Activation::Silu {
+            true => FfnKind {
+                activation: Activation::ClampedSwiglu {
+                    limit: 7.0,
+                    alpha: 1.702,
+                },
+                ..kind
+            },
+            false => kind,
+        }
+    }
+
+    /// How experts are put together.
+    fn mixture(self) -> Option<Mixture> {
+        let early_router = self.early_router();
+        self.experts().map(|[_, chosen]| Mixture {
+            chosen,
+            renormalise: true,
+            shared: 0,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring: match early_router {
+                true => Scoring::Sigmoid,
+                false => Scoring::Softmax,
+            },
+            early_router,
+            router_bias: self.is_gpt_oss(),
+            jitter: 0.0,
+        })
+    }
+
+    /// The window of a layer; 0 without one.
+    fn window(self, layer: u32) -> u32 {
+        match self.is_gpt_oss() && layer.is_multiple_of(2) {
+            true => 128,
+            false => 0,
         }
     }
 
@@ -137,18 +225,23 @@ impl Shape {
             Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
             Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
             Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
-            Self::TinyMoe => (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5),
+            Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => {
+                (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5)
+            }
+            Self::GptOss20b => (24, 2880, 2880, 64, 8, 201_088, 4096, 150_000.0, 1e-5),
+            Self::Smallthinker21b => (52, 2560, 768, 28, 4, 151_936, 16_384, 1.5e6, 1e-6),
             Self::Qwen330bA3b => (48, 2048, 768, 32, 4, 151_936, 40_960, 1e6, 1e-6),
             Self::Mixtral8x7b | Self::Turbosparse47b => {
                 (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
             }
         };
-        let ffn_kind = act.kind();
+        let ffn_kind = self.ffn_kind(act);
         let head_dim = match self {
-            Self::Qwen330bA3b => 128,
+            Self::Qwen330bA3b | Self::Smallthinker21b => 128,
+            Self::GptOss20b => 64,
             _ => d_model / heads,
         };
-        let [experts, chosen] = self.experts().unwrap_or([1, 0]);
+        let experts = self.experts().map_or(1, |[experts, _]| experts);
         ModelConfig {
             family: self.family(ffn_kind).into(),
             name: format!("synth-{}", super::name(self)),
@@ -167,9 +260,9 @@ impl Shape {
                 dims: head_dim,
                 scaling: RopeScaling::None,
             },
-            window: vec![0; layers as usize],
-            qkv_bias: self == Self::Qwen27b,
-            o_bias: false,
+            window: (0..layers).map(|layer| self.window(layer)).collect(),
+            qkv_bias: self == Self::Qwen27b || self.is_gpt_oss(),
+            o_bias: self.is_gpt_oss(),
             qk_norm: self == Self::Qwen330bA3b,
             tied_head: false,
             max_context,
@@ -177,19 +270,14 @@ impl Shape {
             add_bos: true,
             eos: vec![super::vocab::EOS],
             predictor_threshold: None,
-            mixture: (chosen > 0).then_some(Mixture {
-                chosen,
-                renormalise: true,
-                shared: 0,
-                dense_layers: Vec::new(),
-                dense_ffn: 0,
-                scoring: Scoring::Softmax,
-                early_router: false,
-                router_bias: false,
-            }),
+            mixture: self.mixture(),
             qk_norm_whole: false,
             clip_qkv: None,
-            form: Form::default(),
+            form: Form {
+                ffn_bias: self.is_gpt_oss(),
+                sinks: self.is_gpt_oss(),
+                ..Form::default()
+            },
         }
     }
 }
@@ -220,6 +308,9 @@ mod tests {
             (Shape::Qwen330bA3b, 30_532),
             (Shape::Mixtral8x7b, 46_703),
             (Shape::Turbosparse47b, 46_703),
+            // "21B"
+            (Shape::Smallthinker21b, 21_507),
+            (Shape::GptOss20b, 20_915),
         ] {
             let c = shape.config(shape.default_act());
             let count: usize = emberflow_models::names::required(&c)

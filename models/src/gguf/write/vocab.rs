@@ -1,6 +1,6 @@
 //! The tokenizer's keys.
 
-use super::{GgufFile, GgufValue};
+use super::types::{GgufFile, GgufValue};
 
 /// Every key of the vocabulary, in file order.
 pub(super) fn keys(file: &GgufFile<'_>) -> Vec<(String, GgufValue)> {

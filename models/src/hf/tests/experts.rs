@@ -72,6 +72,7 @@ fn the_keys_of_each_family() {
         scoring: Scoring::Softmax,
         early_router: false,
         router_bias: false,
+        jitter: 0.0,
     };
     for (family, expected) in [
         (

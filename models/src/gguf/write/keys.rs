@@ -1,0 +1,141 @@
+//! The keys of a header.
+
+use std::path::Path;
+
+use super::types::{GgufFile, GgufValue};
+use super::vocab;
+use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
+use crate::error::Error;
+use crate::gguf::arch::{Arch, GPT_OSS};
+use crate::gguf::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
+
+/// `general.quantization_version`: the block formats as of 2023.
+const QUANTIZATION_VERSION: u32 = 2;
+
+/// Every key of the header, in file order.
+pub(super) fn keys(
+    path: &Path,
+    arch: &Arch,
+    file: &GgufFile<'_>,
+) -> Result<Vec<(String, GgufValue)>, Error> {
+    let mut keys = model_keys(path, arch, file)?;
+    keys.extend(vocab::keys(file));
+    keys.extend(file.extra.iter().cloned());
+    Ok(keys)
+}
+
+/// Whether the model has nothing that is written in another way, or not at all.
+pub(super) fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
+    let mut form = c.form.clone();
+    if arch.windows_have_a_key() {
+        // they are the layers without a window
+        form.nope_layers.clear();
+    }
+    if arch.name == GPT_OSS {
+        // every file has these
+        (form.ffn_bias, form.sinks) = (false, false);
+    }
+    let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
+    plain && c.family != "phi3"
+}
+
+/// What of the model GGUF has no key for, in words.
+fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
+    match c {
+        c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
+        c if c.window.iter().any(|&w| w != 0) && !arch.windows_have_a_key() => {
+            Some("a sliding window")
+        }
+        c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
+        c if c
+            .mixture
+            .as_ref()
+            .is_some_and(|m| !m.dense_layers.is_empty()) =>
+        {
+            Some("dense layers among those with experts")
+        }
+        _ => None,
+    }
+}
+
+/// The keys that describe the decoder.
+fn model_keys(
+    path: &Path,
+    arch: &Arch,
+    file: &GgufFile<'_>,
+) -> Result<Vec<(String, GgufValue)>, Error> {
+    use GgufValue::{Bool, F32, Text, U32};
+    let c = file.config;
+    if let Some(what) = inexpressible(c, arch) {
+        return Err(Error::export(path, format!("{what} has no gguf form yet")));
+    }
+    let arch = arch.name;
+    let act = match c.ffn_kind.activation {
+        // the reader finds any other to differ
+        Activation::ClampedSwiglu { .. } if arch == GPT_OSS => None,
+        Activation::Relu => Some("relu"),
+        Activation::Relu2 => Some("relu2"),
+        Activation::Silu => Some("silu"),
+        Activation::Gelu => Some("gelu"),
+        Activation::GeluTanh => Some("gelu_pytorch_tanh"),
+        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
+            let reason = "the activation has no gguf form yet";
+            return Err(Error::export(path, reason.into()));
+        }
+    };
+    let mut keys = vec![
+        ("general.architecture".into(), Text(arch.into())),
+        ("general.name".into(), Text(c.name.clone())),
+        ("general.file_type".into(), U32(file.encoding.file_type())),
+        (
+            "general.quantization_version".into(),
+            U32(QUANTIZATION_VERSION),
+        ),
+    ];
+    let mut own = |key: &str, value| keys.push((format!("{arch}.{key}"), value));
+    own("vocab_size", U32(c.vocab));
+    own("context_length", U32(c.max_context));
+    own("embedding_length", U32(c.d_model));
+    own("block_count", U32(c.layers));
+    own("feed_forward_length", U32(c.ffn));
+    own("attention.head_count", U32(c.heads));
+    own("attention.head_count_kv", U32(c.kv_heads));
+    own("attention.key_length", U32(c.head_dim));
+    own("attention.value_length", U32(c.head_dim));
+    own("attention.layer_norm_rms_epsilon", F32(c.rms_eps));
+    own("rope.dimension_count", U32(c.rope.dims));
+    own("rope.freq_base", F32(c.rope.theta));
+    if let Some(mixture) = &c.mixture {
+        expert_keys(c, mixture, &mut own);
+    }
+    if let Some(&window) = c.window.iter().find(|&&window| window != 0) {
+        own("attention.sliding_window", U32(window));
+    }
+    if let Some(clip) = c.clip_qkv {
+        own("attention.clamp_kqv", F32(clip));
+    }
+    if let Some(act) = act {
+        keys.push((HIDDEN_ACT.into(), Text(act.into())));
+    }
+    keys.push((RELU_ON_UP.into(), Bool(c.ffn_kind.relu_on_up)));
+    Ok(keys)
+}
+
+/// Those of a mixture of experts.
+fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, GgufValue)) {
+    use GgufValue::{Bool, U32};
+    own("expert_count", U32(c.experts));
+    own("expert_used_count", U32(mixture.chosen));
+    own("expert_feed_forward_length", U32(c.ffn));
+    own("expert_weights_norm", Bool(mixture.renormalise));
+    if mixture.shared > 0 {
+        own("expert_shared_feed_forward_length", U32(mixture.shared));
+    }
+    if mixture.early_router {
+        let function = match mixture.scoring {
+            Scoring::Sigmoid => SIGMOID,
+            Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
+        };
+        own("expert_gating_func", U32(function));
+    }
+}
