@@ -2,8 +2,7 @@
 //!
 //! A template is code from a file that somebody else wrote. Its steps are counted, but one step can
 //! double a string, so that sixty of them need more memory than there is. This program, started
-//! again, therefore renders it within limits that the kernel keeps: [`memory`] bytes and
-//! [`SECONDS`] of processor time.
+//! again, therefore renders it within limits of memory and processor time that the kernel keeps.
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};

@@ -131,7 +131,7 @@ pub(super) fn write_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// Input of [`GgufWriter::create`], besides the weights.
+/// Input of [`GgufWriter::create`](super::GgufWriter::create), besides the weights.
 pub struct GgufFile<'a> {
     /// The configuration; its family determines `general.architecture`, which is one that llama.cpp
     /// knows (`bamboo` and `mistral` become `llama`).
