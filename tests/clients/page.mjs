@@ -43,6 +43,17 @@ try {
   await until(() => document.querySelectorAll(".assistant").length === 2);
   await page.$eval("#stop", (button) => button.click());
   await until(() => document.getElementById("send").hidden === false);
+
+  // A new chat does not know the old one, even while that is being answered.
+  await page.type("#text", "And a slice?");
+  await page.click("#send");
+  await until(() => document.querySelectorAll(".assistant").length === 3);
+  await page.$eval("#clear", (button) => button.click());
+  const [asked] = await Promise.all([
+    page.waitForRequest((request) => request.url().endsWith("/completions")),
+    page.type("#text", "What is a box?").then(() => page.keyboard.press("Enter")),
+  ]);
+  assert.deepEqual(JSON.parse(asked.postData()).messages, [{ role: "user", content: "What is a box?" }]);
   assert.deepEqual(wrong.filter((what) => !what.includes("401")), []);
 } finally {
   await browser.close();

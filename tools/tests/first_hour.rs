@@ -174,7 +174,7 @@ fn the_pages_work_and_show_what_they_say() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let page = format!("docs/{name}");
         assert!(
-            PAGES.contains(&&*page),
+            !name.ends_with(".md") || PAGES.contains(&&*page),
             "nobody tries the commands of {page}"
         );
     }

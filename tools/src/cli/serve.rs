@@ -34,8 +34,8 @@ Examples:
   emberflow serve model.ember --memory 4GiB --parallel 4 --context 4096
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"A vector is\", \"max_tokens\": 20}'
 
-Paths: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, /props, /tokenize,
-/detokenize, /apply-template, /openapi.json. SIGTERM ends the server: running requests have 20 seconds.")]
+Paths: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, Ollama's /api/..., a page at
+/, and what /openapi.json lists. SIGTERM or Ctrl-C ends the server: running requests have 20 seconds.")]
 pub struct ServeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]

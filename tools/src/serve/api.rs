@@ -423,7 +423,13 @@ impl InMessage {
         // The newer name of the same role, which templates do not know.
         let role = match self.role.as_str() {
             "developer" => "system",
-            role => role,
+            role @ ("system" | "user" | "assistant" | "tool" | "function") => role,
+            role => {
+                let message = format!(
+                    "there is no role `{role}`; known: system, developer, user, assistant, tool, function"
+                );
+                return Err(ApiError::param("messages", message));
+            }
         };
         let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
         Ok(Message {

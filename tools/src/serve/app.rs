@@ -1,5 +1,6 @@
 //! What all handlers see.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -180,20 +181,23 @@ impl App {
         wanted.len() == key.len() && differs == 0
     }
 
-    /// Whether pages from `origin` may use the server: those of this machine, and the one that was
-    /// named.
-    pub fn allows_origin(&self, origin: &HeaderValue) -> bool {
+    /// Whether pages from `origin` may use the server, which they know as `host`: those of this machine,
+    /// its own page, and the one that was named. A name that is not this machine's own does not count
+    /// as its own page: somebody else's name may lead here.
+    pub fn allows_origin(&self, origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
         let Ok(origin) = origin.to_str() else {
             return false;
         };
         if self.origin.as_deref() == Some(origin) || self.origin.as_deref() == Some("*") {
             return true;
         }
-        let host = origin.strip_prefix("http://").unwrap_or_default();
-        let host = match host.rsplit_once(':') {
-            Some((host, port)) if port.parse::<u16>().is_ok() => host,
-            _ => host,
+        let at = origin.strip_prefix("http://").unwrap_or_default();
+        let name = match at.rsplit_once(':') {
+            Some((name, port)) if port.parse::<u16>().is_ok() => name,
+            _ => at,
         };
-        ["localhost", "127.0.0.1", "[::1]"].contains(&host)
+        let address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let ours = address && host.is_some_and(|host| host.as_bytes() == at.as_bytes());
+        ours || ["localhost", "127.0.0.1", "[::1]"].contains(&name)
     }
 }

@@ -39,8 +39,14 @@ impl ApiError {
 
     /// 401: no key, or a wrong one.
     pub fn key() -> Self {
-        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+    }
+
+    /// 403: a web page from elsewhere.
+    pub fn origin() -> Self {
+        let message = "web pages from this origin may not ask; --allow-origin names one that may";
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
     /// 404: there is no such thing.
@@ -50,7 +56,7 @@ impl ApiError {
 
     /// 405: not with this method.
     pub fn method() -> Self {
-        let message = "this path does not take this method";
+        let message = "this path does not take this method; /openapi.json says which it takes";
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "invalid_request_error",

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -19,12 +20,13 @@ use super::api::{ChatRequest, CompletionRequest, Kind, ResponsesRequest};
 use super::app::App;
 use super::error::ApiError;
 use super::generate::respond;
-use super::openapi::DESCRIPTION;
 use super::stats::{slots, stats};
 use super::submit::Asked;
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(15);
+/// Most bytes of a body that is too large that are read before it is refused.
+const DROPPED: usize = 64 << 20;
 /// Header that names the class of a request: `reactive` or `proactive`.
 const CLASS: &str = "x-emberflow-class";
 
@@ -56,7 +58,9 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         )
         .route("/openapi.json", get(description))
         .route("/", get(page))
-        .fallback(|| async { ApiError::unknown("there is nothing at this path") })
+        .fallback(|| async {
+            ApiError::unknown("there is nothing at this path; /openapi.json lists all paths")
+        })
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
@@ -64,12 +68,17 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
 
 /// Checks the key and answers browsers on this machine.
 async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) -> Response {
-    let origin = request.headers().get(header::ORIGIN);
-    let origin = origin.filter(|o| app.allows_origin(o)).cloned();
+    let headers = request.headers();
+    let sent = headers.get(header::ORIGIN);
+    let origin = sent.filter(|o| app.allows_origin(o, headers.get(header::HOST)));
+    let foreign = sent.is_some() && origin.is_none();
+    let origin = origin.cloned();
     let path = request.uri().path();
     let public = ["/", "/health", "/models", "/v1/models", "/openapi.json"].contains(&path);
     let mut response = if request.method() == Method::OPTIONS {
         StatusCode::OK.into_response()
+    } else if foreign {
+        ApiError::origin().into_response()
     } else if public || app.allows_key(sent_key(request.headers())) {
         next.run(request).await
     } else {
@@ -99,13 +108,31 @@ fn sent_key(headers: &HeaderMap) -> Option<&str> {
 /// Reads and parses a body.
 pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
     let limit = app.body_limit;
-    let bytes = tokio::time::timeout(BODY_TIME, to_bytes(body, limit)).await;
-    let bytes = bytes.map_err(|_| ApiError::slow())?;
-    let bytes = bytes.map_err(|e| match e.to_string().contains("limit") {
-        true => ApiError::large(limit),
-        false => ApiError::invalid(e),
-    })?;
+    let bytes = tokio::time::timeout(BODY_TIME, collect(body, limit)).await;
+    let bytes = bytes.map_err(|_| ApiError::slow())??;
     serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the body: {e}")))
+}
+
+/// A body of at most `limit` bytes. The rest of a larger one is read and dropped: a client sees the
+/// refusal only when it has sent all.
+async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut pieces = body.into_data_stream();
+    let (mut all, mut len) = (Vec::new(), 0);
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(ApiError::invalid)?;
+        len += piece.len();
+        match len <= limit {
+            true => all.extend_from_slice(&piece),
+            false => all = Vec::new(),
+        }
+        if len > DROPPED {
+            break;
+        }
+    }
+    match len <= limit {
+        true => Ok(all),
+        false => Err(ApiError::large(limit)),
+    }
 }
 
 async fn chat(
@@ -262,7 +289,10 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 }
 
 async fn description() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], DESCRIPTION)
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        super::openapi::description(),
+    )
 }
 
 /// The page to look at. It may run nothing from elsewhere and ask nobody else.

@@ -75,6 +75,17 @@ const HTTP: u64 = 8 << 20;
 /// A model that cannot be opened, an address that cannot be had, a failed read.
 pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
+    if args.api_key.as_deref() == Some("") {
+        return Err(Failure::usage(
+            "the API key is empty (--api-key, EMBERFLOW_API_KEY): give one, or unset it to ask for none",
+        ));
+    }
+    if args.api_key.is_none() && !args.host.is_loopback() {
+        tracing::warn!(
+            "everybody who reaches {} may ask: no --api-key is given",
+            args.host
+        );
+    }
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
     let context = args.context.map_or(CONTEXT.min(max), |c| c as usize);

@@ -1,7 +1,12 @@
 //! `/openapi.json`: what the server accepts and returns.
 
-/// The description.
-pub const DESCRIPTION: &str = include_str!("openapi.json");
+/// The description, of this version.
+pub fn description() -> String {
+    DESCRIPTION.replace("\"VERSION\"", concat!('"', env!("CARGO_PKG_VERSION"), '"'))
+}
+
+/// The description but for the version.
+const DESCRIPTION: &str = include_str!("openapi.json");
 
 #[cfg(test)]
 mod tests {
@@ -9,10 +14,8 @@ mod tests {
 
     use serde_json::Value;
 
-    use super::DESCRIPTION;
-
     fn description() -> Value {
-        serde_json::from_str(DESCRIPTION).unwrap()
+        serde_json::from_str(&super::description()).unwrap()
     }
 
     /// The routes that a file's source names, under the prefixes that it has.
