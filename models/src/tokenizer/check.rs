@@ -221,6 +221,13 @@ fn check_steps(file: &File<'_>, size: u32) -> Result<(), Error> {
         let expected = format!("up to {MAX_PATTERNS}");
         return Err(bad("patterns of the pre_tokenizer", patterns, &expected));
     }
+    // Each one writes bytes above 0x7f as two: a text would double with every further step.
+    let byte_levels = steps.iter().filter(|step| kind_of(step) == "ByteLevel");
+    let byte_levels = byte_levels.count();
+    if byte_levels > 1 {
+        let what = "ByteLevel steps of the pre_tokenizer";
+        return Err(bad(what, byte_levels, "one at most"));
+    }
     let known = |id: u64| id < u64::from(size);
     let steps = steps_of(file.post_processor.as_ref(), "post_processor", "processors")?;
     steps
