@@ -4,6 +4,8 @@ mod common;
 #[path = "common/server.rs"]
 mod server;
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{call, json};
@@ -278,6 +280,17 @@ fn wrong_requests_are_told_what_is_wrong() {
     check(&with_key("GET", "/v1/nothing", ""), 404, "nothing");
     check(&with_key("POST", path, "{"), 400, "body");
     check(&with_key("POST", path, "{}"), 400, "prompt");
+    check(
+        &with_key("POST", path, r#"{"prompt": 3}"#),
+        400,
+        "`prompt` is a text",
+    );
+    let role = json!({"messages": [{"role": "bogus", "content": "A"}]}).to_string();
+    check(
+        &with_key("POST", "/v1/chat/completions", &role),
+        400,
+        "no role `bogus`",
+    );
     let long = request(&"word ".repeat(100), 1).to_string();
     check(&with_key("POST", path, &long), 400, "room for 64");
     let huge = request(&"word ".repeat(1 << 20), 1).to_string();
@@ -433,4 +446,36 @@ fn browsers_of_this_machine_may_ask() {
     assert!(allowed("http://127.0.0.1"));
     assert!(!allowed("http://localhost.evil.example"));
     assert!(!allowed("https://example.com"));
+    // Without such an origin nothing is computed, also where somebody's name leads to this machine.
+    let body = request("A", 1).to_string();
+    let status = |origin: &str, host: &str| {
+        let head = format!("POST /v1/completions HTTP/1.0\r\nHost: {host}\r\nOrigin: {origin}");
+        server.ask(&head, &body).status
+    };
+    assert_eq!(status("https://example.com", "127.0.0.1"), 403);
+    assert_eq!(status("http://evil.example:8080", "evil.example:8080"), 403);
+    assert_eq!(status("http://192.0.2.1:8080", "192.0.2.1:8080"), 200);
+    assert_eq!(status("http://192.0.2.1:8080", "192.0.2.7:8080"), 403);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_taken_and_refused() {
+    let server = Server::start(&["--context", "64"]);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    let body = vec![b'x'; 8 << 20];
+    let head = format!(
+        "POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&body).unwrap();
+    assert_eq!(read(stream).status, 413);
+}
+
+#[test]
+fn an_empty_key_is_no_key() {
+    let refused = call(&["serve", "--port", "0", "--api-key", ""]);
+    assert_eq!(refused.status.code(), Some(2));
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(why.contains("key is empty"), "{why}");
 }

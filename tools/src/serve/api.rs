@@ -78,7 +78,10 @@ pub struct Common {
 
 /// Whether (chats) or how many (completions).
 #[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "`logprobs` is true or false in chats, a number in completions"
+)]
 enum LogProbsAsked {
     Whether(bool),
     Top(usize),
@@ -90,7 +93,7 @@ struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`stop` is a text or a list of texts")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -115,7 +118,7 @@ struct InMessage {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`content` is a text or a list of parts")]
 enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
@@ -142,7 +145,7 @@ pub struct ResponsesRequest {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`input` is a text or a list of items")]
 enum Input {
     Text(String),
     Items(Vec<InItem>),
@@ -172,7 +175,10 @@ pub struct CompletionRequest {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "`prompt` is a text, a list of texts, a list of tokens or a list of such lists"
+)]
 enum Prompt {
     Text(String),
     Tokens(Vec<u32>),

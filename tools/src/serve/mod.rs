@@ -42,7 +42,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-use emberflow_engine::Model;
+use emberflow_engine::{Error, Model};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -126,7 +126,11 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         spans: 0,
         force: args.force,
     };
-    let mut engine = open_serving(model, &args.engine, &wanted, reserve)?;
+    let mut engine = open_serving(model, &args.engine, &wanted, reserve).inspect_err(|e| {
+        if matches!(e, Failure::Engine(Error::BudgetTooSmall { .. })) {
+            tracing::warn!("less --parallel, --context, --queue and --grammars need less memory");
+        }
+    })?;
     worker::work(&mut engine, &jobs, &shared, args.scheduling, || {
         // Who started it may not want to read it.
         let _ = writeln!(std::io::stdout(), "http://{address}");

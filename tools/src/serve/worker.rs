@@ -1,7 +1,8 @@
 //! The engine's thread: takes jobs, runs passes, sends text.
 //!
 //! One [`Stepper`] runs all requests. Interactive (*reactive*) jobs go first and keep a quarter of
-//! the sequences free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
+//! the sequences free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5,
+//! Algorithm 2):
 //!
 //! - while no reactive request runs: as many together as are faster together ([`Costs`]), in order of
 //!   arrival;
@@ -260,7 +261,7 @@ impl<'t> Worker<'_, 't> {
                 return;
             };
             let kept = match job.proactive {
-                true => (most - job.samples).min(most.div_ceil(4)),
+                true => most.saturating_sub(job.samples).min(most.div_ceil(4)),
                 false => 0,
             };
             let fits = self.live.len() + job.samples + kept <= most;
