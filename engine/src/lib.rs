@@ -46,6 +46,7 @@ pub mod sampler;
 mod scratch;
 mod sequence;
 mod sparsity;
+pub mod split;
 mod store;
 #[cfg(test)]
 mod testing;

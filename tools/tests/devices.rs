@@ -85,3 +85,22 @@ fn doctor_tries_the_devices_out() {
         assert_ne!(device["error"].is_null(), device["same_bits"].is_null());
     }
 }
+
+#[test]
+fn partitions_of_a_phone_are_simulated_beside_what_was_published() {
+    let report = json(&["bench", "split", "--json", "--tokens", "256,525"]);
+    assert!(report["simulated"].as_str().unwrap().contains("Snapdragon"));
+    let table = report["table"].as_array().unwrap();
+    assert_eq!(table.len(), 9);
+    assert_eq!(table[1]["partition"], "weights");
+    assert_eq!([&table[1]["first"], &table[1]["second"]], [3, 1]);
+    let ms = |i: usize, key: &str| report["prompts"][i][key].as_f64().unwrap();
+    // HeteroInfer has 247.9 tokens per second at 256 (§5.3.1), and 2.21 over padding at 525.
+    assert!((200.0..300.0).contains(&(256.0 / ms(0, "split") * 1e3)));
+    assert!((2.0..2.5).contains(&(ms(1, "padded") / ms(1, "split"))));
+    // Joining by a slow fence costs more than the partition saves.
+    let slow = json(&["bench", "split", "--json", "--sync-us", "400"]);
+    assert_eq!(slow["table"][0]["partition"], "first");
+    let message = String::from_utf8(call(&["bench", "split", "--tokens", "0"]).stderr).unwrap();
+    assert!(message.contains("1..=4096"), "{message}");
+}

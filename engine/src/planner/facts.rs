@@ -9,6 +9,7 @@ use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::error::at_next_start;
 use crate::memory::Needs;
+use crate::split::{Linear, Pair, Product};
 
 /// Batch sizes with a reported hot cut.
 pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
@@ -47,21 +48,33 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
-    /// How many of `hot` clusters in `layers` layers the device gets for itself and the CPU to end at
-    /// the same time, each with its own (the weight-centric split of HeteroInfer §4.1):
-    ///
-    /// ```text
-    /// layers · launch + D · cluster = (hot − D) · computed · cpu_cluster
-    /// ```
+    /// How many of `hot` clusters in `layers` layers the device gets for itself and the CPU to end as early
+    /// as they can, each with its own: the partition by weights of [`split`](crate::split), with
+    /// `computed` the share of a cluster that the CPU computes.
     ///
     /// None if that is less than a cluster for each layer: launching takes what it would save.
     pub fn balanced(&self, hot: u64, computed: f64, layers: usize) -> u64 {
-        let cpu = computed * self.cpu_cluster;
-        let saved = hot as f64 * cpu - layers as f64 * self.launch;
-        let clusters = (saved / (cpu + self.cluster)).max(0.0) as u64;
-        match clusters < layers as u64 {
+        let cpu = Linear {
+            launch: 0.0,
+            row: computed * self.cpu_cluster,
+        };
+        let device = Linear {
+            launch: layers as f64 * self.launch,
+            row: self.cluster,
+        };
+        let both = Pair {
+            first: &cpu,
+            second: &device,
+            sync: 0.0,
+        };
+        let clusters = both.rows_of_second(Product {
+            rows: usize::try_from(hot).unwrap_or(usize::MAX),
+            cols: 1,
+            n: 1,
+        });
+        match clusters < layers {
             true => 0,
-            false => clusters,
+            false => clusters as u64,
         }
     }
 }

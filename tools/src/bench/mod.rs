@@ -25,6 +25,7 @@ pub mod predictor;
 pub mod prefill;
 mod rounds;
 pub mod serve;
+mod split;
 pub mod sweep;
 pub mod timeline;
 
@@ -47,5 +48,6 @@ pub fn command(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Prefill(args) => prefill::command(args),
         BenchCommand::Batch(args) => batch::command(args),
         BenchCommand::Serve(args) => serve::command(args),
+        BenchCommand::Split(args) => split::command(args),
     }
 }

@@ -41,6 +41,8 @@ pub enum BenchCommand {
     Batch(BenchBatchArgs),
     /// Requests at random times: latency of interactive ones beside background work.
     Serve(BenchServeArgs),
+    /// How the GPU and the NPU of a phone, as published, would share the products of a model: simulated.
+    Split(BenchSplitArgs),
 }
 
 /// What benchmarks of whole runs have in common. Each point is a run of its own process; variants
@@ -463,6 +465,25 @@ pub struct BenchIoArgs {
     /// anyway.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub save: Option<Option<PathBuf>>,
+}
+
+/// `bench split`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  emberflow bench split
+  emberflow bench split --tokens 135,525,1000 --sync-us 400 --json")]
+pub struct BenchSplitArgs {
+    /// Lengths of the prompts.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "135,256,525,1000",
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tokens: Vec<u32>,
+    /// Microseconds to synchronise two processors and to copy.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub sync_us: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `bench device`

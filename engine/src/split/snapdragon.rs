@@ -1,0 +1,135 @@
+//! The Snapdragon 8 Gen 3 as HeteroInfer measured it, with weights of 4 bits and activations of 16: for
+//! simulations. Nothing here was measured by us.
+
+use super::{Grid, Measured, Pair, Point, Product, Shape};
+
+const fn point(n: usize, us: f64) -> Point {
+    Point { n, us }
+}
+
+/// Its GPU, Adreno 750 (HeteroInfer, Table 3): linear in the tokens (§3.1).
+pub const GPU: Measured = Measured {
+    shapes: &[
+        Shape {
+            rows: 4096,
+            cols: 4096,
+            points: &[point(1, 511.0), point(128, 7306.0), point(256, 10841.0)],
+        },
+        Shape {
+            rows: 4096,
+            cols: 14336,
+            points: &[point(1, 1467.0), point(256, 35231.0)],
+        },
+        Shape {
+            rows: 28672,
+            cols: 4096,
+            points: &[point(1, 1903.0)],
+        },
+    ],
+    step: 1,
+};
+
+/// Its NPU, Hexagon (Table 3): in steps of 32 tokens (§3.2, stage performance), slow where the columns are
+/// more than the rows (shape-sensitive performance). The order of the operands is the fast one (§4.1).
+pub const NPU: Measured = Measured {
+    shapes: &[
+        Shape {
+            rows: 4096,
+            cols: 4096,
+            points: &[point(1, 693.0), point(128, 912.0), point(256, 1884.0)],
+        },
+        Shape {
+            rows: 4096,
+            cols: 14336,
+            points: &[point(1, 6506.0), point(256, 23445.0)],
+        },
+        Shape {
+            rows: 28672,
+            cols: 4096,
+            points: &[point(1, 3886.0)],
+        },
+    ],
+    step: 32,
+};
+
+/// Parts of the weights, `GPU : NPU`, that its solver chose among (Table 3).
+pub const RATIOS: [[usize; 2]; 3] = [[1, 1], [3, 1], [2, 3]];
+
+/// Numbers of tokens with a graph: one, and multiples of 128. (The paper names 128, 256 and 512 as examples of
+/// standard sizes, and pads 257 to 384 in the last row of Table 3.) With these the rows of Table 3 that are
+/// ranges come out too, but for one: a hybrid partition of 257 to 279 tokens is 1:1 instead of 2:3.
+pub const GRAPHS: [usize; 9] = [1, 128, 256, 384, 512, 640, 768, 896, 1024];
+
+/// Seconds of a synchronisation with a polled flag and of a copy (§4.3: some microseconds of polling in memory
+/// that is mapped into both, tens of microseconds to submit).
+pub const SYNC: f64 = 50e-6;
+
+/// Seconds of a synchronisation by `clFinish` (§3.1).
+pub const SLOW_SYNC: f64 = 400e-6;
+
+/// Both with the fast synchronisation.
+pub const PAIR: Pair<'static> = Pair {
+    first: &GPU,
+    second: &NPU,
+    sync: SYNC,
+};
+
+/// What its solver chose among.
+pub const GRID: Grid<'static> = Grid {
+    ratios: &RATIOS,
+    graphs: &GRAPHS,
+};
+
+/// A row of Table 3: weights, tokens, and the partition that the paper's solver chose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Published {
+    /// Weights and the first number of tokens of the row.
+    pub product: Product,
+    /// The last.
+    pub until: usize,
+    /// GPU and NPU alone, microseconds, where the row has one value.
+    pub alone: Option<[f64; 2]>,
+    /// The partition as the table names it, `GPU : NPU`.
+    pub chosen: &'static str,
+}
+
+/// Table 3.
+pub const TABLE: [Published; 9] = [
+    row([4096, 4096], [1, 1], Some([511.0, 693.0]), "weights 1:1"),
+    row([28672, 4096], [1, 1], Some([1903.0, 3886.0]), "weights 3:1"),
+    row([4096, 14336], [1, 1], Some([1467.0, 6506.0]), "GPU alone"),
+    row([4096, 4096], [128, 128], Some([7306.0, 912.0]), "NPU alone"),
+    row([4096, 4096], [193, 255], None, "NPU alone, padded"),
+    row(
+        [4096, 4096],
+        [256, 256],
+        Some([10841.0, 1884.0]),
+        "NPU alone",
+    ),
+    row([4096, 4096], [257, 272], None, "activations n-256:256"),
+    row(
+        [4096, 14336],
+        [256, 256],
+        Some([35231.0, 23445.0]),
+        "weights 2:3",
+    ),
+    row([4096, 14336], [257, 384], None, "hybrid 2:3"),
+];
+
+const fn row(
+    weights: [usize; 2],
+    tokens: [usize; 2],
+    alone: Option<[f64; 2]>,
+    chosen: &'static str,
+) -> Published {
+    Published {
+        product: Product {
+            rows: weights[0],
+            cols: weights[1],
+            n: tokens[0],
+        },
+        until: tokens[1],
+        alone,
+        chosen,
+    }
+}

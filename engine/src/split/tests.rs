@@ -1,0 +1,177 @@
+use proptest::prelude::*;
+
+use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
+use super::{Choice, Curve, Grid, Linear, Pair, Partition, Product};
+
+/// A choice as Table 3 names it.
+fn named(of: Product, choice: Choice) -> String {
+    match choice.partition {
+        Partition::First => "GPU alone".into(),
+        Partition::Second { padded } if padded > of.n => "NPU alone, padded".into(),
+        Partition::Second { .. } => "NPU alone".into(),
+        Partition::Activations { second } => format!("activations n-{second}:{second}"),
+        Partition::Weights {
+            first,
+            second,
+            padded,
+        } => {
+            let kind = if padded > of.n { "hybrid" } else { "weights" };
+            format!("{kind} {first}:{second}")
+        }
+    }
+}
+
+#[test]
+fn the_table_of_the_paper_comes_out() {
+    // The six rows with one value for every cost of synchronising up to 160 µs, and the three with a range at
+    // every number of tokens.
+    for sync in [0.0, 20e-6, 50e-6, 160e-6] {
+        let pair = Pair { sync, ..PAIR };
+        for row in TABLE {
+            if let Some(alone) = row.alone {
+                for (curve, us) in [GPU, NPU].iter().zip(alone) {
+                    let found = curve.seconds(row.product) * 1e6;
+                    assert!((found - us).abs() < 1e-6 * us, "{row:?}: {found}");
+                }
+            }
+            for n in row.product.n..=row.until {
+                let of = Product { n, ..row.product };
+                let chosen = match n {
+                    257..=279 if of.cols == 14336 => "hybrid 1:1",
+                    384 if of.cols == 14336 => "weights 2:3",
+                    _ => row.chosen,
+                };
+                let found = named(of, pair.solve(of, &GRID));
+                assert_eq!(found, chosen, "{of:?}, {sync}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slow_synchronisation_leaves_decoding_to_the_gpu() {
+    // §5.5: with clFinish, what a partition saves of a single token is less than what joining costs.
+    let pair = Pair {
+        sync: SLOW_SYNC,
+        ..PAIR
+    };
+    let of = TABLE[0].product;
+    assert_eq!(pair.solve(of, &GRID).partition, Partition::First);
+}
+
+#[test]
+fn numbers_of_tokens_are_padded_to_whole_graphs() {
+    let grid = Grid {
+        ratios: &[],
+        graphs: &[1, 32, 128],
+    };
+    let cases = [
+        (1, 1),
+        (2, 32),
+        (32, 32),
+        (33, 128),
+        (129, 129),
+        (130, 160),
+        (300, 384),
+    ];
+    for (n, padded) in cases {
+        assert_eq!(grid.padded(n), Some(padded), "{n}");
+    }
+    let none = Grid {
+        ratios: &[],
+        graphs: &[],
+    };
+    assert_eq!(none.padded(5), None);
+}
+
+/// A curve with a start, a price for a row and a token, and steps.
+#[derive(Debug, Clone, Copy)]
+struct Stepped {
+    launch: f64,
+    each: f64,
+    step: usize,
+}
+
+impl Curve for Stepped {
+    fn seconds(&self, of: Product) -> f64 {
+        match of.rows * of.n {
+            0 => 0.0,
+            _ => self.launch + (of.rows * of.n.next_multiple_of(self.step)) as f64 * self.each,
+        }
+    }
+}
+
+fn stepped() -> impl Strategy<Value = Stepped> {
+    (0.0..1e-3, 1e-9..1e-6, 1..64usize).prop_map(|(launch, each, step)| Stepped {
+        launch,
+        each,
+        step,
+    })
+}
+
+proptest! {
+    /// The solver's choice is the fastest of all partitions, counted out one by one, and never slower than
+    /// the better of the two processors alone.
+    #[test]
+    fn the_solver_equals_counting_out(
+        first in stepped(),
+        second in stepped(),
+        sync in 0.0..1e-3,
+        rows in 1..5000usize,
+        n in 1..700usize,
+        mut graphs in proptest::collection::vec(1..300usize, 0..5),
+        ratios in proptest::collection::vec([1..5usize, 1..5usize], 0..5),
+    ) {
+        graphs.sort_unstable();
+        let pair = Pair { first: &first, second: &second, sync };
+        let grid = Grid { ratios: &ratios, graphs: &graphs };
+        let of = Product { rows, cols: 64, n };
+        let found = pair.solve(of, &grid);
+        prop_assert_eq!(pair.seconds(of, found.partition), Some(found.seconds));
+
+        let mut best = first.seconds(of);
+        if let Some(&last) = graphs.last() {
+            // Numbers of tokens that graphs fill: whole ones of the last, and one of the others.
+            let filled = |n: usize| n == 0 || graphs.iter().any(|&g| n % last == g % last && n >= g);
+            let padded = (n..).find(|&n| filled(n)).unwrap_or(n);
+            best = best.min(second.seconds(Product { n: padded, ..of }) + sync);
+            for &[a, b] in &ratios {
+                let mine = rows * a / (a + b);
+                if mine > 0 {
+                    let theirs = Product { rows: rows - mine, n: padded, ..of };
+                    let mine = first.seconds(Product { rows: mine, ..of });
+                    best = best.min(mine.max(second.seconds(theirs)) + sync);
+                }
+            }
+            let whole = (n - 1) / last * last;
+            for tokens in (1..n).filter(|&n| filled(n) && n >= whole) {
+                let mine = first.seconds(Product { n: n - tokens, ..of });
+                let theirs = second.seconds(Product { n: tokens, ..of });
+                best = best.min(mine.max(theirs) + sync);
+            }
+        }
+        prop_assert_eq!(found.seconds, best);
+        prop_assert!(found.seconds <= first.seconds(of));
+    }
+
+    /// Any number of rows: what bisection finds is as fast as the fastest of all.
+    #[test]
+    fn bisection_equals_counting_out(
+        launches in [0.0..1e-3, 0.0..1e-3],
+        each in [1e-8..1e-5, 1e-8..1e-5],
+        sync in 0.0..1e-3,
+        rows in 0..2000usize,
+    ) {
+        let curve = |i: usize| Linear { launch: launches[i], row: each[i] };
+        let (first, second) = (curve(0), curve(1));
+        let pair = Pair { first: &first, second: &second, sync };
+        let of = Product { rows, cols: 1, n: 1 };
+        let time = |taken: usize| {
+            let theirs = second.seconds(Product { rows: taken, ..of });
+            let theirs = if taken > 0 { theirs + sync } else { 0.0 };
+            theirs.max(first.seconds(Product { rows: rows - taken, ..of }))
+        };
+        let best = (0..=rows).map(time).fold(f64::INFINITY, f64::min);
+        prop_assert_eq!(time(pair.rows_of_second(of)), best);
+    }
+}
