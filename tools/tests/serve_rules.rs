@@ -374,8 +374,10 @@ fn responses_call_tools_too() {
     let server = Server::start(&[]);
     let tool = json!({"type": "function", "name": "look_up", "parameters": tools()[0]["function"]["parameters"]});
     let mut body = json!({"input": "What is a vector?", "tools": [tool], "max_output_tokens": 200,
-        "tool_choice": {"type": "function", "name": "look_up"}, "seed": 3});
+        "tool_choice": {"type": "function", "name": "look_up"}, "seed": 3, "top_p": 0.5, "temperature": 0.25});
     let whole = server.post("/v1/responses", &body).json();
+    let settings = ["max_output_tokens", "top_p", "temperature"].map(|key| whole[key].as_f64());
+    assert_eq!(settings, [200.0, 0.5, 0.25].map(Some), "{whole}");
     let item = &whole["output"][0];
     assert_eq!(item["type"], "function_call", "{whole}");
     assert_eq!(item["name"], "look_up");

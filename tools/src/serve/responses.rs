@@ -149,6 +149,7 @@ impl Answer {
     fn object(&self, pending: &Pending) -> Value {
         let ended = self.stopped.is_some();
         let usage = &pending.usage;
+        let sampling = &pending.request.sampling;
         json!({
             "id": pending.head.id,
             "object": "response",
@@ -161,6 +162,7 @@ impl Answer {
                 _ => Value::Null,
             },
             "instructions": null,
+            "max_output_tokens": pending.request.max_tokens,
             "metadata": {},
             "output": match ended {
                 true => (0..self.items.len()).map(|at| self.item(at, false, pending)).collect(),
@@ -169,9 +171,11 @@ impl Answer {
             "parallel_tool_calls": true,
             "previous_response_id": null,
             "store": false,
+            "temperature": sampling.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
+            "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": ended.then(|| json!({
                 "input_tokens": usage.prompt,

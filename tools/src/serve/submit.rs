@@ -51,6 +51,8 @@ pub struct Pending {
     pub out: UnboundedReceiver<Out>,
     /// What its parts have in common.
     pub head: Head,
+    /// How its texts are made.
+    pub request: Request,
     /// Tokens so far.
     pub usage: Usage,
     /// Texts that have not ended.
@@ -136,6 +138,7 @@ pub fn submit(
             created: now(),
             model: app.model.clone(),
         },
+        request,
         usage,
         left: texts,
         texts: all,
@@ -217,7 +220,7 @@ impl Pending {
     pub fn rest(&mut self, index: usize, stopped: bool) -> (Vec<Part>, &'static str) {
         match &mut self.texts[index].reader {
             Some(reader) => {
-                let rest = reader.finish();
+                let rest = reader.finish(!stopped);
                 let called = stopped && reader.calls() > 0;
                 (
                     rest,

@@ -99,13 +99,15 @@ impl Reader {
         parts
     }
 
-    /// The rest, at the end of the text.
-    pub fn finish(&mut self) -> Vec<Part> {
+    /// The rest, at the end of the text. Of a text that was cut off the beginning of a call is left out: it
+    /// would have become one.
+    pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
             State::Text | State::Plain if rest.is_empty() => Vec::new(),
             State::Text | State::Plain => vec![Part::Text(rest)],
+            State::Header if cut && self.form == Form::Tagged => Vec::new(),
             State::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
             State::Arguments(_) | State::After => Vec::new(),
         }

@@ -14,7 +14,7 @@ fn read(form: Form, text: &str, length: usize) -> Vec<Part> {
     for piece in chars.chunks(length) {
         parts.extend(reader.push(&piece.iter().collect::<String>()));
     }
-    parts.extend(reader.finish());
+    parts.extend(reader.finish(false));
     let mut joined: Vec<Part> = Vec::new();
     for part in parts {
         match (joined.last_mut(), part) {
@@ -113,4 +113,23 @@ fn tools_are_checked() {
         json!("required"),
         "at most",
     );
+}
+
+#[test]
+fn the_beginning_of_a_call_that_was_cut_off_is_no_text() {
+    for (text, left) in [
+        (
+            "Well. <tool_call>{\"name\": \"ge",
+            vec![Part::Text("Well. ".into())],
+        ),
+        (
+            "<tool_call>{\"name\": \"get\", \"arguments\": {\"a",
+            vec![Part::Call("get".into()), Part::Arguments("{\"a".into())],
+        ),
+    ] {
+        let mut reader = Reader::new(Form::Tagged, ["get".to_owned()].into());
+        let mut parts = reader.push(text);
+        parts.extend(reader.finish(true));
+        assert_eq!(parts, left, "{text}");
+    }
 }
