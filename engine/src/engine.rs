@@ -9,6 +9,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Pass, Times};
+use crate::device::Verdict;
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::Ffn;
@@ -28,7 +29,7 @@ use crate::sparsity::Choice;
 use crate::store::LayerResidency;
 use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
-use crate::store::{NeuronStore, StoreSetup};
+use crate::store::{NeuronStore, StoreSetup, TierSetup};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
@@ -55,6 +56,8 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use, on the text they were evaluated on.
     recall: Option<f64>,
+    /// How the device compares with the CPU, if there is one.
+    pub(crate) verdict: Option<Verdict>,
 }
 
 impl Engine {
@@ -100,7 +103,11 @@ impl Engine {
         let pages = kv.pages(parts.options.context) * parts.options.batch;
         let pass = Pass::new(rows, c.d_model as usize);
         let pool = KvPool::new(kv, pages)?;
-        let (text, choice) = (parts.text.clone(), parts.choice.clone());
+        let (text, choice, verdict) = (
+            parts.text.clone(),
+            parts.choice.clone(),
+            parts.device.as_ref().map(|device| device.1),
+        );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         Ok(Self {
             decoder: build(parts, c, &division)?,
@@ -112,6 +119,7 @@ impl Engine {
             division,
             choice,
             recall,
+            verdict,
         })
     }
 
@@ -447,6 +455,14 @@ impl Engine {
     }
 }
 
+/// A trace of the options' size, if any.
+fn tracer(options: &Options) -> Tracer {
+    match options.trace {
+        0 => Tracer::default(),
+        room => Arc::new(Trace::new(options.threads, room)).into(),
+    }
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let room = (parts.opened()).room(division.chunk, parts.options.threads);
@@ -459,12 +475,10 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         planner,
         known,
+        device,
         ..
     } = parts;
-    let tracer = match options.trace {
-        0 => Tracer::default(),
-        room => Arc::new(Trace::new(options.threads, room)).into(),
-    };
+    let tracer = tracer(&options);
     let mut embedding = Embedding::open(&layout, &c)?;
     let weights = Weights::load(&layout.container, &c)?;
     let cores = compute_cores(options.threads, options.io_core);
@@ -477,10 +491,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         .map(|s| s.load(&layout.container, &c, rows))
         .transpose()?;
     thread_buffer::reserve(thread_floats(&c, rows));
+    let tier = device.map(|(device, verdict)| TierSetup {
+        device,
+        clusters: division.needs.device_clusters,
+        room: room.of_device(c.d_model as usize),
+        same_bits: verdict.same_bits,
+    });
     let store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
+        tier,
         layout,
         source,
         memory: &division.memory,
@@ -493,19 +514,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     if let Some(embedding) = &mut embedding {
         embedding.hold(&store.layout().container, division.memory.embedding)?;
     }
+    let scratch = ScratchRoom {
+        rows,
+        batch: options.batch,
+        context: options.context,
+        threads: options.threads,
+    };
     Ok(Decoder {
         embedding,
         on,
         rope: RopeTable::new(&c.rope, rows, options.context),
-        scratch: Scratch::new(
-            &c,
-            ScratchRoom {
-                rows,
-                batch: options.batch,
-                context: options.context,
-                threads: options.threads,
-            },
-        ),
+        scratch: Scratch::new(&c, scratch),
         ffn: Ffn::new(shape, store, predictors, room),
         ahead: RouterAhead::new(&c, options.threads),
         weights,

@@ -47,6 +47,10 @@ pub struct Needs {
     pub cluster: u64,
     /// Clusters of the model.
     pub clusters: u64,
+    /// Clusters that a device holds, so that nobody else has to.
+    pub device_clusters: u64,
+    /// Bytes of the budget that these take: none in a memory of the device's own.
+    pub device: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
     /// Two-phase loading where Gate rows are not resident.
@@ -125,6 +129,7 @@ impl MemoryPlan {
         let parts = [
             "fixed",
             "scales",
+            "device",
             "predictor",
             "gates",
             "hot",
@@ -179,7 +184,8 @@ impl MemoryPlan {
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         // The last cluster of a bank may be a short one.
-        let hot = self.hot_clusters as f64 / (needs.clusters as f64).max(1.0);
+        let whole = self.hot_clusters + needs.device_clusters;
+        let hot = whole as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();
@@ -192,7 +198,7 @@ impl MemoryPlan {
 
 impl Needs {
     /// Ledger entries that every plan holds.
-    fn base_entries(&self) -> [(&'static str, u64); 7] {
+    fn base_entries(&self) -> [(&'static str, u64); 8] {
         [
             ("process", self.process),
             ("fixed", self.fixed),
@@ -200,6 +206,7 @@ impl Needs {
             ("kv", self.kv),
             ("predictor", self.predictor),
             ("scratch", self.scratch),
+            ("device", self.device),
             ("margin", RUNTIME_MARGIN),
         ]
     }
@@ -210,7 +217,12 @@ impl Needs {
             .fold(0u64, |sum, entry| sum.saturating_add(entry.1))
     }
 
-    fn gate_share(&self) -> f64 {
+    /// Clusters that no device holds.
+    pub(crate) fn host_clusters(&self) -> u64 {
+        self.clusters.saturating_sub(self.device_clusters)
+    }
+
+    pub(crate) fn gate_share(&self) -> f64 {
         self.gate_len as f64 / (self.gate_len + self.rest_len).max(1) as f64
     }
 
@@ -252,7 +264,7 @@ impl Needs {
         let least = self.min_slots.saturating_mul(self.rest_slot);
         let rest = if self.predicts {
             let all = self
-                .clusters
+                .host_clusters()
                 .saturating_mul(self.cluster_len(Residency::GatesResident));
             least.max(all)
         } else {
@@ -268,7 +280,7 @@ impl Needs {
         } else {
             (Residency::Bundles, 0)
         };
-        let all = self.clusters.saturating_mul(self.cluster_len(residency));
+        let all = (self.host_clusters()).saturating_mul(self.cluster_len(residency));
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
         let rest = gates.saturating_add(ffn).saturating_add(self.embedding);
         with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
@@ -331,30 +343,31 @@ impl Needs {
             (residency, 0, self.whole_slot, self.cold_without_gates())
         };
         let unit = self.cluster_len(residency).max(1);
-        let left = left - gates;
+        let (all, left) = (self.host_clusters(), left - gates);
         let least = if uses_cold {
             self.min_slots.saturating_mul(slot)
         } else {
             0
         };
-        let more = match left / unit >= self.clusters {
+        let more = match left / unit >= all {
             true => 0,
             false => self.more_buffers(left, least),
         };
         let stream = u64::from(more) * self.stream_len;
         let left = left - stream;
-        let (hot_clusters, slots) = if left / unit >= self.clusters {
-            (self.clusters, 0)
+        let wanted = self.hot_clusters.saturating_sub(self.device_clusters);
+        let neurons = (self.neurons).saturating_sub(self.device_clusters * self.cluster);
+        let (hot_clusters, slots) = if left / unit >= all {
+            (all, 0)
         } else if uses_cold {
-            let (hot, slots) = split(left, unit, slot, self.hot_clusters, self.min_slots);
-            (hot, slots.min(self.neurons))
+            let (hot, slots) = split(left, unit, slot, wanted, self.min_slots);
+            (hot, slots.min(neurons))
         } else {
             (left / unit, 0)
         };
         let ffn = hot_clusters * unit + slots * slot;
-        let embedding = hot_clusters == self.clusters
-            && self.embedding > 0
-            && left.saturating_sub(ffn) >= self.embedding;
+        let embedding =
+            hot_clusters == all && self.embedding > 0 && left.saturating_sub(ffn) >= self.embedding;
         for (what, bytes) in [
             ("gates", gates),
             ("stream", stream),
@@ -398,6 +411,8 @@ mod tests {
 
     fn needs() -> Needs {
         Needs {
+            device_clusters: 0,
+            device: 0,
             process: 10 << 20,
             process_peak: 11 << 20,
             fixed: 3 << 20,

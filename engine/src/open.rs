@@ -5,7 +5,10 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
+use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
+use crate::device::check::check;
+use crate::device::{Lease, Verdict};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -27,6 +30,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
+    /// The device, if there is one, and how it compares with the CPU.
+    pub device: Option<(Lease, Verdict)>,
     /// Activation statistics.
     pub known: Known,
     /// Most compute threads.
@@ -73,7 +78,10 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
+        // First, so that the measured process size includes its driver.
+        let device = checked_device(&options, &shape, &layout)?;
         let (planner, known) = Planner::new(Opened {
+            verdict: device.as_ref().map(|device| device.1),
             layout: &layout,
             config: c,
             quant,
@@ -91,6 +99,7 @@ impl Parts {
             layout,
             source,
             planner,
+            device,
             known,
             threads,
             text,
@@ -108,11 +117,37 @@ impl Parts {
             quant: &self.text.meta().quant,
             ffn: &self.shape,
             naming: self.naming,
+            verdict: self.device.as_ref().map(|device| device.1),
             stored: self.stored.as_ref(),
             options: &self.options,
             threads: self.threads,
         }
     }
+}
+
+/// Prepares the options' device for the model's FFN and compares it with the CPU.
+fn checked_device(
+    options: &Options,
+    shape: &FfnShape,
+    layout: &Layout,
+) -> Result<Option<(Lease, Verdict)>, Error> {
+    let Some(device) = &options.device else {
+        return Ok(None);
+    };
+    let refused = match () {
+        () if layout.has_experts() => Some("dense models, and this one has experts"),
+        () if options.ablation != Ablation::Full => Some("--policy full only"),
+        () if options.observe => Some("models that are not observed"),
+        () => None,
+    };
+    if let Some(what) = refused {
+        return Err(Error::DeviceUse(what));
+    }
+    let lease = device.lease()?;
+    let verdict = check(lease.dense().as_mut(), &shape.of_device())?;
+    let name = &device.facts().name;
+    tracing::info!(device = name, ?verdict, "checked against the CPU");
+    Ok(Some((lease, verdict)))
 }
 
 /// Verifies that the banks match the model.

@@ -20,6 +20,7 @@ mod layer;
 mod lookahead;
 mod mask;
 mod name;
+mod on_device;
 mod oracle;
 mod pairs;
 mod predict;
@@ -38,6 +39,7 @@ mod sums;
 mod tests;
 mod units;
 
+pub(crate) use activation::{Gating, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

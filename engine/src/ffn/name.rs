@@ -12,11 +12,13 @@ use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
+use super::activation::Gating;
 use super::gates::GateWork;
 use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
 use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
+use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use crate::ablation::Overlap;
 use crate::counters::nanoseconds;
@@ -42,6 +44,8 @@ struct Naming<'a> {
     predictor: Option<&'a Predictors>,
     /// The mask words of a recorded active set.
     oracle: Option<&'a [u64]>,
+    /// Leading clusters that a device computes.
+    on_device: usize,
     /// Gate rows, where they are resident.
     resident: Option<&'a Resident>,
     tracer: &'a Tracer,
@@ -73,6 +77,9 @@ impl Naming<'_> {
         let (first, unit) = (c * CLUSTER, CLUSTER * self.rows);
         if wanted.is_empty() {
             for (i, gates) in gates.chunks_mut(unit).enumerate() {
+                if c + i < self.on_device {
+                    continue;
+                }
                 let neurons = self.of_cluster(c + i);
                 let _span = span(c + i);
                 let gates = &mut gates[..neurons.len() * self.rows];
@@ -151,6 +158,10 @@ impl Taker<'_> {
         let words = mask::words(rows);
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
+            if c + i < naming.on_device {
+                self.store.need_on_device(self.unit);
+                continue;
+            }
             let here = naming.of_cluster(c + i);
             let mut ids = Needed::new();
             if naming.resident.is_some() {
@@ -179,8 +190,8 @@ impl Ffn {
         unit: usize,
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let (of, input) = (&mut self.units[unit], from.input);
-        let features = input.features(from.residual);
+        let of = &mut self.units[unit];
+        let features = from.input.features(from.residual);
         let predictor = prepare(
             on,
             &mut self.predictors,
@@ -192,12 +203,13 @@ impl Ffn {
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
         let gate_len = self.shape.format.gate_len();
+        let on_device = self.store.on_device(of.bank);
         if !of.named {
-            self.counts.looked_at += (of.neurons * of.rows) as u64;
-            self.counts.bytes += (of.neurons * gate_len) as u64;
+            let own = of.neurons.saturating_sub(on_device * CLUSTER);
+            self.counts.all(&of, own * gate_len);
         }
-        if !of.named && !known {
-            return need_all(&mut self.store, unit, of.neurons);
+        if !(of.named || known) {
+            return need_all(&mut self.store, unit, of.neurons, on_device);
         }
         let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
         let naming = Naming {
@@ -206,16 +218,11 @@ impl Ffn {
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
-            gates: GateWork {
-                cpu: on.cpu,
-                format: self.shape.format,
-                gating: of.gating,
-                input,
-                bias: from.bias.gate,
-            },
+            gates: self.shape.gates(on, of.gating, from),
             features,
             predictor,
             oracle,
+            on_device,
             resident: known.then_some(&*resident),
             tracer: &tracer,
             wanted: AtomicU64::new(0),
@@ -242,6 +249,19 @@ impl Ffn {
         }
         self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
+    }
+}
+
+impl FfnShape {
+    /// Gates of a unit from its resident Gate rows.
+    fn gates<'a>(&self, on: &Compute, gating: Gating, from: UnitInput<'a>) -> GateWork<'a> {
+        GateWork {
+            cpu: on.cpu,
+            format: self.format,
+            gating,
+            input: from.input,
+            bias: from.bias.gate,
+        }
     }
 }
 
@@ -294,9 +314,18 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     }
 }
 
-/// Marks every neuron of a unit as needed.
-fn need_all(store: &mut NeuronStore, unit: usize, neurons: usize) -> Result<(), Error> {
+/// Marks every neuron of a unit as needed; the first `on_device` clusters are the device's.
+fn need_all(
+    store: &mut NeuronStore,
+    unit: usize,
+    neurons: usize,
+    on_device: usize,
+) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
+        if first < on_device * CLUSTER {
+            store.need_on_device(unit);
+            continue;
+        }
         let ids = first..(first + CLUSTER).min(neurons);
         let ids: Needed = ids.map(|n| n as u32).collect();
         store.need(unit, &ids);

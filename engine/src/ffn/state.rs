@@ -9,6 +9,7 @@ use super::schedule::Schedule;
 use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
 use crate::counters::Counters;
+use crate::device::Room;
 use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
 
@@ -42,6 +43,15 @@ impl FfnRoom {
         self.clusters * CLUSTER * self.rows
     }
 
+    /// The largest pieces of a device's work: clusters whose sums fill the partial sums.
+    pub fn of_device(&self, d: usize) -> Room {
+        Room {
+            rows: self.rows,
+            clusters: self.clusters,
+            pairs: self.partials(d) / d,
+        }
+    }
+
     /// Rows gathered for all units.
     fn gathered(&self) -> usize {
         self.chosen * self.rows
@@ -67,6 +77,14 @@ pub(super) struct Counts {
     pub predict_ns: u64,
 }
 
+impl Counts {
+    /// Counts a unit all of whose gates are computed, from `bytes` of Gate rows.
+    pub fn all(&mut self, of: &Unit, bytes: usize) {
+        self.looked_at += (of.neurons * of.rows) as u64;
+        self.bytes += bytes as u64;
+    }
+}
+
 /// The FFN of every layer, over a [`NeuronStore`].
 pub(crate) struct Ffn {
     pub(super) shape: FfnShape,
@@ -82,6 +100,8 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
+    /// A device failed in this layer: its sums are missing.
+    pub(super) lost: bool,
     /// For observers.
     pub(super) record: Option<Record>,
 }
@@ -119,6 +139,7 @@ impl Ffn {
             schedule: Schedule::new(room.clusters),
             recent: Recent::new(room.rows),
             counts: Counts::default(),
+            lost: false,
             record: room.observe.then(|| Record::new(pairs)),
             shape,
             store,
