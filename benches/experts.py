@@ -4,7 +4,7 @@ experts, and how far a token's time is from its bound.
 
     benches/experts.py EMBERFLOW [MODEL] [--proofs misses,ahead] [--make SHAPE:LAYERS] [--text FILE] [--tokens N]
                        [--shares 0.25,0.5,0.75] [--memory 24MiB,26MiB] [--new N] [--rounds N] [--io ENGINE]
-                       [--sparsity exact|dense]
+                       [--sparsity exact|dense] [--modes dense,exact,predicted]
 
 MODEL is demo-moe if none is named. With --make it is a file to be written, a random model of that shape with so
 many layers (`synth`, then `pack --quant q4`); it and the GGUF file beside it, MODEL.gguf, stay. Runs of a proof
@@ -15,7 +15,9 @@ misses    The routing of --tokens tokens of the text is recorded and replayed wi
 ahead     --read-ahead off, on and auto. The gain of a mode is the median of its speed over that of off in the
           same round. Where single neurons are read, nothing is read ahead.
 budgets   `plan` and `run` for each budget of --memory, up and down in turns: neither may fall as it grows.
-sparsity  --sparsity exact against dense: neurons inside experts, where that is faster, against whole experts.
+sparsity  --sparsity of --modes within the same bytes, those with which dense (whole experts) holds the share:
+          exact reads neurons inside experts where the plan expects that to be faster, predicted those that a
+          predictor names (a container of train-predictor).
 bound     The time of a token over the larger of bytes missed ÷ the disk's rate for reads of their mean length,
           and bytes computed ÷ memory's rate, all measured in the round.
 
@@ -150,22 +152,27 @@ def budgets(args):
 def sparsity(args):
     print(f"\nsparsity: {args.model}, {args.rounds} rounds of {args.new} tokens, --io {args.io}")
     table("resident", "sparsity", "budget", "tokens/s (lowest to highest)", "times dense", "read per token",
-          "dense reads", "neurons that fired")
+          "dense reads", "neurons that fired", "gates", "waits")
     for share in args.shares:
-        runs = {"exact": [], "dense": []}
+        budgets = {}
+        runs = {mode: [] for mode in args.modes}
         for turn in range(args.rounds):
-            # exact and dense within the same bytes
-            runs["exact"].append(run(args, turn, "--ffn-resident", share, "--sparsity", "exact"))
-            budget = str(runs["exact"][-1]["memory"]["budget_bytes"])
-            runs["dense"].append(run(args, turn, "--memory", budget, "--sparsity", "dense"))
-            same_text([runs[mode][-1] for mode in runs], f"round {turn} at {share}")
-        gain = statistics.median(speed(a) / speed(b) for a, b in zip(runs["exact"], runs["dense"]))
-        more = median(runs["dense"], read_per_token) / max(median(runs["exact"], read_per_token), 1)
+            for mode in args.modes[turn % len(args.modes):] + args.modes[:turn % len(args.modes)]:
+                # all within the bytes that whole experts need to hold the share
+                if share not in budgets:
+                    first = run(args, 0, "--ffn-resident", share, "--sparsity", "dense")
+                    budgets[share] = str(first["memory"]["budget_bytes"])
+                runs[mode].append(run(args, turn, "--memory", budgets[share], "--sparsity", mode))
+            # what a predictor misses is missing from the text
+            same_text([runs[mode][-1] for mode in args.modes if mode != "predicted"], f"round {turn} at {share}")
         for mode, each in runs.items():
+            gain = statistics.median(speed(a) / speed(b) for a, b in zip(each, runs["dense"]))
+            more = median(runs["dense"], read_per_token) / max(median(each, read_per_token), 1)
             line(f"{float(share):.0%}", mode, f"{each[0]['memory']['budget_bytes'] / 2**20:.0f} MiB", ranged(each),
-                 f"{gain:.2f}" if mode == "exact" else "1.00", f"{median(each, read_per_token) / 1e6:.1f} MB",
-                 f"{more:.2f} times as much" if mode == "exact" else "–",
-                 f"{median(each, lambda run: run['sparsity']['active_share'] or 0):.0%}")
+                 f"{gain:.2f}", f"{median(each, read_per_token) / 1e6:.2f} MB", f"{more:.2f} times as much",
+                 f"{median(each, lambda run: run['sparsity']['active_share'] or 0):.0%}",
+                 "held" if each[0]["memory"]["gates"] else "read",
+                 f"{median(each, lambda r: r['io']['wait_share']):.0%}")
 
 
 def bound(args):
@@ -210,6 +217,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sparsity", default="dense", choices=["exact", "dense"])
+    parser.add_argument("--modes", type=words, default=["dense", "exact"])
     args = parser.parse_args()
     unknown = [proof for proof in args.proofs if proof not in PROOFS]
     if unknown:
