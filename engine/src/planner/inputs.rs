@@ -230,6 +230,8 @@ impl Opened<'_> {
             neurons: self.layout.neurons_visited(),
             visited: (self.layout.layers() * self.layout.neurons_visited()) as f64
                 / (self.layout.total() as f64).max(1.0),
+            chosen: (c.mixture.as_ref())
+                .map_or(1, |m| (m.chosen + u32::from(m.shared > 0)) as usize),
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),
