@@ -4,7 +4,7 @@ experts, and how far a token's time is from its bound.
 
     benches/experts.py EMBERFLOW [MODEL] [--proofs misses,ahead] [--make SHAPE:LAYERS] [--text FILE] [--tokens N]
                        [--shares 0.25,0.5,0.75] [--memory 24MiB,26MiB] [--new N] [--rounds N] [--io ENGINE]
-                       [--sparsity exact|dense]
+                       [--sparsity exact|dense] [--modes dense,exact,predicted] [--other MODEL] [--layers N]
 
 MODEL is demo-moe if none is named. With --make it is a file to be written, a random model of that shape with so
 many layers (`synth`, then `pack --quant q4`); it and the GGUF file beside it, MODEL.gguf, stay. Runs of a proof
@@ -15,7 +15,11 @@ misses    The routing of --tokens tokens of the text is recorded and replayed wi
 ahead     --read-ahead off, on and auto. The gain of a mode is the median of its speed over that of off in the
           same round. Where single neurons are read, nothing is read ahead.
 budgets   `plan` and `run` for each budget of --memory, up and down in turns: neither may fall as it grows.
-sparsity  --sparsity exact against dense: neurons inside experts, where that is faster, against whole experts.
+sparsity  --sparsity of --modes within the same bytes, those with which dense (whole experts) holds the share:
+          exact reads neurons inside experts where the plan expects that to be faster, predicted those that a
+          predictor names (a container of train-predictor).
+split     What a budget (the first of --memory) holds of a model of --layers layers that is not there, and how fast
+          it would be: by MODEL and --other, which differ from it in the number of layers only.
 bound     The time of a token over the larger of bytes missed ÷ the disk's rate for reads of their mean length,
           and bytes computed ÷ memory's rate, all measured in the round.
 
@@ -150,22 +154,27 @@ def budgets(args):
 def sparsity(args):
     print(f"\nsparsity: {args.model}, {args.rounds} rounds of {args.new} tokens, --io {args.io}")
     table("resident", "sparsity", "budget", "tokens/s (lowest to highest)", "times dense", "read per token",
-          "dense reads", "neurons that fired")
+          "dense reads", "neurons that fired", "gates", "waits")
     for share in args.shares:
-        runs = {"exact": [], "dense": []}
+        budgets = {}
+        runs = {mode: [] for mode in args.modes}
         for turn in range(args.rounds):
-            # exact and dense within the same bytes
-            runs["exact"].append(run(args, turn, "--ffn-resident", share, "--sparsity", "exact"))
-            budget = str(runs["exact"][-1]["memory"]["budget_bytes"])
-            runs["dense"].append(run(args, turn, "--memory", budget, "--sparsity", "dense"))
-            same_text([runs[mode][-1] for mode in runs], f"round {turn} at {share}")
-        gain = statistics.median(speed(a) / speed(b) for a, b in zip(runs["exact"], runs["dense"]))
-        more = median(runs["dense"], read_per_token) / max(median(runs["exact"], read_per_token), 1)
+            for mode in args.modes[turn % len(args.modes):] + args.modes[:turn % len(args.modes)]:
+                # all within the bytes that whole experts need to hold the share
+                if share not in budgets:
+                    first = run(args, 0, "--ffn-resident", share, "--sparsity", "dense")
+                    budgets[share] = str(first["memory"]["budget_bytes"])
+                runs[mode].append(run(args, turn, "--memory", budgets[share], "--sparsity", mode))
+            # what a predictor misses is missing from the text
+            same_text([runs[mode][-1] for mode in args.modes if mode != "predicted"], f"round {turn} at {share}")
         for mode, each in runs.items():
+            gain = statistics.median(speed(a) / speed(b) for a, b in zip(each, runs["dense"]))
+            more = median(runs["dense"], read_per_token) / max(median(each, read_per_token), 1)
             line(f"{float(share):.0%}", mode, f"{each[0]['memory']['budget_bytes'] / 2**20:.0f} MiB", ranged(each),
-                 f"{gain:.2f}" if mode == "exact" else "1.00", f"{median(each, read_per_token) / 1e6:.1f} MB",
-                 f"{more:.2f} times as much" if mode == "exact" else "–",
-                 f"{median(each, lambda run: run['sparsity']['active_share'] or 0):.0%}")
+                 f"{gain:.2f}", f"{median(each, read_per_token) / 1e6:.2f} MB", f"{more:.2f} times as much",
+                 f"{median(each, lambda run: run['sparsity']['active_share'] or 0):.0%}",
+                 "held" if each[0]["memory"]["gates"] else "read",
+                 f"{median(each, lambda r: r['io']['wait_share']):.0%}")
 
 
 def bound(args):
@@ -192,7 +201,51 @@ def bound(args):
              f"{computed / 1e6:.0f} MB", f"{memory / 1e9:.1f} GB/s", f"{least:.1f}", f"{times:.2f}")
 
 
-PROOFS = {"misses": misses, "ahead": ahead, "budgets": budgets, "sparsity": sparsity, "bound": bound}
+def split(args):
+    """Every line of the ledger, and a token's time, is a line through two models that differ in layers only."""
+    models = [args.other, args.model]
+    layers = [call(args.emberflow, "inspect", model, "--json")["meta"]["config"]["layers"] for model in models]
+    full = lambda few, many: few + (many - few) / (layers[1] - layers[0]) * (args.layers - layers[0])
+    budget = parse(args.memory[0])
+    plans = [call(args.emberflow, "plan", model, "--io", args.io, "--context", "2048", "--memory", args.memory[0],
+                  "--json") for model in models]
+    ledgers = [plan["plans"][0]["memory"] for plan in plans]
+    held = {key: full(*(ledger[key] for ledger in ledgers))
+            for key in ["process", "fixed", "scales", "kv", "predictor", "scratch", "margin"]}
+    held["kernel"] = budget / 128
+    rest = budget - sum(held.values())
+    # Both fit.
+    experts = full(*(ledger["gates"] + ledger["hot"] + ledger["cold"] for ledger in ledgers))
+    share = rest / experts
+    print(f"\nsplit: {args.layers} layers from {layers[0]} and {layers[1]}, within {args.memory[0]}")
+    table("part", "MiB")
+    for key, size in [*held.items(), ("experts' cache", rest)]:
+        line(key, f"{size / 2**20:.0f}")
+    print(f"the cache holds {share:.1%} of the experts' {experts / 2**30:.1f} GiB", flush=True)
+    smallest = full(*(plan["smallest_bytes"] for plan in plans))
+    print(f"the smallest budget is {smallest / 2**20:.0f} MiB")
+    table("sparsity", *(f"ms per token, {n} layers" for n in layers), f"tokens/s, {args.layers} layers",
+          "read per token")
+    for mode in args.modes:
+        times, reads = [[], []], [[], []]
+        for turn in range(args.rounds):
+            for i, model in enumerate(models):
+                one = run(argparse.Namespace(**{**vars(args), "model": model}), turn, "--ffn-resident",
+                          f"{share:.4f}", "--sparsity", mode)
+                times[i].append(1e3 / speed(one))
+                reads[i].append(read_per_token(one))
+        times, reads = ([statistics.median(each) for each in both] for both in (times, reads))
+        line(mode, *(f"{ms:.1f}" for ms in times), f"{1e3 / full(*times):.2f}", f"{full(*reads) / 1e6:.0f} MB")
+
+
+def parse(size):
+    for unit, factor in [("GiB", 2**30), ("MiB", 2**20)]:
+        if size.endswith(unit):
+            return float(size[:-3]) * factor
+    return float(size)
+
+
+PROOFS = {"misses": misses, "ahead": ahead, "budgets": budgets, "sparsity": sparsity, "bound": bound, "split": split}
 
 
 def main():
@@ -210,6 +263,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sparsity", default="dense", choices=["exact", "dense"])
+    parser.add_argument("--other", metavar="MODEL")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--modes", type=words, default=["dense", "exact"])
     args = parser.parse_args()
     unknown = [proof for proof in args.proofs if proof not in PROOFS]
     if unknown:

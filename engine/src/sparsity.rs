@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::ffn::StoredPredictors;
 use crate::options::Sparsity;
 
-/// Bytes of Gate rows that prediction must save per layer and token to pay. It costs one or two
+/// Bytes of Gate rows that prediction must save per bank and token to pay. It costs one or two
 /// parallel sections, about 10 µs, in which a small machine reads this much.
 const MIN_SAVING: f64 = 256.0 * 1024.0;
 
@@ -66,10 +66,16 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
     if stored.quality.is_none() {
         return exact("the recall of the imported predictors is not known".into());
     }
-    let read = stored.bytes as f64 + stored.looked_at() * gate_bytes as f64;
-    let saved = (gate_bytes as f64 - read) / f64::from(c.layers.max(1));
+    let gate_bytes = gate_bytes as f64 * stored.visited();
+    let read = stored.bytes as f64 * stored.visited() + stored.looked_at() * gate_bytes;
+    let saved = (gate_bytes - read) / f64::from(c.layers.max(1));
+    let banks = c
+        .mixture
+        .as_ref()
+        .map_or(1, |m| m.chosen + u32::from(m.shared > 0));
+    let least = MIN_SAVING * f64::from(banks);
     let kib = |bytes: f64| (bytes / 1024.0).round();
-    if saved >= MIN_SAVING {
+    if saved >= least {
         Choice {
             sparsity: Sparsity::Predicted,
             reason: format!(
@@ -82,7 +88,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
             "predictors save {} KiB of Gate rows per layer and token, less than predicting costs \
              ({} KiB)",
             kib(saved),
-            kib(MIN_SAVING)
+            kib(least)
         ))
     }
 }

@@ -1,28 +1,30 @@
 //! The bytes of a container's PREDICTOR section.
 //!
 //! ```text
-//! header, 64 bytes                     layer record, 64 bytes, one per layer
+//! header, 64 bytes                     record, 64 bytes, one per bank
 //!    0   8  magic "EMBRPRED"              0   4  kind: 0 none, 1 sign bits, 2 low rank, 3 magnitude,
 //!                                                     4 coarse gate
 //!    8   4  version                       4   4  flags: 1 reads the residual, 2 ReLU between the factors
-//!   12   4  layers                        8   4  rank, else 0
+//!   12   4  banks                         8   4  rank, else 0
 //!   16   4  d_model                      12   4  block format of fc1, else 0
-//!   20   4  neurons of a layer           16   4  block format of fc2, else 0
+//!   20   4  neurons of the largest bank  16   4  block format of fc2, else 0
 //!   24   8  tokens it was made from      20   4  sign bits: most negative products, u32
 //!   32   8  tokens it was measured on            magnitude: smallest |activated gate|, f32
 //!   40   8  length of the section        24   8  offset of the payload in the section
-//!   48   4  recall aimed at, f32         32   8  length of the payload
-//!   52  12  reserved, zero               40  24  measured: active, predicted, hit, u64 each
+//!   48   4  recall aimed at, f32         32   4  length of the payload
+//!   52  12  reserved, zero               36   4  tokens it was measured on, 0 for those of the header
+//!                                        40  24  measured: active, predicted, hit, u64 each
 //!
-//! payload, at a multiple of 64, in layer order without gaps but zeros
+//! payload, at a multiple of 64, in the order of banks without gaps but zeros
 //!   sign bits   signs of each gate row (see the kernels' sign_bytes)
 //!   low rank    fc1 rows │ fc2 rows │ a threshold per neuron, f16; each part at a multiple of 64
 //!   coarse gate   two-bit gate rows │ a threshold per neuron, f16; each part at a multiple of 64
 //!   none, magnitude   nothing
 //! ```
 //!
-//! Rows are in packed order. A layer of kind *none* keeps the measurements of the predictor that
-//! was rejected.
+//! Banks are those of the container, in its order; rows are in packed order. An expert is measured on
+//! the tokens that visit it. A bank of kind *none* keeps the measurements of the predictor that was
+//! rejected; zeros say that none was made.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -51,7 +53,7 @@ const ALIGN: usize = 64;
 /// Largest rank: the dimensions of any model, with a margin.
 const MAX_RANK: usize = 1 << 16;
 
-/// How a layer's neurons are selected.
+/// How a bank's neurons are selected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     /// By computing the gate itself.
@@ -88,13 +90,15 @@ impl Kind {
     }
 }
 
-/// A layer's predictor and its quality on held-out text.
+/// A bank's predictor and its quality on held-out text.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LayerEntry {
+pub struct BankEntry {
     /// How neurons are selected.
     pub kind: Kind,
     /// Measured on held-out text.
     pub quality: Quality,
+    /// Neurons of the bank.
+    pub neurons: usize,
     /// Location of the payload.
     offset: usize,
     len: usize,
@@ -105,16 +109,14 @@ pub struct LayerEntry {
 pub struct Directory {
     /// Elements of an input.
     pub d: usize,
-    /// Neurons of a layer.
-    pub neurons: usize,
     /// Tokens of the training text.
     pub trained_on: u64,
     /// Tokens of the held-out text.
     pub measured_on: u64,
     /// Recall they are calibrated for.
     pub target: f32,
-    /// One per layer.
-    pub layers: Vec<LayerEntry>,
+    /// One per bank.
+    pub banks: Vec<BankEntry>,
 }
 
 /// Why a section is rejected.
@@ -140,18 +142,19 @@ pub enum SectionError {
         /// Expected value.
         expected: String,
     },
-    /// An invalid layer.
-    #[error("layer {layer}: {what}")]
-    Layer {
+    /// An invalid record or payload.
+    #[error("bank {bank}: {what}")]
+    Bank {
         /// Its number.
-        layer: usize,
+        bank: usize,
         /// What is wrong.
         what: String,
     },
 }
 
-/// A layer to write.
-pub struct NewLayer {
+/// A bank's predictor to write.
+#[derive(Debug, Clone)]
+pub struct NewBank {
     /// How neurons are selected.
     pub kind: Kind,
     /// Measured on held-out text.
@@ -189,24 +192,24 @@ fn payload_len(kind: &Kind, d: usize, neurons: usize) -> usize {
 }
 
 impl Directory {
-    /// Bytes before the first payload, for `layers` layers.
-    pub fn len_for(layers: usize) -> usize {
-        HEADER.saturating_add(layers.saturating_mul(RECORD))
+    /// Bytes before the first payload, for so many banks.
+    pub fn len_for(banks: usize) -> usize {
+        HEADER.saturating_add(banks.saturating_mul(RECORD))
     }
 
     /// Parses the head of a section of `len` bytes from at least its first [`Directory::len_for`]
-    /// bytes, and checks that the payloads fill the rest in order and without gaps.
+    /// bytes, and checks that the payloads fill the rest in order and without gaps. `neurons` are
+    /// those of each bank, `d` the elements of a gate row.
     ///
     /// # Errors
     /// A [`SectionError`] for the first invalid field.
     pub fn parse(
         bytes: &[u8],
         len: u64,
-        layers: usize,
         d: usize,
-        neurons: usize,
+        neurons: &[usize],
     ) -> Result<Self, SectionError> {
-        let directory = Self::len_for(layers);
+        let directory = Self::len_for(neurons.len());
         if bytes.len() < directory {
             return Err(SectionError::Length {
                 what: "its directory",
@@ -215,18 +218,19 @@ impl Directory {
             });
         }
         let (header, records) = bytes[..directory].split_at(HEADER);
-        check_header(header, layers, d, neurons)?;
+        check_header(header, d, neurons)?;
         let measured_on = u64_at(header, 32);
         let mut next = directory;
-        let mut entries = Vec::with_capacity(layers);
-        for (layer, record) in records.chunks_exact(RECORD).enumerate() {
-            let entry = layer_entry(record, d, neurons, measured_on, next)
-                .map_err(|what| SectionError::Layer { layer, what })?;
+        let mut entries = Vec::with_capacity(neurons.len());
+        let records = records.chunks_exact(RECORD).zip(neurons);
+        for (bank, (record, &neurons)) in records.enumerate() {
+            let entry = bank_entry(record, d, neurons, measured_on, next)
+                .map_err(|what| SectionError::Bank { bank, what })?;
             next = next.saturating_add(entry.len);
             entries.push(entry);
         }
         for (what, found) in [
-            ("all of its layers", len),
+            ("all of its banks", len),
             ("its header", u64_at(header, 40)),
         ] {
             if found != next as u64 {
@@ -239,30 +243,29 @@ impl Directory {
         }
         Ok(Self {
             d,
-            neurons,
             trained_on: u64_at(header, 24),
             measured_on,
             target: f32_at(header, 48),
-            layers: entries,
+            banks: entries,
         })
     }
 
     /// Checks the payloads of this directory's section: padding is zero, thresholds are not NaN.
     ///
     /// # Errors
-    /// The first invalid layer.
+    /// The first invalid bank.
     pub fn check(&self, section: &[u8]) -> Result<(), SectionError> {
         let expected = self.len();
         if section.len() != expected {
             return Err(SectionError::Length {
-                what: "all of its layers",
+                what: "all of its banks",
                 found: section.len(),
                 expected,
             });
         }
-        for (layer, entry) in self.layers.iter().enumerate() {
+        for (bank, entry) in self.banks.iter().enumerate() {
             self.check_payload(entry, section)
-                .map_err(|what| SectionError::Layer { layer, what })?;
+                .map_err(|what| SectionError::Bank { bank, what })?;
         }
         Ok(())
     }
@@ -270,12 +273,12 @@ impl Directory {
     /// Bytes of the section.
     #[allow(clippy::len_without_is_empty)] // a section is never empty
     pub fn len(&self) -> usize {
-        let end = self.layers.last().map(|l| l.offset + l.len);
+        let end = self.banks.last().map(|b| b.offset + b.len);
         end.unwrap_or(Self::len_for(0))
     }
 
-    fn check_payload(&self, entry: &LayerEntry, bytes: &[u8]) -> Result<(), String> {
-        let lens = part_lens(&entry.kind, self.d, self.neurons);
+    fn check_payload(&self, entry: &BankEntry, bytes: &[u8]) -> Result<(), String> {
+        let lens = part_lens(&entry.kind, self.d, entry.neurons);
         let parts = self.parts(entry);
         for (part, len) in parts.iter().zip(lens) {
             if bytes[part.end..part.start + padded(len)]
@@ -299,23 +302,23 @@ impl Directory {
         }
     }
 
-    /// Ranges of a layer's payload parts in the section.
-    fn parts(&self, entry: &LayerEntry) -> [Range<usize>; 3] {
+    /// Ranges of a bank's payload parts in the section.
+    fn parts(&self, entry: &BankEntry) -> [Range<usize>; 3] {
         let mut at = entry.offset;
-        part_lens(&entry.kind, self.d, self.neurons).map(|len| {
+        part_lens(&entry.kind, self.d, entry.neurons).map(|len| {
             let part = at..at + len;
             at += padded(len);
             part
         })
     }
 
-    /// The predictor of a layer over the section it was parsed from; `None` if the layer has none.
+    /// The predictor of a bank over the section it was parsed from; `None` if the bank has none.
     pub fn predictor(
         &self,
-        layer: usize,
+        bank: usize,
         section: &Arc<dyn AsRef<[u8]> + Send + Sync>,
     ) -> Option<Box<dyn Predictor>> {
-        let entry = self.layers.get(layer)?;
+        let entry = self.banks.get(bank)?;
         let [first, second, third] = self
             .parts(entry)
             .map(|part| SharedBytes::new(section.clone(), part));
@@ -333,12 +336,12 @@ impl Directory {
         }
     }
 
-    /// A layer of `section`, as given to [`encode`]; `None` if there is none.
-    pub fn layer(&self, layer: usize, section: &[u8]) -> Option<NewLayer> {
-        let entry = self.layers.get(layer)?;
+    /// A bank of `section`, as given to [`encode`]; `None` if there is none.
+    pub fn bank(&self, bank: usize, section: &[u8]) -> Option<NewBank> {
+        let entry = self.banks.get(bank)?;
         let parts = self.parts(entry);
         let parts = parts.iter().filter(|part| !part.is_empty());
-        Some(NewLayer {
+        Some(NewBank {
             kind: entry.kind,
             quality: entry.quality,
             parts: parts
@@ -347,26 +350,26 @@ impl Directory {
         })
     }
 
-    /// Bytes of a layer's predictor in the section.
-    pub fn layer_bytes(&self, layer: usize) -> usize {
-        self.layers.get(layer).map_or(0, |l| l.len)
+    /// Bytes of a bank's predictor in the section.
+    pub fn bank_bytes(&self, bank: usize) -> usize {
+        self.banks.get(bank).map_or(0, |b| b.len)
     }
 
-    /// Measurements of all layers combined.
+    /// Measurements of all banks combined.
     pub fn quality(&self) -> Quality {
         let mut all = Quality::default();
-        self.layers.iter().for_each(|l| all += l.quality);
+        self.banks.iter().for_each(|b| all += b.quality);
         all
     }
 }
 
-/// Checks the fields of the header that do not depend on the layers.
-fn check_header(
-    header: &[u8],
-    layers: usize,
-    d: usize,
-    neurons: usize,
-) -> Result<(), SectionError> {
+/// Neurons of the largest bank.
+fn most(neurons: &[usize]) -> usize {
+    neurons.iter().copied().max().unwrap_or(0)
+}
+
+/// Checks the fields of the header that do not depend on the records.
+fn check_header(header: &[u8], d: usize, neurons: &[usize]) -> Result<(), SectionError> {
     let refused = |what, found: String, expected: &dyn Display| {
         Err(SectionError::Header {
             what,
@@ -380,9 +383,9 @@ fn check_header(
     }
     for (what, at, expected) in [
         ("the version", 8, u64::from(VERSION)),
-        ("the number of layers", 12, layers as u64),
+        ("the number of banks", 12, neurons.len() as u64),
         ("d_model", 16, d as u64),
-        ("the number of neurons", 20, neurons as u64),
+        ("the number of neurons", 20, most(neurons) as u64),
     ] {
         let found = u64::from(u32_at(header, at));
         if found != expected {
@@ -399,7 +402,7 @@ fn check_header(
     Ok(())
 }
 
-/// The kind that a layer's record names.
+/// The kind that a record names.
 fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     let [kind, flags, rank, fc1, fc2, value] = [0, 4, 8, 12, 16, 20].map(|at| u32_at(record, at));
     let plain = |kind| {
@@ -447,17 +450,24 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     }
 }
 
-/// A layer's record, whose payload is expected at `expected_offset`.
-fn layer_entry(
+/// A bank's record, whose payload is expected at `expected_offset`.
+fn bank_entry(
     record: &[u8],
     d: usize,
     neurons: usize,
     measured_on: u64,
     expected_offset: usize,
-) -> Result<LayerEntry, String> {
+) -> Result<BankEntry, String> {
     let kind = kind_of(record, d, neurons)?;
     let [active, predicted, hit] = [40, 48, 56].map(|at| u64_at(record, at));
-    let pairs = measured_on
+    let tokens = match u32_at(record, 36) {
+        0 => measured_on,
+        tokens if u64::from(tokens) == measured_on => {
+            return Err(format!("measured on {tokens} tokens, as the header says"));
+        }
+        tokens => tokens.into(),
+    };
+    let pairs = tokens
         .checked_mul(neurons as u64)
         .ok_or("more measured pairs than can be counted")?;
     if hit > active || hit > predicted || active > pairs || predicted > pairs {
@@ -465,21 +475,23 @@ fn layer_entry(
             "of {pairs} pairs {active} fire, {predicted} were predicted and {hit} were both"
         ));
     }
-    let (offset, len) = (u64_at(record, 24), u64_at(record, 32));
+    let (offset, len) = (u64_at(record, 24), u64::from(u32_at(record, 32)));
     let expected_len = payload_len(&kind, d, neurons);
     if (offset, len) != (expected_offset as u64, expected_len as u64) {
         return Err(format!(
             "its {len} bytes lie at {offset}, expected {expected_len} at {expected_offset}"
         ));
     }
-    Ok(LayerEntry {
+    let unmeasured = kind == Kind::None && u32_at(record, 36) == 0 && active + predicted == 0;
+    Ok(BankEntry {
         kind,
         quality: Quality {
-            pairs,
+            pairs: if unmeasured { 0 } else { pairs },
             active,
             predicted,
             hit,
         },
+        neurons,
         offset: expected_offset,
         len: expected_len,
     })
@@ -496,23 +508,24 @@ pub struct Training {
     pub target: f32,
 }
 
-/// The bytes of a section. `d`, `neurons` and the training are those of all layers.
+/// The bytes of a section, of the banks and the neurons of each.
 ///
 /// # Panics
-/// If a part has not the length that its layer's kind needs.
-pub fn encode(d: usize, neurons: usize, training: Training, layers: &[NewLayer]) -> Vec<u8> {
-    let mut out = vec![0; Directory::len_for(layers.len())];
+/// If there are not as many banks as `neurons`, or a part has not the length that its kind needs.
+pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]) -> Vec<u8> {
+    assert_eq!(banks.len(), neurons.len());
+    let mut out = vec![0; Directory::len_for(banks.len())];
     out[..8].copy_from_slice(MAGIC);
     put(&mut out, 8, VERSION);
-    put(&mut out, 12, layers.len() as u32);
+    put(&mut out, 12, banks.len() as u32);
     put(&mut out, 16, d as u32);
-    put(&mut out, 20, neurons as u32);
+    put(&mut out, 20, most(neurons) as u32);
     put(&mut out, 48, training.target.to_bits());
     out[24..32].copy_from_slice(&training.trained_on.to_le_bytes());
     out[32..40].copy_from_slice(&training.measured_on.to_le_bytes());
-    for (l, layer) in layers.iter().enumerate() {
-        let at = HEADER + l * RECORD;
-        let fields: [u32; 6] = match layer.kind {
+    for (b, (bank, &neurons)) in banks.iter().zip(neurons).enumerate() {
+        let at = HEADER + b * RECORD;
+        let fields: [u32; 6] = match bank.kind {
             Kind::None => [0; 6],
             Kind::Sign { limit } => [1, 0, 0, 0, 0, limit],
             Kind::LowRank(s) => {
@@ -526,17 +539,33 @@ pub fn encode(d: usize, neurons: usize, training: Training, layers: &[NewLayer])
         for (i, field) in fields.into_iter().enumerate() {
             put(&mut out, at + 4 * i, field);
         }
-        let q = layer.quality;
-        let lens = part_lens(&layer.kind, d, neurons);
-        let len = payload_len(&layer.kind, d, neurons);
-        let numbers = [out.len() as u64, len as u64, q.active, q.predicted, q.hit];
-        for (i, number) in numbers.into_iter().enumerate() {
-            out[at + 24 + 8 * i..][..8].copy_from_slice(&number.to_le_bytes());
+        let q = bank.quality;
+        let lens = part_lens(&bank.kind, d, neurons);
+        let tokens = q.pairs / (neurons as u64).max(1);
+        let own = if tokens == training.measured_on {
+            0
+        } else {
+            tokens
+        };
+        put(
+            &mut out,
+            at + 32,
+            payload_len(&bank.kind, d, neurons) as u32,
+        );
+        put(&mut out, at + 36, own as u32);
+        let numbers = [
+            (24, out.len() as u64),
+            (40, q.active),
+            (48, q.predicted),
+            (56, q.hit),
+        ];
+        for (place, number) in numbers {
+            out[at + place..][..8].copy_from_slice(&number.to_le_bytes());
         }
         let none = Vec::new();
         for (i, len) in lens.into_iter().enumerate() {
-            let part = layer.parts.get(i).unwrap_or(&none);
-            assert_eq!(part.len(), len, "part {i} of layer {l}");
+            let part = bank.parts.get(i).unwrap_or(&none);
+            assert_eq!(part.len(), len, "part {i} of bank {b}");
             out.extend_from_slice(part);
             out.resize(out.len().next_multiple_of(ALIGN), 0);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
-use emberflow_predictor::section::{Directory, Kind, NewLayer, SectionError, Training, encode};
+use emberflow_predictor::section::{Directory, Kind, NewBank, SectionError, Training, encode};
 use emberflow_predictor::{LowRankSpec, Quality, Reads};
 
 const D: usize = 70;
@@ -31,9 +31,9 @@ fn spec() -> LowRankSpec {
     }
 }
 
-fn layers() -> Vec<NewLayer> {
+fn banks() -> Vec<NewBank> {
     let filled = |len: usize| vec![0x21; len];
-    let layer = |kind, parts| NewLayer {
+    let layer = |kind, parts| NewBank {
         kind,
         quality: quality(),
         parts,
@@ -63,18 +63,18 @@ fn layers() -> Vec<NewLayer> {
 fn section() -> Vec<u8> {
     encode(
         D,
-        NEURONS,
+        &[NEURONS; LAYERS],
         Training {
             trained_on: 1000,
             measured_on: 100,
             target: 0.98,
         },
-        &layers(),
+        &banks(),
     )
 }
 
 fn parse(bytes: &[u8]) -> Result<Directory, SectionError> {
-    let directory = Directory::parse(bytes, bytes.len() as u64, LAYERS, D, NEURONS)?;
+    let directory = Directory::parse(bytes, bytes.len() as u64, D, &[NEURONS; LAYERS])?;
     directory.check(bytes)?;
     Ok(directory)
 }
@@ -87,19 +87,51 @@ fn what_was_written_is_read() {
     assert_eq!((directory.trained_on, directory.measured_on), (1000, 100));
     assert_eq!(directory.target, 0.98);
     let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.clone());
-    for (i, layer) in layers().iter().enumerate() {
-        let entry = &directory.layers[i];
-        assert_eq!((entry.kind, entry.quality), (layer.kind, layer.quality));
-        let again = directory.layer(i, &bytes).expect("a layer");
-        assert_eq!(again.parts, layer.parts);
+    for (i, bank) in banks().iter().enumerate() {
+        let entry = &directory.banks[i];
+        assert_eq!((entry.kind, entry.quality), (bank.kind, bank.quality));
+        let again = directory.bank(i, &bytes).expect("a bank");
+        assert_eq!(again.parts, bank.parts);
         let predictor = directory.predictor(i, &block);
-        assert_eq!(predictor.is_some(), layer.kind.predicts());
-        let weights: usize = layer.parts.iter().map(Vec::len).sum();
+        assert_eq!(predictor.is_some(), bank.kind.predicts());
+        let weights: usize = bank.parts.iter().map(Vec::len).sum();
         if let Some(predictor) = predictor {
             assert_eq!(predictor.bytes(), weights as u64);
         }
     }
     assert_eq!(directory.quality().active, 50 * LAYERS as u64);
+}
+
+#[test]
+fn experts_have_sizes_and_tokens_of_their_own() {
+    let sizes = [5, 5, 9];
+    let bank = |neurons: usize, tokens: u64| NewBank {
+        kind: Kind::Sign { limit: 30 },
+        quality: Quality {
+            pairs: tokens * neurons as u64,
+            active: 8,
+            predicted: 10,
+            hit: 7,
+        },
+        parts: vec![vec![0x21; neurons * sign_bytes(D)]],
+    };
+    let banks = [bank(5, 100), bank(5, 3), bank(9, 60)];
+    let training = Training {
+        trained_on: 1000,
+        measured_on: 100,
+        target: 0.98,
+    };
+    let bytes = encode(D, &sizes, training, &banks);
+    let directory = Directory::parse(&bytes, bytes.len() as u64, D, &sizes).expect("a section");
+    directory.check(&bytes).expect("a section");
+    for ((entry, bank), neurons) in directory.banks.iter().zip(&banks).zip(sizes) {
+        assert_eq!((entry.neurons, entry.quality), (neurons, bank.quality));
+    }
+    assert_eq!(directory.quality().pairs, 500 + 15 + 540);
+    // The header holds the largest bank's size.
+    for other in [[5, 5, 8], [9, 5, 5], [5, 9, 9]] {
+        assert!(Directory::parse(&bytes, bytes.len() as u64, D, &other).is_err());
+    }
 }
 
 #[test]
@@ -110,7 +142,7 @@ fn lies_are_refused() {
     let lies: &[(usize, &[u8], &str)] = &[
         (0, b"X", "magic"),
         (8, &[2], "version"),
-        (12, &[4], "layers"),
+        (12, &[4], "banks"),
         (16, &[71], "d_model"),
         (20, &[6], "neurons"),
         (32, &[0xff; 8], "pairs"),
@@ -132,6 +164,8 @@ fn lies_are_refused() {
         (record(2) + 32, &[0], "lie at"),
         (record(3) + 20, &f32::NAN.to_le_bytes(), "threshold"),
         (record(3) + 20, &(-1.0f32).to_le_bytes(), "threshold"),
+        (record(2) + 36, &[100], "header says"),
+        (record(2) + 36, &[1], "fire"),
         (record(4) + 40, &[0xff; 8], "fire"),
         (record(4) + 56, &[71], "both"),
     ];

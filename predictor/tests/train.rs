@@ -85,11 +85,11 @@ fn a_planted_low_rank_problem_is_solved() {
     // the always-one element adds a rank
     let problem = Problem::planted(31, 0.0);
     let made = problem.solve(low_rank(32));
-    let q = made.layer.quality;
+    let q = made.bank.quality;
     assert!(q.active_share() > 0.1 && q.active_share() < 0.25, "{q:?}");
     assert!(q.recall() > 0.97 && q.overhead() < 1.05, "{q:?}");
     // a rank too small cannot, and says so
-    let poor = problem.solve(low_rank(8)).layer.quality;
+    let poor = problem.solve(low_rank(8)).bank.quality;
     assert!(poor.recall() > 0.95 && poor.overhead() > 1.5, "{poor:?}");
 }
 
@@ -113,7 +113,7 @@ fn the_second_factor_makes_up_for_the_rounding_of_the_first() {
         }
     }
     let design = |dtype| Design::LowRank { rank: 96, dtype };
-    let [q4, q8] = [DType::Q4, DType::Q8].map(|d| problem.solve(design(d)).layer.quality);
+    let [q4, q8] = [DType::Q4, DType::Q8].map(|d| problem.solve(design(d)).bank.quality);
     eprintln!(
         "{} {} {} {}",
         q4.recall(),
@@ -126,7 +126,7 @@ fn the_second_factor_makes_up_for_the_rounding_of_the_first() {
 #[test]
 fn designs_stand_in_the_order_of_what_they_know() {
     let problem = Problem::planted(90, 1.0);
-    let [sign, coarse] = [Design::Sign, Design::Coarse].map(|d| problem.solve(d).layer.quality);
+    let [sign, coarse] = [Design::Sign, Design::Coarse].map(|d| problem.solve(d).bank.quality);
     for q in [sign, coarse] {
         assert!(q.recall() > 0.95, "{q:?}");
     }
@@ -146,20 +146,20 @@ fn a_prediction_depends_on_its_token_alone_and_is_what_was_measured() {
     let tokens = x.len() / D;
     for design in [Design::Sign, Design::Coarse, low_rank(64)] {
         let made = problem.solve(design);
-        let measured = made.layer.quality;
-        assert_ne!(made.layer.kind, Kind::None);
+        let measured = made.bank.quality;
+        assert_ne!(made.bank.kind, Kind::None);
         let section = encode(
             D,
-            NEURONS,
+            &[NEURONS],
             Training {
                 trained_on: 0,
                 measured_on: tokens as u64,
                 target: 0.98,
             },
-            &[made.layer],
+            &[made.bank],
         );
         let directory =
-            Directory::parse(&section, section.len() as u64, 1, D, NEURONS).expect("a section");
+            Directory::parse(&section, section.len() as u64, D, &[NEURONS]).expect("a section");
         directory.check(&section).expect("a section");
         let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(section);
         let predictor = directory.predictor(0, &block).expect("a predictor");

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use emberflow::Failure;
 use emberflow::cli::{Cli, Command, ModelArg};
 use emberflow::model::{open_container, open_model};
 use emberflow::packed::Packed;
@@ -11,6 +12,7 @@ use emberflow::train_predictor;
 use emberflow_engine::memory::Residency;
 use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options, Phases, Sparsity};
 use emberflow_kernels::DType;
+use emberflow_predictor::section::Directory;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
@@ -23,14 +25,20 @@ fn predicted(context: usize) -> Options {
 
 const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
-fn train(arguments: &[&str], output: &Path) {
-    let mut line = vec!["emberflow", "train-predictor", "--json", "-f", HELDOUT];
-    line.extend(["-o", output.to_str().unwrap()]);
+/// Makes predictors from the held-out text; `arguments` begin with the model, if it is not the
+/// bundled one.
+fn try_train(arguments: &[&str], output: &Path) -> Result<(), Failure> {
+    let mut line = vec!["emberflow", "train-predictor"];
     line.extend(arguments);
+    line.extend(["--json", "-f", HELDOUT, "-o", output.to_str().unwrap()]);
     let Command::TrainPredictor(args) = Cli::parse_from(line).command else {
         unreachable!("that is the command");
     };
-    train_predictor::command(&args).unwrap();
+    train_predictor::command(&args)
+}
+
+fn train(arguments: &[&str], output: &Path) {
+    try_train(arguments, output).unwrap();
 }
 
 /// The same tokens under many budgets, chunk lengths, thread counts and ways to read.
@@ -148,6 +156,86 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
             5 * together <= 7 * one_by_one,
             "{kind}: {together} neurons missed after whole prompts, {one_by_one} token by token"
         );
+    }
+}
+
+/// The directory of a container's predictors.
+fn directory(path: &Path) -> Directory {
+    let model = Model::open(Container::open(path).unwrap()).unwrap();
+    let c = model.text().config();
+    let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
+    let section = Container::open(path).unwrap().read_predictor().unwrap();
+    Directory::parse(&section, section.len() as u64, c.d_model as usize, &neurons).unwrap()
+}
+
+/// Experts have predictors of their own, made from the tokens that visit them.
+#[test]
+fn predictors_of_experts_give_one_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundled = ModelArg {
+        model: Some("demo-moe".into()),
+    };
+    let model = open_model(&bundled).unwrap();
+    let tokens = model.text().encode("A reference to a vector that").unwrap();
+    for kind in ["coarse", "low-rank", "sign"] {
+        let output = dir.path().join(format!("{kind}.ember"));
+        let bytes = ["--bytes", "20"];
+        let how = ["--kind", kind, "--tokens", "5120", "--floor", "0.9"];
+        train(&[&["demo-moe"], &bytes[..], &how].concat(), &output);
+        let directory = directory(&output);
+        let c = model.text().config();
+        assert_eq!(directory.banks.len(), (c.layers * c.experts) as usize);
+        let named = directory.banks.iter().filter(|bank| bank.kind.predicts());
+        let (named, quality) = (named.count(), directory.quality());
+        assert!(2 * named > directory.banks.len(), "{kind}: {named}");
+        assert!(quality.recall() > 0.95, "{kind}: {quality:?}");
+        // Each token visits the chosen experts of a layer.
+        let visits =
+            directory.measured_on * u64::from(c.layers * c.mixture.as_ref().unwrap().chosen);
+        let (pairs, measured) = (visits * u64::from(c.ffn), quality.pairs);
+        assert!(measured <= pairs, "{kind}: {measured} of {pairs}");
+        assert!(
+            // Experts that hardly any token visits are not measured.
+            measured as f64 > 0.95 * pairs as f64,
+            "{kind}: {measured} of {pairs}"
+        );
+        check_one_answer(&output, &tokens);
+    }
+}
+
+#[test]
+fn predictors_of_other_families_experts_give_one_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["mixtral_relu", "turbosparse_mixtral", "smallthinker"] {
+        let case = fixtures().join("models").join(name);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let container = packed(&case, dir.path(), DType::Q8);
+        let output = dir.path().join(format!("{name}.predicted.ember"));
+        let how = "--kind coarse --bytes 100 --tokens 3000 --recall 0.6 --floor 0";
+        let mut arguments = vec![container.to_str().unwrap()];
+        arguments.extend(how.split(' '));
+        train(&arguments, &output);
+        assert!(
+            directory(&output)
+                .banks
+                .iter()
+                .any(|bank| bank.kind.predicts())
+        );
+        check_one_answer(&output, &tokens);
+    }
+}
+
+#[test]
+fn experts_without_zeros_have_nothing_to_predict() {
+    let dir = tempfile::tempdir().unwrap();
+    let case = fixtures().join("models").join("qwen3_moe");
+    let container = packed(&case, dir.path(), DType::Q8);
+    for kind in ["auto", "coarse", "magnitude"] {
+        let output = dir.path().join("none.ember");
+        let arguments = [container.to_str().unwrap(), "--kind", kind];
+        let refused = try_train(&arguments, &output).unwrap_err().to_string();
+        assert!(refused.contains("never exactly zero"), "{refused}");
+        assert!(!output.exists());
     }
 }
 

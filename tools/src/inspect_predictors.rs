@@ -1,6 +1,6 @@
 //! What `inspect` says of a container's predictors.
 
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_predictor::section::{Directory, Kind};
 use emberflow_storage::container::Container;
 use serde::Serialize;
@@ -18,15 +18,21 @@ pub struct Predictors {
     pub measured_on: u64,
     /// Recall they were calibrated to.
     pub target: f32,
-    /// By layer.
-    pub layers: Vec<LayerPredictor>,
+    /// By layer, or by layer and expert.
+    pub layers: Vec<BankPredictor>,
 }
 
-/// One layer's predictor. Keys are a contract.
+/// One bank's predictor. Keys are a contract.
 #[derive(Debug, Serialize)]
-pub struct LayerPredictor {
+pub struct BankPredictor {
     /// Layer.
     pub layer: usize,
+    /// Expert; absent in models without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert: Option<u32>,
+    /// Neurons.
+    #[serde(skip)]
+    pub neurons: usize,
     /// `exact` (none), `sign`, `low-rank`, `coarse` or `magnitude`.
     pub kind: &'static str,
     /// Bytes.
@@ -50,10 +56,10 @@ pub fn section(
     if section.is_empty() {
         return Ok(None);
     }
-    let [layers, d, neurons] = [c.layers, c.d_model, c.ffn].map(|n| n as usize);
+    let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
     let bad = |e| Failure::Fault(format!("{}: predictors: {e}", container.path().display()));
-    let directory =
-        Directory::parse(&section, section.len() as u64, layers, d, neurons).map_err(bad)?;
+    let len = section.len() as u64;
+    let directory = Directory::parse(&section, len, c.d_model as usize, &neurons).map_err(bad)?;
     directory.check(&section).map_err(bad)?;
     Ok(Some((section, directory)))
 }
@@ -63,11 +69,13 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
     let Some((section, directory)) = section(container, c)? else {
         return Ok(None);
     };
-    let layer = |layer: usize| {
-        let entry = &directory.layers[layer];
+    let bank = |(number, bank): (usize, Bank)| {
+        let entry = directory.banks.get(number)?;
         let q = entry.quality;
-        LayerPredictor {
-            layer,
+        Some(BankPredictor {
+            layer: bank.layer as usize,
+            expert: c.mixture.is_some().then_some(bank.expert),
+            neurons: entry.neurons,
             kind: match entry.kind {
                 Kind::None => "exact",
                 Kind::Sign { .. } => "sign",
@@ -75,19 +83,19 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
                 Kind::Coarse => "coarse",
                 Kind::Magnitude { .. } => "magnitude",
             },
-            bytes: directory.layer_bytes(layer) as u64,
+            bytes: directory.bank_bytes(number) as u64,
             recall: q.recall(),
             precision: q.precision(),
             active_share: q.active_share(),
             predicted_share: q.predicted_share(),
-        }
+        })
     };
     Ok(Some(Predictors {
         bytes: section.len() as u64,
         trained_on: directory.trained_on,
         measured_on: directory.measured_on,
         target: directory.target,
-        layers: (0..directory.layers.len()).map(layer).collect(),
+        layers: c.banks().enumerate().filter_map(bank).collect(),
     }))
 }
 
@@ -101,6 +109,10 @@ impl Predictors {
             100.0 * self.target,
             self.measured_on
         );
+        if self.layers.iter().any(|bank| bank.expert.is_some()) {
+            let layers = self.layers.chunk_by(|a, b| a.layer == b.layer);
+            return std::iter::once(head).chain(layers.map(experts)).collect();
+        }
         let layers = self.layers.iter().map(|l| {
             format!(
                 "  layer {:>2}: {:<9} {:>10}, recall {:.1} %, precision {:.1} %, names {:.1} % where {:.1} % fire",
@@ -115,4 +127,24 @@ impl Predictors {
         });
         std::iter::once(head).chain(layers).collect()
     }
+}
+
+/// The predictors of a layer's experts in one line.
+fn experts(banks: &[BankPredictor]) -> String {
+    let with: Vec<&BankPredictor> = banks.iter().filter(|b| b.kind != "exact").collect();
+    let mean = |of: fn(&BankPredictor) -> f64| {
+        100.0 * with.iter().map(|b| of(b)).sum::<f64>() / with.len().max(1) as f64
+    };
+    format!(
+        "  layer {:>2}: {} of {} experts, {:>10}, recall {:.1} %, precision {:.1} %, names {:.1} % where \
+         {:.1} % fire",
+        banks[0].layer,
+        with.len(),
+        banks.len(),
+        size::show(with.iter().map(|b| b.bytes).sum()),
+        mean(|b| b.recall),
+        mean(|b| b.precision),
+        mean(|b| b.predicted_share),
+        mean(|b| b.active_share)
+    )
 }

@@ -287,8 +287,8 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     let naming = taker.naming;
     let (rows, clusters) = (of.rows, of.end - of.first);
     let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
-    // Margins are kept for a single row only.
-    let keeps_margins = naming.predictor.is_some() && rows == 1;
+    // Margins are kept for a single row only, and not of experts, whose last visit may be long ago.
+    let keeps_margins = naming.predictor.is_some() && rows == 1 && !pairs.margins.is_empty();
     let lens = [of.named, naming.resident.is_some(), keeps_margins].map(usize::from);
     let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
     let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];

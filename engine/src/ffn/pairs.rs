@@ -45,7 +45,8 @@ pub(super) struct Pairs {
     pub gates: Vec<f32>,
     /// Mask of the pairs that a predictor wants.
     pub wanted: Vec<u64>,
-    /// Predictor margins (score minus threshold), for passes of one row.
+    /// Predictor margins (score minus threshold), for passes of one row; empty without predictors and
+    /// for experts.
     pub margins: Vec<f32>,
 }
 

@@ -13,12 +13,12 @@ use crate::store::regions::CLUSTER;
 impl Ffn {
     /// Scores the last two tokens of a single-sequence pass again (a pass of many tokens keeps no
     /// margins) and reports their margins to the cold region. Two, because the change between
-    /// tokens tells how long margins persist.
+    /// tokens tells how long margins persist. Not those of experts, which other tokens visit.
     pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
         let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
             return;
         };
-        if end.len() < RECENT || !self.store.evicts() {
+        if end.len() < RECENT || !self.store.evicts() || self.pairs.margins.is_empty() {
             return;
         }
         let [unit] = self.units[..] else {

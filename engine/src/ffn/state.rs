@@ -114,9 +114,11 @@ impl Ffn {
         room: FfnRoom,
     ) -> Self {
         let (pairs, d) = (room.pairs(), shape.format.d);
+        // Which experts come next is not known.
         let lookahead = (predictors.as_ref())
+            .filter(|_| !store.layout().has_experts())
             .map(|p| Lookahead::new(d, room.neurons, room.rows.min(FEW), p.banks()));
-        let margins = if predictors.is_some() {
+        let margins = if lookahead.is_some() {
             room.clusters * CLUSTER
         } else {
             0

@@ -29,17 +29,41 @@ enum Origin {
 /// A container's predictors before loading.
 pub(crate) struct StoredPredictors {
     origin: Origin,
-    /// By layer: threshold on the magnitude of activated gates.
+    /// By bank: threshold on the magnitude of activated gates.
     cuts: Vec<f32>,
-    /// By layer: whether it has a predictor.
+    /// By bank: whether it has a predictor.
     predicts: Vec<bool>,
     /// Bytes of weights.
     pub bytes: u64,
     shape: SharedShape,
-    /// Elements of an input; neurons of a layer.
+    /// Elements of an input; neurons of the largest bank.
     size: [usize; 2],
+    /// Share of the neurons that a token visits.
+    visited: f64,
+    /// Whether every layer has one bank, so that margins are kept and the next layer's neurons can
+    /// be named early.
+    looks_ahead: bool,
     /// Measured on held-out text, where known.
     pub quality: Option<Quality>,
+}
+
+/// Share of the neurons that a token visits.
+fn visited(c: &ModelConfig) -> f64 {
+    let all: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
+    let of_layer = |layer: u32| {
+        let banks = c.banks_of(layer).map(|bank| u64::from(bank.neurons));
+        match c.mixture_of(layer) {
+            Some(m) => u64::from(m.chosen) * u64::from(c.ffn) + u64::from(m.shared),
+            None => banks.sum(),
+        }
+    };
+    let visits: u64 = (0..c.layers).map(of_layer).sum();
+    visits as f64 / (all as f64).max(1.0)
+}
+
+/// Whether every layer has one bank.
+fn looks_ahead(c: &ModelConfig) -> bool {
+    c.banks().count() == c.layers as usize
 }
 
 impl StoredPredictors {
@@ -52,16 +76,17 @@ impl StoredPredictors {
     }
 
     fn section(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
-        let [layers, d, neurons] = [c.layers, c.d_model, c.ffn].map(|n| n as usize);
+        let d = c.d_model as usize;
+        let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
         let bad = |e: &dyn std::fmt::Display| Error::Predictor {
             path: container.path().to_path_buf(),
             reason: e.to_string(),
         };
         let len = container.predictor_len();
-        let mut head = vec![0; (Directory::len_for(layers) as u64).min(len) as usize];
+        let mut head = vec![0; (Directory::len_for(neurons.len()) as u64).min(len) as usize];
         container.peek_predictor(&mut head)?;
-        let directory = Directory::parse(&head, len, layers, d, neurons).map_err(|e| bad(&e))?;
-        let kinds = directory.layers.iter().map(|l| l.kind);
+        let directory = Directory::parse(&head, len, d, &neurons).map_err(|e| bad(&e))?;
+        let kinds = directory.banks.iter().map(|b| b.kind);
         let shape = kinds.clone().map(|k| k.shared_shape(d));
         Ok(Self {
             cuts: kinds
@@ -74,7 +99,9 @@ impl StoredPredictors {
             predicts: kinds.map(|kind| kind.predicts()).collect(),
             bytes: Arena::charge(1, directory.len()),
             shape: shape.fold(SharedShape::default(), SharedShape::max),
-            size: [d, neurons],
+            size: [d, neurons.into_iter().max().unwrap_or(0)],
+            visited: visited(c),
+            looks_ahead: looks_ahead(c),
             quality: Some(directory.quality()),
             origin: Origin::Section(directory),
         })
@@ -142,44 +169,55 @@ impl StoredPredictors {
                 .sum(),
             shape: shapes.fold(SharedShape::default(), SharedShape::max),
             size: [d, neurons],
+            visited: visited(c),
+            looks_ahead: looks_ahead(c),
             quality: None,
             origin: Origin::Imported(specs),
         }))
     }
 
-    /// Whether any layer has a predictor.
+    /// Whether any bank has a predictor.
     pub fn predicts(&self) -> bool {
         self.predicts.contains(&true)
     }
 
-    /// Whether any layer has a threshold on gates.
+    /// Whether any bank has a threshold on gates.
     pub fn cuts(&self) -> bool {
         self.cuts.iter().any(|&cut| cut > 0.0)
     }
 
-    /// Expected share of gates computed; 1 for layers without a predictor.
+    /// Share of the neurons that a token visits, and of the weights that name them.
+    pub fn visited(&self) -> f64 {
+        self.visited
+    }
+
+    /// Expected share of gates computed; 1 for banks without a predictor.
     pub fn looked_at(&self) -> f64 {
-        let layers = self.predicts.len().max(1) as f64;
+        let banks = self.predicts.len().max(1) as f64;
         let predicting = self.predicts.iter().filter(|&&p| p).count() as f64;
         let Origin::Section(directory) = &self.origin else {
             return 1.0;
         };
         let share: f64 = directory
-            .layers
+            .banks
             .iter()
-            .filter(|l| l.kind.predicts())
-            .map(|l| l.quality.predicted_share())
+            .filter(|b| b.kind.predicts())
+            .map(|b| b.quality.predicted_share())
             .sum();
-        (share + layers - predicting) / layers
+        (share + banks - predicting) / banks
     }
 
     /// Bytes that [`StoredPredictors::load`] and the lookahead allocate.
     pub fn memory(&self, chunk: usize) -> u64 {
         let [d, neurons] = self.size;
-        self.bytes
-            + Shared::bytes_for(self.shape, chunk)
-            + Lookahead::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
-            + 4 * neurons as u64
+        let ahead = match self.looks_ahead {
+            true => {
+                Lookahead::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
+                    + 4 * neurons as u64
+            }
+            false => 0,
+        };
+        self.bytes + Shared::bytes_for(self.shape, chunk) + ahead
     }
 
     /// Reads and verifies the weights.
@@ -200,8 +238,8 @@ impl StoredPredictors {
                         reason: e.to_string(),
                     })?;
                 let section: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(Weights(slot));
-                (0..directory.layers.len())
-                    .map(|l| directory.predictor(l, &section))
+                (0..directory.banks.len())
+                    .map(|bank| directory.predictor(bank, &section))
                     .collect()
             }
             Origin::Imported(specs) => {

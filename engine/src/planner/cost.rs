@@ -9,7 +9,8 @@
 //! Overlapping parts take `E[max(work, reads)]`, which exceeds the maximum of the means because
 //! misses vary between tokens. Not overlapped: the first piece of the gates, the first read's
 //! latency, the hand-over to and from the I/O thread, and the sums of the last cluster. `reads.rs`
-//! counts the reads.
+//! counts the reads. An expert that is read whole is in memory or not, so a layer's time is the mean
+//! over how many of the chosen ones are missing.
 
 use emberflow_kernels::DType;
 
@@ -216,13 +217,15 @@ impl Pass<'_> {
         let taken = self.taken(reads, own, wakeups);
         let work = own + taken;
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
+        // Whole clusters bring their Gate rows along.
+        let late = sums + arriving + if streams { gates } else { 0.0 };
         Times {
             attention: 0.0,
             work,
             // Misses of earlier pieces are read during later ones.
             gates: gates + naming + taken * (pieces - 1.0) / pieces,
             head: (gates + naming) / pieces,
-            last: (sums + arriving) / clusters + self.rates.section_ns,
+            last: late / clusters + self.rates.section_ns,
         }
     }
 
@@ -256,12 +259,17 @@ impl Pass<'_> {
         }
         let wake = self.machine.wake_ns;
         // Both the I/O thread and the waiting thread sleep, if anything is read.
-        let round_trip = (2.0 * wake + reads.latency_ns) * (1.0 - (-reads.count).exp());
+        let round_trip = 2.0 * wake + reads.latency_ns;
         if streams && self.shape.visited < 1.0 {
-            let all = round_trip + reads.ns + times.last;
-            let deviation = reads.ns / reads.count.sqrt();
-            return mean_of_larger(times.work, all, deviation);
+            let share = reads.missed / (self.shape.neurons as f64).max(1.0);
+            return misses(self.shape.chosen, share)
+                .map(|(chance, missed)| match missed > 0.0 {
+                    true => chance * times.work.max(round_trip + missed * reads.ns + times.last),
+                    false => chance * times.work,
+                })
+                .sum();
         }
+        let round_trip = round_trip * (1.0 - (-reads.count).exp());
         if streams {
             // What fits into the buffers is read beside attention.
             let buffers = f64::from(self.stream_buffers);
@@ -358,6 +366,19 @@ impl Pass<'_> {
     }
 }
 
+/// Of `chosen` experts, each of which misses with the chance `share`: the chance that so many miss,
+/// and the share of the mean's reads that this is.
+fn misses(chosen: usize, share: f64) -> impl Iterator<Item = (f64, f64)> {
+    let n = chosen.max(1);
+    let share = share.clamp(0.0, 1.0);
+    let mut ways = 1.0;
+    (0..=n).map(move |k| {
+        let chance = ways * share.powi(k as i32) * (1.0 - share).powi((n - k) as i32);
+        ways *= (n - k) as f64 / (k + 1) as f64;
+        (chance, k as f64 / (n as f64 * share).max(1e-9))
+    })
+}
+
 /// `E[max(fixed, x)]` for a normal `x` with this mean and deviation.
 fn mean_of_larger(fixed: f64, mean: f64, deviation: f64) -> f64 {
     if deviation <= 0.0 {
@@ -372,6 +393,19 @@ fn mean_of_larger(fixed: f64, mean: f64, deviation: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_are_missed_one_by_one() {
+        for (chosen, share) in [(1, 1.0), (2, 0.3), (8, 0.75), (4, 0.0)] {
+            let all: Vec<(f64, f64)> = misses(chosen, share).collect();
+            let chances: f64 = all.iter().map(|(chance, _)| chance).sum();
+            let reads: f64 = all.iter().map(|(chance, reads)| chance * reads).sum();
+            assert!((chances - 1.0).abs() < 1e-9, "{all:?}");
+            assert!(share == 0.0 || (reads - 1.0).abs() < 1e-9, "{all:?}");
+        }
+        let (none, _) = misses(2, 0.3).next().expect("none missed");
+        assert!((none - 0.49).abs() < 1e-9, "{none}");
+    }
 
     #[test]
     fn the_mean_of_the_larger_is_above_the_larger_mean() {

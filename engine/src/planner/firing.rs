@@ -89,10 +89,11 @@ impl Firing {
         Self::new(vec![bank; banks], neurons, None)
     }
 
-    /// Assumptions for the neurons of experts: as many fire, none more often than others. Which
-    /// experts are visited changes, so a cache profits less from neurons that fire often.
-    pub fn even(banks: usize, neurons: usize) -> Self {
-        let bank = vec![UNKNOWN_SHARE as f32; neurons.div_ceil(GROUP)];
+    /// Assumptions for the neurons of experts: `share` of them fire, if it is known, none more often
+    /// than others. Which experts are visited changes, so a cache profits less from neurons that
+    /// fire often.
+    pub fn even(banks: usize, neurons: usize, share: Option<f64>) -> Self {
+        let bank = vec![share.unwrap_or(UNKNOWN_SHARE) as f32; neurons.div_ceil(GROUP)];
         Self::new(vec![bank; banks], neurons, None)
     }
 
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     fn an_unknown_model_has_the_assumed_share() {
-        for firing in [Firing::unknown(2, 4096), Firing::even(2, 4096)] {
+        for firing in [Firing::unknown(2, 4096), Firing::even(2, 4096, None)] {
             let share = firing.share();
             assert!((share - UNKNOWN_SHARE).abs() < 0.02, "{share}");
         }

@@ -79,7 +79,7 @@ impl Planner {
             () if !frequencies.is_empty() => {
                 Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
             }
-            () if layout.has_experts() => Firing::even(banks, neurons),
+            () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
             () => Firing::unknown(banks, neurons),
         };
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
@@ -189,10 +189,16 @@ impl Opened<'_> {
 
     fn predictor(&self) -> PredictorNeeds {
         let needs = |stored: &StoredPredictors| PredictorNeeds {
-            bytes: stored.memory(1),
+            bytes: (stored.bytes as f64 * stored.visited()) as u64,
             named: 1.0 / stored.quality.map_or(0.6, |q| q.precision()).max(0.05),
         };
         self.naming_predictors().map(needs).unwrap_or_default()
+    }
+
+    /// Share of the neurons that fire, where predictors were measured.
+    fn firing_share(&self) -> Option<f64> {
+        let quality = self.naming_predictors()?.quality?;
+        Some(quality.active_share()).filter(|&share| share > 0.0)
     }
 
     /// Whether neurons are read in two phases, Gate part first, where Gate rows are not resident.
@@ -224,6 +230,8 @@ impl Opened<'_> {
             neurons: self.layout.neurons_visited(),
             visited: (self.layout.layers() * self.layout.neurons_visited()) as f64
                 / (self.layout.total() as f64).max(1.0),
+            chosen: (c.mixture.as_ref())
+                .map_or(1, |m| (m.chosen + u32::from(m.shared > 0)) as usize),
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),

@@ -29,6 +29,8 @@ pub struct Shape {
     pub neurons: usize,
     /// Their share of all; 1 without experts.
     pub visited: f64,
+    /// Banks of a layer that a token visits.
+    pub chosen: usize,
     /// Format of the neurons.
     pub ffn: DType,
     /// Format of the attention matrices.

@@ -91,6 +91,7 @@ fn shape() -> Shape {
         vocab: 32000,
         neurons: NEURONS,
         visited: 1.0,
+        chosen: 1,
         ffn: q4,
         attention: q4,
         head: DType::Q8,

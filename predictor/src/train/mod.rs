@@ -1,4 +1,4 @@
-//! Trains the predictor of a layer from its gate rows and its inputs over a text.
+//! Trains the predictor of a bank from its gate rows and its inputs over a text.
 //!
 //! Without gradients: each design has a closed form. The gate is known, so training only decides
 //! how to keep as much of it as the bytes allow, where the inputs of real text lie. Sign bits need
@@ -21,7 +21,7 @@ use crate::low_rank::LowRankSpec;
 use crate::predict::{Predictor, Reads};
 use crate::quality::Quality;
 use crate::rounding::{Covariance, Rows, round};
-use crate::section::{Kind, NewLayer};
+use crate::section::{Kind, NewBank};
 use crate::thresholds::Thresholds;
 use assemble::assemble;
 use calibrate::{Curve, cut_for};
@@ -81,7 +81,7 @@ impl Design {
     }
 }
 
-/// Inputs of one layer over a text, after the norm, `[tokens × d]`.
+/// Inputs of one bank over a text, after the norm, `[tokens × d]`.
 #[derive(Clone, Copy)]
 pub struct Texts<'a> {
     /// Training text.
@@ -110,8 +110,8 @@ pub struct GateLayer<'a> {
 /// A trained predictor.
 pub struct Made {
     /// Its record and weights.
-    pub layer: NewLayer,
-    /// Nanoseconds per token for all neurons of the layer, on this machine.
+    pub bank: NewBank,
+    /// Nanoseconds per token for all neurons of the bank, on this machine.
     pub ns_per_token: f64,
 }
 
@@ -192,7 +192,7 @@ impl<'a> Trainer<'a> {
         let quality = self.measure(predictor.as_ref(), layer);
         let ns_per_token = self.time(predictor.as_ref(), layer);
         Some(Made {
-            layer: NewLayer {
+            bank: NewBank {
                 kind,
                 quality,
                 parts,

@@ -10,7 +10,7 @@ use emberflow::trace::{self, Reader};
 use emberflow_engine::Model;
 use emberflow_kernels::DType;
 use emberflow_models::chat::Message;
-use emberflow_predictor::section::{Directory, Kind, NewLayer, Training, encode};
+use emberflow_predictor::section::{Directory, Kind, NewBank, Training, encode};
 use emberflow_predictor::stats::routing::{ExpertMisses, RoutedLayer, Routing};
 use emberflow_predictor::stats::{
     ActivationStats, BankProfile, ExpertStats, FORMAT, FORMAT_V2, LayerStats, Misses, Profile,
@@ -409,26 +409,26 @@ fn section() -> Vec<u8> {
         (Kind::Magnitude { threshold: 0.25 }, vec![]),
         (Kind::Coarse, vec![coarse, rows(2)]),
     ];
-    let layers = layers.map(|(kind, parts)| NewLayer {
+    let banks = layers.map(|(kind, parts)| NewBank {
         kind,
         quality,
         parts,
     });
     encode(
         D,
-        NEURONS,
+        &[NEURONS; LAYERS],
         Training {
             trained_on: 1000,
             measured_on: 100,
             target: 0.98,
         },
-        &layers,
+        &banks,
     )
 }
 
 fn use_section(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
-    let Ok(directory) = Directory::parse(bytes, len, LAYERS, D, NEURONS) else {
+    let Ok(directory) = Directory::parse(bytes, len, D, &[NEURONS; LAYERS]) else {
         return false;
     };
     if directory.check(bytes).is_err() {
@@ -436,12 +436,12 @@ fn use_section(bytes: &[u8]) -> bool {
     }
     assert_eq!(directory.len(), bytes.len());
     let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(bytes.to_vec());
-    let entries: Vec<NewLayer> = (0..LAYERS)
+    let entries: Vec<NewBank> = (0..LAYERS)
         .map(|layer| {
             let predictor = directory.predictor(layer, &block);
-            let kind = directory.layers[layer].kind;
+            let kind = directory.banks[layer].kind;
             assert_eq!(predictor.is_some(), kind.predicts());
-            directory.layer(layer, bytes).expect("a checked layer")
+            directory.bank(layer, bytes).expect("a checked bank")
         })
         .collect();
     let made = Training {
@@ -450,7 +450,7 @@ fn use_section(bytes: &[u8]) -> bool {
         target: directory.target,
     };
     assert!(
-        encode(D, NEURONS, made, &entries) == bytes,
+        encode(D, &[NEURONS; LAYERS], made, &entries) == bytes,
         "bytes that mean nothing"
     );
     true

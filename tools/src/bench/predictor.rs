@@ -16,7 +16,7 @@ use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write, percent};
 use crate::chart::{Labels, bars};
 use crate::cli::BenchPredictorArgs;
-use crate::inspect_predictors::{LayerPredictor, predictors, section};
+use crate::inspect_predictors::{BankPredictor, predictors, section};
 use crate::model::open_container;
 use crate::stats::Range;
 use crate::{Failure, progress};
@@ -24,11 +24,14 @@ use crate::{Failure, progress};
 /// Tokens of a round; each layer's median counts.
 const TOKENS: usize = 32;
 
-/// One layer, or all of them.
+/// One bank, or all of them.
 #[derive(Debug, Serialize)]
 struct Row {
     /// `null` for all together.
     layer: Option<usize>,
+    /// Its expert; absent in models without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert: Option<u32>,
     kind: &'static str,
     /// Bytes of weights that a token reads.
     bytes: u64,
@@ -53,7 +56,8 @@ struct Lab {
     layers: Vec<Box<dyn Predictor>>,
     on: Compute,
     d: usize,
-    neurons: usize,
+    /// Of each layer.
+    neurons: Vec<usize>,
 }
 
 /// Runs the command.
@@ -136,7 +140,7 @@ fn open(
     container: &Container,
     c: &ModelConfig,
     threads: usize,
-) -> Result<(Vec<LayerPredictor>, Weights, Lab), Failure> {
+) -> Result<(Vec<BankPredictor>, Weights, Lab), Failure> {
     let none = || {
         Failure::usage(format!(
             "{} has no predictors that name neurons; make a model that has some with emberflow \
@@ -147,14 +151,15 @@ fn open(
     let (bytes, directory) = section(container, c)?.ok_or_else(none)?;
     let weights: Weights = Arc::new(Held::of(&bytes)?);
     let mut known = predictors(container, c)?.ok_or_else(none)?.layers;
-    let all = (0..known.len()).map(|layer| directory.predictor(layer, &weights));
-    let all: Vec<Option<Box<dyn Predictor>>> = all.collect();
-    known.retain(|layer| all[layer.layer].is_some());
+    let all = (0..known.len()).filter_map(|bank| directory.predictor(bank, &weights));
+    let layers: Vec<Box<dyn Predictor>> = all.collect();
+    let mut entries = directory.banks.iter();
+    known.retain(|_| entries.next().is_some_and(|entry| entry.kind.predicts()));
     let lab = Lab {
-        layers: all.into_iter().flatten().collect(),
+        layers,
         on: Compute::new(threads, None),
         d: c.d_model as usize,
-        neurons: c.ffn as usize,
+        neurons: known.iter().map(|bank| bank.neurons).collect(),
     };
     if lab.layers.is_empty() {
         return Err(none());
@@ -169,7 +174,8 @@ impl Lab {
         let shapes = self.layers.iter().map(|p| p.shape());
         let shape = shapes.fold(SharedShape::default(), SharedShape::max);
         let mut shared = Shared::new(shape, 1);
-        let mut wanted = vec![0.0; self.neurons];
+        let most = self.neurons.iter().max();
+        let mut wanted = vec![0.0; most.copied().unwrap_or(0)];
         let mut quantized = Activations::default();
         let mut times = vec![Vec::with_capacity(TOKENS); self.layers.len() + 1];
         let mut state = 1u32;
@@ -179,7 +185,8 @@ impl Lab {
         // the first token is not counted
         for (token, x) in inputs.chunks_exact(self.d).enumerate() {
             let mut sum = 0.0;
-            for (layer, predictor) in self.layers.iter().enumerate() {
+            let layers = self.layers.iter().zip(&self.neurons);
+            for (layer, (predictor, &neurons)) in layers.enumerate() {
                 self.on.cpu.quantize_activations(x, 1, &mut quantized);
                 let input = Features {
                     normed: x,
@@ -188,7 +195,7 @@ impl Lab {
                 };
                 let (predictor, on) = (predictor.as_ref(), &self.on);
                 let start = Instant::now();
-                predict_all(predictor, on, input, &mut shared, &mut wanted);
+                predict_all(predictor, on, input, &mut shared, &mut wanted[..neurons]);
                 let us = start.elapsed().as_secs_f64() * 1e6;
                 sum += us;
                 if token > 0 {
@@ -214,9 +221,9 @@ fn random(state: &mut u32) -> f32 {
     sum
 }
 
-fn rows(known: &[LayerPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
-    let row = |layer: Option<&LayerPredictor>, mut us: Vec<f64>| {
-        let sum = |of: fn(&LayerPredictor) -> f64| known.iter().map(of).sum::<f64>();
+fn rows(known: &[BankPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
+    let row = |layer: Option<&BankPredictor>, mut us: Vec<f64>| {
+        let sum = |of: fn(&BankPredictor) -> f64| known.iter().map(of).sum::<f64>();
         // Of all together: by neurons that fire, and by neurons that are named.
         let hit: f64 = known.iter().map(|l| l.recall * l.active_share).sum();
         let bytes = layer.map_or_else(|| known.iter().map(|l| l.bytes).sum(), |l| l.bytes);
@@ -224,6 +231,7 @@ fn rows(known: &[LayerPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
         let us = Range::of(&mut us);
         Row {
             layer: layer.map(|l| l.layer),
+            expert: layer.and_then(|l| l.expert),
             kind: layer.map_or("all", |l| l.kind),
             bytes,
             us,
@@ -247,7 +255,11 @@ fn rows(known: &[LayerPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
 
 impl Row {
     fn name(&self) -> String {
-        self.layer.map_or("all".into(), |l| l.to_string())
+        match (self.layer, self.expert) {
+            (None, _) => "all".into(),
+            (Some(layer), None) => layer.to_string(),
+            (Some(layer), Some(expert)) => format!("{layer}.{expert}"),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The text in windows, and what FFNs read of it.
+//! The text in windows, and what FFNs and experts read of it.
 
 use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
@@ -55,10 +55,20 @@ fn part(window: usize) -> usize {
     }
 }
 
-/// What some layers read, in 16 bits.
+/// What a layer reads of a part of the text.
+#[derive(Default)]
+struct Part {
+    /// In 16 bits, `[tokens × d]`.
+    x: Vec<f16>,
+    /// The experts of each token, `[tokens × chosen]`; empty for a dense FFN.
+    experts: Vec<u32>,
+}
+
+/// What some layers read.
 pub struct Inputs {
+    d: usize,
     /// For each layer and part.
-    layers: Vec<[Vec<f16>; 3]>,
+    layers: Vec<[Part; 3]>,
 }
 
 impl Inputs {
@@ -70,17 +80,21 @@ impl Inputs {
     ) -> Result<Self, Failure> {
         let d = engine.config().d_model as usize;
         let room = windows.tokens().map(|tokens| tokens * d);
-        let mut kept: Vec<[Vec<f16>; 3]> = layers
-            .iter()
-            .map(|_| room.map(Vec::with_capacity))
-            .collect();
+        let empty = |values| Part {
+            x: Vec::with_capacity(values),
+            experts: Vec::new(),
+        };
+        let mut kept: Vec<[Part; 3]> = layers.iter().map(|_| room.map(empty)).collect();
         let bar = progress::steps("reading the text", windows.total() as u64);
         let mut sequence = engine.new_sequence()?;
         for (i, window) in windows.tokens.iter().enumerate() {
             sequence.clear();
             let mut observe = |seen: &FfnSeen<'_>| {
                 if let Some(k) = layers.iter().position(|&l| l == seen.layer) {
-                    kept[k][part(i)].extend(seen.x.iter().map(|&x| f16::from_f32(x)));
+                    let part = &mut kept[k][part(i)];
+                    part.x.extend(seen.x.iter().map(|&x| f16::from_f32(x)));
+                    let experts = seen.choices.iter().map(|choice| choice.expert);
+                    part.experts.extend(experts);
                 }
             };
             for chunk in window.chunks(engine.chunk()) {
@@ -89,12 +103,22 @@ impl Inputs {
             bar.inc(window.len() as u64);
         }
         bar.finish_and_clear();
-        Ok(Self { layers: kept })
+        Ok(Self { d, layers: kept })
     }
 
-    /// The parts of the `i`-th layer that was asked for.
-    pub fn layer(&self, i: usize) -> [Vec<f32>; 3] {
-        let wide = |part: &Vec<f16>| part.iter().map(|x| x.to_f32()).collect();
-        self.layers[i].each_ref().map(wide)
+    /// What a bank of the `i`-th layer that was asked for reads: all tokens, or those that visit
+    /// `expert`.
+    pub fn of(&self, i: usize, expert: Option<u32>) -> [Vec<f32>; 3] {
+        let bank = |part: &Part| {
+            let chosen = part.experts.len() / (part.x.len() / self.d).max(1);
+            let visits = |token: usize| {
+                let experts = &part.experts[token * chosen..][..chosen];
+                expert.is_none_or(|expert| experts.contains(&expert))
+            };
+            let tokens = part.x.chunks_exact(self.d).enumerate();
+            let read = tokens.filter(|(token, _)| visits(*token));
+            read.flat_map(|(_, x)| x).map(|x| x.to_f32()).collect()
+        };
+        self.layers[i].each_ref().map(bank)
     }
 }

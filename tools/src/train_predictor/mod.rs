@@ -1,10 +1,11 @@
 //! `emberflow train-predictor`: a copy of a container that knows which neurons fire.
 //!
 //! The model runs over a text; what each layer's FFN reads is kept, as many layers at a
-//! time as memory allows. Then each layer gets the predictor that computes the fewest
-//! neurons for the recall that was asked for. Finished layers are kept beside the output,
-//! so that a run that was stopped goes on where it was. Containers are immutable: the
-//! result is a new file, which appears when it is whole.
+//! time as memory allows. Then each bank gets the predictor that computes the fewest
+//! neurons for the recall that was asked for: an expert one of its own, made from the tokens
+//! that visit it. Finished banks are kept beside the output, so that a run that was stopped
+//! goes on where it was. Containers are immutable: the result is a new file, which appears
+//! when it is whole.
 
 mod args;
 mod inputs;
@@ -15,15 +16,15 @@ use std::path::PathBuf;
 
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Compute, Cpu, DType};
-use emberflow_models::config::{Activation, ModelConfig};
-use emberflow_predictor::section::{Kind, NewLayer, Training, encode};
+use emberflow_models::config::{Activation, Bank, ModelConfig};
+use emberflow_predictor::section::{Kind, NewBank, Training, encode};
 use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
 use emberflow_storage::container::Container;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::args::{PredictorArg, TrainPredictorArgs};
 use self::inputs::{Inputs, Windows};
-use self::report::{LayerReport, Trained};
+use self::report::{BankReport, Trained};
 use crate::cli::SparsityArg;
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
@@ -34,6 +35,9 @@ const INPUT_BYTES: usize = 1 << 30;
 
 /// Tokens computed at once while inputs are collected.
 const CHUNK: u16 = 128;
+
+/// Fewest tokens that an expert's predictor is made from, calibrated on and measured on.
+const FEWEST: [usize; 3] = [128, 16, 16];
 
 /// Runs the command.
 pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
@@ -46,17 +50,18 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     let windows = Windows::choose(open_model(&args.model)?.text(), &text, args)?;
     drop(text);
     std::fs::create_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
-    let (layers, reports) = train(args, &job, &container, &windows)?;
+    let (banks, reports) = train(args, &job, &container, &windows)?;
     let [trained_on, _, measured_on] = windows.tokens();
     let training = Training {
         trained_on: trained_on as u64,
         measured_on: measured_on as u64,
         target: args.recall as f32,
     };
-    let section = encode(c.d_model as usize, c.ffn as usize, training, &layers);
+    let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
+    let section = encode(c.d_model as usize, &neurons, training, &banks);
     rewrite::with_predictors(&container, &args.output, &section)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
-    let qualities: Vec<_> = layers.iter().map(|l| l.quality).collect();
+    let qualities: Vec<_> = banks.iter().map(|b| b.quality).collect();
     let bytes = section.len();
     Trained::new(args, &container, bytes, training, &qualities, reports).print(args.json)
 }
@@ -75,13 +80,19 @@ fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
     atomic::may_create(output, args.force)
 }
 
-/// What does not change from layer to layer.
+/// What does not change from bank to bank.
 struct Job {
-    /// Designs to try.
-    designs: Vec<Design>,
+    /// The predictor that is wanted.
+    kind: PredictorArg,
+    /// Whether neurons are predicted; else small gates are cut.
+    predicts: bool,
+    /// Elements of an input.
+    d: usize,
+    /// Bytes for a neuron's part of its predictor, at most.
+    per_neuron: f64,
     /// A gate fires above this.
     fires_above: f32,
-    /// Where finished layers wait, and what their names begin with.
+    /// Where finished banks wait, and what their names begin with.
     folder: PathBuf,
     fingerprint: String,
 }
@@ -93,38 +104,21 @@ impl Job {
         container: &Container,
         text: &[u8],
     ) -> Result<Self, Failure> {
-        let (d, neurons) = (c.d_model as usize, c.ffn as usize);
-        let share = args.bytes / 100.0 / f64::from(c.layers);
-        let most = ((container.file_len() - container.predictor_len()) as f64 * share) as usize;
-        let low_rank = Design::low_rank_within(most, d, neurons, DType::Q4);
-        let wants = |kind| args.kind == kind || args.kind == PredictorArg::Auto;
-        let mut designs = Vec::new();
-        if c.ffn_kind.activation.is_sparse() {
-            designs.extend(wants(PredictorArg::Sign).then_some(Design::Sign));
-            designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
-            designs.extend(wants(PredictorArg::Coarse).then_some(Design::Coarse));
-            designs.retain(|design| design.bytes(d, neurons) <= most);
-            if designs.is_empty() {
-                return Err(Failure::usage(format!(
-                    "no predictor of this kind fits in {most} bytes per layer, {} % of the model; \
-                     give it more with --bytes",
-                    args.bytes
-                )));
-            }
-        } else if !wants(PredictorArg::Magnitude) {
-            return Err(Failure::usage(format!(
-                "{:?} has no exact zeros to predict; use --kind magnitude with --cut",
-                c.ffn_kind.activation
-            )));
-        }
+        let sparse = c.ffn_kind.activation.is_sparse();
+        let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
+        let model = container.file_len() - container.predictor_len();
+        let bytes = model as f64 * args.bytes / 100.0;
+        check_activation(args, c)?;
         let mut folder = args.output.as_os_str().to_owned();
         folder.push(".layers");
         let mut state = xxh3_64(text).to_le_bytes().to_vec();
         state.extend(xxh3_64(container.meta()).to_le_bytes());
         state.extend(
             format!(
-                "{} {designs:?} {} {} {} {}",
+                "{} {:?} {} {} {} {} {}",
                 container.file_len(),
+                args.kind,
+                args.bytes,
                 args.recall,
                 args.floor,
                 args.cut,
@@ -132,82 +126,143 @@ impl Job {
             )
             .bytes(),
         );
-        Ok(Self {
-            designs,
+        let job = Self {
+            kind: args.kind,
+            predicts: sparse,
+            d: c.d_model as usize,
+            per_neuron: bytes / (neurons as f64).max(1.0),
             fires_above: match c.ffn_kind.activation {
                 Activation::FatRelu { threshold } => threshold,
                 _ => 0.0,
             },
             folder: PathBuf::from(folder),
             fingerprint: format!("{:016x}", xxh3_64(&state)),
-        })
+        };
+        let none = |bank: &Bank| sparse && job.designs(bank.neurons as usize).is_empty();
+        match c.banks().find(none) {
+            None => Ok(job),
+            Some(bank) => Err(Failure::usage(format!(
+                "no predictor of this kind fits in {} bytes per {}, {} % of the model; give it \
+                 more with --bytes",
+                job.most(bank.neurons as usize),
+                if c.mixture.is_some() {
+                    "expert"
+                } else {
+                    "layer"
+                },
+                args.bytes
+            ))),
+        }
     }
 
-    fn file(&self, layer: usize) -> PathBuf {
-        self.folder.join(format!("{}-{layer}", self.fingerprint))
+    /// Bytes for the predictor of a bank of so many neurons.
+    fn most(&self, neurons: usize) -> usize {
+        (self.per_neuron * neurons as f64) as usize
+    }
+
+    /// The designs to try for a bank of so many neurons: those that fit; none where gates are cut.
+    fn designs(&self, neurons: usize) -> Vec<Design> {
+        let (d, most) = (self.d, self.most(neurons));
+        let low_rank = Design::low_rank_within(most, d, neurons, DType::Q4);
+        let wants = |kind| self.kind == kind || self.kind == PredictorArg::Auto;
+        let mut designs = Vec::new();
+        if self.predicts {
+            designs.extend(wants(PredictorArg::Sign).then_some(Design::Sign));
+            designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
+            designs.extend(wants(PredictorArg::Coarse).then_some(Design::Coarse));
+            designs.retain(|design| design.bytes(d, neurons) <= most);
+        }
+        designs
+    }
+
+    fn file(&self, bank: usize) -> PathBuf {
+        self.folder.join(format!("{}-{bank}", self.fingerprint))
     }
 }
 
-/// All layers, those of an earlier run first.
+/// Whether the arguments suit the activation of the model's neurons.
+fn check_activation(args: &TrainPredictorArgs, c: &ModelConfig) -> Result<(), Failure> {
+    let activation = c.ffn_kind.activation;
+    match args.kind {
+        _ if activation.is_sparse() => Ok(()),
+        _ if c.mixture.is_some() => Err(Failure::usage(format!(
+            "the experts of {} have {activation:?}, which is never exactly zero: there is nothing to \
+             predict, and their neurons are read with the whole expert; what can stay in memory are the \
+             experts that are chosen often, see emberflow profile",
+            c.name
+        ))),
+        PredictorArg::Auto | PredictorArg::Magnitude => Ok(()),
+        _ => Err(Failure::usage(format!(
+            "{activation:?} has no exact zeros to predict; use --kind magnitude with --cut"
+        ))),
+    }
+}
+
+/// All banks, those of an earlier run first.
 fn train(
     args: &TrainPredictorArgs,
     job: &Job,
     container: &Container,
     windows: &Windows,
-) -> Result<(Vec<NewLayer>, Vec<LayerReport>), Failure> {
+) -> Result<(Vec<NewBank>, Vec<BankReport>), Failure> {
     let packed = Packed::new(container)?;
     let c = packed.config();
-    let (all, d) = (c.layers as usize, c.d_model as usize);
-    let mut done: Vec<Option<(NewLayer, LayerReport)>> =
-        (0..all).map(|l| report::load(&job.file(l), c)).collect();
+    let banks: Vec<Bank> = c.banks().collect();
+    let mut done: Vec<Option<(NewBank, BankReport)>> = (banks.iter().enumerate())
+        .map(|(b, bank)| report::load(&job.file(b), job.d, bank.neurons as usize))
+        .collect();
     let resumed = done.iter().flatten().count();
     if resumed > 0 {
-        tracing::info!(resumed, "layers of an earlier run");
+        tracing::info!(resumed, "banks of an earlier run");
     }
-    let at_once = (INPUT_BYTES / (2 * d * windows.total()).max(1)).max(1);
+    let at_once = (INPUT_BYTES / (2 * job.d * windows.total()).max(1)).max(1);
     let threads = args.engine.threads.map_or_else(
         || std::thread::available_parallelism().map_or(1, |n| n.get()),
         usize::from,
     );
-    let missing: Vec<usize> = (0..all).filter(|&l| done[l].is_none()).collect();
+    let missing = |layer: &u32| {
+        let mut banks = banks.iter().zip(&done);
+        banks.any(|(bank, done)| bank.layer == *layer && done.is_none())
+    };
+    let missing: Vec<u32> = (0..c.layers).filter(missing).collect();
     for group in missing.chunks(at_once) {
-        let mut engine_args = args.engine.clone();
-        engine_args.chunk = Some(engine_args.chunk.unwrap_or(CHUNK).max(CHUNK));
-        engine_args.sparsity = match c.ffn_kind.activation.is_sparse() {
-            true => SparsityArg::Exact,
-            false => SparsityArg::Dense,
-        };
-        let model = open_model(&args.model)?;
-        let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;
-        let inputs = Inputs::collect(&mut engine, windows, group)?;
-        drop(engine);
+        let inputs = collect(args, c, windows, group)?;
         // one bar at a time: reading the text has its own
-        let bar = progress::steps("predictors", all as u64);
+        let bar = progress::steps("predictors", banks.len() as u64);
         bar.set_position(done.iter().flatten().count() as u64);
         let on = Compute::new(threads, None);
         let trainer = Trainer::new(&on);
-        for (i, &l) in group.iter().enumerate() {
-            let mut gate = Vec::with_capacity(c.ffn as usize * d);
-            packed.neurons(l, &mut |_, neuron| {
+        for (b, bank) in banks.iter().enumerate() {
+            let of_group = group.iter().position(|&layer| layer == bank.layer);
+            let Some(place) = of_group.filter(|_| done[b].is_none()) else {
+                continue;
+            };
+            let mut gate = Vec::with_capacity(bank.neurons as usize * job.d);
+            packed.neurons(b, &mut |_, neuron| {
                 gate.extend_from_slice(&neuron.gate);
                 Ok(())
             })?;
-            let [train, calibrate, measure] = inputs.layer(i);
+            let routed = c.mixture_of(bank.layer).is_some() && bank.expert < c.experts;
+            let [train, calibrate, measure] = &inputs.of(place, routed.then_some(bank.expert));
             let layer = GateLayer {
-                d,
+                d: job.d,
                 gate: &gate,
                 fires_above: job.fires_above,
                 texts: Texts {
-                    train: &train,
-                    calibrate: &calibrate,
-                    measure: &measure,
+                    train,
+                    calibrate,
+                    measure,
                 },
                 recall: args.recall,
             };
-            let made = make(args, job, &trainer, c, &layer)?;
-            let (made, report) = report::judged(l, made, args.floor);
-            report::save(&job.file(l), c, &made, &report, measure.len() / d)?;
-            done[l] = Some((made, report));
+            let made = match routed && too_few(&layer) {
+                true => Vec::new(),
+                false => make(args, job, &trainer, c, &layer)?,
+            };
+            let expert = c.mixture.is_some().then_some(bank.expert);
+            let (made, report) = report::judged(bank.layer, expert, made, args.floor);
+            report::save(&job.file(b), &layer, &made, &report)?;
+            done[b] = Some((made, report));
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -215,7 +270,34 @@ fn train(
     Ok(done.into_iter().flatten().unzip())
 }
 
-/// A layer's candidates, the best one last.
+/// Whether too few tokens visit an expert to make a predictor from them.
+fn too_few(expert: &GateLayer<'_>) -> bool {
+    let texts = expert.texts;
+    let parts = [texts.train, texts.calibrate, texts.measure];
+    let mut parts = parts.iter().zip(FEWEST);
+    parts.any(|(part, least)| part.len() / expert.d < least)
+}
+
+/// What `layers` read of the windows.
+fn collect(
+    args: &TrainPredictorArgs,
+    c: &ModelConfig,
+    windows: &Windows,
+    layers: &[u32],
+) -> Result<Inputs, Failure> {
+    let mut engine_args = args.engine.clone();
+    engine_args.chunk = Some(engine_args.chunk.unwrap_or(CHUNK).max(CHUNK));
+    engine_args.sparsity = match c.ffn_kind.activation.is_sparse() {
+        true => SparsityArg::Exact,
+        false => SparsityArg::Dense,
+    };
+    let model = open_model(&args.model)?;
+    let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;
+    let layers: Vec<usize> = layers.iter().map(|&layer| layer as usize).collect();
+    Inputs::collect(&mut engine, windows, &layers)
+}
+
+/// A bank's candidates, the best one last.
 fn make(
     args: &TrainPredictorArgs,
     job: &Job,
@@ -223,7 +305,7 @@ fn make(
     c: &ModelConfig,
     layer: &GateLayer<'_>,
 ) -> Result<Vec<(&'static str, Made)>, Failure> {
-    if job.designs.is_empty() {
+    if !job.predicts {
         let activation = c.ffn_kind.activation;
         let activate = move |gates: &mut [f32]| {
             let cpu = Cpu::detect();
@@ -235,7 +317,7 @@ fn make(
         };
         let (threshold, quality) = trainer.magnitude(layer, 1.0 - args.cut, &activate);
         let made = Made {
-            layer: NewLayer {
+            bank: NewBank {
                 kind: Kind::Magnitude { threshold },
                 quality,
                 parts: Vec::new(),
@@ -246,7 +328,7 @@ fn make(
     }
     let covariance = trainer.covariance(layer.d, layer.texts.train);
     let mut made = Vec::new();
-    for &design in &job.designs {
+    for design in job.designs(layer.gate.len() / layer.d) {
         let candidate = trainer.make(design, layer, &covariance).ok_or_else(|| {
             Failure::Fault("a gate row or an input of the model is not finite".into())
         })?;
@@ -256,8 +338,8 @@ fn make(
     made.sort_by(|(_, a), (_, b)| {
         let key = |m: &Made| {
             (
-                m.layer.quality.recall() < args.floor,
-                m.layer.quality.overhead(),
+                m.bank.quality.recall() < args.floor,
+                m.bank.quality.overhead(),
             )
         };
         let (a, b) = (key(a), key(b));

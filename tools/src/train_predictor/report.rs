@@ -1,19 +1,18 @@
-//! What came out, layer by layer, and finished layers on disk.
+//! What came out, bank by bank, and finished banks on disk.
 
 use std::io::Write;
 use std::path::Path;
 
-use emberflow_models::config::ModelConfig;
 use emberflow_predictor::Quality;
-use emberflow_predictor::section::{Directory, Kind, NewLayer, Training, encode};
-use emberflow_predictor::train::Made;
+use emberflow_predictor::section::{Directory, Kind, NewBank, Training, encode};
+use emberflow_predictor::train::{GateLayer, Made};
 use emberflow_storage::container::Container;
 use serde::{Deserialize, Serialize};
 
 use super::TrainPredictorArgs;
 use crate::{Failure, print_json, size};
 
-/// One predictor of one layer. Keys are a contract.
+/// One predictor of one bank. Keys are a contract.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Candidate {
     /// `sign`, `low-rank`, `coarse` or `magnitude`.
@@ -32,11 +31,14 @@ pub struct Candidate {
     pub us_per_token: f64,
 }
 
-/// A layer's choice. Keys are a contract.
+/// A bank's choice. Keys are a contract.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LayerReport {
-    /// Its number.
-    pub layer: usize,
+pub struct BankReport {
+    /// Its layer.
+    pub layer: u32,
+    /// Its expert; absent in models without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert: Option<u32>,
     /// The predictor's kind, or `exact` where none reaches the floor.
     pub kind: String,
     /// Share of neurons that fire.
@@ -64,35 +66,36 @@ pub struct Trained {
     pub measured_on: u64,
     /// Recall that was asked for.
     pub target: f64,
-    /// Recall over all layers.
+    /// Recall over all banks.
     pub recall: f64,
-    /// Precision over all layers.
+    /// Precision over all banks.
     pub precision: f64,
-    /// Pairs looked at per pair that fires, layers without a predictor included.
+    /// Pairs looked at per pair that fires, banks without a predictor included.
     pub overhead: f64,
-    /// Microseconds per token of all predictors.
+    /// Microseconds of all predictors, one token each.
     pub us_per_token: f64,
-    /// By layer.
-    pub layers: Vec<LayerReport>,
+    /// By layer, or by layer and expert.
+    pub layers: Vec<BankReport>,
 }
 
-/// Takes the best candidate of layer `layer`, or none where it misses the floor.
+/// Takes the best candidate of a bank, or none where it misses the floor.
 pub fn judged(
-    layer: usize,
+    layer: u32,
+    expert: Option<u32>,
     mut made: Vec<(&'static str, Made)>,
     floor: f64,
-) -> (NewLayer, LayerReport) {
+) -> (NewBank, BankReport) {
     let candidates = made
         .iter()
         .map(|(kind, made)| {
-            let q = made.layer.quality;
+            let q = made.bank.quality;
             Candidate {
                 kind: (*kind).into(),
-                rank: match made.layer.kind {
+                rank: match made.bank.kind {
                     Kind::LowRank(spec) => Some(spec.rank),
                     _ => None,
                 },
-                bytes: made.layer.parts.iter().map(|p| p.len() as u64).sum(),
+                bytes: made.bank.parts.iter().map(|p| p.len() as u64).sum(),
                 recall: q.recall(),
                 precision: q.precision(),
                 overhead: q.overhead(),
@@ -101,10 +104,10 @@ pub fn judged(
         })
         .collect();
     let (name, best) = match made.pop() {
-        Some((name, made)) => (name, made.layer),
+        Some((name, made)) => (name, made.bank),
         None => (
             "exact",
-            NewLayer {
+            NewBank {
                 kind: Kind::None,
                 quality: Quality::default(),
                 parts: Vec::new(),
@@ -117,8 +120,9 @@ pub fn judged(
     } else {
         1.0
     };
-    let report = LayerReport {
+    let report = BankReport {
         layer,
+        expert,
         kind: if good { name } else { "exact" }.into(),
         active_share: best.quality.active_share(),
         looked_at_share: looks,
@@ -131,7 +135,7 @@ pub fn judged(
     let kept = if good {
         best
     } else {
-        NewLayer {
+        NewBank {
             kind: Kind::None,
             parts: Vec::new(),
             ..best
@@ -140,51 +144,46 @@ pub fn judged(
     (kept, report)
 }
 
-/// Keeps a finished layer for a run that is stopped: the report as a line of JSON, then a
-/// section of one layer.
+/// Keeps a finished bank for a run that is stopped: the report as a line of JSON, then a
+/// section of that bank.
 pub fn save(
     path: &Path,
-    c: &ModelConfig,
-    layer: &NewLayer,
-    report: &LayerReport,
-    measured_on: usize,
+    of: &GateLayer<'_>,
+    bank: &NewBank,
+    report: &BankReport,
 ) -> Result<(), Failure> {
     let mut bytes = serde_json::to_vec(report).map_err(std::io::Error::from)?;
     bytes.push(b'\n');
-    let one = NewLayer {
-        kind: layer.kind,
-        quality: layer.quality,
-        parts: layer.parts.clone(),
-    };
-    let (d, neurons) = (c.d_model as usize, c.ffn as usize);
     let training = Training {
         trained_on: 0,
-        measured_on: measured_on as u64,
+        measured_on: (of.texts.measure.len() / of.d) as u64,
         target: 0.0,
     };
-    bytes.extend(encode(d, neurons, training, &[one]));
+    let neurons = of.gate.len() / of.d;
+    let one = std::slice::from_ref(bank);
+    bytes.extend(encode(of.d, &[neurons], training, one));
     let partial = path.with_extension("partial");
     std::fs::write(&partial, bytes).map_err(Failure::file(&partial))?;
     std::fs::rename(&partial, path).map_err(Failure::file(path))
 }
 
-/// A layer that an earlier run finished, if it is whole.
-pub fn load(path: &Path, c: &ModelConfig) -> Option<(NewLayer, LayerReport)> {
+/// A bank of so many neurons with inputs of `d` elements that an earlier run finished, if it is whole.
+pub fn load(path: &Path, d: usize, neurons: usize) -> Option<(NewBank, BankReport)> {
     let bytes = std::fs::read(path).ok()?;
     let end = bytes.iter().position(|&b| b == b'\n')?;
     let report = serde_json::from_slice(&bytes[..end]).ok()?;
-    Some((take_apart(&bytes[end + 1..], c)?, report))
+    Some((take_apart(&bytes[end + 1..], d, neurons)?, report))
 }
 
 impl Trained {
-    /// Sums the layers up.
+    /// Sums the banks up.
     pub fn new(
         args: &TrainPredictorArgs,
         container: &Container,
         bytes: usize,
         training: Training,
         qualities: &[Quality],
-        layers: Vec<LayerReport>,
+        layers: Vec<BankReport>,
     ) -> Self {
         let mut all = Quality::default();
         let mut looked_at = 0.0;
@@ -225,6 +224,10 @@ impl Trained {
         if self.layers.iter().all(|l| l.cut.is_some()) {
             return self.print_cuts(&mut out);
         }
+        if self.layers.iter().any(|bank| bank.expert.is_some()) {
+            self.print_layers(&mut out)?;
+            return self.print_sum(&mut out);
+        }
         writeln!(
             out,
             "layer  kind        rank      bytes   active  looked at  recall  precision  per active  us/token"
@@ -254,6 +257,46 @@ impl Trained {
                 )?;
             }
         }
+        self.print_sum(&mut out)
+    }
+
+    /// The table of a model with experts, a line for each layer.
+    fn print_layers(&self, out: &mut impl Write) -> Result<(), Failure> {
+        writeln!(
+            out,
+            "layer  experts  with one      bytes   active  looked at  recall  precision  kinds"
+        )?;
+        for banks in self.layers.chunk_by(|a, b| a.layer == b.layer) {
+            let with = || banks.iter().filter(|bank| bank.kind != "exact");
+            let best = || with().filter_map(|bank| bank.candidates.last());
+            let mean = |sum: f64, of: usize| sum / of.max(1) as f64;
+            let named = with().count();
+            let mut kinds: Vec<&str> = with().map(|bank| bank.kind.as_str()).collect();
+            kinds.sort_unstable();
+            kinds.dedup();
+            let shares = [
+                |bank: &BankReport| bank.active_share,
+                |bank: &BankReport| bank.looked_at_share,
+            ];
+            let [active, looks] = shares.map(|of| mean(banks.iter().map(of).sum(), banks.len()));
+            writeln!(
+                out,
+                "{:>5} {:>8} {named:>9} {:>10} {:>6.1} % {:>8.1} % {:>7.4} {:>10.3}  {}",
+                banks[0].layer,
+                banks.len(),
+                best().map(|c| c.bytes).sum::<u64>(),
+                100.0 * active,
+                100.0 * looks,
+                mean(best().map(|c| c.recall).sum(), named),
+                mean(best().map(|c| c.precision).sum(), named),
+                kinds.join(", "),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The line for all together.
+    fn print_sum(&self, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(
             out,
             "{}: {} of predictors ({:.2} % of the model), recall {:.2} %, {:.2} neurons looked at \
@@ -289,10 +332,9 @@ impl Trained {
     }
 }
 
-/// A layer that was saved as a section of its own.
-fn take_apart(bytes: &[u8], c: &ModelConfig) -> Option<NewLayer> {
-    let (d, neurons) = (c.d_model as usize, c.ffn as usize);
-    let directory = Directory::parse(bytes, bytes.len() as u64, 1, d, neurons).ok()?;
+/// A bank that was saved as a section of its own.
+fn take_apart(bytes: &[u8], d: usize, neurons: usize) -> Option<NewBank> {
+    let directory = Directory::parse(bytes, bytes.len() as u64, d, &[neurons]).ok()?;
     directory.check(bytes).ok()?;
-    directory.layer(0, bytes)
+    directory.bank(0, bytes)
 }
