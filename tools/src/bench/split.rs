@@ -1,6 +1,8 @@
 //! `emberflow bench split`: the solver of partitions on the published curves of a phone, beside what its
 //! authors report. Nothing is measured here.
 
+use std::io::{self, Write};
+
 use emberflow_engine::split::snapdragon::{GPU, GRID, NPU, PAIR, Published, TABLE};
 use emberflow_engine::split::{Choice, Curve, Pair, Partition, Product};
 use serde::Serialize;
@@ -179,18 +181,18 @@ pub fn command(args: &BenchSplitArgs) -> Result<(), Failure> {
     };
     match args.json {
         true => print_json(&report),
-        false => {
-            print(&report);
-            Ok(())
-        }
+        false => print(&report, &mut io::stdout().lock()).map_err(Failure::from),
     }
 }
 
-fn print(report: &Report) {
-    println!("simulated: {}", report.simulated);
-    println!("{} us to synchronise and to copy\n", report.sync_us);
-    println!("| weights | tokens | GPU us | NPU us | chosen | us | chosen in the paper |");
-    println!("|---|---|---|---|---|---|---|");
+fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "simulated: {}", report.simulated)?;
+    writeln!(out, "{} us to synchronise and to copy\n", report.sync_us)?;
+    writeln!(
+        out,
+        "| weights | tokens | GPU us | NPU us | chosen | us | chosen in the paper |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
     for row in &report.table {
         let [from, until] = row.tokens;
         let tokens = match from == until {
@@ -198,25 +200,33 @@ fn print(report: &Report) {
             false => format!("{from} of {from} to {until}"),
         };
         let [rows, cols] = row.weights;
-        println!(
+        writeln!(
+            out,
             "| {rows}x{cols} | {tokens} | {:.0} | {:.0} | {} | {:.0} | {} |",
             row.gpu_us,
             row.npu_us,
             named(row.chosen),
             row.us,
             row.published
-        );
+        )?;
     }
-    println!("\nLlama-8B, prompts, ms; times as long as the partition");
-    println!("| tokens | partition | GPU alone | graphs built online | padded | graphs in turn |");
-    println!("|---|---|---|---|---|---|");
+    writeln!(
+        out,
+        "\nLlama-8B, prompts, ms; times as long as the partition"
+    )?;
+    writeln!(
+        out,
+        "| tokens | partition | GPU alone | graphs built online | padded | graphs in turn |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|")?;
     for p in &report.prompts {
         let beside = |ms: f64, published: Option<f64>| {
             let published = published.map_or(String::new(), |f| format!(", paper {f:.2}"));
             format!("{ms:.0} ({:.2}{published})", ms / p.split)
         };
         let of = |i: usize| (p.tokens == 525).then(|| PUBLISHED_525[i]);
-        println!(
+        writeln!(
+            out,
             "| {} | {:.0} | {} | {} | {} | {} |",
             p.tokens,
             p.split,
@@ -224,10 +234,11 @@ fn print(report: &Report) {
             beside(p.online, of(0)),
             beside(p.padded, of(1)),
             beside(p.in_pieces, of(2)),
-        );
+        )?;
     }
     let d = &report.decoding;
-    println!(
+    writeln!(
+        out,
         "\ndecoding: {:.1} ms a token; GPU alone {:.1} ({:.2} times as long, paper {:.2}); the same partitions \
          joined by clFinish {:.1} ({:.2}, paper {:.2})",
         d.split,
@@ -237,5 +248,6 @@ fn print(report: &Report) {
         d.slow_sync,
         d.slow_sync / d.split,
         PUBLISHED_DECODE[1],
-    );
+    )?;
+    Ok(())
 }
