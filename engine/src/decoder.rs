@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
-use crate::rope::RopeTable;
+use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
@@ -70,7 +70,7 @@ pub(crate) struct Decoder {
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
-    pub rope: RopeTable,
+    pub rope: Ropes,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -257,7 +257,7 @@ impl Decoder {
             config: c,
             weights: layer,
             number,
-            rope: &self.rope,
+            rope: self.rope.of(number),
         };
         attention.run(on, spans, n, s);
         let (normed, attended) = (&s.normed[..width], &s.attended);

@@ -20,7 +20,7 @@ use crate::options::{Options, Sparsity};
 use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
-use crate::rope::RopeTable;
+use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
@@ -496,7 +496,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     Ok(Decoder {
         embedding,
         on,
-        rope: RopeTable::new(&c.rope, rows, options.context),
+        rope: Ropes::new(&c, rows, options.context),
         scratch: Scratch::new(
             &c,
             ScratchRoom {

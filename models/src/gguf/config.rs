@@ -1,8 +1,8 @@
 //! GGUF metadata → [`ModelConfig`].
 
 use super::arch::{Arch, Experts, GPT_OSS, Windows};
-use super::form::{self, Shape, Style, style_of};
-use super::rope::rope;
+use super::form::{self, PATTERN, Shape, Style, style_of};
+use super::rope::{local_rope, rope};
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
@@ -26,6 +26,7 @@ fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
         "gpt-oss" => "gpt_oss",
+        "gemma3" => "gemma3_text",
         name => name,
     }
 }
@@ -76,6 +77,11 @@ pub(super) fn model_config(
         two_norms: facts.two_norms,
         windowed: window.size > 0,
     };
+    let rope = rope(metadata, arch, style, head_dim)?;
+    let mut form = form::form(metadata, arch.name, shape)?;
+    if style.local_rope && window.size > 0 {
+        form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
+    }
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     Ok(ModelConfig {
         family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
@@ -96,7 +102,7 @@ pub(super) fn model_config(
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: metadata.need_f32(&key(style.eps))?,
-        rope: rope(metadata, arch, style, head_dim)?,
+        rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
@@ -112,7 +118,7 @@ pub(super) fn model_config(
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: arch.qk_norm_whole,
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
-        form: form::form(metadata, arch.name, shape)?,
+        form,
     })
 }
 
@@ -313,6 +319,15 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
+/// Every how many layers one has no window.
+fn pattern(metadata: &Metadata, arch: &Arch, usual: u32) -> Result<u32, Error> {
+    let key = format!("{}.{PATTERN}", arch.name);
+    match metadata.u32(&key)? {
+        Some(0) => Err(metadata.bad(&key, "1 and more")),
+        pattern => Ok(pattern.unwrap_or(usual)),
+    }
+}
+
 /// The sliding window of a file and its layers.
 #[derive(Clone, Copy)]
 struct Window {
@@ -331,7 +346,10 @@ impl Window {
             }
             size => Ok(Self {
                 size: size.unwrap_or(0),
-                layers: arch.windows,
+                layers: match arch.windows {
+                    Windows::Pattern(usual) => Windows::Pattern(pattern(metadata, arch, usual)?),
+                    layers => layers,
+                },
             }),
         }
     }
@@ -341,6 +359,7 @@ impl Window {
         match self.layers {
             Windows::AllButFourth if layer.is_multiple_of(4) => 0,
             Windows::Alternate if !layer.is_multiple_of(2) => 0,
+            Windows::Pattern(pattern) if (layer + 1).is_multiple_of(pattern) => 0,
             _ => self.size,
         }
     }

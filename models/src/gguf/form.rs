@@ -17,6 +17,8 @@ pub(super) struct Style {
     pub(super) ungated: bool,
     /// A part of each head may be rotated.
     pub(super) partial: bool,
+    /// Layers with a window have a rotary embedding of their own.
+    pub(super) local_rope: bool,
     /// Its norms are LayerNorms with biases.
     layer_norm: bool,
     /// Keys that are read for it, after the architecture.
@@ -29,6 +31,7 @@ const PLAIN: Style = Style {
     act: Activation::Silu,
     ungated: false,
     partial: false,
+    local_rope: false,
     layer_norm: false,
     reads: &[],
 };
@@ -44,7 +47,12 @@ const UNGATED: Style = Style {
 /// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
 pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
-const STYLES: [Style; 8] = [
+/// Every how many layers one has no window.
+pub(super) const PATTERN: &str = "attention.sliding_window_pattern";
+/// Base of the rotary frequencies in layers with a window.
+pub(super) const LOCAL_BASE: &str = "rope.freq_base_swa";
+
+const STYLES: [Style; 9] = [
     Style {
         name: GPT_OSS,
         act: Activation::ClampedSwiglu {
@@ -93,6 +101,13 @@ const STYLES: [Style; 8] = [
         name: "gemma2",
         act: Activation::GeluTanh,
         reads: &["attn_logit_softcapping", "final_logit_softcapping"],
+        ..PLAIN
+    },
+    Style {
+        name: "gemma3",
+        act: Activation::GeluTanh,
+        local_rope: true,
+        reads: &[PATTERN, LOCAL_BASE],
         ..PLAIN
     },
 ];
@@ -180,17 +195,18 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         "gemma2" => Form {
             attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
             logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
-            ..gemma2(shape, plain)
+            ..gemma(shape, 46, plain)
         },
+        "gemma3" => gemma(shape, 62, plain),
         _ => plain,
     })
 }
 
-/// Gemma 2 without its caps. The 27B, of 46 layers, has another scale of scores.
-fn gemma2(shape: Shape, plain: Form) -> Form {
-    let width = match shape.layers {
-        46 => shape.d_model / shape.heads.max(1),
-        _ => shape.head_dim,
+/// Gemma 2 and 3 without caps. The largest one, of `most` layers, has another scale of scores.
+fn gemma(shape: Shape, most: u32, plain: Form) -> Form {
+    let width = match shape.layers == most {
+        true => shape.d_model / shape.heads.max(1),
+        false => shape.head_dim,
     };
     Form {
         post_norm: true,

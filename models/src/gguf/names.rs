@@ -68,6 +68,7 @@ const STACKED: &[(Stack, &str)] = &[
 pub(super) const PLAIN: NameTable = NameTable {
     layer_prefix: "blk.",
     globals: OUTSIDE,
+    numbered: &[],
     layers: &[
         ATTENTION,
         NORMS,

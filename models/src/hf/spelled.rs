@@ -61,6 +61,7 @@ const NO_EXPERTS: ExpertNames = ExpertNames {
 const PLAIN: NameTable = NameTable {
     layer_prefix: "model.layers.",
     globals: OUTSIDE,
+    numbered: &[],
     layers: &[
         ATTENTION,
         NORMS,
@@ -200,6 +201,50 @@ const GEMMA2: NameTable = NameTable {
     ..PLAIN
 };
 
+const GEMMA3N: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.embed_tokens.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.norm.weight"),
+        (Role::LayerInputs, "model.embed_tokens_per_layer.weight"),
+        (
+            Role::LayerInputsProj,
+            "model.per_layer_model_projection.weight",
+        ),
+        (
+            Role::LayerInputsNorm,
+            "model.per_layer_projection_norm.weight",
+        ),
+    ],
+    numbered: &[
+        (Role::StreamIn, "model.altup_projections."),
+        (Role::StreamOut, "model.altup_unembed_projections."),
+    ],
+    layers: &[
+        ATTENTION,
+        FFN,
+        &[
+            (Role::AttnNorm, "input_layernorm.weight"),
+            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+            (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
+            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
+            (Role::StreamRouterNorm, "altup.router_norm.weight"),
+            (Role::StreamRouter, "altup.modality_router.weight"),
+            (Role::StreamPredict, "altup.prediction_coefs.weight"),
+            (Role::StreamCorrect, "altup.correction_coefs.weight"),
+            (Role::StreamScale, "altup.correct_output_scale"),
+            (Role::LaurelLeft, "laurel.linear_left.weight"),
+            (Role::LaurelRight, "laurel.linear_right.weight"),
+            (Role::LaurelNorm, "laurel.post_laurel_norm.weight"),
+            (Role::InputGate, "per_layer_input_gate.weight"),
+            (Role::InputProj, "per_layer_projection.weight"),
+            (Role::InputNorm, "post_per_layer_input_norm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
 const PHI3: NameTable = NameTable {
     layers: &[&[
         (Role::AttnNorm, "input_layernorm.weight"),
@@ -281,6 +326,7 @@ const FALCON: NameTable = NameTable {
         (Role::FinalNorm, "transformer.ln_f.weight"),
         (Role::FinalNormBias, "transformer.ln_f.bias"),
     ],
+    numbered: &[],
     layers: &[
         NORMS,
         &[
@@ -310,7 +356,8 @@ pub(super) fn names_of(family: &str) -> &'static NameTable {
         "opt" => &OPT,
         "nemotron" => &NEMOTRON,
         "falcon" => &FALCON,
-        "gemma2" => &GEMMA2,
+        "gemma2" | "gemma3_text" => &GEMMA2,
+        "gemma3n_text" => &GEMMA3N,
         _ => &PLAIN,
     }
 }
