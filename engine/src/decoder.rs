@@ -18,6 +18,7 @@ use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
+use crate::streams::StreamState;
 use crate::trace;
 use crate::weights::{LayerWeights, Weights};
 
@@ -44,6 +45,8 @@ pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
 pub(crate) struct Pass {
     /// Residual stream, `[rows × d_model]`.
     pub x: Vec<f32>,
+    /// What else a row consists of: other streams and the inputs of all layers, `[rows × beside]`.
+    pub beside: Vec<f32>,
     pub rows: usize,
     /// Number of completed layers; `None` before the embedding.
     pub layers: Option<usize>,
@@ -67,6 +70,9 @@ pub(crate) struct Decoder {
     pub weights: Weights,
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
+    /// The inputs by layer, and the residual streams' buffers.
+    pub inputs: Option<Embedding>,
+    pub streams: Option<StreamState>,
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
@@ -84,10 +90,11 @@ pub(crate) struct Times {
 }
 
 impl Pass {
-    /// For up to `rows` rows of `d` elements.
-    pub fn new(rows: usize, d: usize) -> Self {
+    /// For up to `rows` rows of `d` elements, and `beside` beside each.
+    pub fn new(rows: usize, d: usize, beside: usize) -> Self {
         Self {
             x: vec![0.0; rows * d],
+            beside: vec![0.0; rows * beside],
             rows: 0,
             layers: None,
         }
@@ -144,7 +151,10 @@ impl Decoder {
             None => {
                 match hooks.residual {
                     Some(x) => pass.x[..x.len()].copy_from_slice(x),
-                    None => self.embed(pass, spans)?,
+                    None => {
+                        self.embed(pass, spans)?;
+                        self.begin_streams(pass, spans)?;
+                    }
                 }
                 pass.layers = Some(0);
                 0
@@ -158,10 +168,29 @@ impl Decoder {
                 return Ok(false);
             }
         }
+        if let (Some(streams), Some(weights)) = (&mut self.streams, &self.weights.streams) {
+            streams.merge(&self.on, weights, pass, &mut self.scratch);
+        }
         for span in spans {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// Makes the other streams, and reads the inputs of all layers.
+    fn begin_streams(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
+        let (Some(streams), Some(weights), Some(inputs)) =
+            (&mut self.streams, &self.weights.streams, &mut self.inputs)
+        else {
+            return Ok(());
+        };
+        let known = self.config.form.streams.map_or(0, |s| s.per_layer_vocab);
+        let tokens = spans.iter().flat_map(|span| span.tokens);
+        let tokens = tokens.map(|&token| if token < known { token } else { 0 });
+        let rows = streams.table_rows(pass.rows);
+        inputs.rows(self.on.cpu, &mut self.ffn.store, tokens, rows)?;
+        streams.begin(&self.on, weights, pass, &mut self.scratch);
+        Ok(())
     }
 
     /// Looks up the embedding rows into the residual stream.
@@ -209,9 +238,17 @@ impl Decoder {
     ) -> Result<(), Error> {
         let mut last = Instant::now();
         self.route_early(number, pass)?;
+        let of_layer = self.weights.layers[number].streams.as_ref();
+        if let (Some(streams), Some(weights)) = (&mut self.streams, of_layer) {
+            streams.predict(&self.on, weights, pass, &mut self.scratch);
+        }
         self.attend(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
+        let of_layer = self.weights.layers[number].streams.as_ref();
+        if let (Some(streams), Some(weights), Ok(())) = (&mut self.streams, of_layer, &fed) {
+            streams.correct(&self.on, weights, number, pass, &mut self.scratch);
+        }
         lap(&mut self.times.ffn, &mut last);
         fed
     }
@@ -266,6 +303,9 @@ impl Decoder {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
             add_output(on.cpu, post, scale, out, &mut pass.x);
+            if let (Some(streams), Some(weights)) = (&mut self.streams, &layer.streams) {
+                streams.add_laurel(on, weights, pass, s);
+            }
             let before = layer.ffn_norm.as_ref();
             rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
         } else {

@@ -29,6 +29,7 @@ use crate::store::LayerResidency;
 use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup};
+use crate::streams::{self, StreamState};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
@@ -98,7 +99,7 @@ impl Engine {
         let rows = parts.options.chunk.max(parts.options.batch);
         let kv = KvShape::new(parts.options.kv, &c, parts.options.context);
         let pages = kv.pages(parts.options.context) * parts.options.batch;
-        let pass = Pass::new(rows, c.d_model as usize);
+        let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
         let pool = KvPool::new(kv, pages)?;
         let (text, choice) = (parts.text.clone(), parts.choice.clone());
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
@@ -202,6 +203,11 @@ impl Engine {
     ) -> Result<(), Error> {
         if self.config().mixture.is_some() {
             return Err(Error::Experts);
+        }
+        if self.config().form.streams.is_some() {
+            return Err(Error::GateTop {
+                what: "starting from one residual stream",
+            });
         }
         let tokens = vec![0; residual.len() / self.config().d_model as usize];
         let tokens = tokens.as_slice();
@@ -333,15 +339,21 @@ impl Engine {
             .planner
             .divide_again(&self.division, bytes, self.division.batch)?;
         let hold = division.memory.embedding;
-        let Decoder { embedding, ffn, .. } = &mut self.decoder;
+        let Decoder {
+            embedding,
+            inputs,
+            ffn,
+            ..
+        } = &mut self.decoder;
+        let mut tables = [embedding, inputs];
         // Free first, then allocate.
-        if let Some(embedding) = embedding.as_mut().filter(|_| !hold) {
-            embedding.hold(&ffn.store.layout().container, false)?;
+        for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
+            table.hold(&ffn.store.layout().container, hold && table.is_held())?;
         }
         ffn.store.set_plan(&division.memory)?;
         self.division = division;
-        if let Some(embedding) = embedding {
-            embedding.hold(&ffn.store.layout().container, hold)?;
+        for table in tables.into_iter().flatten() {
+            table.hold(&ffn.store.layout().container, hold)?;
         }
         Ok(())
     }
@@ -466,6 +478,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         room => Arc::new(Trace::new(options.threads, room)).into(),
     };
     let mut embedding = Embedding::open(&layout, &c)?;
+    let mut inputs = Embedding::of_layers(&layout, &c)?;
     let weights = Weights::load(&layout.container, &c)?;
     let cores = compute_cores(options.threads, options.io_core);
     let on = Compute::new(options.threads, cores.as_deref());
@@ -490,11 +503,13 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
-    if let Some(embedding) = &mut embedding {
-        embedding.hold(&store.layout().container, division.memory.embedding)?;
+    for table in [&mut embedding, &mut inputs].into_iter().flatten() {
+        table.hold(&store.layout().container, division.memory.embedding)?;
     }
     Ok(Decoder {
         embedding,
+        inputs,
+        streams: StreamState::new(&c, rows),
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch: Scratch::new(
@@ -506,7 +521,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
                 threads: options.threads,
             },
         ),
-        ffn: Ffn::new(shape, store, predictors, room),
+        ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),

@@ -46,6 +46,7 @@ mod scratch;
 mod sequence;
 mod sparsity;
 mod store;
+mod streams;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;

@@ -59,6 +59,8 @@ pub struct Needs {
     pub stream_most: u32,
     /// Whether resident Gate rows help: `exact` on a sparse activation, and `predicted`.
     pub gates_help: bool,
+    /// Whether nothing runs without them.
+    pub gates_must: bool,
     /// Whether predictors determine the active set, so that not every Gate row is needed.
     pub predicts: bool,
 }
@@ -231,7 +233,9 @@ impl Needs {
             0
         };
         let beside_gates = self.with_gates();
-        let least = if self.gates_help {
+        let least = if self.gates_must {
+            beside_gates
+        } else if self.gates_help {
             streaming.min(beside_gates)
         } else {
             streaming
@@ -421,6 +425,7 @@ mod tests {
             stream_len: 128 * 1024,
             stream_most: 0,
             gates_help: true,
+            gates_must: false,
             predicts: false,
         }
     }

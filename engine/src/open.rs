@@ -5,6 +5,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
+use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
@@ -39,6 +40,11 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
+        if c.form.has_gate_top() && options.ablation == Ablation::Mmap {
+            return Err(Error::GateTop {
+                what: "--policy mmap",
+            });
+        }
         let format = NeuronFormat::of(&container, text.meta())?;
         let stored = match options.sparsity {
             Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
@@ -55,7 +61,8 @@ impl Parts {
             None => choice.sparsity == Sparsity::Dense,
         };
         let naming = match &stored {
-            _ if dense => Naming::All,
+            // A cutoff of gates comes from all of them, whether all are used or not.
+            _ if dense && !c.form.has_gate_top() => Naming::All,
             Some(stored) if stored.predicts() => Naming::Predictor,
             _ => Naming::Gates,
         };

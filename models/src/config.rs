@@ -534,15 +534,11 @@ impl ModelConfig {
     /// Streams out of range.
     fn bad_streams(&self) -> Option<BadField> {
         let streams = self.form.streams?;
+        let widest = self.d_model.min(MAX_WIDTH / self.layers);
         let bounded = [
-            ("streams", streams.count, 2, 64),
-            ("laurel", streams.laurel, 1, MAX_WIDTH),
-            (
-                "inputs by layer",
-                streams.per_layer,
-                1,
-                MAX_WIDTH / self.layers,
-            ),
+            ("streams", streams.count, 2, 8),
+            ("laurel", streams.laurel, 1, self.d_model),
+            ("inputs by layer", streams.per_layer, 1, widest),
             (
                 "rows of inputs by layer",
                 streams.per_layer_vocab,

@@ -268,6 +268,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),
     ("gemma3", "gemma3"),
+    ("gemma3n", "gemma3"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside

@@ -36,8 +36,10 @@ mod stored;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod top;
 mod units;
 
+pub(crate) use activation::activate;
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

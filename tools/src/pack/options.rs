@@ -91,8 +91,15 @@ impl PackOptions {
     /// The format of the tensors of a role.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head | Role::Positions => self.embedding,
+            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,
+            Role::StreamIn
+            | Role::StreamOut
+            | Role::LayerInputsProj
+            | Role::LaurelLeft
+            | Role::LaurelRight
+            | Role::InputGate
+            | Role::InputProj => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
             _ => DType::F32,
