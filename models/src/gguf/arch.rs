@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::streams::GEMMA3N;
 use super::value::Metadata;
 use crate::error::Error;
 
@@ -62,7 +63,7 @@ const PLAIN: Arch = Arch {
     windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 19] = [
+const ARCHS: [Arch; 20] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -169,6 +170,12 @@ const ARCHS: [Arch; 19] = [
         windows: Windows::Pattern(6),
         ..PLAIN
     },
+    Arch {
+        name: GEMMA3N,
+        qk_norm: true,
+        windows: Windows::Pattern(5),
+        ..PLAIN
+    },
 ];
 
 impl Arch {
@@ -202,6 +209,7 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
         "qwen3_moe" => "qwen3moe",
         "gpt_oss" => GPT_OSS,
         "gemma3_text" => "gemma3",
+        "gemma3n_text" => GEMMA3N,
         other => other,
     };
     ARCHS.iter().find(|arch| arch.name == name)

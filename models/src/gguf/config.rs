@@ -3,6 +3,7 @@
 use super::arch::{Arch, Experts, GPT_OSS, Windows};
 use super::form::{self, PATTERN, Shape, Style, style_of};
 use super::rope::{local_rope, rope};
+use super::streams;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
@@ -27,6 +28,7 @@ fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
         "qwen3moe" => "qwen3_moe",
         "gpt-oss" => "gpt_oss",
         "gemma3" => "gemma3_text",
+        "gemma3n" => "gemma3n_text",
         name => name,
     }
 }
@@ -42,6 +44,8 @@ pub(super) struct Facts {
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
     pub(super) has_head: bool,
+    /// Sizes of the residual streams.
+    pub(super) streams: streams::Sizes,
 }
 
 /// Translates the metadata. `name` applies if the file does not name the model. The caller handles
@@ -76,6 +80,7 @@ pub(super) fn model_config(
         ffn_bias: facts.has_ffn_bias,
         two_norms: facts.two_norms,
         windowed: window.size > 0,
+        streams: facts.streams,
     };
     let rope = rope(metadata, arch, style, head_dim)?;
     let mut form = form::form(metadata, arch.name, shape)?;

@@ -1,6 +1,7 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
 use super::arch::GPT_OSS;
+use super::streams::{self, ACTIVE, GEMMA3N, PER_LAYER, SHARED_KV, STREAMS, TOP};
 use super::value::Metadata;
 use crate::config::{Activation, Form, Parallel, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
@@ -52,7 +53,7 @@ pub(super) const PATTERN: &str = "attention.sliding_window_pattern";
 /// Base of the rotary frequencies in layers with a window.
 pub(super) const LOCAL_BASE: &str = "rope.freq_base_swa";
 
-const STYLES: [Style; 9] = [
+const STYLES: [Style; 10] = [
     Style {
         name: GPT_OSS,
         act: Activation::ClampedSwiglu {
@@ -110,6 +111,15 @@ const STYLES: [Style; 9] = [
         reads: &[PATTERN, LOCAL_BASE],
         ..PLAIN
     },
+    Style {
+        name: GEMMA3N,
+        act: Activation::GeluTanh,
+        local_rope: true,
+        reads: &[
+            PATTERN, LOCAL_BASE, STREAMS, ACTIVE, PER_LAYER, SHARED_KV, TOP,
+        ],
+        ..PLAIN
+    },
 ];
 
 /// What `arch` departs in.
@@ -131,6 +141,8 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
+    /// Of the residual streams.
+    pub(super) streams: streams::Sizes,
 }
 
 /// The form of a file of architecture `arch`.
@@ -198,6 +210,10 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
             ..gemma(shape, 46, plain)
         },
         "gemma3" => gemma(shape, 62, plain),
+        GEMMA3N => {
+            let plain = gemma(shape, 0, plain);
+            streams::form(metadata, shape.layers, shape.streams, plain)?
+        }
         _ => plain,
     })
 }

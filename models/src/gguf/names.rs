@@ -1,6 +1,7 @@
 //! Names of tensors.
 
 use super::arch::GPT_OSS;
+use super::streams::GEMMA3N;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
@@ -157,10 +158,44 @@ const PHI3: NameTable = NameTable {
     ..PLAIN
 };
 
+const GEMMA3N_NAMES: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "output_norm.weight"),
+        (Role::LayerInputs, "per_layer_token_embd.weight"),
+        (Role::LayerInputsProj, "per_layer_model_proj.weight"),
+        (Role::LayerInputsNorm, "per_layer_proj_norm.weight"),
+    ],
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::AttnPostNorm, "post_attention_norm.weight"),
+            (Role::FfnPostNorm, "post_ffw_norm.weight"),
+            (Role::StreamRouterNorm, "altup_router_norm.weight"),
+            (Role::StreamRouter, "altup_router.weight"),
+            (Role::StreamPredict, "altup_predict_coef.weight"),
+            (Role::StreamCorrect, "altup_correct_coef.weight"),
+            (Role::StreamScale, "altup_correct_scale.weight"),
+            (Role::LaurelLeft, "laurel_l.weight"),
+            (Role::LaurelRight, "laurel_r.weight"),
+            (Role::LaurelNorm, "laurel_post_norm.weight"),
+            (Role::InputGate, "inp_gate.weight"),
+            (Role::InputProj, "proj.weight"),
+            (Role::InputNorm, "post_norm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
 /// The names of an architecture's tensors.
 pub(super) fn names_of(arch: &str, two_norms: bool) -> &'static NameTable {
     match arch {
         GPT_OSS => &GPT_OSS_NAMES,
+        GEMMA3N => &GEMMA3N_NAMES,
         "phi3" => &PHI3,
         "falcon" if two_norms => &FALCON_TWO_NORMS,
         "falcon" => &FALCON,

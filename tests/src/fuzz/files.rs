@@ -19,6 +19,7 @@ pub(super) fn gguf() -> Target {
         "falcon_new/model.gguf",
         "granite/model.gguf",
         "gemma3_layers/model.gguf",
+        "gemma3n/model.gguf",
     ];
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
@@ -60,6 +61,8 @@ pub(super) fn config() -> Target {
         "gemma3",
         "gemma3_layers",
         "gemma3_whole",
+        "gemma3n",
+        "gemma3n_whole",
     ]
     .map(|model| folder(model, "config.json", Form::JSON));
     let seeds = targets.iter().flat_map(|target| target.seeds.clone());
