@@ -131,6 +131,12 @@ impl NameTable {
         Some(one(role, expert))
     }
 
+    /// The tensor of several matrices that holds those of `role`, if there is one.
+    pub(crate) fn fused_with(&self, role: Role) -> Option<Fused> {
+        let mut fused = self.fused.iter();
+        fused.find(|entry| entry.0.holds(role)).map(|entry| entry.0)
+    }
+
     /// The format's name of `id`, a tensor of a model of this configuration, or the canonical name
     /// if it has none.
     pub(crate) fn spell(&self, id: TensorId, config: &ModelConfig) -> String {
