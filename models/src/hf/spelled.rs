@@ -1,5 +1,6 @@
 //! Tensor names of every family.
 
+use crate::config::{ModelConfig, Parallel};
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 const OUTSIDE: Spellings = &[
@@ -300,7 +301,6 @@ const OPT: NameTable = NameTable {
         (Role::FinalNormBias, "model.decoder.final_layer_norm.bias"),
     ],
     layers: &[
-        ATTENTION,
         &[
             (Role::AttnNorm, "self_attn_layer_norm.weight"),
             (Role::AttnNormBias, "self_attn_layer_norm.bias"),
@@ -313,6 +313,7 @@ const OPT: NameTable = NameTable {
             (Role::Down, "fc2.weight"),
             (Role::DownBias, "fc2.bias"),
         ],
+        ATTENTION,
     ],
     experts: NO_EXPERTS,
     ..PLAIN
@@ -342,6 +343,28 @@ const FALCON: NameTable = NameTable {
     experts: NO_EXPERTS,
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
 };
+
+/// Falcon 40B as it is written: the names of its norms come first.
+const FALCON_TWO_NORMS: NameTable = NameTable {
+    layers: &[
+        &[
+            (Role::AttnNorm, "ln_attn.weight"),
+            (Role::AttnNormBias, "ln_attn.bias"),
+            (Role::FfnNorm, "ln_mlp.weight"),
+            (Role::FfnNormBias, "ln_mlp.bias"),
+        ],
+        FALCON.layers[1],
+    ],
+    ..FALCON
+};
+
+/// The names under which a model's tensors are written.
+pub(super) fn names_to_write(config: &ModelConfig) -> &'static NameTable {
+    match config.form.parallel {
+        Parallel::TwoNorms => &FALCON_TWO_NORMS,
+        _ => names_of(&config.family),
+    }
+}
 
 /// The names of a family's tensors.
 pub(super) fn names_of(family: &str) -> &'static NameTable {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use self::keys::config_json;
 use super::form::is_less_one;
-use super::spelled::names_of;
+use super::spelled::names_to_write;
 use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
@@ -243,7 +243,7 @@ impl Weights {
                     format!("tensor {id} of {rows} x {cols} is too large"),
                 )
             })?;
-            let names = names_of(&config.family);
+            let names = names_to_write(config);
             let fused = names.fused_with(id.role);
             let entry = header.entry(names.spell(id, config)).or_insert_with(|| {
                 let mut shape = shape_of(id, rows, cols);

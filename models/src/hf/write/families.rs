@@ -3,12 +3,26 @@
 use serde_json::{Value, json};
 
 use super::keys::scaling_json;
-use crate::config::{Form, ModelConfig, Parallel};
+use crate::config::{Form, ModelConfig, Parallel, RopeScaling};
 
 /// Adds to `config`, or takes away, what the family's reader (`hf/form.rs`) looks for. Whatever they
 /// cannot express shows when the keys are read back.
 pub(super) fn add(c: &ModelConfig, config: &mut Value) {
     let form = &c.form;
+    if matches!(c.family.as_str(), "phi3" | "smollm3") {
+        // transformers' own may lie past the vocabulary
+        config["pad_token_id"] = Value::Null;
+    }
+    if let (
+        "phi3",
+        RopeScaling::Long {
+            original_context, ..
+        },
+    ) = (&*c.family, &c.rope.scaling)
+    {
+        // beside the object; transformers takes 4096 else
+        config["original_max_position_embeddings"] = json!(original_context);
+    }
     match c.family.as_str() {
         "llama" if form.ffn_bias => config["mlp_bias"] = json!(true),
         "olmo2" => config["attention_bias"] = json!(c.o_bias),
@@ -112,7 +126,11 @@ fn gemma(c: &ModelConfig, config: &mut Value) {
         && c.family != "gemma3n_text"
     {
         let scalar = near((1.0 / (scale * scale)).round(), |x| 1.0 / x.sqrt() == scale);
-        config["query_pre_attn_scalar"] = json!(scalar);
+        // transformers takes integers alone
+        config["query_pre_attn_scalar"] = match scalar.fract() == 0.0 {
+            true => json!(scalar as u64),
+            false => json!(scalar),
+        };
     }
     if c.family == "gemma2" {
         config["attn_logit_softcapping"] = json!(form.attention_cap);
