@@ -14,11 +14,12 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
+use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
-use crate::streams::StreamState;
+use crate::streams::ResidualStreams;
 use crate::trace;
 use crate::weights::{LayerWeights, Weights};
 
@@ -40,18 +41,6 @@ pub struct AttentionSeen<'a> {
 /// Called for every attention, before its output is added to the residual stream.
 pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
 
-/// The rows of a pass and its progress.
-#[derive(Debug, Default)]
-pub(crate) struct Pass {
-    /// Residual stream, `[rows × d_model]`.
-    pub x: Vec<f32>,
-    /// What else a row consists of: other streams and the inputs of all layers, `[rows × beside]`.
-    pub beside: Vec<f32>,
-    pub rows: usize,
-    /// Number of completed layers; `None` before the embedding.
-    pub layers: Option<usize>,
-}
-
 /// Callbacks of a pass.
 #[derive(Default)]
 pub(crate) struct Hooks<'a, 'b> {
@@ -72,7 +61,7 @@ pub(crate) struct Decoder {
     pub embedding: Option<Embedding>,
     /// The inputs by layer, and the residual streams' buffers.
     pub inputs: Option<Embedding>,
-    pub streams: Option<StreamState>,
+    pub streams: Option<ResidualStreams>,
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
@@ -89,28 +78,17 @@ pub(crate) struct Times {
     pub head: Duration,
 }
 
-impl Pass {
-    /// For up to `rows` rows of `d` elements, and `beside` beside each.
-    pub fn new(rows: usize, d: usize, beside: usize) -> Self {
-        Self {
-            x: vec![0.0; rows * d],
-            beside: vec![0.0; rows * beside],
-            rows: 0,
-            layers: None,
-        }
-    }
-
-    /// Starts a new pass.
-    pub fn begin(&mut self, rows: usize) {
-        (self.rows, self.layers) = (rows, None);
-    }
-}
-
 impl Decoder {
     /// Row `row` of the last computed logits, `[vocab]`.
     pub fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.config.vocab as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
+    }
+
+    /// Bytes of resident weights read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let streams = self.streams.as_ref();
+        self.weights.bytes_per_token() + streams.map_or(0, ResidualStreams::bytes_per_token)
     }
 
     /// Most rows of logits per call.
@@ -168,8 +146,8 @@ impl Decoder {
                 return Ok(false);
             }
         }
-        if let (Some(streams), Some(weights)) = (&mut self.streams, &self.weights.streams) {
-            streams.merge(&self.on, weights, pass, &mut self.scratch);
+        if let Some(streams) = &mut self.streams {
+            streams.merge(&self.on, pass, &mut self.scratch);
         }
         for span in spans {
             span.sequence.advance(span.tokens);
@@ -179,9 +157,7 @@ impl Decoder {
 
     /// Makes the other streams, and reads the inputs of all layers.
     fn begin_streams(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
-        let (Some(streams), Some(weights), Some(inputs)) =
-            (&mut self.streams, &self.weights.streams, &mut self.inputs)
-        else {
+        let (Some(streams), Some(inputs)) = (&mut self.streams, &mut self.inputs) else {
             return Ok(());
         };
         let known = self.config.form.streams.map_or(0, |s| s.per_layer_vocab);
@@ -189,7 +165,7 @@ impl Decoder {
         let tokens = tokens.map(|&token| if token < known { token } else { 0 });
         let rows = streams.table_rows(pass.rows);
         inputs.rows(self.on.cpu, &mut self.ffn.store, tokens, rows)?;
-        streams.begin(&self.on, weights, pass, &mut self.scratch);
+        streams.begin(&self.on, pass, &mut self.scratch);
         Ok(())
     }
 
@@ -238,16 +214,14 @@ impl Decoder {
     ) -> Result<(), Error> {
         let mut last = Instant::now();
         self.route_early(number, pass)?;
-        let of_layer = self.weights.layers[number].streams.as_ref();
-        if let (Some(streams), Some(weights)) = (&mut self.streams, of_layer) {
-            streams.predict(&self.on, weights, pass, &mut self.scratch);
+        if let Some(streams) = &mut self.streams {
+            streams.predict(&self.on, number, pass, &mut self.scratch);
         }
         self.attend(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
-        let of_layer = self.weights.layers[number].streams.as_ref();
-        if let (Some(streams), Some(weights), Ok(())) = (&mut self.streams, of_layer, &fed) {
-            streams.correct(&self.on, weights, number, pass, &mut self.scratch);
+        if let (Some(streams), Ok(())) = (&mut self.streams, &fed) {
+            streams.correct(&self.on, number, pass, &mut self.scratch);
         }
         lap(&mut self.times.ffn, &mut last);
         fed
@@ -303,8 +277,8 @@ impl Decoder {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
             add_output(on.cpu, post, scale, out, &mut pass.x);
-            if let (Some(streams), Some(weights)) = (&mut self.streams, &layer.streams) {
-                streams.add_laurel(on, weights, pass, s);
+            if let Some(streams) = &mut self.streams {
+                streams.add_laurel(on, number, pass, s);
             }
             let before = layer.ffn_norm.as_ref();
             rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);

@@ -8,7 +8,8 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Pass, Times};
+use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Times};
+use crate::device::Verdict;
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::Ffn;
@@ -17,6 +18,7 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
+use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
@@ -28,8 +30,8 @@ use crate::sparsity::Choice;
 use crate::store::LayerResidency;
 use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
-use crate::store::{NeuronStore, StoreSetup};
-use crate::streams::{self, StreamState};
+use crate::store::{NeuronStore, StoreSetup, TierSetup};
+use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
@@ -56,6 +58,8 @@ pub struct Engine {
     choice: Choice,
     /// Recall of the predictors in use, on the text they were evaluated on.
     recall: Option<f64>,
+    /// How the device compares with the CPU, if there is one.
+    pub(crate) verdict: Option<Verdict>,
 }
 
 impl Engine {
@@ -101,7 +105,11 @@ impl Engine {
         let pages = kv.pages(parts.options.context) * parts.options.batch;
         let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
         let pool = KvPool::new(kv, pages)?;
-        let (text, choice) = (parts.text.clone(), parts.choice.clone());
+        let (text, choice, verdict) = (
+            parts.text.clone(),
+            parts.choice.clone(),
+            parts.device.as_ref().map(|device| device.1),
+        );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         Ok(Self {
             decoder: build(parts, c, &division)?,
@@ -113,6 +121,7 @@ impl Engine {
             division,
             choice,
             recall,
+            verdict,
         })
     }
 
@@ -459,6 +468,24 @@ impl Engine {
     }
 }
 
+/// A trace of the options' size, if any.
+fn tracer(options: &Options) -> Tracer {
+    match options.trace {
+        0 => Tracer::default(),
+        room => Arc::new(Trace::new(options.threads, room)).into(),
+    }
+}
+
+/// Sizes of the buffers of passes of `rows` rows.
+fn scratch_room(options: &Options, rows: usize) -> ScratchRoom {
+    ScratchRoom {
+        rows,
+        batch: options.batch,
+        context: options.context,
+        threads: options.threads,
+    }
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let room = (parts.opened()).room(division.chunk, parts.options.threads);
@@ -471,15 +498,14 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         planner,
         known,
+        device,
         ..
     } = parts;
-    let tracer = match options.trace {
-        0 => Tracer::default(),
-        room => Arc::new(Trace::new(options.threads, room)).into(),
-    };
+    let tracer = tracer(&options);
     let mut embedding = Embedding::open(&layout, &c)?;
     let mut inputs = Embedding::of_layers(&layout, &c)?;
     let weights = Weights::load(&layout.container, &c)?;
+    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let cores = compute_cores(options.threads, options.io_core);
     let on = Compute::new(options.threads, cores.as_deref());
     if let Some(trace) = tracer.trace().cloned() {
@@ -490,10 +516,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         .map(|s| s.load(&layout.container, &c, rows))
         .transpose()?;
     thread_buffer::reserve(thread_floats(&c, rows));
+    let tier = device.map(|(device, verdict)| TierSetup {
+        device,
+        clusters: division.needs.device_clusters,
+        room: room.of_device(c.d_model as usize),
+        same_bits: verdict.same_bits,
+    });
     let store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
+        tier,
         layout,
         source,
         memory: &division.memory,
@@ -509,18 +542,10 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     Ok(Decoder {
         embedding,
         inputs,
-        streams: StreamState::new(&c, rows),
+        streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
-        scratch: Scratch::new(
-            &c,
-            ScratchRoom {
-                rows,
-                batch: options.batch,
-                context: options.context,
-                threads: options.threads,
-            },
-        ),
+        scratch: Scratch::new(&c, scratch_room(&options, rows)),
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use emberflow_models::config::Activation;
 
+use crate::device::DeviceError;
 use crate::sampler::BadSampling;
 
 /// Errors of opening a model and of generation.
@@ -47,6 +48,16 @@ pub enum Error {
          profile and trace count their routes"
     )]
     Experts,
+    /// A device failed, or cannot compute this model.
+    #[error("{source}; --device none does without it")]
+    Device {
+        /// What failed.
+        #[from]
+        source: DeviceError,
+    },
+    /// A device cannot be used with these options.
+    #[error("a device computes neurons of {0}; --device none does without it")]
+    DeviceUse(&'static str),
     /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
     Predictor {

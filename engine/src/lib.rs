@@ -21,6 +21,7 @@ pub mod bundle;
 pub mod constraint;
 mod counters;
 mod decoder;
+pub mod device;
 mod embedding;
 mod engine;
 mod error;
@@ -35,6 +36,7 @@ mod norm;
 mod observe;
 mod open;
 mod options;
+mod pass;
 pub mod planner;
 mod room;
 mod rope;
@@ -62,7 +64,7 @@ pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{Details, Judge, Probe, Report, energy};
+pub use observe::{Details, DeviceReport, Judge, Probe, Report, energy};
 pub use options::{Budget, Options, Phases, ReadAhead, Sparsity};
 pub use run::{
     Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,

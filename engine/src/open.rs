@@ -7,6 +7,8 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
+use crate::device::check::check;
+use crate::device::{Lease, Verdict};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -28,6 +30,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
+    /// The device, if there is one, and how it compares with the CPU.
+    pub device: Option<(Lease, Verdict)>,
     /// Activation statistics.
     pub known: Known,
     /// Most compute threads.
@@ -55,11 +59,7 @@ impl Parts {
         let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
-        // Without zeros and without a threshold nothing can be skipped.
-        let dense = match &stored {
-            Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
-            None => choice.sparsity == Sparsity::Dense,
-        };
+        let dense = skips_nothing(c, stored.as_ref(), choice.sparsity);
         let naming = match &stored {
             // A cutoff of gates comes from all of them, whether all are used or not.
             _ if dense && !c.form.has_gate_top() => Naming::All,
@@ -80,7 +80,11 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
+        // First, so that the measured process size includes its driver.
+        let top = c.form.has_gate_top();
+        let device = checked_device(&options, &shape, &layout, top)?;
         let (planner, known) = Planner::new(Opened {
+            verdict: device.as_ref().map(|device| device.1),
             layout: &layout,
             config: c,
             quant,
@@ -98,11 +102,20 @@ impl Parts {
             layout,
             source,
             planner,
+            device,
             known,
             threads,
             text,
             options,
         })
+    }
+}
+
+/// Without zeros and without a threshold nothing can be skipped.
+fn skips_nothing(c: &ModelConfig, stored: Option<&StoredPredictors>, mode: Sparsity) -> bool {
+    match stored {
+        Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+        None => mode == Sparsity::Dense,
     }
 }
 
@@ -115,11 +128,40 @@ impl Parts {
             quant: &self.text.meta().quant,
             ffn: &self.shape,
             naming: self.naming,
+            verdict: self.device.as_ref().map(|device| device.1),
             stored: self.stored.as_ref(),
             options: &self.options,
             threads: self.threads,
         }
     }
+}
+
+/// Prepares the options' device for the model's FFN and compares it with the CPU.
+fn checked_device(
+    options: &Options,
+    shape: &FfnShape,
+    layout: &Layout,
+    top: bool,
+) -> Result<Option<(Lease, Verdict)>, Error> {
+    let Some(device) = &options.device else {
+        return Ok(None);
+    };
+    let refused = match () {
+        // A device activates each gate by itself.
+        () if top => Some("models without a Gaussian top-k, and this one has one"),
+        () if layout.has_experts() => Some("dense models, and this one has experts"),
+        () if options.ablation != Ablation::Full => Some("--policy full only"),
+        () if options.observe => Some("models that are not observed"),
+        () => None,
+    };
+    if let Some(what) = refused {
+        return Err(Error::DeviceUse(what));
+    }
+    let lease = device.lease()?;
+    let verdict = check(lease.dense().as_mut(), &shape.of_device())?;
+    let name = &device.facts().name;
+    tracing::info!(device = name, ?verdict, "checked against the CPU");
+    Ok(Some((lease, verdict)))
 }
 
 /// Verifies that the banks match the model.

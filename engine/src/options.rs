@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
+use crate::device::Device;
 
 /// Sparsity mode (DESIGN §6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -113,6 +114,11 @@ pub struct Options {
     pub preemption: bool,
     /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
+    /// A device that holds and computes the hottest neurons, and how many bytes of them; `None` for as
+    /// many as the plan chooses. Changes no bit on a device that has the CPU's.
+    pub device: Option<Device>,
+    /// See `device`.
+    pub device_memory: Option<u64>,
     /// Root of the system's energy sensors: `/sys`.
     pub sysfs: PathBuf,
 }
@@ -148,6 +154,8 @@ impl Default for Options {
             observe: false,
             preemption: false,
             reserve: 0,
+            device: None,
+            device_memory: None,
             sysfs: PathBuf::from("/sys"),
         }
     }

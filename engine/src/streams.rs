@@ -9,11 +9,12 @@
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{Activation, ModelConfig, Streams};
 use emberflow_models::names::Role;
+use emberflow_storage::container::Container;
 
-use crate::decoder::Pass;
 use crate::error::Error;
 use crate::ffn::activate;
 use crate::input::Input;
+use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::weights::{Loader, Matrix};
 
@@ -22,7 +23,7 @@ const LEAST_SQUARE: f32 = 1e-5;
 
 /// Weights outside the layers.
 #[derive(Debug)]
-pub(crate) struct StreamWeights {
+struct StreamWeights {
     /// From the embedding to each stream but the first, `[d_model × d_model]`.
     into: Vec<Matrix>,
     /// Back from each, `[d_model × d_model]`.
@@ -35,7 +36,7 @@ pub(crate) struct StreamWeights {
 
 /// Weights of a layer.
 #[derive(Debug)]
-pub(crate) struct LayerStreams {
+struct LayerStreams {
     router_norm: Vec<f32>,
     /// `[streams × d_model]`.
     router: Matrix,
@@ -161,6 +162,75 @@ impl Sizes {
 /// Elements of a row of a pass besides the residual stream that layers read.
 pub(crate) fn beside(c: &ModelConfig) -> usize {
     Sizes::of(c).map_or(0, |sizes| sizes.others() + sizes.inputs())
+}
+
+/// The residual streams of a model: weights and buffers.
+#[derive(Debug)]
+pub(crate) struct ResidualStreams {
+    weights: StreamWeights,
+    layers: Vec<LayerStreams>,
+    state: StreamState,
+}
+
+impl ResidualStreams {
+    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model of one
+    /// stream.
+    pub fn load(
+        container: &Container,
+        c: &ModelConfig,
+        rows: usize,
+    ) -> Result<Option<Self>, Error> {
+        let from = Loader { container };
+        let layers = (0..c.layers).map(|layer| LayerStreams::load(&from, c, layer));
+        let layers: Option<Vec<LayerStreams>> = layers.collect::<Result<_, Error>>()?;
+        let weights = StreamWeights::load(&from, c)?;
+        let parts = (weights, layers, StreamState::new(c, rows));
+        let (Some(weights), Some(layers), Some(state)) = parts else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            weights,
+            layers,
+            state,
+        }))
+    }
+
+    /// Bytes read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let layers = self.layers.iter().map(LayerStreams::bytes_per_token);
+        self.weights.bytes_per_token() + layers.sum::<u64>()
+    }
+
+    /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
+    /// [`ResidualStreams::begin`] takes.
+    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
+        self.state.table_rows(rows)
+    }
+
+    /// See [`StreamState::begin`].
+    pub fn begin(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.begin(on, &self.weights, pass, s);
+    }
+
+    /// See [`StreamState::predict`].
+    pub fn predict(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.predict(on, &self.layers[layer], pass, s);
+    }
+
+    /// See [`StreamState::add_laurel`].
+    pub fn add_laurel(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.add_laurel(on, &self.layers[layer], pass, s);
+    }
+
+    /// See [`StreamState::correct`].
+    pub fn correct(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.correct(on, &self.layers[layer], layer, pass, s);
+    }
+
+    /// See [`StreamState::merge`].
+    pub fn merge(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.merge(on, &self.weights, pass, s);
+    }
 }
 
 /// Buffers of the streams.

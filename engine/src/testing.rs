@@ -204,6 +204,7 @@ impl World {
             known: &Known::default(),
             costs: ways.costs,
             gates_first: ways.gates_first,
+            tier: None,
             options: &options,
             tracer: Tracer::default(),
         })

@@ -61,3 +61,9 @@ pub static WAIT: Kind = Kind {
     name: "wait",
     keys: ["layer", ""],
 };
+
+/// A device's part of a layer's FFN, from submission to the last sum.
+pub static DENSE: Kind = Kind {
+    name: "dense",
+    keys: ["layer", "clusters"],
+};

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::norm::Norm;
 use crate::store::region;
-use crate::streams::{LayerStreams, StreamWeights};
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -159,8 +158,6 @@ pub(crate) struct LayerWeights {
     pub ffn_bias: Option<FfnBiases>,
     /// The router, where the FFN is a mixture of experts.
     pub router: Option<Router>,
-    /// Weights of the residual streams, where there are several.
-    pub streams: Option<LayerStreams>,
 }
 
 impl LayerWeights {
@@ -187,8 +184,6 @@ pub(crate) struct Weights {
     pub final_norm: Norm,
     /// Learned positions.
     pub positions: Option<Matrix>,
-    /// Weights of the residual streams outside the layers.
-    pub streams: Option<StreamWeights>,
     /// One entry per decoder layer.
     pub layers: Vec<LayerWeights>,
 }
@@ -221,7 +216,6 @@ impl Weights {
                 0 => Ok(None),
                 rows => src.matrix(Role::Positions, 0, rows, d).map(Some),
             };
-            let streams = StreamWeights::load(&src, c);
             let mut parts = Vec::with_capacity(LOADERS);
             for (first, thread) in started {
                 let part = match thread.map(ScopedJoinHandle::join) {
@@ -239,7 +233,6 @@ impl Weights {
                 head_bias: head_bias.transpose()?,
                 final_norm: final_norm?,
                 positions: positions?,
-                streams: streams?,
             })
         })
     }
@@ -254,12 +247,9 @@ impl Weights {
     pub fn bytes_per_token(&self) -> u64 {
         let layer = |l: &LayerWeights| {
             let router = l.router.as_ref().map_or(0, |router| router.scores.len());
-            let streams = l.streams.as_ref().map_or(0, LayerStreams::bytes_per_token);
-            l.projections().map(Matrix::len).sum::<u64>() + router + streams
+            l.projections().map(Matrix::len).sum::<u64>() + router
         };
-        let streams = self.streams.as_ref();
-        let streams = streams.map_or(0, StreamWeights::bytes_per_token);
-        self.layers.iter().map(layer).sum::<u64>() + self.head.len() + streams
+        self.layers.iter().map(layer).sum::<u64>() + self.head.len()
     }
 
     /// Bytes that [`Weights::load`] will allocate, from the directory alone.
@@ -404,7 +394,6 @@ impl<'a> Loader<'a> {
             ffn_post_norm: self.post_norm(Role::FfnPostNorm, l, c)?,
             ffn_bias: self.ffn_biases(l, c)?,
             router: self.router(c, l)?,
-            streams: LayerStreams::load(self, c, l)?,
         })
     }
 

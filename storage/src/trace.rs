@@ -73,10 +73,13 @@ struct Ring {
     lost: u64,
 }
 
+/// Lanes beside those of the compute threads.
+pub const OTHERS: usize = 3;
+
 /// The recorder.
 pub struct Trace {
     epoch: Instant,
-    /// Compute threads. The lanes of the I/O thread and the device follow theirs.
+    /// Compute threads. The lanes of the I/O thread, the device and an accelerator follow theirs.
     threads: usize,
     /// Spans per lane.
     room: usize,
@@ -106,7 +109,8 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// A trace of `threads` compute threads, the I/O thread and the device, with `room` spans each.
+    /// A trace of `threads` compute threads, the I/O thread, the device and an accelerator, with
+    /// `room` spans each.
     #[must_use]
     pub fn new(threads: usize, room: usize) -> Self {
         let ring = || Ring {
@@ -117,7 +121,7 @@ impl Trace {
             epoch: Instant::now(),
             threads,
             room,
-            lanes: (0..threads + 2).map(|_| Mutex::new(ring())).collect(),
+            lanes: (0..threads + OTHERS).map(|_| Mutex::new(ring())).collect(),
             section: Mutex::new((&UNNAMED, [0; 2])),
         }
     }
@@ -140,6 +144,12 @@ impl Trace {
         self.threads + 1
     }
 
+    /// Lane of a processor that computes beside the threads.
+    #[must_use]
+    pub fn accelerator_lane(&self) -> usize {
+        self.threads + 2
+    }
+
     /// Nanoseconds since the trace began.
     #[must_use]
     pub fn now(&self) -> u64 {
@@ -154,14 +164,20 @@ impl Trace {
     /// Records a span of a lane from `start` until now.
     pub fn record(&self, lane: usize, kind: &'static Kind, values: [u64; 2], start: u64) {
         let end = self.now();
+        self.keep(
+            lane,
+            Span {
+                kind,
+                values,
+                start,
+                end,
+            },
+        );
+    }
+
+    fn keep(&self, lane: usize, span: Span) {
         let Some(mut ring) = self.ring(lane) else {
             return;
-        };
-        let span = Span {
-            kind,
-            values,
-            start,
-            end,
         };
         if ring.spans.len() < self.room {
             ring.spans.push(span);
@@ -195,16 +211,20 @@ impl Trace {
         }
     }
 
-    /// A copy of all lanes: compute threads, I/O thread, device.
+    /// A copy of all lanes: compute threads, I/O thread, device, and an accelerator that did anything.
     #[must_use]
     pub fn lanes(&self) -> Vec<Lane> {
         let name = |lane| match lane {
             _ if lane == self.io_lane() => "i/o thread".into(),
             _ if lane == self.device_lane() => "device".into(),
+            _ if lane == self.accelerator_lane() => "accelerator".into(),
             thread => format!("compute {thread}"),
         };
         let copy = |lane| {
             let ring = self.ring(lane)?;
+            if lane == self.accelerator_lane() && ring.spans.is_empty() {
+                return None;
+            }
             let (late, early) = ring.spans.split_at(ring.oldest);
             Some(Lane {
                 name: name(lane),
@@ -281,6 +301,21 @@ impl Tracer {
     pub(crate) fn io(&self, kind: &'static Kind, value: usize, start: u64) {
         if let Some(trace) = &self.0 {
             trace.record(trace.io_lane(), kind, [value as u64, 0], start);
+        }
+    }
+
+    /// Records what an accelerator did in `nanoseconds` from `start` on.
+    #[inline]
+    pub fn accelerator(&self, kind: &'static Kind, values: [u64; 2], start: u64, nanoseconds: u64) {
+        if let Some(trace) = &self.0 {
+            let end = start + nanoseconds;
+            let span = Span {
+                kind,
+                values,
+                start,
+                end,
+            };
+            trace.keep(trace.accelerator_lane(), span);
         }
     }
 

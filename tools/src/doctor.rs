@@ -3,6 +3,7 @@
 //! Every check stands alone: one that cannot be made says so and the rest goes on.
 
 mod check;
+mod devices;
 mod memory;
 mod processor;
 mod storage;
@@ -16,6 +17,7 @@ use emberflow_storage::profile::Machine;
 use serde_json::{Map, json};
 
 use self::check::{Check, Status};
+use self::devices::devices;
 use self::memory::{cgroup, huge_pages, locked_memory, memory};
 use self::processor::{cores, energy, isa};
 use self::storage::{device_profile, direct_io, facts, io_uring, read_ahead};
@@ -87,5 +89,6 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
         read_ahead(facts.as_ref()),
         device_profile(facts.as_ref().ok(), machine),
         energy(),
+        devices(),
     ]
 }

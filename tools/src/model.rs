@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use emberflow_engine::device::Device;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
@@ -147,6 +148,12 @@ pub fn open_routed(
     open(model, options, force, false)
 }
 
+/// Opens the device that is asked for.
+fn open_device(args: &EngineArgs) -> Result<Option<Device>, Failure> {
+    let device = args.device.open();
+    Ok(device.map_err(emberflow_engine::Error::from)?)
+}
+
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
     Ok(Options {
         budget: match args.ffn_resident {
@@ -173,6 +180,8 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         observe: false,
         preemption: false,
         reserve: 0,
+        device: open_device(args)?,
+        device_memory: args.device_memory,
         sysfs: args.sysfs.clone(),
     })
 }

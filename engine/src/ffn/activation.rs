@@ -5,7 +5,7 @@ use emberflow_models::config::{Activation, FfnKind};
 
 /// Activation function and threshold of a bank's gates.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Gating {
+pub(crate) struct Gating {
     pub activation: Activation,
     /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
@@ -64,7 +64,7 @@ pub(crate) fn activate(activation: Activation, cpu: Cpu, values: &mut [f32]) {
 }
 
 /// The factor of a gate that an Up product gives.
-pub(super) fn of_up(kind: FfnKind, up: f32) -> f32 {
+pub(crate) fn of_up(kind: FfnKind, up: f32) -> f32 {
     match kind.activation {
         Activation::ClampedSwiglu { limit, .. } => up.clamp(-limit, limit) + 1.0,
         _ if kind.relu_on_up => up.max(0.0),

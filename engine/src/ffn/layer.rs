@@ -36,8 +36,24 @@ impl Ffn {
         at: &LayerInput<'_>,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let mut gathered = std::mem::take(&mut self.gathered);
         let out = &mut out[..at.residual.len()];
+        self.sum_units(on, at, out)?;
+        // A device failed in the middle, and is not used any longer: once more without it.
+        if std::mem::take(&mut self.lost) {
+            self.sum_units(on, at, out)?;
+        }
+        add_biases(at.units, self.shape.format.d, out);
+        Ok(())
+    }
+
+    /// The sum of [`Ffn::layer`], without Down's biases.
+    fn sum_units(
+        &mut self,
+        on: &Compute,
+        at: &LayerInput<'_>,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let mut gathered = std::mem::take(&mut self.gathered);
         out.fill(0.0);
         let mut outcome = Ok(());
         let mut first = 0;
@@ -57,7 +73,6 @@ impl Ffn {
             first = end;
         }
         self.gathered = gathered;
-        add_biases(at.units, self.shape.format.d, out);
         outcome
     }
 

@@ -20,6 +20,7 @@ mod layer;
 mod lookahead;
 mod mask;
 mod name;
+mod on_device;
 mod oracle;
 mod pairs;
 mod predict;
@@ -39,7 +40,7 @@ mod tests;
 mod top;
 mod units;
 
-pub(crate) use activation::activate;
+pub(crate) use activation::{Gating, activate, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

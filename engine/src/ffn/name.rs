@@ -12,11 +12,13 @@ use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
+use super::activation::Gating;
 use super::gates::GateWork;
 use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
 use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
+use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use super::top::{self, Tops};
 use crate::ablation::Overlap;
@@ -43,6 +45,8 @@ struct Naming<'a> {
     predictor: Option<&'a Predictors>,
     /// The mask words of a recorded active set.
     oracle: Option<&'a [u64]>,
+    /// Leading clusters that a device computes.
+    on_device: usize,
     /// Gate rows, where they are resident.
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
@@ -76,6 +80,9 @@ impl Naming<'_> {
         let (first, unit) = (c * CLUSTER, CLUSTER * self.rows);
         if wanted.is_empty() {
             for (i, gates) in gates.chunks_mut(unit).enumerate() {
+                if c + i < self.on_device {
+                    continue;
+                }
                 let neurons = self.of_cluster(c + i);
                 let _span = span(c + i);
                 let gates = &mut gates[..neurons.len() * self.rows];
@@ -137,6 +144,7 @@ struct Taker<'a> {
     /// Needed neurons so far.
     needed: usize,
     outcome: Result<(), Error>,
+    tops: &'a mut Tops,
 }
 
 impl Taker<'_> {
@@ -154,6 +162,10 @@ impl Taker<'_> {
         let words = mask::words(rows);
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
+            if c + i < naming.on_device {
+                self.store.need_on_device(self.unit);
+                continue;
+            }
             let here = naming.of_cluster(c + i);
             let mut ids = Needed::new();
             if naming.resident.is_some() {
@@ -185,8 +197,8 @@ impl Ffn {
         unit: usize,
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let (of, input) = (&mut self.units[unit], from.input);
-        let features = input.features(from.residual);
+        let of = &mut self.units[unit];
+        let features = from.input.features(from.residual);
         let predictor = prepare(
             on,
             &mut self.predictors,
@@ -200,12 +212,13 @@ impl Ffn {
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
         let gate_len = self.shape.format.gate_len();
+        let on_device = self.store.on_device(of.bank);
         if !of.named {
-            self.counts.looked_at += (of.neurons * of.rows) as u64;
-            self.counts.bytes += (of.neurons * gate_len) as u64;
+            let own = of.neurons.saturating_sub(on_device * CLUSTER);
+            self.counts.all(&of, own * gate_len);
         }
-        if !of.named && !known {
-            return need_all(&mut self.store, unit, of.neurons);
+        if !(of.named || known) {
+            return need_all(&mut self.store, unit, of.neurons, on_device);
         }
         let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
         let naming = Naming {
@@ -214,16 +227,11 @@ impl Ffn {
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
-            gates: GateWork {
-                cpu: on.cpu,
-                format: self.shape.format,
-                gating: of.gating,
-                input,
-                bias: from.bias.gate,
-            },
+            gates: self.shape.gates(on, of.gating, from),
             features,
             predictor,
             oracle,
+            on_device,
             resident: known.then_some(&*resident),
             all: self.shape.dense,
             tracer: &tracer,
@@ -239,15 +247,9 @@ impl Ffn {
             unit,
             needed: 0,
             outcome: Ok(()),
+            tops: &mut self.tops,
         };
-        share(
-            on,
-            &of,
-            &mut self.pairs,
-            &mut self.tops,
-            &mut taker,
-            overlaps,
-        );
+        share(on, &of, &mut self.pairs, &mut taker, overlaps);
         taker.outcome?;
         let needed = taker.needed;
         let spent = naming.spent.into_inner() / on.threads() as u64;
@@ -258,6 +260,19 @@ impl Ffn {
         }
         self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
+    }
+}
+
+impl FfnShape {
+    /// Gates of a unit from its resident Gate rows.
+    fn gates<'a>(&self, on: &Compute, gating: Gating, from: UnitInput<'a>) -> GateWork<'a> {
+        GateWork {
+            cpu: on.cpu,
+            format: self.format,
+            gating,
+            input: from.input,
+            bias: from.bias.gate,
+        }
     }
 }
 
@@ -279,14 +294,7 @@ fn prepare<'a>(
 
 /// Evaluates a unit's clusters on all threads. The calling thread requests misses concurrently if
 /// `overlaps`, else afterwards.
-fn share(
-    on: &Compute,
-    of: &Unit,
-    pairs: &mut Pairs,
-    tops: &mut Tops,
-    taker: &mut Taker<'_>,
-    overlaps: bool,
-) {
+fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, overlaps: bool) {
     let naming = taker.naming;
     let (rows, clusters) = (of.rows, of.end - of.first);
     let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
@@ -305,7 +313,9 @@ fn share(
         // All gates, then which of them fire.
         let lanes = of_gates(clusters, unit, &mut *gates);
         (on.workers).for_each_part_then(lanes, pieces, &name, &mut |_, _, _, _| {});
-        let cutoffs = tops.find(multiple, &gates[..of.neurons * rows], rows);
+        let known = &gates[..of.neurons * rows];
+        let mut tops = std::mem::take(taker.tops);
+        let cutoffs = tops.find(multiple, known, rows);
         let fire = |_: usize, _: &mut [u64], gates: &mut [f32], _: &mut [f32]| {
             top::apply(of.gating, on.cpu, cutoffs, gates);
         };
@@ -319,6 +329,7 @@ fn share(
         if !overlaps {
             taker.take(0, &[], gates, &[]);
         }
+        *taker.tops = tops;
         return;
     }
     let lanes = Lanes {
@@ -348,9 +359,18 @@ fn of_gates(clusters: usize, unit: usize, gates: &mut [f32]) -> Lanes<'_, u64, f
     }
 }
 
-/// Marks every neuron of a unit as needed.
-fn need_all(store: &mut NeuronStore, unit: usize, neurons: usize) -> Result<(), Error> {
+/// Marks every neuron of a unit as needed; the first `on_device` clusters are the device's.
+fn need_all(
+    store: &mut NeuronStore,
+    unit: usize,
+    neurons: usize,
+    on_device: usize,
+) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
+        if first < on_device * CLUSTER {
+            store.need_on_device(unit);
+            continue;
+        }
         let ids = first..(first + CLUSTER).min(neurons);
         let ids: Needed = ids.map(|n| n as u32).collect();
         store.need(unit, &ids);

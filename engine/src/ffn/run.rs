@@ -35,8 +35,9 @@ impl Ffn {
         group: Range<usize>,
         width: usize,
     ) -> Result<(), Error> {
-        let is_needed = |&item: &usize| self.store.is_needed(item);
-        let mut open = group.clone().filter(is_needed).count();
+        let submitted = self.submit(inputs, &group)?;
+        let is_own = |&item: &usize| self.store.is_needed(item) && !self.store.is_on_device(item);
+        let mut open = group.clone().filter(is_own).count();
         let overlap = self.store.overlap();
         let mut begun = false;
         while open > 0 {
@@ -78,7 +79,10 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
-        Ok(())
+        match submitted {
+            Some(submitted) => self.take(submitted, &group, width),
+            None => Ok(()),
+        }
     }
 
     /// Computes the gates of items whose Gate parts have arrived.

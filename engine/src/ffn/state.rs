@@ -12,6 +12,7 @@ use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
 use super::top::Tops;
 use crate::counters::Counters;
+use crate::device::Room;
 use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
 
@@ -45,6 +46,15 @@ impl FfnRoom {
         self.clusters * CLUSTER * self.rows
     }
 
+    /// The largest pieces of a device's work: clusters whose sums fill the partial sums.
+    pub fn of_device(&self, d: usize) -> Room {
+        Room {
+            rows: self.rows,
+            clusters: self.clusters,
+            pairs: self.partials(d) / d,
+        }
+    }
+
     /// Rows gathered for all units.
     fn gathered(&self) -> usize {
         self.chosen * self.rows
@@ -70,6 +80,14 @@ pub(super) struct Counts {
     pub predict_ns: u64,
 }
 
+impl Counts {
+    /// Counts a unit all of whose gates are computed, from `bytes` of Gate rows.
+    pub fn all(&mut self, of: &Unit, bytes: usize) {
+        self.looked_at += (of.neurons * of.rows) as u64;
+        self.bytes += bytes as u64;
+    }
+}
+
 /// The FFN of every layer, over a [`NeuronStore`].
 pub(crate) struct Ffn {
     pub(super) shape: FfnShape,
@@ -87,6 +105,8 @@ pub(crate) struct Ffn {
     pub(super) counts: Counts,
     /// Cutoffs of gates.
     pub(super) tops: Tops,
+    /// A device failed in this layer: its sums are missing.
+    pub(super) lost: bool,
     /// For observers.
     pub(super) record: Option<Record>,
 }
@@ -123,6 +143,7 @@ impl Ffn {
             recent: Recent::new(room.rows),
             counts: Counts::default(),
             tops: Tops::default(),
+            lost: false,
             record: room.observe.then(|| Record::new(pairs)),
             shape,
             store,

@@ -3,6 +3,7 @@
 mod details;
 pub mod energy;
 mod judge;
+mod on_device;
 mod probe;
 mod report;
 mod seen;
@@ -10,5 +11,6 @@ mod summary;
 
 pub use details::Details;
 pub use judge::Judge;
+pub use on_device::DeviceReport;
 pub use probe::Probe;
 pub use report::Report;

@@ -4,6 +4,7 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use super::details::Details;
+use super::on_device::DeviceReport;
 use super::seen::Seen;
 use crate::counters::Counters;
 use crate::engine::Engine;
@@ -42,6 +43,9 @@ pub struct Report {
     /// Experts read before their layer; absent in models without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<ReadAheadReport>,
+    /// The device, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceReport>,
     /// Active sets.
     pub sparsity: SparsityReport,
     /// Metrics of the second half of the generated tokens.
@@ -466,6 +470,7 @@ impl Report {
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
+            device: engine.device(),
             policy: engine.ablation().name(),
             stop: name(generation.stop),
             best_of: None,

@@ -25,6 +25,9 @@ impl Report {
         if let Some(ahead) = self.read_ahead.as_ref().filter(|ahead| ahead.clusters > 0) {
             line("ahead", ahead.summary());
         }
+        if let Some(device) = &self.device {
+            line("device", device.summary());
+        }
         line("memory", self.held());
         if let Some(EnergyReport {
             source,

@@ -4,7 +4,7 @@
 use super::facts::{Planner, Scratched};
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
-use crate::store::regions::{CLUSTER, prefixes};
+use crate::store::regions::{CLUSTER, HOT, prefixes};
 
 /// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
 /// decode a little.
@@ -33,10 +33,55 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        self.fastest(&self.ways(), |way| {
+        let division = self.fastest(&self.ways(), |way| {
             let (chunk, needs) = self.chunk(way, budget)?;
             self.divided(budget, needs, chunk, self.batch)
-        })
+        })?;
+        Ok(self.with_device(budget, division))
+    }
+
+    /// Gives the device the hottest clusters, as many as it has room for and as make it and the CPU
+    /// end at the same time. Where its memory is the machine's, these are clusters that would have
+    /// been hot, and fewer where the rest of the plan would suffer.
+    fn with_device(&self, budget: u64, division: Division) -> Division {
+        let Some(tier) = &self.tier else {
+            return division;
+        };
+        let memory = &division.memory;
+        let hot: u64 = match tier.asked || self.scans(&division) {
+            true => division.needs.clusters,
+            false => self.hot(division.batch).iter().map(|&n| u64::from(n)).sum(),
+        };
+        let most = match tier.unified && !tier.asked {
+            true => hot.min(memory.hot_clusters),
+            false => hot,
+        };
+        let room = (tier.memory / tier.cluster_len.max(1)).min(most);
+        // What the CPU computes of a hot cluster: all of it, or what fires.
+        let computed = match self.scans(&division) {
+            true => 1.0,
+            false => division.needs.gate_share() * (1.0 - HOT) + HOT,
+        };
+        let mut clusters = match tier.asked {
+            true => room,
+            false => room.min(tier.balanced(hot, computed, self.shape.layers)),
+        };
+        while clusters > 0 {
+            let needs = Needs {
+                device_clusters: clusters,
+                device: match tier.unified {
+                    true => clusters * tier.cluster_len,
+                    false => 0,
+                },
+                ..division.needs
+            };
+            let divided = self.divided(budget, needs, division.chunk, division.batch);
+            match divided {
+                Ok(divided) if divided.memory.residency == memory.residency => return divided,
+                _ => clusters = clusters * 3 / 4,
+            }
+        }
+        division
     }
 
     /// Divides again for another budget or number of sequences of an open engine. The chunk size is
@@ -209,7 +254,8 @@ impl Planner {
         let hot = self.hot(division.batch);
         let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
         let wanted = if self.scans(division) { &all } else { hot };
-        let prefix = prefixes(division.memory.hot_clusters, wanted, &all);
+        let whole = division.memory.hot_clusters + division.needs.device_clusters;
+        let prefix = prefixes(whole, wanted, &all);
         let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
         prefix.iter().map(neuron).collect()
     }

@@ -27,6 +27,45 @@ pub(crate) struct Scratched {
     pub predictor: u64,
 }
 
+/// A device as a tier of memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Tier {
+    /// Its memory is the machine's.
+    pub unified: bool,
+    /// Bytes that it may hold of neurons, and whether somebody asked for just that.
+    pub memory: u64,
+    /// See `memory`.
+    pub asked: bool,
+    /// Bytes of a cluster.
+    pub cluster_len: u64,
+    /// Seconds for a piece of work of any size, and for a cluster.
+    pub launch: f64,
+    /// See `launch`.
+    pub cluster: f64,
+    /// Seconds that the CPU's threads together take for a cluster all of whose neurons fire.
+    pub cpu_cluster: f64,
+}
+
+impl Tier {
+    /// How many of `hot` clusters in `layers` layers the device gets for itself and the CPU to end at
+    /// the same time, each with its own (the weight-centric split of HeteroInfer §4.1):
+    ///
+    /// ```text
+    /// layers · launch + D · cluster = (hot − D) · computed · cpu_cluster
+    /// ```
+    ///
+    /// None if that is less than a cluster for each layer: launching takes what it would save.
+    pub fn balanced(&self, hot: u64, computed: f64, layers: usize) -> u64 {
+        let cpu = computed * self.cpu_cluster;
+        let saved = hot as f64 * cpu - layers as f64 * self.launch;
+        let clusters = (saved / (cpu + self.cluster)).max(0.0) as u64;
+        match clusters < layers as u64 {
+            true => 0,
+            false => clusters,
+        }
+    }
+}
+
 /// All inputs of a plan except the budget.
 #[derive(Debug, Clone)]
 pub struct Planner {
@@ -56,6 +95,8 @@ pub struct Planner {
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.
     pub(crate) gates_first: bool,
+    /// The device, if there is one.
+    pub(crate) tier: Option<Tier>,
     /// Core of the I/O thread, where one is preferable.
     pub(crate) io_core: Option<usize>,
 }

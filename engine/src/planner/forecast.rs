@@ -88,9 +88,9 @@ impl Planner {
         let experts = self.shape.visited < 1.0;
         // Models with exact zeros are served neuron by neuron where Gate rows are resident.
         let visits = experts && self.streams(needs, memory);
-        let misses = memory.hot_clusters < needs.clusters;
+        let misses = memory.hot_clusters < needs.host_clusters();
         let scan = self.scans(division);
-        let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.clusters;
+        let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.host_clusters();
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,

@@ -9,11 +9,12 @@ use emberflow_storage::mem;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
 use super::cores;
-use super::facts::{BATCHES, Planner, Scratched, chunks};
+use super::facts::{BATCHES, Planner, Scratched, Tier, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
+use crate::device::{Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -46,6 +47,8 @@ pub(crate) struct Opened<'a> {
     pub quant: &'a Quant,
     pub ffn: &'a FfnShape,
     pub naming: Naming,
+    /// How the device compares with the CPU, if there is one.
+    pub verdict: Option<Verdict>,
     /// The predictors in use.
     pub stored: Option<&'a StoredPredictors>,
     pub options: &'a Options,
@@ -90,10 +93,8 @@ impl Planner {
             0 => options.context,
             tokens => tokens.min(options.context),
         };
-        let scratch: Vec<Scratched> = chunks(options.chunk, prompt)
-            .into_iter()
-            .map(|chunk| of.scratched(chunk))
-            .collect();
+        let chunks = chunks(options.chunk, prompt).into_iter();
+        let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
@@ -121,6 +122,7 @@ impl Planner {
             ablation: options.ablation,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
+            tier: of.tier(),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
         Ok((planner, Known::new(frequencies, popularity.visits)))
@@ -147,6 +149,33 @@ impl Opened<'_> {
             threads,
             observe: self.options.observe,
         }
+    }
+
+    /// Host memory for a device's pieces of work.
+    fn device_room(&self, room: &FfnRoom) -> u64 {
+        let device = self.options.device.as_ref();
+        let of = |device: &Device| {
+            let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
+            shape.room_bytes(&room.of_device(shape.d), unified)
+        };
+        device.map_or(0, of)
+    }
+
+    /// The device as a tier of memory.
+    fn tier(&self) -> Option<Tier> {
+        let (device, verdict) = (self.options.device.as_ref()?, self.verdict?);
+        let facts = device.facts();
+        let asked = self.options.device_memory;
+        Some(Tier {
+            unified: facts.unified,
+            // A driver needs some of it for itself.
+            memory: asked.unwrap_or(facts.memory / 10 * 9),
+            asked: asked.is_some(),
+            cluster_len: CLUSTER as u64 * self.ffn.of_device().neuron_bytes(),
+            launch: verdict.speed.launch,
+            cluster: CLUSTER as f64 * verdict.speed.neuron,
+            cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
+        })
     }
 
     fn kv(&self) -> KvShape {
@@ -233,7 +262,7 @@ impl Opened<'_> {
     /// Memory of chunks of `chunk` tokens besides the weights.
     fn scratched(&self, chunk: usize) -> Scratched {
         let (o, room) = (self.options, self.room(chunk, self.threads));
-        let lanes = self.threads as u64 + 2;
+        let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
         let batch = o.batch as u64;
         let row = self.config.d_model as usize + streams::beside(self.config);
         let parts = [
@@ -259,6 +288,7 @@ impl Opened<'_> {
             12 * u64::from(self.config.vocab) * batch,
             lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
+            self.device_room(&room),
         ];
         Scratched {
             chunk,
@@ -306,6 +336,8 @@ impl Opened<'_> {
             banks: layout.banks() as u64,
             cluster: CLUSTER as u64,
             clusters: layout.total_clusters(),
+            device_clusters: 0,
+            device: 0,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             two_phases: sparse && two_phases,
             min_slots: layout.min_slots(),

@@ -28,7 +28,10 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
     let total = (LAYERS * NEURONS) as u64;
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
     Planner {
+        tier: None,
         needs: Needs {
+            device_clusters: 0,
+            device: 0,
             process: 20 << 20,
             process_peak: 25 << 20,
             fixed: 1 << 30,
@@ -336,6 +339,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
     };
     let scratch = Scratch::bytes_for(c, room);
     Needs {
+        device_clusters: 0,
+        device: 0,
         process: runtime - scratch,
         process_peak: 0,
         fixed,
@@ -475,4 +480,65 @@ fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
     }
     // The more is read in each pass, the longer the chunk.
     assert_eq!(chunks, [128, 128, 16]);
+}
+
+#[test]
+fn a_device_gets_what_makes_both_end_at_once() {
+    let tier = Tier {
+        unified: false,
+        memory: 1 << 30,
+        asked: false,
+        cluster_len: 1 << 20,
+        launch: 50e-6,
+        cluster: 10e-6,
+        cpu_cluster: 30e-6,
+    };
+    for (hot, computed) in [(1000, 1.0), (1000, 0.6), (333, 1.0)] {
+        let clusters = tier.balanced(hot, computed, 10);
+        let time = |d: u64| {
+            let device = 10.0 * tier.launch + d as f64 * tier.cluster;
+            device.max((hot - d) as f64 * computed * tier.cpu_cluster)
+        };
+        // No other number is faster.
+        let best = (0..=hot).map(time).fold(f64::INFINITY, f64::min);
+        assert!(time(clusters) <= best + tier.cluster.max(tier.cpu_cluster));
+    }
+    // Launching takes longer than the CPU for everything.
+    assert_eq!(tier.balanced(16, 1.0, 10), 0);
+    let slow = Tier {
+        cluster: 1.0,
+        ..tier
+    };
+    assert_eq!(slow.balanced(1000, 1.0, 10), 0);
+}
+
+#[test]
+fn what_a_device_holds_is_in_no_other_region() {
+    let mut p = planner(Profile::Ufs4, sparse());
+    let budget = p.needs.budget_for_share(0.5);
+    let plain = p.divide(budget).unwrap();
+    let cluster_len = CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len);
+    for unified in [true, false] {
+        p.tier = Some(Tier {
+            unified,
+            memory: 40 * cluster_len + 5,
+            asked: true,
+            cluster_len,
+            launch: 0.0,
+            cluster: 1e-6,
+            cpu_cluster: 1e-6,
+        });
+        let division = p.divide(budget).unwrap();
+        let (needs, memory) = (&division.needs, &division.memory);
+        assert_eq!(needs.device_clusters, 40);
+        let charged = if unified { 40 * cluster_len } else { 0 };
+        assert_eq!(memory.ledger.held("device"), charged);
+        assert!(memory.ledger.used() <= budget);
+        let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
+        match unified {
+            // Gate rows are there twice.
+            true => assert!((with - without).abs() < 0.01, "{with} {without}"),
+            false => assert!(with > without),
+        }
+    }
 }

@@ -149,7 +149,9 @@ impl NeuronStore {
     /// it is read.
     fn read_cluster_ahead(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
         let belongs_hot = self.belongs_hot(bank, cluster);
-        let known = self.hot.contains(bank, cluster) || self.layer.is_underway(bank, cluster);
+        let known = (cluster as usize) < self.on_device(bank)
+            || self.hot.contains(bank, cluster)
+            || self.layer.is_underway(bank, cluster);
         let certain = |rules: Rules| rules.read_ahead(belongs_hot, || self.absent(bank, cluster));
         match !known && certain(self.rules(bank)) {
             true => self.request_cluster(bank, cluster),

@@ -23,11 +23,27 @@ impl NeuronStore {
         if !self.visits.is_empty() && self.scans(0) {
             return self.most_visited(units, &clusters);
         }
-        let wanted: Vec<u32> = (0..)
+        let mut wanted = self.wanted();
+        let Some(tier) = &self.tier else {
+            return prefixes(units, &wanted, &clusters);
+        };
+        // Behind those on the device.
+        let (first, mut rest) = (tier.prefixes(), clusters);
+        for (counts, &n) in wanted.iter_mut().zip(&mut rest).zip(first) {
+            *counts.0 = counts.0.saturating_sub(n);
+            *counts.1 -= n;
+        }
+        let behind = prefixes(units, &wanted, &rest);
+        first.iter().zip(behind).map(|(a, b)| a + b).collect()
+    }
+
+    /// How many clusters of each bank are to be hot.
+    pub(super) fn wanted(&self) -> Vec<u32> {
+        let clusters = self.layout.clusters_of_each();
+        (0..)
             .zip(self.hot_wanted.iter().zip(&clusters))
             .map(|(bank, (&hot, &all))| if self.scans(bank) { all } else { hot })
-            .collect();
-        prefixes(units, &wanted, &clusters)
+            .collect()
     }
 
     /// The clusters of the banks that most tokens visit, as many as `units`.

@@ -9,6 +9,8 @@ use super::neurons::NeuronStore;
 pub struct LayerResidency {
     /// All neurons.
     pub neurons: u64,
+    /// Those on a device.
+    pub device: u64,
     /// Those in the hot region.
     pub hot: u64,
     /// Those in the cold region.
@@ -25,7 +27,9 @@ impl NeuronStore {
                 found.neurons += layout.neurons(bank) as u64;
                 for cluster in 0..layout.clusters(bank) as u32 {
                     let mut neurons = layout.cluster_neurons(bank, cluster);
-                    if self.hot.contains(bank, cluster) {
+                    if (cluster as usize) < self.on_device(bank) {
+                        found.device += neurons.len() as u64;
+                    } else if self.hot.contains(bank, cluster) {
                         found.hot += neurons.len() as u64;
                     } else {
                         let cold = |&neuron: &u32| self.cold.contains(Key::new(bank, neuron));

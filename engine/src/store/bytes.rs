@@ -178,7 +178,7 @@ impl NeuronStore {
             }
             Source::Cold => Place::Cold(&self.layer.held[places.clone()]),
             Source::Mapped => Place::Mapped,
-            Source::Unused | Source::Stream(None) => Place::Nowhere,
+            Source::Unused | Source::Stream(None) | Source::Device => Place::Nowhere,
         };
         ClusterBytes {
             store: self,

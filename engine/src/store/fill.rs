@@ -9,6 +9,7 @@ use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
 use super::tag::Tag;
 use crate::ablation::Keep;
+use crate::device::NeuronRows;
 use crate::error::Error;
 
 /// Bytes of memory that are worth a thread.
@@ -70,7 +71,7 @@ impl NeuronStore {
                 done.result.map_err(emberflow_storage::Error::from)?;
                 if let Tag::Cluster { bank, cluster } = Tag::from_bits(done.tag) {
                     self.check_cluster(bank, cluster, done.slot.as_slice())?;
-                    self.distribute(bank, cluster, cold_per_bank, done.slot.as_slice());
+                    self.distribute(bank, cluster, cold_per_bank, done.slot.as_slice())?;
                 }
                 self.reader.put(done.slot);
             }
@@ -80,7 +81,13 @@ impl NeuronStore {
     }
 
     /// Copies a whole cluster to its regions.
-    fn distribute(&mut self, bank: u32, cluster: u32, cold_per_bank: usize, buffer: &[u8]) {
+    fn distribute(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        cold_per_bank: usize,
+        buffer: &[u8],
+    ) -> Result<(), Error> {
         let stride = self.content(bank).stride;
         let neurons = self.layout.cluster_neurons(bank, cluster);
         let shift = self.layout.shift(bank, neurons.start, 0);
@@ -92,19 +99,50 @@ impl NeuronStore {
                 gates[at..at + gate_len].copy_from_slice(&bundle[..gate_len]);
             }
         }
+        if let Some(tier) = &self.tier {
+            if tier.lacks(bank, cluster) {
+                self.upload(bank, cluster, buffer)?;
+            }
+            if (cluster as usize) < self.on_device(bank) {
+                return Ok(());
+            }
+        }
         if self.hot.wants(bank, cluster) {
             self.keep_cluster(bank, cluster, buffer);
-            return;
+            return Ok(());
         }
         if self.ablation.keep() == Keep::Nothing {
-            return;
+            return Ok(());
         }
         let first_cold = self.hot.prefix(bank) as usize * CLUSTER;
         for (neuron, bundle) in bundles() {
             let behind = neuron as usize - first_cold;
             if behind >= cold_per_bank || !self.keep_if_free(bank, neuron, bundle) {
-                return;
+                return Ok(());
             }
+        }
+        Ok(())
+    }
+
+    /// Uploads a whole cluster to the device.
+    fn upload(&mut self, bank: u32, cluster: u32, buffer: &[u8]) -> Result<(), Error> {
+        let (content, format) = (*self.content(bank), self.layout.format);
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        let (resident, first) = (self.resident.clone(), neurons.start as usize);
+        let bundles = neurons.zip(buffer[shift..].chunks_exact(content.stride));
+        let mut rows = bundles.map(|(neuron, bundle)| {
+            let scales = resident.scales(bank, neuron);
+            let (up, down) = format.split_rest(&bundle[content.gate_span..]);
+            NeuronRows {
+                gate: format.gate(bundle, scales),
+                up: (!format.ungated).then(|| format.up(up, scales)),
+                down: format.down(down, scales),
+            }
+        });
+        match &mut self.tier {
+            Some(tier) => tier.upload(bank, cluster, first, &mut rows),
+            None => Ok(()),
         }
     }
 }

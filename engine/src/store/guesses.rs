@@ -38,7 +38,11 @@ impl NeuronStore {
             }
             let (key, cluster) = (Key { bank, neuron }, neuron / CLUSTER as u32);
             let held = self.cold.contains(key) || self.cold.is_loading(key);
-            if held || self.hot.contains(bank, cluster) || self.belongs_hot(bank, cluster) {
+            if held
+                || (cluster as usize) < self.on_device(bank)
+                || self.hot.contains(bank, cluster)
+                || self.belongs_hot(bank, cluster)
+            {
                 continue;
             }
             let Some(slot) = self.cold.reserve(key) else {

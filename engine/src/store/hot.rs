@@ -20,7 +20,9 @@ use crate::error::Error;
 /// The hot region's cache.
 pub(super) struct HotClusters {
     cache: SlotCache,
-    /// Hot clusters of each bank: a prefix.
+    /// Hot clusters of each bank: from the first to the end of a prefix. Those before are on a
+    /// device.
+    first: Vec<u32>,
     prefix: Vec<u32>,
 }
 
@@ -49,6 +51,7 @@ impl HotClusters {
         Ok(Self {
             cache: SlotCache::with_eviction(arena, &layout.clusters_of_each(), eviction)
                 .ok_or_else(|| layout.too_many())?,
+            first: vec![0; layout.banks()],
             prefix: vec![0; layout.banks()],
         })
     }
@@ -74,6 +77,11 @@ impl HotClusters {
         self.cache.resize(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
+    /// Leaves the first clusters of each bank to a device.
+    pub fn begin_behind(&mut self, first: &[u32]) {
+        self.first.copy_from_slice(first);
+    }
+
     /// Capacity in clusters.
     pub fn units(&self) -> u64 {
         u64::from(self.cache.slots())
@@ -89,19 +97,19 @@ impl HotClusters {
         self.cache.arena().slot_len() as u64
     }
 
-    /// Number of hot clusters of a bank.
+    /// End of the hot clusters of a bank.
     pub fn prefix(&self, bank: u32) -> u32 {
         self.prefix[bank as usize]
     }
 
-    /// Numbers of hot clusters of all banks.
+    /// The same of all banks.
     pub fn prefixes(&self) -> Vec<u32> {
         self.prefix.clone()
     }
 
     /// Whether a cluster is hot.
     pub fn wants(&self, bank: u32, cluster: u32) -> bool {
-        cluster < self.prefix[bank as usize]
+        (self.first[bank as usize]..self.prefix[bank as usize]).contains(&cluster)
     }
 
     /// Whether a cluster is resident.

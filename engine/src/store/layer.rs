@@ -11,6 +11,7 @@
 //! ```
 
 use std::ops::Range;
+use std::time::Duration;
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::{Key, SlotCache};
@@ -20,8 +21,10 @@ use super::asked::Guesses;
 use super::neurons::NeuronStore;
 use super::plan::{Found, Way};
 use super::tag::{Half, Tag};
+use super::tier::Tier;
 use super::work::{Held, Item, MANY, Source, Step, UnitWork};
 use crate::ablation::Keep;
+use crate::device::{DeviceError, Part, Taken, Ticket, Work};
 use crate::error::Error;
 
 /// Looks up a neuron in the cold region and pins it on a hit.
@@ -149,6 +152,68 @@ impl NeuronStore {
         });
     }
 
+    /// How many clusters of a bank, from the first on, a device computes.
+    pub fn on_device(&self, bank: u32) -> usize {
+        let tier = self.tier.as_ref();
+        tier.map_or(0, |tier| tier.clusters(bank) as usize)
+    }
+
+    /// Leaves the next cluster of unit `unit` to the device.
+    pub fn need_on_device(&mut self, unit: usize) {
+        let UnitWork { bank, first, .. } = self.layer.units[unit];
+        let place = self.layer.ids.len();
+        self.layer.items.push(Item {
+            bank,
+            cluster: (self.layer.items.len() - first) as u32,
+            first: place,
+            end: place,
+            source: Source::Device,
+            step: Step::Sums,
+            gates_first: false,
+            unchecked: false,
+            waiting: 0,
+            issued: place,
+        });
+    }
+
+    /// Whether a device computes an item.
+    #[inline]
+    pub fn is_on_device(&self, item: usize) -> bool {
+        matches!(self.layer.items[item].source, Source::Device)
+    }
+
+    /// Has the device compute clusters of a bank; see [`Tier::submit`].
+    pub fn submit_work<'a>(
+        &mut self,
+        bank: u32,
+        work: impl FnOnce(Part) -> Work<'a>,
+    ) -> Result<Option<Ticket>, Error> {
+        let submitted = match &mut self.tier {
+            Some(tier) => tier.submit(bank, work),
+            None => Ok(None),
+        };
+        self.latch(submitted)
+    }
+
+    /// Waits for the device's sums; see [`Tier::take`].
+    pub fn take_sums(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Option<Taken>, Error> {
+        let taken = match &mut self.tier {
+            Some(tier) => tier.take(ticket, out),
+            None => Ok(None),
+        };
+        self.latch(taken)
+    }
+
+    /// Time that the device's sums were waited for.
+    pub fn waited_for_device(&self) -> Duration {
+        self.tier.as_ref().map_or(Duration::ZERO, Tier::waited)
+    }
+
+    /// Why the device is not used any longer, if so.
+    pub fn lost_device(&self) -> Option<&DeviceError> {
+        self.tier.as_ref()?.lost()
+    }
+
     /// Pins the neurons at `places` that hit in the cold region. Returns how many are neither
     /// resident nor in flight.
     fn look_up(&mut self, bank: u32, places: Range<usize>) -> usize {
@@ -192,7 +257,7 @@ impl NeuronStore {
     fn issue(&mut self, item: usize) -> Result<bool, Error> {
         let Item { bank, cluster, .. } = self.layer.items[item];
         match self.layer.items[item].source {
-            Source::Unused | Source::Hot(_) | Source::Mapped => Ok(true),
+            Source::Unused | Source::Hot(_) | Source::Mapped | Source::Device => Ok(true),
             Source::Cold => self.issue_neurons(item),
             Source::Stream(_) => {
                 if let Some(slot) = self.layer.claim(bank, cluster) {
@@ -312,7 +377,7 @@ impl NeuronStore {
     pub(super) fn ready_if_complete(&mut self, item: usize) {
         let it = &self.layer.items[item];
         let requested = match it.source {
-            Source::Unused => false,
+            Source::Unused | Source::Device => false,
             Source::Hot(_) | Source::Stream(_) | Source::Mapped => true,
             Source::Cold => it.issued == it.end,
         };
@@ -379,7 +444,7 @@ impl NeuronStore {
     #[inline]
     pub fn is_needed(&self, item: usize) -> bool {
         let it = &self.layer.items[item];
-        it.first < it.end
+        it.first < it.end || self.is_on_device(item)
     }
 
     /// After an item's gates are computed: requests Up and Down of the neurons that fire and drops

@@ -35,6 +35,7 @@ mod spread;
 mod tag;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod work;
 
 pub use by_layer::LayerResidency;
@@ -44,4 +45,5 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use layout::Layout;
 pub(crate) use neurons::{Known, Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
+pub(crate) use tier::TierSetup;
 pub(crate) use work::Step;

@@ -17,9 +17,10 @@ use super::layout::Layout;
 use super::mapping::Mapping;
 use super::plan::Rules;
 use super::reader::Reader;
-use super::regions::CLUSTER;
+use super::regions::{CLUSTER, prefixes};
 use super::resident::Resident;
 use super::spread::Spread;
+use super::tier::{Tier, TierSetup};
 use super::work::LayerWork;
 use crate::ablation::{Ablation, Overlap};
 use crate::counters::Counters;
@@ -81,6 +82,8 @@ pub(crate) struct StoreSetup<'a> {
     pub costs: ReadCosts,
     /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
     pub gates_first: bool,
+    /// The device, if there is one.
+    pub tier: Option<TierSetup>,
     pub options: &'a Options,
     pub tracer: Tracer,
 }
@@ -115,6 +118,8 @@ pub(crate) struct NeuronStore {
     pub(super) resident: Arc<Resident>,
     pub(super) hot: HotClusters,
     pub(super) cold: SlotCache,
+    /// The device, which holds clusters instead of these regions.
+    pub(super) tier: Option<Tier>,
     /// Hot clusters of each bank by the statistics.
     pub(super) hot_wanted: Vec<u32>,
     /// By bank: share of the tokens that visit it; empty without routing statistics.
@@ -184,6 +189,7 @@ impl NeuronStore {
             guesses: Guesses::new(&layout),
             foresight: Foresight::new(options.read_ahead),
             spreads: vec![Spread::default(); layout.banks()],
+            tier: None,
             naming: setup.naming,
             contents,
             hot_wanted: setup.hot_wanted,
@@ -205,9 +211,31 @@ impl NeuronStore {
                 store.cold.set_prior(Key { bank, neuron }, often.into());
             }
         }
+        if let Some(tier) = setup.tier {
+            store.add_tier(tier)?;
+        }
         store.limit_mapped(plan)?;
         store.adopt(plan)?;
         Ok(store)
+    }
+
+    /// Makes room on a device for the hottest clusters.
+    fn add_tier(&mut self, setup: TierSetup) -> Result<(), Error> {
+        let (wanted, clusters) = (self.wanted(), self.layout.clusters_of_each());
+        let hot = wanted.iter().copied().map(u64::from).sum();
+        let prefix = match setup.clusters <= hot {
+            true => prefixes(setup.clusters, &wanted, &clusters),
+            // Somebody asked for more than is hot.
+            false => prefixes(setup.clusters, &clusters, &clusters),
+        };
+        let neurons = |bank: u32, clusters: u32| {
+            let last = self.layout.cluster_neurons(bank, clusters - 1);
+            last.end as usize
+        };
+        let tier = Tier::new(setup, prefix, neurons)?;
+        self.hot.begin_behind(tier.prefixes());
+        self.tier = Some(tier);
+        Ok(())
     }
 
     /// Switches to another plan between two passes. Results do not depend on the plan.
@@ -235,6 +263,9 @@ impl NeuronStore {
         self.latch(freed)?;
         let content = &self.contents[usize::from(plan.gates_resident())];
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
+        if let Some(tier) = &self.tier {
+            self.hot.begin_behind(tier.prefixes());
+        }
         self.cold = new_cold(&self.layout, content, self.memory, self.ablation)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)

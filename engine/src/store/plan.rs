@@ -8,7 +8,7 @@
 //! mmap ablation ─────────────────────────────────► Mapped
 //! in the hot region ─────────────────────────────► Hot
 //! in flight as a whole ──────────────────────────► Whole     one sequential read
-//! a scan without a cold region, or becomes hot ──► Whole
+//! no cold region, or becomes hot ────────────────► Whole
 //! one read cheaper than single ones ─────────────► Whole
 //! else ──────────────────────────────────────────► Neurons   Gate parts first, or bundles
 //! ```
@@ -101,7 +101,8 @@ impl Rules {
 
     /// Whether a missing cluster is read whole regardless of its active set.
     fn always_whole(&self, belongs_hot: bool, promoting: bool) -> bool {
-        self.scans && !self.cold || belongs_hot && !(promoting && self.cold)
+        // Without a cold region nothing else can be read: a scan, or what a device held that failed.
+        !self.cold || belongs_hot && !promoting
     }
 
     /// Whether a missing cluster of the next layer will certainly be read whole: in a scan, or with

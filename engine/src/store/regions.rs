@@ -11,7 +11,7 @@ pub const LEAST_BUFFERS: u32 = 4;
 /// Share of tokens for which a hot cluster's neurons fire, at least. An LRU cache would keep such
 /// neurons anyway; as a cluster they need no lookup each, and a miss costs one sequential read
 /// instead of many.
-const HOT: f64 = 0.5;
+pub(crate) const HOT: f64 = 0.5;
 
 /// The longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥ ½`: the average
 /// neuron fires in at least half of the passes of `times` times the tokens. Tokens of a batch

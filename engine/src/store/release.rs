@@ -50,7 +50,7 @@ impl NeuronStore {
                     }
                 }
             }
-            Source::Mapped | Source::Unused | Source::Stream(None) => {}
+            Source::Mapped | Source::Unused | Source::Stream(None) | Source::Device => {}
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) enum Source {
     Cold,
     /// The mapped file.
     Mapped,
+    /// A device, which computes it.
+    Device,
 }
 
 /// The step that a cluster is ready for.

@@ -48,6 +48,22 @@ pub(super) struct Facts {
     pub(super) streams: streams::Sizes,
 }
 
+impl Facts {
+    /// What the tensors say of the form.
+    fn shape(&self) -> Shape {
+        Shape {
+            d_model: 0,
+            layers: 0,
+            heads: 0,
+            head_dim: 0,
+            ffn_bias: self.has_ffn_bias,
+            two_norms: self.two_norms,
+            windowed: false,
+            streams: self.streams,
+        }
+    }
+}
+
 /// Translates the metadata. `name` applies if the file does not name the model. The caller handles
 /// special tokens other than the declared ids.
 pub(super) fn model_config(
@@ -77,10 +93,8 @@ pub(super) fn model_config(
         layers,
         heads,
         head_dim,
-        ffn_bias: facts.has_ffn_bias,
-        two_norms: facts.two_norms,
         windowed: window.size > 0,
-        streams: facts.streams,
+        ..facts.shape()
     };
     let rope = rope(metadata, arch, style, head_dim)?;
     let mut form = form::form(metadata, arch.name, shape)?;
@@ -88,22 +102,18 @@ pub(super) fn model_config(
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
+    let of_expert = of_expert.filter(|_| experts.is_some());
+    let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
-        name: metadata
-            .text("general.name")?
-            .filter(|name| !name.is_empty())
-            .unwrap_or(name),
+        name: named.unwrap_or(name),
         vocab: facts.vocab,
         d_model,
         layers,
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: match of_expert.filter(|_| experts.is_some()) {
-            Some(ffn) => ffn,
-            None => need("feed_forward_length")?,
-        },
+        ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: metadata.need_f32(&key(style.eps))?,

@@ -166,7 +166,6 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         ..Form::default()
     };
     Ok(match arch {
-        // those without a window
         "smallthinker" if shape.windowed => Form {
             nope_layers: (0..shape.layers).step_by(4).collect(),
             ..plain

@@ -123,7 +123,15 @@ const UNGATED: NameTable = NameTable {
     ..PLAIN
 };
 
+/// What PowerInfer's files have besides, or in another form.
+const POWERINFER: Spellings = &[
+    (Role::Down, DOWN_T),
+    (Role::PredictorFc1, "fc1.weight"),
+    (Role::PredictorFc2, "fc2.weight"),
+];
+
 const FALCON: NameTable = NameTable {
+    layers: &[ATTENTION, NORMS, TWO_MATRICES, POWERINFER],
     fused: &[(Fused::Qkv, "attn_qkv.weight")],
     ..UNGATED
 };
@@ -132,6 +140,7 @@ const FALCON_TWO_NORMS: NameTable = NameTable {
     layers: &[
         ATTENTION,
         TWO_MATRICES,
+        POWERINFER,
         &[
             (Role::AttnNorm, "attn_norm_2.weight"),
             (Role::AttnNormBias, "attn_norm_2.bias"),

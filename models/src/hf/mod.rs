@@ -99,12 +99,13 @@ fn open_with(
 
     let mut files = Vec::new();
     let mut found = Vec::new();
-    let mut stored_heads = Vec::new();
+    let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
     let mut scales = take_scales(&mut shards, &config);
     for (file, header) in shards {
         for mut raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
             let Some(name) = text_name(&config.family, &raw.name) else {
+                left_out += 1;
                 continue;
             };
             if is_unused(&name, &config) {
@@ -121,6 +122,12 @@ fn open_with(
             }
         }
         files.push(file);
+    }
+    if left_out > 0 {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: {left_out} tensors of images and sounds are left out: the model reads text alone"
+        );
     }
     if let Some((tensor, (scales, _))) = scales.into_iter().next() {
         return Err(Error::UnexpectedTensor {

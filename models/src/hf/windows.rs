@@ -67,10 +67,9 @@ pub(super) fn windows(
         let of_layer = |layer| if set(layer) { window } else { 0 };
         (0..layers).map(of_layer).collect()
     };
+    let unrotated = |layer| form.nope_layers.contains(&layer);
     match of {
-        Windows::Unrotated => {
-            return Ok(where_set(&|layer| form.nope_layers.contains(&layer)));
-        }
+        Windows::Unrotated => return Ok(where_set(&unrotated)),
         Windows::Alternate => return Ok(where_set(&|layer| layer.is_multiple_of(2))),
         Windows::Pattern(usual) => {
             let pattern = keys.u32("sliding_window_pattern")?.unwrap_or(usual);

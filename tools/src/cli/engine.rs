@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use emberflow_engine::device::DeviceChoice;
 use emberflow_engine::{Ablation, Budget, ReadAhead, Sparsity};
 use emberflow_models::demo::Demo;
 
@@ -72,6 +73,15 @@ pub struct EngineArgs {
     /// auto does it where the disk idles and passes get no slower.
     #[arg(long, value_enum, default_value = "auto")]
     pub read_ahead: ReadAheadArg,
+    /// A device that holds the hottest neurons and computes them beside the processor: none, opencl or
+    /// opencl:N (see doctor), cpu (the processor once more, to try it out), auto (a graphics
+    /// processor, where there is one). Models without experts.
+    #[arg(long, value_name = "DEVICE", default_value = "none")]
+    pub device: DeviceChoice,
+    /// How many bytes of neurons the device is to hold; default: as fits its speed. Memory that it
+    /// shares with the processor counts in --memory.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    pub device_memory: Option<u64>,
     /// How to read from flash; sim plays a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,

@@ -158,6 +158,17 @@ macro_rules! dispatch {
     };
 }
 
+impl<'a> ActivationsRef<'a> {
+    /// The bytes of all tokens' chunks, token after token, laid out as `activations.rs` says: for
+    /// devices.
+    pub fn bytes(&self) -> &'a [u8] {
+        let chunks = self.chunks();
+        // SAFETY: a chunk has no padding (its fields fill its 704 bytes), u8 needs no alignment, and
+        // the length is that of the same memory in bytes.
+        unsafe { std::slice::from_raw_parts(chunks.as_ptr().cast(), size_of_val(chunks)) }
+    }
+}
+
 pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], chunks: &mut [Chunk]) {
     check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
     dispatch!(cpu, quantize_token(x, chunks))

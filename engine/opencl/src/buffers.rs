@@ -1,0 +1,159 @@
+//! Memory of an OpenCL device, and the host memory that it is copied from and to.
+
+use opencl3::command_queue::CommandQueue;
+use opencl3::context::Context;
+use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
+use opencl3::event::Event;
+use opencl3::memory::{Buffer, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_WRITE};
+use opencl3::types::{CL_FALSE, CL_TRUE};
+
+use crate::{Room, Spec, Work};
+
+/// A buffer of `T`, and its length.
+pub(super) struct Memory<T> {
+    buffer: Buffer<T>,
+    len: usize,
+}
+
+/// A buffer of bytes.
+pub(super) type Bytes = Memory<u8>;
+
+impl<T> Memory<T> {
+    /// `len` elements, in host memory where that is the device's own.
+    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, ClError> {
+        let place = if unified { CL_MEM_ALLOC_HOST_PTR } else { 0 };
+        // No buffer is empty.
+        let len = len.max(1);
+        // SAFETY: no host pointer is given, so the driver allocates the memory itself.
+        let buffer = unsafe {
+            Buffer::create(
+                context,
+                CL_MEM_READ_WRITE | place,
+                len,
+                std::ptr::null_mut(),
+            )?
+        };
+        Ok(Self { buffer, len })
+    }
+
+    /// For kernels.
+    pub fn buffer(&self) -> &Buffer<T> {
+        &self.buffer
+    }
+
+    fn fits(&self, at: usize, len: usize) -> Result<(), ClError> {
+        match at.checked_add(len).is_some_and(|end| end <= self.len) {
+            true => Ok(()),
+            false => Err(ClError(CL_INVALID_VALUE)),
+        }
+    }
+}
+
+/// Copies `from` to byte `at`, and waits for it.
+pub(super) fn write(
+    queue: &CommandQueue,
+    to: &mut Bytes,
+    at: usize,
+    from: &[u8],
+) -> Result<(), ClError> {
+    to.fits(at, from.len())?;
+    if !from.is_empty() {
+        // SAFETY: `from` is read before the call returns, and its length fits, as was just checked.
+        unsafe { queue.enqueue_write_buffer(&mut to.buffer, CL_TRUE, at, from, &[])? };
+    }
+    Ok(())
+}
+
+/// Inputs, hidden values and sums of one piece of work, and their copies in host memory. The latter
+/// are not touched while work is under way.
+pub(super) struct Scratch {
+    /// Neurons of a cluster.
+    cluster: usize,
+    /// Bytes of a token's input.
+    token_bytes: usize,
+    pub x: Memory<u8>,
+    pub mask: Memory<u64>,
+    pub gate_bias: Memory<f32>,
+    pub up_bias: Memory<f32>,
+    pub hidden: Memory<f32>,
+    pub fired: Memory<i32>,
+    pub sums: Memory<f32>,
+    of_x: Vec<u8>,
+    of_mask: Vec<u64>,
+    of_bias: [Vec<f32>; 2],
+    of_fired: [i32; 1],
+    pub answer: Vec<f32>,
+    pub count: [i32; 1],
+}
+
+impl Scratch {
+    pub fn new(context: &Context, spec: &Spec, room: &Room) -> Result<Self, ClError> {
+        let (rows, neurons) = (room.rows, room.clusters * spec.cluster);
+        let (pairs, sums) = (room.pairs * spec.cluster, room.pairs * spec.d);
+        let token_bytes = spec.token_bytes;
+        Ok(Self {
+            cluster: spec.cluster,
+            token_bytes,
+            x: Memory::new(context, token_bytes * rows, true)?,
+            mask: Memory::new(context, pairs / 64, true)?,
+            gate_bias: Memory::new(context, neurons, true)?,
+            up_bias: Memory::new(context, neurons, true)?,
+            hidden: Memory::new(context, pairs, false)?,
+            fired: Memory::new(context, 1, true)?,
+            sums: Memory::new(context, sums, true)?,
+            of_x: Vec::with_capacity(token_bytes * rows),
+            of_mask: Vec::with_capacity(pairs / 64),
+            of_bias: [Vec::with_capacity(neurons), Vec::with_capacity(neurons)],
+            of_fired: [0],
+            answer: vec![0.0; sums],
+            count: [0],
+        })
+    }
+
+    /// Begins to copy the inputs of `work`.
+    pub fn fill(&mut self, queue: &CommandQueue, work: &Work<'_>) -> Result<(), ClError> {
+        let neurons = work.clusters * self.cluster;
+        self.hidden.fits(0, neurons * work.rows)?;
+        self.gate_bias.fits(0, neurons)?;
+        if work.x.len() != self.token_bytes * work.rows {
+            return Err(ClError(CL_INVALID_VALUE));
+        }
+        self.of_x.clear();
+        self.of_x.extend_from_slice(work.x);
+        self.of_mask.clear();
+        self.of_mask.extend_from_slice(work.mask.unwrap_or(&[]));
+        for (to, from) in self.of_bias.iter_mut().zip([work.gate_bias, work.up_bias]) {
+            to.clear();
+            to.extend_from_slice(from);
+        }
+        let [gate, up] = &self.of_bias;
+        begin(queue, &mut self.x, &self.of_x)?;
+        begin(queue, &mut self.mask, &self.of_mask)?;
+        begin(queue, &mut self.gate_bias, gate)?;
+        begin(queue, &mut self.up_bias, up)?;
+        begin(queue, &mut self.fired, &self.of_fired)
+    }
+
+    /// Begins to copy `len` sums back; done when the event is.
+    pub fn read(&mut self, queue: &CommandQueue, len: usize) -> Result<Event, ClError> {
+        self.sums.fits(0, len)?;
+        let answer = &mut self.answer[..len];
+        // SAFETY: both lengths fit, and neither vector is touched or freed before the work is
+        // taken: it is waited for by `take` and `prepare`, and the queue is dropped before them.
+        unsafe {
+            queue.enqueue_read_buffer(&self.fired.buffer, CL_FALSE, 0, &mut self.count, &[])?;
+            queue.enqueue_read_buffer(&self.sums.buffer, CL_FALSE, 0, answer, &[])
+        }
+    }
+}
+
+/// Begins to copy `from` to the start of a buffer.
+fn begin<T>(queue: &CommandQueue, to: &mut Memory<T>, from: &[T]) -> Result<(), ClError> {
+    to.fits(0, from.len())?;
+    if !from.is_empty() {
+        // SAFETY: the length fits; `from` is staging memory, which is neither touched nor freed
+        // before the work is taken, as in `read`.
+        unsafe { queue.enqueue_write_buffer(&mut to.buffer, CL_FALSE, 0, from, &[])? };
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! An OpenCL device: what there is, its memory, and the two kernels that compute the FFN of a part
+//! of a bank (`kernels.cl`). It knows bytes and numbers; what they mean is the engine's matter.
+//!
+//! The OpenCL library is looked for when a device is asked for: no build and no other use of the
+//! program needs it. Static programs and those for Android cannot load one; there no device is
+//! found.
+//!
+//! One in-order queue. A piece of work is: inputs, from staging memory that stays untouched until
+//! the work is taken; two kernels; sums back. The host waits once, at the end.
+
+#![allow(unsafe_code)]
+
+#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
+mod buffers;
+#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
+mod device;
+#[cfg(any(target_os = "android", target_feature = "crt-static"))]
+#[path = "none.rs"]
+mod device;
+
+pub use device::{Device, list};
+
+/// An error of a device or its driver.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(pub String);
+
+/// A device of this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// Its memory is the machine's.
+    pub unified: bool,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// The longest buffer, in bytes.
+    pub longest: u64,
+    /// A graphics processor.
+    pub gpu: bool,
+    /// Compute units.
+    pub units: u32,
+    /// Divisions and square roots of f32 can be rounded correctly.
+    pub divides: bool,
+    /// Names of its extensions.
+    pub extensions: Vec<String>,
+}
+
+/// Kernels for pieces of work.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spec {
+    /// Build options: the definitions that `kernels.cl` asks for.
+    pub options: String,
+    /// Elements of a row.
+    pub d: usize,
+    /// Neurons of a cluster.
+    pub cluster: usize,
+    /// Bytes of a token's input.
+    pub token_bytes: usize,
+}
+
+/// The largest pieces of work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Most tokens.
+    pub rows: usize,
+    /// Most clusters.
+    pub clusters: usize,
+    /// Most (cluster, token) pairs.
+    pub pairs: usize,
+}
+
+/// A piece of work.
+#[derive(Debug, Clone, Copy)]
+pub struct Work<'a> {
+    /// Number of the buffer with the neurons, and how many these are.
+    pub part: usize,
+    /// See `part`.
+    pub neurons: usize,
+    /// The first neuron to compute, and the number of clusters from there on.
+    pub first: usize,
+    /// See `first`.
+    pub clusters: usize,
+    /// Tokens.
+    pub rows: usize,
+    /// Their input.
+    pub x: &'a [u8],
+    /// The pairs that are wanted, bit `n × rows + row`; `None` for all.
+    pub mask: Option<&'a [u64]>,
+    /// Biases of these neurons, or none.
+    pub gate_bias: &'a [f32],
+    /// See `gate_bias`.
+    pub up_bias: &'a [f32],
+    /// Smaller magnitudes of activated gates are zero.
+    pub cut: f32,
+}
+
+/// What came out besides sums.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Pairs that fired.
+    pub fired: u64,
+    /// From submission to the last sum, by the device's clock.
+    pub nanoseconds: u64,
+}

@@ -1,0 +1,308 @@
+//! The check of a device against the CPU, with the kernels that the model will run.
+
+use std::time::Instant;
+
+use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
+
+use super::{CpuDevice, Dense, DenseShape, DeviceError, NeuronRows, Part, Room, Work};
+use crate::store::regions::CLUSTER;
+
+/// Clusters of the check's part, the last of which is short.
+const CLUSTERS: usize = 8;
+/// Most rows of its passes.
+const ROWS: usize = 3;
+const NEURONS: usize = CLUSTERS * CLUSTER - 51;
+
+/// Largest deviation of a class of numerics of its own, as a share of the largest sum.
+const TOLERANCE: f32 = 1e-4;
+
+/// How a device's answers compare with the CPU's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// Every bit is the CPU's.
+    pub same_bits: bool,
+    /// Largest deviation, as a share of the largest sum.
+    pub worst: f32,
+    /// How long it takes for one row.
+    pub speed: Speed,
+    /// How long one thread of the CPU takes.
+    pub cpu: Speed,
+}
+
+/// Time of a piece of work of one row: `launch + neurons · neuron`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Speed {
+    /// Seconds that any piece of work takes.
+    pub launch: f64,
+    /// Seconds for each neuron.
+    pub neuron: f64,
+}
+
+impl Speed {
+    /// By the times of all of the check's neurons and of its first cluster.
+    fn of(all: f64, first: f64) -> Self {
+        let slope = (all - first) / (NEURONS - CLUSTER) as f64;
+        // Where one cluster is no faster, launching is all that was measured.
+        let neuron = slope.clamp(all / NEURONS as f64 * 0.01, all / NEURONS as f64);
+        Self {
+            launch: all - NEURONS as f64 * neuron,
+            neuron,
+        }
+    }
+}
+
+/// Seeded numbers.
+struct Numbers(u64);
+
+impl Numbers {
+    /// Within ±1.
+    fn next(&mut self) -> f32 {
+        // Knuth's MMIX generator
+        self.0 = (self.0)
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// The neurons of the check: random rows, some of them zero, tiny or large.
+struct Neurons {
+    dtype: DType,
+    d: usize,
+    matrices: usize,
+    bytes: Vec<u8>,
+}
+
+impl Neurons {
+    fn new(shape: &DenseShape) -> Self {
+        let (dtype, d, matrices) = (shape.dtype, shape.d, shape.matrices());
+        let (len, mut numbers) = (dtype.row_bytes(d), Numbers(7));
+        let mut bytes = vec![0; NEURONS * matrices * len];
+        let mut row = vec![0.0f32; d];
+        for (i, bytes) in bytes.chunks_exact_mut(len).enumerate() {
+            let size = match i % 11 {
+                0 => 0.0,
+                1 => 1e-6,
+                2 => 30.0,
+                _ => 0.1,
+            };
+            row.iter_mut().for_each(|v| *v = size * numbers.next());
+            let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(d));
+            // Finite numbers of such sizes fit every format.
+            let _ = quantize_row(dtype, &row, quants, scales);
+        }
+        Self {
+            dtype,
+            d,
+            matrices,
+            bytes,
+        }
+    }
+
+    fn row(&self, i: usize, matrix: usize) -> Row<'_> {
+        let len = self.dtype.row_bytes(self.d);
+        let at = (i * self.matrices + matrix) * len;
+        Row::inline(self.dtype, self.d, &self.bytes[at..at + len])
+    }
+
+    fn upload(&self, device: &mut dyn Dense) -> Result<Part, DeviceError> {
+        let part = device.reserve(NEURONS)?;
+        // In two pieces, as clusters arrive.
+        for range in [CLUSTER..NEURONS, 0..CLUSTER] {
+            let rows = |i| NeuronRows {
+                gate: self.row(i, 0),
+                up: (self.matrices == 3).then(|| self.row(i, 1)),
+                down: self.row(i, self.matrices - 1),
+            };
+            device.upload(part, range.start, &mut range.map(rows))?;
+        }
+        Ok(part)
+    }
+}
+
+/// Prepares `device` for `shape` and compares it with the CPU: single rows and several, with masks,
+/// thresholds and biases, magnitudes down to denormals.
+///
+/// # Errors
+/// The driver's, or a device whose sums are wrong.
+pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+    let mut reference = CpuDevice::new();
+    reference.prepare(shape)?;
+    device.prepare(shape)?;
+    device.make_room(&Room {
+        rows: ROWS,
+        clusters: CLUSTERS,
+        pairs: ROWS * CLUSTERS,
+    })?;
+    let neurons = Neurons::new(shape);
+    let parts = [neurons.upload(&mut reference)?, neurons.upload(device)?];
+    let mut verdict = Verdict {
+        same_bits: true,
+        worst: 0.0,
+        speed: Speed::default(),
+        cpu: Speed::default(),
+    };
+    for case in [
+        Case::new(1, 1.0),
+        Case::new(1, 1.0).masked().biased(),
+        Case::new(ROWS, 1.0).masked(),
+        Case::new(2, 1e-3).biased(),
+        Case::new(1, 1e-37),
+        Case::new(1, 1e3),
+    ] {
+        let expected = case.run(&mut reference, parts[0], shape)?;
+        let found = case.run(device, parts[1], shape)?;
+        verdict.compare(device, &expected, &found)?;
+    }
+    let x = vec![0.5; shape.d];
+    let mut quantized = Activations::default();
+    Cpu::detect().quantize_activations(&x, 1, &mut quantized);
+    let timed = |device: &mut dyn Dense, part| {
+        let mut of = |clusters| {
+            let work = Work {
+                part,
+                clusters: &(0..clusters),
+                x: &x,
+                quantized: quantized.all(),
+                mask: None,
+                cut: 0.0,
+                gate_bias: &[],
+                up_bias: &[],
+            };
+            fastest(device, &work, shape)
+        };
+        Ok(Speed::of(of(CLUSTERS)?, of(1)?))
+    };
+    verdict.speed = timed(device, parts[1])?;
+    verdict.cpu = timed(&mut reference, parts[0])?;
+    device.clear();
+    Ok(verdict)
+}
+
+/// A comparison.
+#[derive(Clone, Copy)]
+struct Case {
+    rows: usize,
+    /// Magnitude of the input.
+    size: f32,
+    /// With a mask and a threshold.
+    masked: bool,
+    biased: bool,
+}
+
+impl Case {
+    fn new(rows: usize, size: f32) -> Self {
+        Self {
+            rows,
+            size,
+            masked: false,
+            biased: false,
+        }
+    }
+
+    fn masked(self) -> Self {
+        Self {
+            masked: true,
+            ..self
+        }
+    }
+
+    fn biased(self) -> Self {
+        Self {
+            biased: true,
+            ..self
+        }
+    }
+
+    fn run(
+        &self,
+        device: &mut dyn Dense,
+        part: Part,
+        shape: &DenseShape,
+    ) -> Result<Answer, DeviceError> {
+        let (rows, all) = (self.rows, CLUSTERS * CLUSTER);
+        let mut numbers = Numbers(rows as u64 + 1);
+        let x: Vec<f32> = (0..rows * shape.d)
+            .map(|_| self.size * numbers.next())
+            .collect();
+        let mut quantized = Activations::default();
+        Cpu::detect().quantize_activations(&x, rows, &mut quantized);
+        let mask: Vec<u64> = (0..all * rows / 64)
+            .map(|i| 0x9e37_79b9_7f4a_7c15u64.rotate_left(i as u32))
+            .collect();
+        let bias: Vec<f32> = (0..all).map(|i| i as f32 * 0.001 - 0.2).collect();
+        let bias = if self.biased { &bias[..] } else { &[] };
+        let work = Work {
+            part,
+            clusters: &(0..CLUSTERS),
+            x: &x,
+            quantized: quantized.all(),
+            mask: self.masked.then_some(&mask[..]),
+            cut: if self.masked { 0.01 } else { 0.0 },
+            gate_bias: bias,
+            up_bias: if shape.kind.ungated { &[] } else { bias },
+        };
+        run(device, &work, shape)
+    }
+}
+
+/// Sums and the number of fired pairs of some work.
+struct Answer {
+    sums: Vec<f32>,
+    fired: u64,
+}
+
+fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<Answer, DeviceError> {
+    let mut sums = vec![f32::NAN; work.clusters.len() * work.rows() * shape.d];
+    let ticket = device.submit(work)?;
+    let fired = device.take(ticket, &mut sums)?.fired;
+    Ok(Answer { sums, fired })
+}
+
+/// Seconds of the fastest of some runs.
+fn fastest(
+    device: &mut dyn Dense,
+    work: &Work<'_>,
+    shape: &DenseShape,
+) -> Result<f64, DeviceError> {
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let start = Instant::now();
+        run(device, work, shape)?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+impl Verdict {
+    fn compare(
+        &mut self,
+        device: &dyn Dense,
+        expected: &Answer,
+        found: &Answer,
+    ) -> Result<(), DeviceError> {
+        let largest = expected
+            .sums
+            .iter()
+            .fold(0.0f32, |most, v| most.max(v.abs()));
+        let mut worst = 0.0f32;
+        for (a, b) in expected.sums.iter().zip(&found.sums) {
+            self.same_bits &= a.to_bits() == b.to_bits() || a == b;
+            let apart = (a - b).abs() / largest.max(f32::MIN_POSITIVE);
+            worst = worst.max(if apart.is_nan() { f32::INFINITY } else { apart });
+        }
+        self.same_bits &= expected.fired == found.fired;
+        self.worst = self.worst.max(worst);
+        if worst > TOLERANCE {
+            return Err(DeviceError {
+                device: device.facts().name.clone(),
+                what: format!(
+                    "computes wrong sums: they differ from the CPU's by {worst:.1e} of the largest \
+                     (driver {}); --device none does without it",
+                    device.facts().driver
+                ),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Which device: the names of the command line, and what is there.
+
+use std::str::FromStr;
+
+use emberflow_opencl as cl;
+
+use super::opencl::{OpenCl, facts};
+use super::{CpuDevice, Device, DeviceError, Facts};
+
+/// A device by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// None.
+    #[default]
+    None,
+    /// The first graphics processor, where it is worth its transfers; else none.
+    Auto,
+    /// The CPU, as a device: to try what a device changes, where there is none.
+    Cpu,
+    /// The OpenCL device of this number.
+    OpenCl(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let number = |n: &str| n.parse().map(Self::OpenCl).ok();
+        let known = match name {
+            "none" => Some(Self::None),
+            "auto" => Some(Self::Auto),
+            "cpu" => Some(Self::Cpu),
+            "opencl" => Some(Self::OpenCl(0)),
+            _ => name.strip_prefix("opencl:").and_then(number),
+        };
+        known.ok_or_else(|| {
+            format!(
+                "no device is called {name:?}: none, auto, cpu, opencl or opencl:N (see doctor)"
+            )
+        })
+    }
+}
+
+impl DeviceChoice {
+    /// Opens it. `None` where none is wanted, and with `auto` where none is there.
+    ///
+    /// # Errors
+    /// No such device, or the driver's.
+    pub fn open(self) -> Result<Option<Device>, DeviceError> {
+        let number = match self {
+            Self::None => return Ok(None),
+            Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
+            Self::OpenCl(number) => number,
+            Self::Auto => match cl::list().iter().position(|found| found.gpu) {
+                Some(number) => number,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Device::new(Box::new(OpenCl::open(number)?))))
+    }
+}
+
+/// An OpenCL device of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// What it is.
+    pub facts: Facts,
+    /// A graphics processor.
+    pub gpu: bool,
+    /// Compute units.
+    pub units: u32,
+    /// Names of its extensions.
+    pub extensions: Vec<String>,
+}
+
+/// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
+pub fn list() -> Vec<Listed> {
+    let listed = |found: cl::Listed| Listed {
+        facts: facts(&found),
+        gpu: found.gpu,
+        units: found.units,
+        extensions: found.extensions,
+    };
+    cl::list().into_iter().map(listed).collect()
+}

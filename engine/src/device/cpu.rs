@@ -1,0 +1,264 @@
+//! The CPU as a device: a thread of its own with the ordinary kernels. It is the reference of
+//! [`check`](super::check), and stands in for a device where there is none.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::Builder;
+use std::time::Instant;
+
+use emberflow_kernels::{Activations, Cpu, Row};
+
+use super::{Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Taken, Ticket, Work};
+use crate::ffn::{Gating, of_up};
+use crate::store::regions::CLUSTER;
+
+/// Bytes of the thread's stack.
+const STACK: usize = 256 << 10;
+
+/// The rows of a part, neuron by neuron.
+#[derive(Clone)]
+struct Rows {
+    shape: DenseShape,
+    bytes: Vec<u8>,
+}
+
+impl Rows {
+    /// Row `matrix` of neuron `i`.
+    fn row(&self, i: usize, matrix: usize) -> Row<'_> {
+        let (dtype, d) = (self.shape.dtype, self.shape.d);
+        let len = dtype.row_bytes(d);
+        let at = (i * self.shape.matrices() + matrix) * len;
+        Row::inline(dtype, d, &self.bytes[at..at + len])
+    }
+
+    fn neurons(&self) -> usize {
+        self.bytes.len() / self.shape.neuron_bytes() as usize
+    }
+}
+
+/// A copy of submitted work.
+struct Task {
+    part: Arc<Rows>,
+    first: usize,
+    clusters: usize,
+    x: Vec<f32>,
+    quantized: Activations,
+    mask: Option<Vec<u64>>,
+    cut: f32,
+    gate_bias: Vec<f32>,
+    up_bias: Vec<f32>,
+    submitted: Instant,
+}
+
+/// Sums, and what came out besides.
+struct Answer {
+    sums: Vec<f32>,
+    taken: Taken,
+}
+
+/// The CPU as a device.
+pub struct CpuDevice {
+    facts: Facts,
+    shape: Option<DenseShape>,
+    parts: Vec<Arc<Rows>>,
+    tickets: u64,
+    underway: Option<Receiver<Answer>>,
+}
+
+impl CpuDevice {
+    /// With as much memory as the machine has.
+    pub fn new() -> Self {
+        Self {
+            facts: Facts {
+                name: "cpu".into(),
+                driver: Cpu::detect().name().into(),
+                unified: true,
+                memory: u64::MAX,
+                longest: u64::MAX,
+            },
+            shape: None,
+            parts: Vec::new(),
+            tickets: 0,
+            underway: None,
+        }
+    }
+
+    fn failed(&self, what: &str) -> DeviceError {
+        DeviceError {
+            device: self.facts.name.clone(),
+            what: what.into(),
+        }
+    }
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Dense for CpuDevice {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
+        self.clear();
+        match shape.unsupported() {
+            Some(why) => Err(self.failed(&why)),
+            None => {
+                self.shape = Some(*shape);
+                Ok(())
+            }
+        }
+    }
+
+    fn make_room(&mut self, _room: &Room) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.underway = None;
+        self.parts.clear();
+    }
+
+    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
+        let bytes = vec![0; neurons * shape.neuron_bytes() as usize];
+        self.parts.push(Arc::new(Rows { shape, bytes }));
+        Ok(Part(self.parts.len() - 1))
+    }
+
+    fn upload(
+        &mut self,
+        part: Part,
+        first: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<(), DeviceError> {
+        let missing = self.failed("has no such part");
+        let rows = Arc::make_mut(self.parts.get_mut(part.0).ok_or(missing)?);
+        let mut at = first * rows.shape.neuron_bytes() as usize;
+        for row in neurons.flat_map(NeuronRows::matrices) {
+            for piece in [row.quants(), row.scales()] {
+                rows.bytes[at..at + piece.len()].copy_from_slice(piece);
+                at += piece.len();
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
+        let part = self.parts.get(work.part.0).cloned();
+        let mut quantized = Activations::default();
+        quantized.clear(work.quantized.n());
+        for row in 0..work.rows() {
+            quantized.push(work.quantized, row);
+        }
+        let task = Task {
+            part: part.ok_or_else(|| self.failed("has no such part"))?,
+            first: work.clusters.start * CLUSTER,
+            clusters: work.clusters.len(),
+            x: work.x.to_vec(),
+            quantized,
+            mask: work.mask.map(<[u64]>::to_vec),
+            cut: work.cut,
+            gate_bias: work.gate_bias.to_vec(),
+            up_bias: work.up_bias.to_vec(),
+            submitted: Instant::now(),
+        };
+        let (send, receive) = channel();
+        Builder::new()
+            .name("ember-device".into())
+            .stack_size(STACK)
+            // The receiver may be gone.
+            .spawn(move || _ = send.send(task.answer()))
+            .map_err(|e| self.failed(&format!("cannot start a thread: {e}")))?;
+        self.underway = Some(receive);
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
+    }
+
+    fn poll(&mut self, _ticket: Ticket) -> Result<bool, DeviceError> {
+        // Sums are taken in once they are asked for.
+        Ok(false)
+    }
+
+    fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+        let underway = self.underway.take();
+        let underway = underway.ok_or_else(|| self.failed("has no such work"))?;
+        let answer = underway
+            .recv()
+            .map_err(|_| self.failed("stopped in the middle"))?;
+        out.copy_from_slice(&answer.sums);
+        Ok(answer.taken)
+    }
+}
+
+impl Task {
+    /// Computes it, one (neuron, row) pair after the other.
+    fn answer(&self) -> Answer {
+        let cpu = Cpu::detect();
+        let (d, rows) = (self.part.shape.d, self.quantized.tokens());
+        let mut sums = vec![0.0; self.clusters * rows * d];
+        let mut fired = 0;
+        let last = self.part.shape.matrices() - 1;
+        for (at, sum) in sums.chunks_exact_mut(d).enumerate() {
+            let (cluster, row) = (at / rows, at % rows);
+            for n in cluster * CLUSTER..(cluster + 1) * CLUSTER {
+                let i = self.first + n;
+                if i >= self.part.neurons() || !self.wants(n * rows + row) {
+                    continue;
+                }
+                let gate = self.gate(cpu, n, row);
+                if gate == 0.0 {
+                    continue;
+                }
+                fired += 1;
+                let factor = self.hidden(cpu, gate, n, row);
+                if factor != 0.0 {
+                    cpu.axpy_rows(&[factor], &[self.part.row(i, last)], sum);
+                }
+            }
+        }
+        let took = self.submitted.elapsed();
+        let taken = Taken { fired, took };
+        Answer { sums, taken }
+    }
+
+    fn wants(&self, pair: usize) -> bool {
+        let word = |mask: &Vec<u64>| mask[pair / 64] >> (pair % 64) & 1 == 1;
+        self.mask.as_ref().is_none_or(word)
+    }
+
+    /// The product of a row with a token.
+    fn product(&self, cpu: Cpu, of: Row<'_>, row: usize) -> f32 {
+        match of.dtype().is_grouped() {
+            true => cpu.dot_q(of, self.quantized.token(row)),
+            false => cpu.dot(of, &self.x[row * of.len()..][..of.len()]),
+        }
+    }
+
+    /// The activated gate of the `n`-th neuron.
+    fn gate(&self, cpu: Cpu, n: usize, row: usize) -> f32 {
+        let mut gate = [self.product(cpu, self.part.row(self.first + n, 0), row)];
+        gate[0] += self.gate_bias.get(n).unwrap_or(&0.0);
+        let gating = Gating {
+            activation: self.part.shape.kind.activation,
+            cut: self.cut,
+            top: None,
+        };
+        gating.apply(cpu, &mut gate);
+        gate[0]
+    }
+
+    /// The factor of the `n`-th neuron's Down.
+    fn hidden(&self, cpu: Cpu, gate: f32, n: usize, row: usize) -> f32 {
+        let kind = self.part.shape.kind;
+        if kind.ungated {
+            return gate;
+        }
+        let mut up = self.product(cpu, self.part.row(self.first + n, 1), row);
+        up += self.up_bias.get(n).unwrap_or(&0.0);
+        gate * of_up(kind, up)
+    }
+}

@@ -1,0 +1,228 @@
+//! OpenCL devices.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use emberflow_kernels::DType;
+use emberflow_models::config::Activation;
+use emberflow_opencl as cl;
+
+use super::{Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Taken, Ticket, Work};
+use crate::store::regions::CLUSTER;
+
+/// What a device is.
+pub(super) fn facts(of: &cl::Listed) -> Facts {
+    Facts {
+        name: of.name.clone(),
+        driver: of.driver.clone(),
+        unified: of.unified,
+        memory: of.memory,
+        longest: of.longest,
+    }
+}
+
+/// Neurons of a bank.
+struct Bank {
+    /// Number of its buffer.
+    buffer: usize,
+    neurons: usize,
+}
+
+/// An OpenCL device.
+pub(super) struct OpenCl {
+    device: cl::Device,
+    facts: Facts,
+    shape: Option<DenseShape>,
+    banks: Vec<Bank>,
+    tickets: u64,
+}
+
+impl OpenCl {
+    /// Opens the device of this number.
+    ///
+    /// # Errors
+    /// No such device, or the driver's.
+    pub fn open(number: usize) -> Result<Self, DeviceError> {
+        let device = cl::Device::open(number).map_err(|e| DeviceError {
+            device: format!("opencl:{number}"),
+            what: e.to_string(),
+        })?;
+        Ok(Self {
+            facts: facts(device.facts()),
+            device,
+            shape: None,
+            banks: Vec::new(),
+            tickets: 0,
+        })
+    }
+
+    fn failed(&self, what: impl ToString) -> DeviceError {
+        DeviceError {
+            device: self.facts.name.clone(),
+            what: what.to_string(),
+        }
+    }
+
+    fn shape(&self) -> Result<DenseShape, DeviceError> {
+        self.shape.ok_or_else(|| self.failed("is not prepared"))
+    }
+
+    fn bank(&self, part: Part) -> Result<&Bank, DeviceError> {
+        let bank = self.banks.get(part.0);
+        bank.ok_or_else(|| self.failed("has no such part"))
+    }
+
+    /// The definitions that the kernels ask for.
+    fn options(&self, shape: &DenseShape) -> String {
+        let dtype = match shape.dtype {
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::Q8 => "Q8",
+            DType::Q4 | DType::Mxfp4 => "Q4",
+        };
+        let activation = match shape.kind.activation {
+            Activation::Relu => "RELU",
+            Activation::FatRelu { .. } => "FATRELU",
+            Activation::Relu2 => "RELU2",
+            Activation::Silu => "SILU",
+            Activation::GeluTanh | Activation::Gelu | Activation::ClampedSwiglu { .. } => {
+                "GELU_TANH"
+            }
+        };
+        let mut options = format!(
+            "-w -cl-std=CL1.2 -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={}",
+            shape.d,
+            shape.matrices()
+        );
+        if let Activation::FatRelu { threshold } = shape.kind.activation {
+            // Writing to a string cannot fail.
+            let _ = write!(options, " -D THRESHOLD=as_float({}u)", threshold.to_bits());
+        }
+        for (set, name) in [
+            (shape.kind.ungated, " -D UNGATED"),
+            (shape.kind.relu_on_up, " -D RELU_ON_UP"),
+            (
+                self.device.facts().divides,
+                " -cl-fp32-correctly-rounded-divide-sqrt",
+            ),
+        ] {
+            if set {
+                options.push_str(name);
+            }
+        }
+        options
+    }
+}
+
+impl Dense for OpenCl {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
+        if let Some(why) = shape.unsupported() {
+            return Err(self.failed(why));
+        }
+        self.banks.clear();
+        let spec = cl::Spec {
+            options: self.options(shape),
+            d: shape.d,
+            cluster: CLUSTER,
+            token_bytes: shape.token_bytes(),
+        };
+        let prepared = self.device.prepare(&spec);
+        self.shape = Some(*shape);
+        prepared.map_err(|e| self.failed(e))
+    }
+
+    fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
+        let room = cl::Room {
+            rows: room.rows,
+            clusters: room.clusters,
+            pairs: room.pairs,
+        };
+        let made = self.device.make_room(&room);
+        made.map_err(|e| self.failed(e))
+    }
+
+    fn clear(&mut self) {
+        self.banks.clear();
+        self.device.clear();
+    }
+
+    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        let len = neurons as u64 * self.shape()?.neuron_bytes();
+        let buffer = self.device.reserve(len as usize);
+        let buffer = buffer.map_err(|e| self.failed(e))?;
+        self.banks.push(Bank { buffer, neurons });
+        Ok(Part(self.banks.len() - 1))
+    }
+
+    fn upload(
+        &mut self,
+        part: Part,
+        first: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<(), DeviceError> {
+        let shape = self.shape()?;
+        let Bank {
+            buffer,
+            neurons: all,
+        } = *self.bank(part)?;
+        // Matrix by matrix, as the kernels have it.
+        let mut pieces = vec![[Vec::new(), Vec::new()]; shape.matrices()];
+        for neuron in neurons {
+            for (piece, row) in pieces.iter_mut().zip(neuron.matrices()) {
+                piece[0].extend_from_slice(row.quants());
+                piece[1].extend_from_slice(row.scales());
+            }
+        }
+        let (dtype, d) = (shape.dtype, shape.d);
+        let (quants, scales) = (dtype.quants_bytes(d), dtype.scales_bytes(d));
+        for (matrix, piece) in pieces.iter().enumerate() {
+            let row = matrix * all + first;
+            let at = [row * quants, all * shape.matrices() * quants + row * scales];
+            for (at, bytes) in at.into_iter().zip(piece) {
+                let written = self.device.write(buffer, at, bytes);
+                written.map_err(|e| self.failed(e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
+        let (shape, bank) = (self.shape()?, self.bank(work.part)?);
+        let work = cl::Work {
+            part: bank.buffer,
+            neurons: bank.neurons,
+            first: work.clusters.start * CLUSTER,
+            clusters: work.clusters.len(),
+            rows: work.rows(),
+            x: match shape.dtype.is_grouped() {
+                true => work.quantized.bytes(),
+                false => bytemuck::cast_slice(work.x),
+            },
+            mask: work.mask,
+            gate_bias: work.gate_bias,
+            up_bias: work.up_bias,
+            cut: work.cut,
+        };
+        let begun = self.device.submit(&work);
+        begun.map_err(|e| self.failed(e))?;
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
+    }
+
+    fn poll(&mut self, _ticket: Ticket) -> Result<bool, DeviceError> {
+        self.device.is_done().map_err(|e| self.failed(e))
+    }
+
+    fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+        let taken = self.device.take(out).map_err(|e| self.failed(e))?;
+        Ok(Taken {
+            fired: taken.fired,
+            took: Duration::from_nanos(taken.nanoseconds),
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! The clusters of a layer that a device computes, beside those of the CPU.
+
+use std::ops::Range;
+
+use super::mask;
+use super::pairs::Inputs;
+use super::state::Ffn;
+use crate::counters::nanoseconds;
+use crate::device::{Ticket, Work};
+use crate::error::Error;
+use crate::store::regions::CLUSTER;
+use crate::trace;
+
+/// Work of a device that is under way.
+pub(super) struct Submitted {
+    ticket: Ticket,
+    /// Its items.
+    items: Range<usize>,
+    /// When, by the tracer.
+    start: u64,
+}
+
+impl Ffn {
+    /// Begins to compute the items of a group that are on a device. Such layers have one unit.
+    pub(super) fn submit(
+        &mut self,
+        inputs: Inputs<'_>,
+        group: &Range<usize>,
+    ) -> Result<Option<Submitted>, Error> {
+        let Some(of) = self.units.first() else {
+            return Ok(None);
+        };
+        let items = group.start..group.end.min(of.first + self.store.on_device(of.bank));
+        if items.is_empty() {
+            return Ok(None);
+        }
+        let clusters = items.start - of.first..items.end - of.first;
+        let words = mask::words(of.rows);
+        let wanted = of.wanted(&self.pairs.wanted);
+        let from = inputs.of(0);
+        let biases = |bias: &'_ [f32]| -> Range<usize> {
+            let end = (clusters.end * CLUSTER).min(bias.len());
+            (clusters.start * CLUSTER).min(end)..end
+        };
+        let (gate, up) = (from.bias.gate, from.bias.up);
+        let start = self.store.tracer().now();
+        let ticket = self.store.submit_work(of.bank, |part| Work {
+            part,
+            clusters: &clusters,
+            x: from.input.x,
+            quantized: from.input.quantized,
+            mask: wanted.map(|all| &all[clusters.start * words..clusters.end * words]),
+            cut: of.gating.cut,
+            gate_bias: &gate[biases(gate)],
+            up_bias: &up[biases(up)],
+        })?;
+        self.lost |= ticket.is_none();
+        Ok(ticket.map(|ticket| Submitted {
+            ticket,
+            items,
+            start,
+        }))
+    }
+
+    /// Takes the sums of what was submitted, `width` floats for each item of `group`.
+    pub(super) fn take(
+        &mut self,
+        submitted: Submitted,
+        group: &Range<usize>,
+        width: usize,
+    ) -> Result<(), Error> {
+        let Submitted {
+            ticket,
+            items,
+            start,
+        } = submitted;
+        let at = items.start - group.start..items.end - group.start;
+        let sums = &mut self.partials[at.start * width..at.end * width];
+        match self.store.take_sums(ticket, sums)? {
+            Some(taken) => {
+                self.counts.fired += taken.fired;
+                let values = [self.store.layer_number() as u64, items.len() as u64];
+                let took = nanoseconds(taken.took);
+                let tracer = self.store.tracer();
+                tracer.accelerator(&trace::DENSE, values, start, took);
+            }
+            None => self.lost = true,
+        }
+        let (neurons, format) = (items.len() * CLUSTER, &self.shape.format);
+        self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
+        Ok(())
+    }
+}

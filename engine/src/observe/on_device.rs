@@ -1,0 +1,100 @@
+//! What a device held and did.
+
+use serde::Serialize;
+
+use crate::device::check::Speed;
+use crate::device::{Device, Verdict};
+use crate::engine::Engine;
+
+/// The device of a run, since the engine was opened.
+#[derive(Debug, Clone, Serialize)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// Whether its memory is the machine's, so that what it holds counts in the budget.
+    pub unified: bool,
+    /// Clusters of neurons that it holds.
+    pub clusters: u64,
+    /// Their share of the FFN, 0 to 1.
+    pub ffn_share: f64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Class of its numerics: `cpu` where its sums have the CPU's bits, else the device and driver.
+    /// Texts and hashes can be compared within a class.
+    pub numerics: String,
+    /// Largest deviation from the CPU in the check at the start, as a share of the largest sum.
+    pub deviation: f64,
+    /// Milliseconds for a piece of work of any size, in that check.
+    pub launch_ms: f64,
+    /// GB/s of weights that it computed with besides, and one thread of the CPU.
+    pub gb_per_s: f64,
+    /// See `gb_per_s`.
+    pub cpu_gb_per_s: f64,
+    /// Why it holds nothing, if it does not.
+    pub idle: Option<&'static str>,
+    /// Milliseconds that the compute threads waited for it.
+    pub wait_ms: f64,
+    /// Why it was given up, if it was.
+    pub lost: Option<String>,
+}
+
+impl Engine {
+    /// The device, and what it has done since the engine was opened; `None` without one.
+    pub fn device(&self) -> Option<DeviceReport> {
+        let device = self.options().device.as_ref()?;
+        Some(DeviceReport::of(self, device, self.verdict?))
+    }
+}
+
+impl DeviceReport {
+    fn of(engine: &Engine, device: &Device, verdict: Verdict) -> Self {
+        let (facts, needs) = (device.facts(), engine.needs());
+        let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
+        let neuron = (needs.gate_len + needs.rest_len) as f64;
+        let rate = |speed: Speed| neuron / speed.neuron / 1e9;
+        Self {
+            name: facts.name.clone(),
+            driver: facts.driver.clone(),
+            unified: facts.unified,
+            clusters,
+            ffn_share: clusters as f64 / needs.clusters.max(1) as f64,
+            bytes: clusters * needs.cluster * (needs.gate_len + needs.rest_len),
+            numerics: match verdict.same_bits {
+                true => "cpu".into(),
+                false => format!("{} {}", facts.name, facts.driver),
+            },
+            deviation: verdict.worst.into(),
+            launch_ms: verdict.speed.launch * 1e3,
+            gb_per_s: rate(verdict.speed),
+            cpu_gb_per_s: rate(verdict.cpu),
+            idle: (clusters == 0).then_some(match engine.options().device_memory {
+                Some(_) => "--device-memory or the budget leaves no room for a cluster",
+                None => "by the check it would save nothing, or nothing is hot",
+            }),
+            wait_ms: store.waited_for_device().as_secs_f64() * 1e3,
+            lost: store.lost_device().map(ToString::to_string),
+        }
+    }
+
+    /// A line for people.
+    pub(super) fn summary(&self) -> String {
+        let numerics = match self.numerics.as_str() {
+            "cpu" => "same bits as the CPU".to_owned(),
+            _ => "numerics of its own".to_owned(),
+        };
+        let held = match (&self.lost, self.idle) {
+            (Some(why), _) => format!("given up: {why}"),
+            (None, Some(why)) => format!("holds nothing: {why}"),
+            (None, None) => format!(
+                "holds {:.0} % of the FFN ({:.1} MiB{}), waited for {:.1} ms",
+                100.0 * self.ffn_share,
+                self.bytes as f64 / f64::from(1 << 20),
+                if self.unified { " of the budget" } else { "" },
+                self.wait_ms,
+            ),
+        };
+        format!("{}: {held}; {numerics}", self.name)
+    }
+}

@@ -1,0 +1,370 @@
+//! A device that holds the hottest neurons changes no bit: whatever the family, the format, the
+//! budget, the share that it holds, prompts and batches; and when it fails in the middle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use emberflow_engine::device::{
+    CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Facts, NeuronRows, Part, Room,
+    Taken, Ticket, Work, list,
+};
+use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options};
+use emberflow_kernels::DType;
+use emberflow_storage::container::Container;
+use emberflow_storage::trace::Span;
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
+
+/// The CPU as a device, and the OpenCL devices of this machine.
+fn devices() -> Vec<Device> {
+    let cpu = Device::new(Box::new(CpuDevice::new()));
+    let found = (0..list().len()).map(|n| DeviceChoice::OpenCl(n).open().unwrap().unwrap());
+    std::iter::once(cpu).chain(found).collect()
+}
+
+fn demo() -> Model {
+    Model::demo().unwrap()
+}
+
+fn text(len: u32) -> Vec<u32> {
+    (0..len).map(|i| 40 + (i * 31) % 900).collect()
+}
+
+/// The demo model with a device that holds `bytes`.
+fn with(device: Device, bytes: u64, options: Options) -> Engine {
+    let options = Options {
+        device: Some(device),
+        device_memory: Some(bytes),
+        ..options
+    };
+    Engine::open(demo(), options).unwrap()
+}
+
+fn some(share: f64) -> Options {
+    Options {
+        budget: Budget::FfnShare(share),
+        threads: 2,
+        context: 128,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
+    let tokens = text(40);
+    let expected = bits(&all_logits(
+        &mut Engine::open(demo(), some(1.0)).unwrap(),
+        &tokens,
+        1,
+    ));
+    for device in devices() {
+        for (share, mib, chunk) in [(0.4, 1, 1), (0.6, 2, 16), (1.0, 3, 7), (1.0, 64, 40)] {
+            let options = Options {
+                chunk: 40,
+                ..some(share)
+            };
+            let mut engine = with(device.clone(), mib << 20, options);
+            let held = engine.device().unwrap();
+            assert!(held.clusters > 0, "{}: {share} {mib}", held.name);
+            assert!(held.bytes <= mib << 20);
+            let found = bits(&all_logits(&mut engine, &tokens, chunk));
+            assert!(found == expected, "{}: {share} {mib} {chunk}", held.name);
+            // The rest under another budget.
+            squeeze(&mut engine, 0.35);
+            let found = bits(&all_logits(&mut engine, &tokens, chunk));
+            assert!(found == expected, "{}: squeezed from {share}", held.name);
+            assert_eq!(engine.device().unwrap().lost, None);
+        }
+    }
+}
+
+#[test]
+fn batches_on_a_device_are_what_each_text_is_alone() {
+    let options = || Options {
+        batch: 3,
+        chunk: 32,
+        ..some(0.7)
+    };
+    let texts: Vec<Vec<u32>> = (0..3).map(|n| text(5 + n)).collect();
+    let mut plain = Engine::open(demo(), options()).unwrap();
+    let expected: Vec<_> = (texts.iter())
+        .map(|text| bits(&all_logits(&mut plain, text, 16)))
+        .collect();
+    for device in devices() {
+        let mut engine = with(device, 1 << 20, options());
+        let mut sequences: Vec<_> = texts
+            .iter()
+            .map(|_| engine.new_sequence().unwrap())
+            .collect();
+        let mut spans: Vec<_> = (sequences.iter_mut().zip(&texts))
+            .map(|(sequence, tokens)| emberflow_engine::Span { sequence, tokens })
+            .collect();
+        let mut found = Vec::new();
+        let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
+        let wanted = emberflow_engine::Logits::Each(&mut sink);
+        engine.forward_batch(&mut spans, wanted).unwrap();
+        assert!(bits(&found) == expected.concat());
+    }
+}
+
+/// Gated and ungated, with biases, every activation that devices know, dense and sparse.
+#[test]
+fn families_and_formats_on_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("llama2", DType::F32),
+        ("llama2", DType::Q8),
+        ("opt", DType::F16),
+        ("nemotron_bias", DType::Q4),
+        ("fatrelu", DType::Q4),
+        ("gemma2", DType::BF16),
+        ("gemma3_layers", DType::F32),
+        ("llama_mlp_bias", DType::F32),
+        ("bamboo", DType::Q8),
+    ];
+    for (name, dtype) in cases {
+        let case = fixtures().join("models").join(name);
+        let path = packed(&case, dir.path(), dtype);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
+        for device in devices() {
+            for bytes in [100 << 10, 100 << 20] {
+                let options = Options {
+                    device: Some(device.clone()),
+                    device_memory: Some(bytes),
+                    ..roomy(64)
+                };
+                let mut engine = open(&path, options);
+                let held = engine.device().unwrap();
+                let found = bits(&all_logits(&mut engine, &tokens, 3));
+                assert!(found == expected, "{name} in {dtype} on {held:?}");
+                assert!(held.clusters > 0 || bytes < 1 << 20, "{name}: {held:?}");
+            }
+        }
+    }
+}
+
+/// Device, compute threads and the I/O thread are at work at the same time.
+#[test]
+fn a_trace_shows_all_lanes_at_once() {
+    for device in devices() {
+        let options = Options {
+            trace: 4096,
+            ..some(0.4)
+        };
+        let mut engine = with(device, 1 << 20, options);
+        all_logits(&mut engine, &text(24), 1);
+        let lanes = engine.trace().unwrap().lanes();
+        let lane = |name: &str| {
+            &lanes
+                .iter()
+                .find(|lane| lane.name.starts_with(name))
+                .unwrap()
+                .spans
+        };
+        let beside = |a: &Span, b: &Span| a.start < b.end && b.start < a.end;
+        let busy = |a: &&Span| {
+            lane("compute").iter().any(|b| beside(a, b))
+                && lane("device").iter().any(|b| beside(a, b))
+        };
+        let (all, both) = (
+            lane("accelerator").iter(),
+            lane("accelerator").iter().filter(busy),
+        );
+        let (all, both) = (all.count(), both.count());
+        assert!(all > 0 && both > 0, "{both} of {all}");
+    }
+}
+
+/// How a device misbehaves.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    /// It ends at this piece of work: while it is submitted, or while it is waited for.
+    Submit(usize),
+    Take(usize),
+    /// Its sums are a little off, as another order of sums would make them.
+    Off,
+    /// The same, until it ends at this piece of work.
+    OffUntil(usize),
+    /// They are wrong.
+    Wrong,
+}
+
+/// The CPU as a device with a fault.
+struct Faulty {
+    inner: CpuDevice,
+    fault: Fault,
+    /// Pieces of work so far, those of the check at the start included.
+    done: Arc<AtomicUsize>,
+}
+
+impl Faulty {
+    fn device(fault: Fault) -> Device {
+        Device::new(Box::new(Self {
+            inner: CpuDevice::new(),
+            fault,
+            done: Arc::default(),
+        }))
+    }
+
+    fn lost(&self) -> DeviceError {
+        DeviceError {
+            device: "faulty".into(),
+            what: "was reset".into(),
+        }
+    }
+}
+
+impl Dense for Faulty {
+    fn facts(&self) -> &Facts {
+        self.inner.facts()
+    }
+
+    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
+        self.inner.prepare(shape)
+    }
+
+    fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
+        self.inner.make_room(room)
+    }
+
+    fn clear(&mut self) {
+        self.inner.clear();
+    }
+
+    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        self.inner.reserve(neurons)
+    }
+
+    fn upload(
+        &mut self,
+        part: Part,
+        first: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<(), DeviceError> {
+        self.inner.upload(part, first, neurons)
+    }
+
+    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
+        let number = self.done.fetch_add(1, Ordering::Relaxed);
+        match self.fault {
+            Fault::Submit(at) if number >= at => Err(self.lost()),
+            _ => self.inner.submit(work),
+        }
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
+        self.inner.poll(ticket)
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+        let taken = self.inner.take(ticket, out)?;
+        let number = self.done.load(Ordering::Relaxed);
+        match self.fault {
+            Fault::Take(at) | Fault::OffUntil(at) if number >= at => return Err(self.lost()),
+            Fault::Off | Fault::OffUntil(_) => out.iter_mut().for_each(|v| *v *= 1.000_001),
+            Fault::Wrong => out.iter_mut().for_each(|v| *v *= 1.01),
+            Fault::Submit(_) | Fault::Take(_) => {}
+        }
+        Ok(taken)
+    }
+}
+
+/// Pieces of work of the check at the start: six comparisons and ten timed runs.
+const CHECKS: usize = 16;
+
+#[test]
+fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
+    let tokens = text(24);
+    let expected = bits(&all_logits(
+        &mut Engine::open(demo(), some(1.0)).unwrap(),
+        &tokens,
+        1,
+    ));
+    let faults = [0, 1, 5, 9].map(|n| [Fault::Submit(CHECKS + n), Fault::Take(CHECKS + n + 1)]);
+    for fault in faults.concat() {
+        for chunk in [1, 24] {
+            let options = Options {
+                chunk: 24,
+                ..some(0.5)
+            };
+            let mut engine = with(Faulty::device(fault), 1 << 20, options);
+            assert!(engine.device().unwrap().clusters > 0);
+            // Until it is lost, and once more.
+            for _ in 0..6 {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(found == expected);
+            }
+            let lost = engine.device().unwrap().lost.unwrap();
+            assert!(lost.contains("was reset"), "{lost}");
+        }
+    }
+}
+
+#[test]
+fn a_device_with_other_bits_is_a_class_of_its_own() {
+    let tokens = text(16);
+    let run = |fault| {
+        let mut engine = with(Faulty::device(fault), 1 << 20, some(0.5));
+        let numerics = engine.device().unwrap().numerics;
+        assert_ne!(numerics, "cpu");
+        bits(&all_logits(&mut engine, &tokens, 16))
+    };
+    let plain = bits(&all_logits(
+        &mut Engine::open(demo(), some(0.5)).unwrap(),
+        &tokens,
+        16,
+    ));
+    let own = run(Fault::Off);
+    assert!(own == run(Fault::Off) && own != plain);
+    // Without it the text would be another one from here on.
+    let mut engine = with(
+        Faulty::device(Fault::OffUntil(CHECKS + 3)),
+        1 << 20,
+        some(0.5),
+    );
+    let mut sequence = engine.new_sequence().unwrap();
+    let mut pass =
+        |token: u32| engine.forward(&mut sequence, &[token], emberflow_engine::Logits::Last);
+    let error = tokens.iter().find_map(|&token| pass(token).err()).unwrap();
+    assert!(error.to_string().contains("was reset"), "{error}");
+    let again = pass(40).unwrap_err();
+    assert!(again.to_string().contains("opened again"), "{again}");
+}
+
+#[test]
+fn what_a_device_cannot_do_is_refused() {
+    let refused = |model: Model, options: Options| match Engine::open(model, options) {
+        Err(e) => e.to_string(),
+        Ok(_) => panic!("was not refused"),
+    };
+    let on = |fault| Options {
+        device: Some(Faulty::device(fault)),
+        ..some(0.5)
+    };
+    let wrong = refused(demo(), on(Fault::Wrong));
+    assert!(
+        wrong.contains("wrong sums") && wrong.contains("--device none"),
+        "{wrong}"
+    );
+    let lost = refused(demo(), on(Fault::Submit(3)));
+    assert!(lost.contains("was reset"), "{lost}");
+    let cpu = || Options {
+        device: DeviceChoice::Cpu.open().unwrap(),
+        ..some(0.5)
+    };
+    let mapped = Options {
+        ablation: Ablation::Mmap,
+        ..cpu()
+    };
+    assert!(refused(demo(), mapped).contains("--policy full"));
+    let dir = tempfile::tempdir().unwrap();
+    let model = |name: &str| {
+        let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q8);
+        Model::open(Container::open(&path).unwrap()).unwrap()
+    };
+    assert!(refused(model("mixtral"), cpu()).contains("experts"));
+    assert!(refused(model("gelu"), cpu()).contains("Gelu"));
+    assert!(refused(model("gemma3n"), cpu()).contains("top-k"));
+    let known = Engine::open(model("llama2"), Options { ..cpu() });
+    assert!(!matches!(known, Err(Error::Device { .. })));
+}
