@@ -103,6 +103,7 @@ def main():
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--errors", action="store_true")
     args = parser.parse_args()
+    args.emberflow = args.emberflow.resolve()
     if args.errors:
         errors(args)
         return

@@ -279,12 +279,12 @@ impl StreamState {
 
     /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
     /// [`StreamState::begin`] takes.
-    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
+    fn table_rows(&mut self, rows: usize) -> &mut [f32] {
         &mut self.wide[..rows * self.sizes.inputs()]
     }
 
     /// Makes the inputs of all layers and the other streams from the embedding.
-    pub fn begin(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+    fn begin(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         let (rows, width) = (pass.rows, z.others() + z.inputs());
         // what the table gives
@@ -328,7 +328,7 @@ impl StreamState {
     }
 
     /// Mixes the streams into what a layer begins with.
-    pub fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
+    fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         self.route(on, w, &pass.x[..pass.rows * z.d], s);
         let width = z.others() + z.inputs();
@@ -343,7 +343,7 @@ impl StreamState {
     }
 
     /// Adds the low-rank path, whose input is `normed`, to the first stream behind attention.
-    pub fn add_laurel(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
+    fn add_laurel(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         let rank = w.left.rows();
         let normed = &s.normed[..rows * z.d];
@@ -365,7 +365,7 @@ impl StreamState {
     }
 
     /// Gives every stream its share of what layer `number` changed, and the others the layer's input.
-    pub fn correct(
+    fn correct(
         &mut self,
         on: &Compute,
         w: &LayerStreams,
@@ -429,7 +429,7 @@ impl StreamState {
     }
 
     /// Merges all streams into the first, behind the last layer.
-    pub fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+    fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         let width = z.others() + z.inputs();
         let sum = &mut self.predicted[..rows * z.d];
