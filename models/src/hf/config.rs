@@ -9,10 +9,11 @@ use serde_json::Value;
 
 use super::experts::{self, ExpertKeys};
 use super::foreign;
-use super::form::{Sizes, Style, style_of};
+use super::form::{Style, style_of};
 use super::json::Keys;
 use super::rope::ropes;
 use super::text_part::text_part;
+use super::values::Sizes;
 use super::windows::{Windows, windows};
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;

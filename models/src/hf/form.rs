@@ -3,6 +3,7 @@
 use super::experts::switches;
 use super::gemma::{gemma2, gemma3, gemma3n};
 use super::json::Keys;
+use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel};
 use crate::error::Error;
 use crate::names::Role;
@@ -219,14 +220,6 @@ pub(super) fn is_less_one(family: &str, role: Role) -> bool {
     norm && style_of(family).plus_one
 }
 
-/// The sizes that some keys are relative to.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) d_model: u32,
-    pub(super) layers: u32,
-    pub(super) heads: u32,
-}
-
 impl Style {
     /// Reads the family's keys.
     pub(super) fn form(&self, keys: &Keys, sizes: Sizes) -> Result<Form, Error> {
@@ -301,24 +294,6 @@ impl Style {
             "gpt_oss" => Ok(Some(keys.bool("attention_bias")?.unwrap_or(true))),
             _ => Ok(None),
         }
-    }
-}
-
-/// The key's value if it is one that is implemented.
-pub(super) fn must_be(keys: &Keys, key: &str, value: bool) -> Result<(), Error> {
-    match keys.bool(key)? {
-        Some(found) if found != value => {
-            Err(keys.unsupported(key, &format!("only {value} is implemented")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A factor above 0.
-pub(super) fn factor(keys: &Keys, key: &str) -> Result<Option<f32>, Error> {
-    match keys.f32(key)? {
-        Some(factor) if factor <= 0.0 => Err(keys.bad(key, "a number above 0")),
-        factor => Ok(factor),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::form::{Sizes, factor, must_be};
 use super::json::Keys;
+use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Streams};
 use crate::error::Error;
 

@@ -14,6 +14,7 @@ mod spelled;
 mod tests;
 mod text_part;
 mod texts;
+mod values;
 mod windows;
 pub mod write;
 

@@ -5,6 +5,7 @@
 
 mod families;
 mod keys;
+mod scaling;
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::keys::scaling_json;
+use super::scaling::scaling_json;
 use crate::config::{Form, ModelConfig, Parallel, RopeScaling};
 
 /// Adds to `config`, or takes away, what the family's reader (`hf/form.rs`) looks for. Whatever they

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::families;
+use super::scaling::scaling_json;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
 use crate::hf::form::style_of;
@@ -100,63 +101,6 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     }
     windows_json(c, &mut config).map_err(unsupported)?;
     Ok(config)
-}
-
-/// A rotary scaling; null for none.
-pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
-    match scaling {
-        RopeScaling::None => Value::Null,
-        RopeScaling::Long {
-            short,
-            long,
-            attention_factor,
-            original_context,
-            ..
-        } => {
-            json!({
-                "rope_type": "longrope",
-                "short_factor": short,
-                "long_factor": long,
-                "attention_factor": attention_factor,
-                "original_max_position_embeddings": original_context,
-            })
-        }
-        RopeScaling::Linear { factor } => {
-            json!({"rope_type": "linear", "factor": factor})
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
-            json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_context,
-            })
-        }
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            original_context,
-            attention_factor,
-            truncate,
-        } => {
-            json!({
-                "rope_type": "yarn",
-                "factor": factor,
-                "beta_fast": beta_fast,
-                "beta_slow": beta_slow,
-                "original_max_position_embeddings": original_context,
-                "attention_factor": attention_factor,
-                "truncate": truncate,
-            })
-        }
-    }
 }
 
 /// A mixture of experts, in the keys of its family.
