@@ -36,14 +36,17 @@ impl AttentionLayer<'_> {
         let d = c.d_model as usize;
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
         for (matrix, out) in [
-            (&layer.q, &mut s.q),
-            (&layer.k, &mut s.k),
-            (&layer.v, &mut s.v),
+            (Some(&layer.q), &mut s.q),
+            (layer.k.as_ref(), &mut s.k),
+            (layer.v.as_ref(), &mut s.v),
         ] {
-            matrix.matmul(on, input, &mut s.rows, out);
+            if let Some(matrix) = matrix {
+                matrix.matmul(on, input, &mut s.rows, out);
+            }
         }
         if let Some(biases) = &layer.qkv_bias {
-            for (bias, out) in biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
+            let all = biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]);
+            for (bias, out) in all.filter(|(bias, _)| !bias.is_empty()) {
                 add_bias(bias, out, rows);
             }
         }
@@ -88,7 +91,7 @@ impl AttentionLayer<'_> {
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
                 let mut page = kv.writer(position);
-                for h in 0..kv_heads {
+                for h in 0..kv_heads * usize::from(layer.k.is_some()) {
                     let at = (row * kv_heads + h) * hd;
                     let key = &mut s.k[at..][..hd];
                     if let Some([_, k_norm]) = by_head {
@@ -98,7 +101,11 @@ impl AttentionLayer<'_> {
                         cpu.rope_rotate_half(key, cos, sin);
                     }
                     page.store_key(cpu, self.number, h, key);
-                    page.store_value(cpu, self.number, h, &s.v[at..][..hd]);
+                    let value = &mut s.v[at..][..hd];
+                    if let Some(norm) = &layer.value_norm {
+                        cpu.rmsnorm_inplace(value, norm, c.rms_eps);
+                    }
+                    page.store_value(cpu, self.number, h, value);
                 }
                 row += 1;
             }
@@ -109,7 +116,8 @@ impl AttentionLayer<'_> {
     fn norm_and_clip(&self, on: &Compute, s: &mut Scratch, rows: usize) {
         let (c, layer) = (self.config, self.weights);
         if let Some([q_norm, k_norm]) = layer.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
-            for (values, norm) in [(&mut s.q, q_norm), (&mut s.k, k_norm)] {
+            let both = [(&mut s.q, q_norm), (&mut s.k, k_norm)];
+            for (values, norm) in both.into_iter().filter(|(_, norm)| !norm.is_empty()) {
                 for row in values.chunks_exact_mut(norm.len()).take(rows) {
                     on.cpu.rmsnorm_inplace(row, norm, c.rms_eps);
                 }
@@ -143,12 +151,14 @@ impl AttentionLayer<'_> {
             sinks: self.weights.sinks.as_deref(),
             cap: c.form.attention_cap,
         };
+        // whose keys and values it reads
+        let source = c.kv_layer(self.number as u32) as usize;
         let attended = &mut s.attended[..rows * width];
         if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {
             let spans = &*spans;
             let one = |row: usize| {
                 let sequence = &*spans[row].sequence;
-                pass(sequence.kv.layer(self.number), row, sequence.len(), 1)
+                pass(sequence.kv.layer(source), row, sequence.len(), 1)
             };
             pass::run_rows(&on.workers, kv_heads, attended, one);
             return;
@@ -156,7 +166,7 @@ impl AttentionLayer<'_> {
         let mut row = 0;
         for span in spans {
             let (first, n) = (span.sequence.len(), span.tokens.len());
-            let kv = span.sequence.kv.layer(self.number);
+            let kv = span.sequence.kv.layer(source);
             let out = &mut attended[row * width..(row + n) * width];
             pass(kv, row, first, n).run(&on.workers, out, &mut s.partials);
             row += n;

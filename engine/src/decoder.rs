@@ -14,10 +14,12 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
 use crate::input::Input;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
-use crate::rope::RopeTable;
+use crate::pass::Pass;
+use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
+use crate::streams::ResidualStreams;
 use crate::trace;
 use crate::weights::{LayerWeights, Weights};
 
@@ -39,16 +41,6 @@ pub struct AttentionSeen<'a> {
 /// Called for every attention, before its output is added to the residual stream.
 pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
 
-/// The rows of a pass and its progress.
-#[derive(Debug, Default)]
-pub(crate) struct Pass {
-    /// Residual stream, `[rows × d_model]`.
-    pub x: Vec<f32>,
-    pub rows: usize,
-    /// Number of completed layers; `None` before the embedding.
-    pub layers: Option<usize>,
-}
-
 /// Callbacks of a pass.
 #[derive(Default)]
 pub(crate) struct Hooks<'a, 'b> {
@@ -67,10 +59,13 @@ pub(crate) struct Decoder {
     pub weights: Weights,
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
+    /// The inputs by layer, and the residual streams' buffers.
+    pub inputs: Option<Embedding>,
+    pub streams: Option<ResidualStreams>,
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
-    pub rope: RopeTable,
+    pub rope: Ropes,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -83,27 +78,17 @@ pub(crate) struct Times {
     pub head: Duration,
 }
 
-impl Pass {
-    /// For up to `rows` rows of `d` elements.
-    pub fn new(rows: usize, d: usize) -> Self {
-        Self {
-            x: vec![0.0; rows * d],
-            rows: 0,
-            layers: None,
-        }
-    }
-
-    /// Starts a new pass.
-    pub fn begin(&mut self, rows: usize) {
-        (self.rows, self.layers) = (rows, None);
-    }
-}
-
 impl Decoder {
     /// Row `row` of the last computed logits, `[vocab]`.
     pub fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.config.vocab as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
+    }
+
+    /// Bytes of resident weights read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let streams = self.streams.as_ref();
+        self.weights.bytes_per_token() + streams.map_or(0, ResidualStreams::bytes_per_token)
     }
 
     /// Most rows of logits per call.
@@ -144,7 +129,10 @@ impl Decoder {
             None => {
                 match hooks.residual {
                     Some(x) => pass.x[..x.len()].copy_from_slice(x),
-                    None => self.embed(pass, spans)?,
+                    None => {
+                        self.embed(pass, spans)?;
+                        self.begin_streams(pass, spans)?;
+                    }
                 }
                 pass.layers = Some(0);
                 0
@@ -158,10 +146,27 @@ impl Decoder {
                 return Ok(false);
             }
         }
+        if let Some(streams) = &mut self.streams {
+            streams.merge(&self.on, pass, &mut self.scratch);
+        }
         for span in spans {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// Makes the other streams, and reads the inputs of all layers.
+    fn begin_streams(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
+        let (Some(streams), Some(inputs)) = (&mut self.streams, &mut self.inputs) else {
+            return Ok(());
+        };
+        let known = self.config.form.streams.map_or(0, |s| s.per_layer_vocab);
+        let tokens = spans.iter().flat_map(|span| span.tokens);
+        let tokens = tokens.map(|&token| if token < known { token } else { 0 });
+        let rows = streams.table_rows(pass.rows);
+        inputs.rows(self.on.cpu, &mut self.ffn.store, tokens, rows)?;
+        streams.begin(&self.on, pass, &mut self.scratch);
+        Ok(())
     }
 
     /// Looks up the embedding rows into the residual stream.
@@ -209,9 +214,15 @@ impl Decoder {
     ) -> Result<(), Error> {
         let mut last = Instant::now();
         self.route_early(number, pass)?;
+        if let Some(streams) = &mut self.streams {
+            streams.predict(&self.on, number, pass, &mut self.scratch);
+        }
         self.attend(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
+        if let (Some(streams), Ok(())) = (&mut self.streams, &fed) {
+            streams.correct(&self.on, number, pass, &mut self.scratch);
+        }
         lap(&mut self.times.ffn, &mut last);
         fed
     }
@@ -257,7 +268,7 @@ impl Decoder {
             config: c,
             weights: layer,
             number,
-            rope: &self.rope,
+            rope: self.rope.of(number),
         };
         attention.run(on, spans, n, s);
         let (normed, attended) = (&s.normed[..width], &s.attended);
@@ -266,6 +277,9 @@ impl Decoder {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
             add_output(on.cpu, post, scale, out, &mut pass.x);
+            if let Some(streams) = &mut self.streams {
+                streams.add_laurel(on, number, pass, s);
+            }
             let before = layer.ffn_norm.as_ref();
             rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
         } else {

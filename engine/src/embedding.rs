@@ -5,7 +5,7 @@
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::Role;
+use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::container::{Container, TensorEntry, TensorRows};
 
@@ -43,35 +43,65 @@ impl Embedding {
         if c.tied_head {
             return Ok(None);
         }
-        let (rows, d) = (c.vocab as usize, c.d_model as usize);
+        Self::table(layout, Role::Embed, c.vocab as usize, c.d_model as usize).map(Some)
+    }
+
+    /// The table of inputs by layer, where the model has it.
+    pub fn of_layers(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
+        let Some(streams) = c.form.streams else {
+            return Ok(None);
+        };
+        let (rows, width) = (streams.per_layer_vocab, c.layers * streams.per_layer);
+        Self::table(layout, Role::LayerInputs, rows as usize, width as usize).map(Some)
+    }
+
+    fn table(layout: &Layout, role: Role, rows: usize, d: usize) -> Result<Self, Error> {
         let container = &layout.container;
-        let (entry, dtype) = Loader { container }.entry(Role::Embed, 0, rows, d)?;
+        let (entry, dtype) = Loader { container }.entry(TensorId::global(role), rows, d)?;
         let rows = container.rows(entry, rows)?;
         let (slot_len, align) = layout.piece(rows.row_len());
         let arrivals = Arena::new(ROWS, slot_len, align, ArenaOptions::default())
             .map_err(emberflow_storage::Error::from)?;
-        Ok(Some(Self {
+        Ok(Self {
             entry: entry.clone(),
             dtype,
             d,
             rows,
             arrivals,
             held: None,
-        }))
+        })
     }
 
-    /// Sizes of the embedding; 0 where tied to the head.
+    /// Sizes of the embedding, 0 where tied to the head, and of the inputs by layer.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
-        let table = layout.container.tensor(&name_of(Role::Embed, 0));
-        let Some(table) = table.filter(|_| !c.tied_head) else {
+        let embedding = match c.tied_head {
+            true => EmbeddingBytes::default(),
+            false => Self::bytes_of(layout, Role::Embed, c.vocab),
+        };
+        let inputs = c.form.streams.map(|streams| streams.per_layer_vocab);
+        let inputs = inputs.map(|rows| Self::bytes_of(layout, Role::LayerInputs, rows));
+        let inputs = inputs.unwrap_or_default();
+        EmbeddingBytes {
+            kept: embedding.kept + inputs.kept,
+            all: embedding.all + inputs.all,
+        }
+    }
+
+    fn bytes_of(layout: &Layout, role: Role, rows: u32) -> EmbeddingBytes {
+        let Some(table) = layout.container.tensor(&name_of(role, 0)) else {
             return EmbeddingBytes::default();
         };
-        let rows = c.vocab as usize;
+        let rows = rows as usize;
         let (slot_len, _) = layout.piece(table.len as usize / rows.max(1));
         EmbeddingBytes {
             kept: TensorRows::bytes_for(rows) + Arena::charge(ROWS, slot_len),
             all: Arena::charge(1, table.len as usize),
         }
+    }
+
+    /// Whether all rows are resident.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
     }
 
     /// Makes all rows resident, or frees them.
@@ -86,7 +116,7 @@ impl Embedding {
         Ok(())
     }
 
-    /// Dequantizes the rows of `tokens` into `out [tokens × d_model]`.
+    /// Dequantizes the rows of `tokens` into `out`, one after the other.
     pub fn rows(
         &mut self,
         cpu: Cpu,

@@ -8,7 +8,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Pass, Times};
+use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Times};
 use crate::device::Verdict;
 use crate::embedding::Embedding;
 use crate::error::Error;
@@ -18,10 +18,11 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
+use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
-use crate::rope::RopeTable;
+use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::sequence::{Sequence, Span};
@@ -30,6 +31,7 @@ use crate::store::LayerResidency;
 use crate::store::foresight::Foreseen;
 use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
+use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
@@ -101,7 +103,7 @@ impl Engine {
         let rows = parts.options.chunk.max(parts.options.batch);
         let kv = KvShape::new(parts.options.kv, &c, parts.options.context);
         let pages = kv.pages(parts.options.context) * parts.options.batch;
-        let pass = Pass::new(rows, c.d_model as usize);
+        let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
         let pool = KvPool::new(kv, pages)?;
         let (text, choice, verdict) = (
             parts.text.clone(),
@@ -210,6 +212,11 @@ impl Engine {
     ) -> Result<(), Error> {
         if self.config().mixture.is_some() {
             return Err(Error::Experts);
+        }
+        if self.config().form.streams.is_some() {
+            return Err(Error::GateTop {
+                what: "starting from one residual stream",
+            });
         }
         let tokens = vec![0; residual.len() / self.config().d_model as usize];
         let tokens = tokens.as_slice();
@@ -341,15 +348,21 @@ impl Engine {
             .planner
             .divide_again(&self.division, bytes, self.division.batch)?;
         let hold = division.memory.embedding;
-        let Decoder { embedding, ffn, .. } = &mut self.decoder;
+        let Decoder {
+            embedding,
+            inputs,
+            ffn,
+            ..
+        } = &mut self.decoder;
+        let mut tables = [embedding, inputs];
         // Free first, then allocate.
-        if let Some(embedding) = embedding.as_mut().filter(|_| !hold) {
-            embedding.hold(&ffn.store.layout().container, false)?;
+        for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
+            table.hold(&ffn.store.layout().container, hold && table.is_held())?;
         }
         ffn.store.set_plan(&division.memory)?;
         self.division = division;
-        if let Some(embedding) = embedding {
-            embedding.hold(&ffn.store.layout().container, hold)?;
+        for table in tables.into_iter().flatten() {
+            table.hold(&ffn.store.layout().container, hold)?;
         }
         Ok(())
     }
@@ -463,6 +476,16 @@ fn tracer(options: &Options) -> Tracer {
     }
 }
 
+/// Sizes of the buffers of passes of `rows` rows.
+fn scratch_room(options: &Options, rows: usize) -> ScratchRoom {
+    ScratchRoom {
+        rows,
+        batch: options.batch,
+        context: options.context,
+        threads: options.threads,
+    }
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let room = (parts.opened()).room(division.chunk, parts.options.threads);
@@ -480,7 +503,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let tracer = tracer(&options);
     let mut embedding = Embedding::open(&layout, &c)?;
+    let mut inputs = Embedding::of_layers(&layout, &c)?;
     let weights = Weights::load(&layout.container, &c)?;
+    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let cores = compute_cores(options.threads, options.io_core);
     let on = Compute::new(options.threads, cores.as_deref());
     if let Some(trace) = tracer.trace().cloned() {
@@ -511,21 +536,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
-    if let Some(embedding) = &mut embedding {
-        embedding.hold(&store.layout().container, division.memory.embedding)?;
+    for table in [&mut embedding, &mut inputs].into_iter().flatten() {
+        table.hold(&store.layout().container, division.memory.embedding)?;
     }
-    let scratch = ScratchRoom {
-        rows,
-        batch: options.batch,
-        context: options.context,
-        threads: options.threads,
-    };
     Ok(Decoder {
         embedding,
+        inputs,
+        streams,
         on,
-        rope: RopeTable::new(&c.rope, rows, options.context),
-        scratch: Scratch::new(&c, scratch),
-        ffn: Ffn::new(shape, store, predictors, room),
+        rope: Ropes::new(&c, rows, options.context),
+        scratch: Scratch::new(&c, scratch_room(&options, rows)),
+        ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),

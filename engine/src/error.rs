@@ -188,6 +188,12 @@ pub enum Error {
          with emberflow train-predictor, or use --sparsity auto"
     )]
     NoPredictors,
+    /// What models with several residual streams and Gaussian top-k cannot do yet.
+    #[error("{what} is not implemented for models of several residual streams (Gemma 3n)")]
+    GateTop {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// A machine profile without measurements.
     #[error(
         "the profile of this machine has {thread_counts} thread counts; measure again with \

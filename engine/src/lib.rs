@@ -36,6 +36,7 @@ mod norm;
 mod observe;
 mod open;
 mod options;
+mod pass;
 pub mod planner;
 mod room;
 mod rope;
@@ -48,6 +49,7 @@ mod sequence;
 mod sparsity;
 pub mod split;
 mod store;
+mod streams;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;

@@ -63,6 +63,8 @@ pub struct Needs {
     pub stream_most: u32,
     /// Whether resident Gate rows help: `exact` on a sparse activation, and `predicted`.
     pub gates_help: bool,
+    /// Whether nothing runs without them.
+    pub gates_must: bool,
     /// Whether predictors determine the active set, so that not every Gate row is needed.
     pub predicts: bool,
 }
@@ -243,7 +245,9 @@ impl Needs {
             0
         };
         let beside_gates = self.with_gates();
-        let least = if self.gates_help {
+        let least = if self.gates_must {
+            beside_gates
+        } else if self.gates_help {
             streaming.min(beside_gates)
         } else {
             streaming
@@ -405,205 +409,4 @@ impl Needs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn needs() -> Needs {
-        Needs {
-            device_clusters: 0,
-            device: 0,
-            process: 10 << 20,
-            process_peak: 11 << 20,
-            fixed: 3 << 20,
-            embedding: 1 << 20,
-            scales: 1 << 20,
-            kv: 1 << 20,
-            scratch: 1 << 20,
-            predictor: 0,
-            gates: 340 * 8000,
-            gate_len: 340,
-            rest_len: 680,
-            whole_slot: 1024,
-            rest_slot: 1024,
-            neurons: 8000,
-            banks: 4,
-            cluster: 128,
-            clusters: 63,
-            hot_clusters: 7,
-            two_phases: false,
-            min_slots: 256,
-            stream_len: 128 * 1024,
-            stream_most: 0,
-            gates_help: true,
-            predicts: false,
-        }
-    }
-
-    #[test]
-    fn stream_buffers_follow_the_budget_and_the_device() {
-        let n = Needs {
-            gates_help: false,
-            stream_most: 12,
-            ..needs()
-        };
-        let at = |share: f64| n.plan(n.budget_for_share(share)).unwrap();
-        assert_eq!(n.plan(n.smallest_budget()).unwrap().stream_buffers, 4);
-        // A 16th of 8 MB is four buffers of 128 KiB.
-        assert_eq!([0.2, 0.5, 0.9].map(|s| at(s).stream_buffers), [4, 6, 7]);
-        let large = Needs {
-            stream_len: 16 << 10,
-            ..n
-        };
-        let half = large.plan(large.budget_for_share(0.5)).unwrap();
-        assert_eq!(half.stream_buffers, 12);
-        assert_eq!(half.ledger.held("stream"), 8 * (16 << 10));
-        // Nothing streams where everything fits.
-        let all = large.plan(large.full_budget()).unwrap();
-        assert_eq!((all.hot_clusters, all.stream_buffers), (63, 4));
-    }
-
-    #[test]
-    fn with_predictors_bundles_stay_whole_until_everything_fits() {
-        let n = Needs {
-            predicts: true,
-            predictor: 300 << 10,
-            ..needs()
-        };
-        assert_eq!(n.base(), needs().base() + (300 << 10));
-        let small = n.plan(n.smallest_budget()).unwrap();
-        assert_eq!((small.residency, small.slots), (Residency::Bundles, 256));
-        for share in [0.4, 0.8, 0.95] {
-            let part = n.plan(n.budget_for_share(share)).unwrap();
-            assert_eq!(part.residency, Residency::Bundles);
-            let held = part.ffn_resident_share(&n);
-            assert!((share - 0.02..=share).contains(&held), "{share}: {held}");
-        }
-        let all = n.plan(n.full_budget()).unwrap();
-        assert_eq!(all.residency, Residency::GatesResident);
-        assert_eq!(all.ffn_resident_share(&n), 1.0);
-    }
-
-    #[test]
-    fn gates_are_resident_first_when_they_fit() {
-        let n = needs();
-        let smallest = n.smallest_budget();
-        let plan = n.plan(smallest).unwrap();
-        assert_eq!((plan.residency, plan.slots), (Residency::Bundles, 0));
-        let plan = n.plan(with_kernel(smallest + n.with_gates())).unwrap();
-        assert_eq!(plan.residency, Residency::GatesResident);
-        let all = n.plan(n.full_budget()).unwrap();
-        assert_eq!(
-            (all.hot_clusters, all.slots, all.residency),
-            (63, 0, Residency::GatesResident)
-        );
-        assert_eq!(all.ffn_resident_share(&n), 1.0);
-    }
-
-    #[test]
-    fn the_embedding_stays_where_everything_else_does() {
-        let n = needs();
-        let full = n.full_budget();
-        let held = |budget| {
-            let plan = n.plan(budget).unwrap();
-            assert_eq!(plan.hot_clusters, n.clusters);
-            (plan.embedding, plan.ledger.held("embedding"))
-        };
-        assert_eq!(held(full), (true, n.embedding));
-        assert_eq!(held(full - n.embedding / 2), (false, 0));
-        let less = n.plan(full - n.embedding - (2 << 20)).unwrap();
-        assert!(less.hot_clusters < n.clusters && !less.embedding);
-    }
-
-    #[test]
-    fn two_phases_need_a_cold_region() {
-        let n = Needs {
-            two_phases: true,
-            gates_help: false,
-            ..needs()
-        };
-        let plan = n.plan(n.smallest_budget()).unwrap();
-        assert_eq!((plan.hot_clusters, plan.slots), (0, 256));
-        let plan = n.plan(n.smallest_budget() + (4 << 20)).unwrap();
-        assert_eq!(plan.hot_clusters, 7);
-        assert!(plan.slots > 256 + 2048, "{}", plan.slots);
-    }
-
-    #[test]
-    fn a_window_may_use_both_regions() {
-        let n = needs();
-        for share in [0.5, 0.8, 1.0] {
-            let plan = n.plan(n.budget_for_share(share)).unwrap();
-            let regions = plan.ledger.held("hot") + plan.ledger.held("cold");
-            let window = plan.clone().limited_to(Ablation::LlmFlash, &n);
-            assert_eq!(window.hot_clusters, 0);
-            let room = regions / n.rest_slot;
-            assert_eq!(window.slots, room.min(n.neurons), "{share}");
-            assert!(window.ledger.used() <= plan.ledger.used());
-            let nothing = plan.limited_to(Ablation::NoCache, &n);
-            assert_eq!(nothing.slots, room.min(n.neurons / n.banks), "{share}");
-        }
-    }
-
-    #[test]
-    fn too_small_names_the_smallest_that_works() {
-        let n = needs();
-        let smallest = n.smallest_budget();
-        match n.plan(smallest - 1) {
-            Err(Error::BudgetTooSmall { smallest: s, .. }) => assert_eq!(s, smallest),
-            other => panic!("{other:?}"),
-        }
-        assert!(n.plan(smallest).is_ok());
-    }
-
-    #[test]
-    fn a_peak_already_reached_counts() {
-        let n = Needs {
-            process_peak: 100 << 20,
-            ..needs()
-        };
-        assert!(n.smallest_budget() > 100 << 20);
-    }
-
-    #[test]
-    fn a_share_counts_every_weight_once() {
-        let n = needs();
-        for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
-            let plan = n.plan(n.budget_for_share(share)).unwrap();
-            // 62 clusters of 128 and one of 64, all counted alike
-            let hot = plan.hot_clusters as f64 * 8000.0 / 63.0;
-            let units = (plan.slots as f64 + hot).min(8000.0);
-            let resident = match plan.residency {
-                Residency::GatesResident => units * 680.0 + 8000.0 * 340.0,
-                Residency::Bundles => units * 1020.0,
-            };
-            let distinct = resident / (8000.0 * 1020.0);
-            assert!((distinct - plan.ffn_resident_share(&n)).abs() < 1e-9);
-            assert!(
-                distinct <= share + 1e-9 && distinct > share - 0.02,
-                "{share}: {distinct}"
-            );
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_plan_never_exceeds_its_budget(extra in 0u64..20 << 20, gates_help: bool, predicts: bool) {
-            let predicts = predicts && gates_help;
-            let n = Needs { gates_help, predicts, ..needs() };
-            let plan = n.plan(n.smallest_budget() + extra).unwrap();
-            let held = n.base() + plan.ledger.held("kernel") + plan.ledger.held("gates") + plan.ledger.held("cold")
-                + plan.ledger.held("embedding")
-                + plan.ledger.held("stream")
-                + plan.ledger.held("hot");
-            prop_assert_eq!(held, plan.ledger.used());
-            prop_assert!(held <= plan.budget());
-            prop_assert!(plan.slots >= n.min_slots
-                || plan.hot_clusters == n.clusters
-                || plan.residency == Residency::Bundles);
-            let more = n.plan(n.smallest_budget() + extra + (1 << 20)).unwrap();
-            prop_assert!(more.ffn_resident_share(&n) >= plan.ffn_resident_share(&n)
-                || more.residency != plan.residency);
-        }
-    }
-}
+mod tests;

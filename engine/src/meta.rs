@@ -45,6 +45,9 @@ pub struct Quant {
     pub attention: String,
     /// Embedding and head.
     pub embedding: String,
+    /// Some matrices beside the neurons have another format; these are the most frequent ones.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mixed: bool,
 }
 
 /// Order of the neurons in a bank.

@@ -44,6 +44,11 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
+        if c.form.has_gate_top() && options.ablation == Ablation::Mmap {
+            return Err(Error::GateTop {
+                what: "--policy mmap",
+            });
+        }
         let format = NeuronFormat::of(&container, text.meta())?;
         let stored = match options.sparsity {
             Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
@@ -54,13 +59,10 @@ impl Parts {
         let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
-        // Without zeros and without a threshold nothing can be skipped.
-        let dense = match &stored {
-            Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
-            None => choice.sparsity == Sparsity::Dense,
-        };
+        let dense = skips_nothing(c, stored.as_ref(), choice.sparsity);
         let naming = match &stored {
-            _ if dense => Naming::All,
+            // A cutoff of gates comes from all of them, whether all are used or not.
+            _ if dense && !c.form.has_gate_top() => Naming::All,
             Some(stored) if stored.predicts() => Naming::Predictor,
             _ => Naming::Gates,
         };
@@ -79,7 +81,8 @@ impl Parts {
             n => n,
         };
         // First, so that the measured process size includes its driver.
-        let device = checked_device(&options, &shape, &layout)?;
+        let top = c.form.has_gate_top();
+        let device = checked_device(&options, &shape, &layout, top)?;
         let (planner, known) = Planner::new(Opened {
             verdict: device.as_ref().map(|device| device.1),
             layout: &layout,
@@ -108,6 +111,14 @@ impl Parts {
     }
 }
 
+/// Without zeros and without a threshold nothing can be skipped.
+fn skips_nothing(c: &ModelConfig, stored: Option<&StoredPredictors>, mode: Sparsity) -> bool {
+    match stored {
+        Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+        None => mode == Sparsity::Dense,
+    }
+}
+
 impl Parts {
     /// Inputs of planning and of buffer sizes.
     pub fn opened(&self) -> Opened<'_> {
@@ -130,11 +141,14 @@ fn checked_device(
     options: &Options,
     shape: &FfnShape,
     layout: &Layout,
+    top: bool,
 ) -> Result<Option<(Lease, Verdict)>, Error> {
     let Some(device) = &options.device else {
         return Ok(None);
     };
     let refused = match () {
+        // A device activates each gate by itself.
+        () if top => Some("models without a Gaussian top-k, and this one has one"),
         () if layout.has_experts() => Some("dense models, and this one has experts"),
         () if options.ablation != Ablation::Full => Some("--policy full only"),
         () if options.observe => Some("models that are not observed"),

@@ -1,6 +1,6 @@
 //! Rotary position embedding: angles.
 
-use emberflow_models::config::{Rope, RopeScaling};
+use emberflow_models::config::{ModelConfig, Rope, RopeScaling};
 
 /// Inverse frequencies of a model, and the angles of a chunk.
 #[derive(Debug, Clone)]
@@ -41,6 +41,42 @@ impl RopeTable {
         let half = self.inv_freq.len();
         let range = t * half..(t + 1) * half;
         (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+/// The angles of all layers, and of those with a window where theirs are others.
+#[derive(Debug, Clone)]
+pub struct Ropes {
+    all: RopeTable,
+    local: Option<RopeTable>,
+    /// By layer: whether it has a window.
+    windowed: Vec<bool>,
+}
+
+impl Ropes {
+    /// Tables for chunks of up to `tokens` rows of sequences of up to `context` positions.
+    pub fn new(c: &ModelConfig, tokens: usize, context: usize) -> Self {
+        let local = c.form.local_rope.as_ref();
+        Self {
+            all: RopeTable::new(&c.rope, tokens, context),
+            local: local.map(|rope| RopeTable::new(rope, tokens, context)),
+            windowed: c.window.iter().map(|&window| window != 0).collect(),
+        }
+    }
+
+    /// Computes the angles of row `t`, a token at `position` of its sequence.
+    pub fn fill(&mut self, t: usize, position: usize) {
+        self.all.fill(t, position);
+        if let Some(local) = &mut self.local {
+            local.fill(t, position);
+        }
+    }
+
+    /// The table of layer `layer`.
+    pub fn of(&self, layer: usize) -> &RopeTable {
+        let windowed = self.windowed.get(layer) == Some(&true);
+        let local = self.local.as_ref().filter(|_| windowed);
+        local.unwrap_or(&self.all)
     }
 }
 

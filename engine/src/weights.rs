@@ -36,6 +36,16 @@ impl Matrix {
         self.dtype.row_bytes(self.cols)
     }
 
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of all rows.
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes.as_slice().len() as u64
+    }
+
     /// One row.
     pub fn row(&self, r: usize) -> Row<'_> {
         let s = self.stride();
@@ -122,18 +132,22 @@ pub(crate) struct LayerWeights {
     pub attn_post_norm: Option<Norm>,
     /// Query projection, `[heads·head_dim × d_model]`.
     pub q: Matrix,
-    /// Key projection, `[kv_heads·head_dim × d_model]`.
-    pub k: Matrix,
-    /// Value projection, `[kv_heads·head_dim × d_model]`.
-    pub v: Matrix,
+    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
+    /// values of another.
+    pub k: Option<Matrix>,
+    /// Value projection, the same.
+    pub v: Option<Matrix>,
     /// Output projection, `[d_model × heads·head_dim]`.
     pub o: Matrix,
     /// Biases of Q, K, V.
     pub qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     pub o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K, or over all of them.
+    /// RMSNorm over each head of Q and of K, or over all of them; that of K is empty where there is
+    /// no K.
     pub qk_norm: Option<[Vec<f32>; 2]>,
+    /// RMSNorm over each head of V: ones.
+    pub value_norm: Option<Vec<f32>>,
     /// Logit of each query head beside those of the positions.
     pub sinks: Option<Vec<f32>>,
     /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
@@ -147,6 +161,12 @@ pub(crate) struct LayerWeights {
 }
 
 impl LayerWeights {
+    /// The projections of attention.
+    fn projections(&self) -> impl Iterator<Item = &Matrix> {
+        let [k, v] = [&self.k, &self.v].map(Option::as_ref);
+        [Some(&self.q), k, v, Some(&self.o)].into_iter().flatten()
+    }
+
     /// The norm whose output the FFN reads; `None` if it reads the residual stream.
     pub(crate) fn before_ffn(&self) -> Option<&Norm> {
         self.ffn_norm.as_ref().or(self.attn_norm.as_ref())
@@ -219,27 +239,30 @@ impl Weights {
 
     /// The bytes of the attention matrices.
     pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
-        let matrices = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o]);
+        let matrices = self.layers.iter().flat_map(LayerWeights::projections);
         matrices.map(|m| m.bytes.as_slice()).collect()
     }
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
-        let bytes = |m: &Matrix| m.bytes.as_slice().len() as u64;
         let layer = |l: &LayerWeights| {
-            let router = l.router.as_ref().map_or(0, |router| bytes(&router.scores));
-            [&l.q, &l.k, &l.v, &l.o].map(bytes).iter().sum::<u64>() + router
+            let router = l.router.as_ref().map_or(0, |router| router.scores.len());
+            l.projections().map(Matrix::len).sum::<u64>() + router
         };
-        self.layers.iter().map(layer).sum::<u64>() + bytes(&self.head)
+        self.layers.iter().map(layer).sum::<u64>() + self.head.len()
     }
 
     /// Bytes that [`Weights::load`] will allocate, from the directory alone.
     pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
-        let embedding = (!c.tied_head).then(|| name_of(Role::Embed, 0));
+        let on_flash = [
+            (!c.tied_head).then(|| name_of(Role::Embed, 0)),
+            Some(name_of(Role::LayerInputs, 0)),
+        ];
+        let on_flash = |name: &str| on_flash.iter().any(|table| table.as_deref() == Some(name));
         container
             .tensors()
             .iter()
-            .filter(|t| !is_predictor(t.name()) && Some(t.name()) != embedding.as_deref())
+            .filter(|t| !is_predictor(t.name()) && !on_flash(t.name()))
             .map(|t| Arena::charge(1, t.len as usize))
             .sum()
     }
@@ -277,12 +300,11 @@ impl<'a> Loader<'a> {
     /// The entry of a `[rows × cols]` matrix, and its block format.
     pub fn entry(
         &self,
-        role: Role,
-        layer: u32,
+        id: TensorId,
         rows: usize,
         cols: usize,
     ) -> Result<(&'a TensorEntry, DType), Error> {
-        let name = name_of(role, layer);
+        let name = id.to_string();
         let bad = |reason: String| Error::Tensor {
             path: self.container.path().to_path_buf(),
             name: name.clone(),
@@ -312,6 +334,7 @@ impl<'a> Loader<'a> {
     }
 
     fn layer(&self, l: u32, c: &ModelConfig) -> Result<LayerWeights, Error> {
+        let own = c.kv_layer(l) == l;
         let d = c.d_model as usize;
         let q_dim = c.heads as usize * c.head_dim as usize;
         let kv_dim = c.kv_heads as usize * c.head_dim as usize;
@@ -322,14 +345,18 @@ impl<'a> Loader<'a> {
             },
             attn_post_norm: self.post_norm(Role::AttnPostNorm, l, c)?,
             q: self.matrix(Role::Q, l, q_dim, d)?,
-            k: self.matrix(Role::K, l, kv_dim, d)?,
-            v: self.matrix(Role::V, l, kv_dim, d)?,
+            k: (own.then(|| self.matrix(Role::K, l, kv_dim, d))).transpose()?,
+            v: (own.then(|| self.matrix(Role::V, l, kv_dim, d))).transpose()?,
             o: self.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: if c.qkv_bias {
+                let of_kv = |role| match own {
+                    true => self.vector(role, l, kv_dim),
+                    false => Ok(Vec::new()),
+                };
                 Some([
                     self.vector(Role::QBias, l, q_dim)?,
-                    self.vector(Role::KBias, l, kv_dim)?,
-                    self.vector(Role::VBias, l, kv_dim)?,
+                    of_kv(Role::KBias)?,
+                    of_kv(Role::VBias)?,
                 ])
             } else {
                 None
@@ -346,11 +373,15 @@ impl<'a> Loader<'a> {
                 };
                 Some([
                     self.vector(Role::QNorm, l, of_q)?,
-                    self.vector(Role::KNorm, l, of_k)?,
+                    match own {
+                        true => self.vector(Role::KNorm, l, of_k)?,
+                        false => Vec::new(),
+                    },
                 ])
             } else {
                 None
             },
+            value_norm: (c.form.value_norm).then(|| vec![1.0; c.head_dim as usize]),
             sinks: if c.form.sinks {
                 Some(self.vector(Role::Sinks, l, c.heads as usize)?)
             } else {
@@ -410,8 +441,30 @@ impl<'a> Loader<'a> {
         }))
     }
 
-    fn matrix(&self, role: Role, layer: u32, rows: usize, cols: usize) -> Result<Matrix, Error> {
-        let (entry, dtype) = self.entry(role, layer, rows, cols)?;
+    /// A matrix.
+    pub fn matrix(
+        &self,
+        role: Role,
+        layer: u32,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, Error> {
+        self.read(TensorId::layer(role, layer), rows, cols)
+    }
+
+    /// One of several matrices of a role outside the layers.
+    pub fn numbered(
+        &self,
+        role: Role,
+        number: u32,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, Error> {
+        self.read(TensorId::numbered(role, number), rows, cols)
+    }
+
+    fn read(&self, id: TensorId, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        let (entry, dtype) = self.entry(id, rows, cols)?;
         let mut bytes = region(entry.len as usize)?;
         self.container.read_tensor(entry, bytes.as_mut_slice())?;
         Ok(Matrix {
@@ -441,12 +494,13 @@ impl<'a> Loader<'a> {
         }))
     }
 
-    fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
+    /// A vector.
+    pub fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
         self.rows(role, layer, 1, n)
     }
 
     /// The numbers of a matrix, row by row.
-    fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
+    pub fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
         let m = self.matrix(role, layer, rows, n)?;
         let (cpu, mut out) = (Cpu::detect(), vec![0.0; rows * n]);
         for (r, out) in out.chunks_exact_mut(n).enumerate() {

@@ -8,7 +8,7 @@
 mod form;
 mod rope;
 
-pub use form::{Form, Parallel};
+pub use form::{Form, Parallel, Streams};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
 
@@ -254,6 +254,35 @@ impl ModelConfig {
         self.form.nope_layers.binary_search(&layer).is_err()
     }
 
+    /// The rotary embedding of layer `layer`.
+    pub fn rope_of(&self, layer: u32) -> &Rope {
+        let windowed = self.window.get(layer as usize).is_some_and(|&w| w != 0);
+        let local = self.form.local_rope.as_ref();
+        local.filter(|_| windowed).unwrap_or(&self.rope)
+    }
+
+    /// Layers with keys and values of their own: the first ones.
+    pub fn kv_layers(&self) -> u32 {
+        self.layers - self.form.shared_kv.min(self.layers.saturating_sub(1))
+    }
+
+    /// The layer whose keys and values layer `layer` reads.
+    pub fn kv_layer(&self, layer: u32) -> u32 {
+        let own = self.kv_layers();
+        let windowed = |l: u32| self.window.get(l as usize).is_some_and(|&w| w != 0);
+        let alike = |l: &u32| windowed(*l) == windowed(layer);
+        match layer < own {
+            true => layer,
+            false => (0..own).rev().find(alike).unwrap_or(0),
+        }
+    }
+
+    /// Whether neurons of layer `layer` that do not fire add exactly zero.
+    pub fn is_sparse(&self, layer: u32) -> bool {
+        let top = self.form.gate_top.get(layer as usize).copied();
+        self.ffn_kind.activation.is_sparse() || top.unwrap_or(0.0) > 0.0
+    }
+
     /// Rows of the table of learned positions; 0 without one.
     pub fn position_rows(&self) -> u32 {
         let rows = |before: u32| self.max_context.saturating_add(before);
@@ -366,7 +395,13 @@ impl ModelConfig {
 
     /// A rotary embedding whose angles are no numbers.
     fn bad_rope(&self) -> Option<BadField> {
-        let rope = &self.rope;
+        let all = [Some(&self.rope), self.form.local_rope.as_ref()];
+        all.into_iter()
+            .flatten()
+            .find_map(|rope| self.bad_angles(rope))
+    }
+
+    fn bad_angles(&self, rope: &Rope) -> Option<BadField> {
         if !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
             let expected = format!("even, at most head_dim = {}", self.head_dim);
             return BadField::some("rope.dims", &rope.dims, expected);
@@ -463,8 +498,63 @@ impl ModelConfig {
                 return BadField::some("ffn_bias", &true, expected);
             }
         }
+        if let Some(bad) = self.bad_sharing().or_else(|| self.bad_streams()) {
+            return Some(bad);
+        }
         if kind.ungated && kind.relu_on_up {
             return BadField::some("relu_on_up", &true, "an up projection to have it on");
+        }
+        None
+    }
+}
+
+impl ModelConfig {
+    /// Layers that share what no layer has, or a share of gates that is none.
+    fn bad_sharing(&self) -> Option<BadField> {
+        let (form, own) = (&self.form, self.kv_layers());
+        let windowed = |l: u32| self.window[l as usize] != 0;
+        let has = |l: u32| (0..own).any(|first| windowed(first) == windowed(l));
+        if form.shared_kv >= self.layers || !(own..self.layers).all(has) {
+            let expected = "few enough that a layer with and one without a window come before";
+            return BadField::some("layers with shared keys", &form.shared_kv, expected);
+        }
+        let top = &form.gate_top;
+        let sound = top.iter().all(|share| (0.0..1.0).contains(share));
+        if !sound || !top.is_empty() && top.len() != self.layers as usize {
+            let expected = format!("{} numbers from 0 to below 1", self.layers);
+            return BadField::some("activation sparsity", top, expected);
+        }
+        if form.has_gate_top() && (self.mixture.is_some() || form.ffn_bias) {
+            let expected = "0, with experts or biases of the FFN";
+            return BadField::some("activation sparsity", top, expected);
+        }
+        None
+    }
+
+    /// Streams out of range.
+    fn bad_streams(&self) -> Option<BadField> {
+        let streams = self.form.streams?;
+        let widest = self.d_model.min(MAX_WIDTH / self.layers);
+        let bounded = [
+            ("streams", streams.count, 2, 8),
+            ("laurel", streams.laurel, 1, self.d_model),
+            ("inputs by layer", streams.per_layer, 1, widest),
+            (
+                "rows of inputs by layer",
+                streams.per_layer_vocab,
+                1,
+                MAX_VOCAB,
+            ),
+        ];
+        for (key, value, least, most) in bounded {
+            if value < least || value > most {
+                return BadField::some(key, &value, format!("{least} to {most}"));
+            }
+        }
+        let plain = self.mixture.is_none() && self.form.parallel == Parallel::No;
+        if !(plain && self.form.pre_norm && self.form.residual_scale == 1.0) {
+            let expected = "absent, as the layers are not built for them";
+            return BadField::some("streams", &streams, expected);
         }
         None
     }

@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, ModelConfig, Parallel};
+use crate::config::{Bank, ModelConfig, Parallel, Streams};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -14,6 +14,8 @@ pub(crate) struct NameTable {
     pub(crate) layer_prefix: &'static str,
     /// Roles outside the layers.
     pub(crate) globals: Spellings,
+    /// Roles of which there are several outside the layers: what is before their number.
+    pub(crate) numbered: Spellings,
     /// Roles inside a layer.
     pub(crate) layers: &'static [Spellings],
     /// Tensors of experts, inside a layer.
@@ -98,6 +100,11 @@ impl NameTable {
         if let Some(role) = find(self.globals, name) {
             return Some(Named::One(TensorId::global(role)));
         }
+        for (role, prefix) in self.numbered {
+            if let Some((number, "weight")) = name.strip_prefix(prefix).and_then(split_index) {
+                return Some(Named::One(TensorId::numbered(*role, number)));
+            }
+        }
         let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
         if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
             return Some(Named::One(TensorId::layer(role, layer)));
@@ -124,12 +131,21 @@ impl NameTable {
         Some(one(role, expert))
     }
 
+    /// The tensor of several matrices that holds those of `role`, if there is one.
+    pub(crate) fn fused_with(&self, role: Role) -> Option<Fused> {
+        let mut fused = self.fused.iter();
+        fused.find(|entry| entry.0.holds(role)).map(|entry| entry.0)
+    }
+
     /// The format's name of `id`, a tensor of a model of this configuration, or the canonical name
     /// if it has none.
     pub(crate) fn spell(&self, id: TensorId, config: &ModelConfig) -> String {
         let find = |table: Spellings| Some(table.iter().find(|entry| entry.0 == id.role)?.1);
         if let Some(name) = find(self.globals) {
             return name.to_owned();
+        }
+        if let Some(prefix) = find(self.numbered) {
+            return format!("{prefix}{}.weight", id.expert);
         }
         let is_expert = matches!(id.role, Role::Gate | Role::Up | Role::Down)
             && config.mixture_of(id.layer).is_some();
@@ -193,7 +209,13 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     if form.learned_positions.is_some() {
         list.push(global(Role::Positions, config.position_rows() as usize, d));
     }
+    if let Some(streams) = form.streams {
+        outside_layers(config, streams, &mut list);
+    }
     for layer in 0..config.layers {
+        if let Some(streams) = form.streams {
+            of_streams(config, streams, layer, &mut list);
+        }
         of_attention(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
@@ -208,6 +230,56 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::HeadBias, 1, vocab));
     }
     list
+}
+
+/// The tensors of the streams outside the layers.
+fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Required>) {
+    let [d, layers, each] = [config.d_model, config.layers, streams.per_layer].map(|n| n as usize);
+    for role in [Role::StreamIn, Role::StreamOut] {
+        list.extend((0..streams.count - 1).map(|number| Required {
+            id: TensorId::numbered(role, number),
+            rows: d,
+            cols: d,
+        }));
+    }
+    let rows = streams.per_layer_vocab as usize;
+    for (role, rows, cols) in [
+        (Role::LayerInputs, rows, layers * each),
+        (Role::LayerInputsProj, layers * each, d),
+        (Role::LayerInputsNorm, 1, each),
+    ] {
+        let id = TensorId::global(role);
+        list.push(Required { id, rows, cols });
+    }
+}
+
+/// Those of a layer.
+fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec<Required>) {
+    let Streams {
+        count,
+        laurel,
+        per_layer,
+        ..
+    } = streams;
+    let [d, n, rank, each] = [config.d_model, count, laurel, per_layer].map(|n| n as usize);
+    let all = [
+        (Role::StreamRouterNorm, 1, d),
+        (Role::StreamRouter, n, d),
+        (Role::StreamPredict, n * n, n),
+        (Role::StreamCorrect, n, n),
+        (Role::StreamScale, 1, d),
+        (Role::LaurelLeft, rank, d),
+        (Role::LaurelRight, d, rank),
+        (Role::LaurelNorm, 1, d),
+        (Role::InputGate, each, d),
+        (Role::InputProj, d, each),
+        (Role::InputNorm, 1, d),
+    ];
+    list.extend(all.map(|(role, rows, cols)| Required {
+        id: TensorId::layer(role, layer),
+        rows,
+        cols,
+    }));
 }
 
 /// The tensors of a layer's attention.
@@ -225,11 +297,16 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     if form.pre_norm && form.norm_bias {
         push(Role::AttnNormBias, 1, d);
     }
+    let own = config.kv_layer(layer) == layer;
     push(Role::Q, q, d);
-    push(Role::K, kv, d);
-    push(Role::V, kv, d);
+    if own {
+        push(Role::K, kv, d);
+        push(Role::V, kv, d);
+    }
     if config.qkv_bias {
         push(Role::QBias, 1, q);
+    }
+    if config.qkv_bias && own {
         push(Role::KBias, 1, kv);
         push(Role::VBias, 1, kv);
     }
@@ -239,7 +316,9 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             false => [head_dim; 2],
         };
         push(Role::QNorm, 1, of_q);
-        push(Role::KNorm, 1, of_k);
+        if own {
+            push(Role::KNorm, 1, of_k);
+        }
     }
     push(Role::O, d, q);
     if config.o_bias {

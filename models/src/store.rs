@@ -460,9 +460,22 @@ impl Checkpoint for Store {
     }
 }
 
+/// Parts of a form that came later than others, as they are where they are not set.
+const LATER: [&str; 5] = [
+    ", local_rope: None",
+    ", value_norm: false",
+    ", shared_kv: 0",
+    ", gate_top: []",
+    ", streams: None",
+];
+
 /// A configuration as part of a fingerprint. Fields that came later count only where they are set,
 /// so that statistics which name a fingerprint stay valid.
 fn identity(config: &ModelConfig) -> String {
+    let plain_form = format!(", form: {:?}", Form::default()).replace(", head_bias: false", "");
+    let plain_form = LATER
+        .iter()
+        .fold(plain_form, |text, unset| text.replace(unset, ""));
     let unset = [
         ", mixture: None",
         ", qk_norm_whole: false",
@@ -474,12 +487,10 @@ fn identity(config: &ModelConfig) -> String {
         ", long_attention_factor: None",
         ", ungated: false",
         ", head_bias: false",
-        &format!(", form: {:?}", Form::default()).replace(", head_bias: false", ""),
     ];
+    let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);
     let text = format!("{config:?}");
-    unset
-        .iter()
-        .fold(text, |text, unset| text.replace(unset, ""))
+    unset.fold(text, |text, unset| text.replace(unset, ""))
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.

@@ -19,6 +19,39 @@ pub enum Role {
     FinalNormBias,
     /// Learned positions, `[positions × d_model]`.
     Positions,
+    /// Projection from the embedding to the start of a stream, `[d_model × d_model]`; one for each
+    /// stream but the first, numbered as experts are.
+    StreamIn,
+    /// Projection from the end of a stream, as [`Role::StreamIn`].
+    StreamOut,
+    /// A token's inputs to all layers, `[rows × layers·per_layer]`.
+    LayerInputs,
+    /// Projection from the embedding to these inputs, `[layers·per_layer × d_model]`.
+    LayerInputsProj,
+    /// Weight of the norm of what it gives for a layer, `[1 × per_layer]`.
+    LayerInputsNorm,
+    /// Weight of the norm before the streams' router, `[1 × d_model]`.
+    StreamRouterNorm,
+    /// The streams' router, `[streams × d_model]`.
+    StreamRouter,
+    /// From routes to the mixture of streams that a layer begins with, `[streams² × streams]`.
+    StreamPredict,
+    /// From routes to the share of a layer's change that each stream takes, `[streams × streams]`.
+    StreamCorrect,
+    /// Factors of the first stream where it meets the layer's input, `[1 × d_model]`.
+    StreamScale,
+    /// Low-rank path beside attention: down, `[rank × d_model]`.
+    LaurelLeft,
+    /// And up, `[d_model × rank]`.
+    LaurelRight,
+    /// Weight of the norm of what it gives, `[1 × d_model]`.
+    LaurelNorm,
+    /// From the first stream to the gate of the layer's input, `[per_layer × d_model]`.
+    InputGate,
+    /// From the gated input to what the other streams take, `[d_model × per_layer]`.
+    InputProj,
+    /// Weight of the norm of that, `[1 × d_model]`.
+    InputNorm,
     /// Weight of the norm before attention, `[1 × d_model]`.
     AttnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -84,18 +117,35 @@ pub enum Role {
 /// How a role is spelled, and where it lives.
 enum Place {
     Global,
+    Numbered,
     Layer,
     Expert,
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 34] = [
+const ROLES: [(Role, Place, &str); 50] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
     (Role::FinalNorm, Place::Global, "final_norm"),
     (Role::FinalNormBias, Place::Global, "final_norm_bias"),
     (Role::Positions, Place::Global, "positions"),
+    (Role::StreamIn, Place::Numbered, "stream_in"),
+    (Role::StreamOut, Place::Numbered, "stream_out"),
+    (Role::LayerInputs, Place::Global, "layer_inputs"),
+    (Role::LayerInputsProj, Place::Global, "layer_inputs_proj"),
+    (Role::LayerInputsNorm, Place::Global, "layer_inputs_norm"),
+    (Role::StreamRouterNorm, Place::Layer, "stream.router_norm"),
+    (Role::StreamRouter, Place::Layer, "stream.router"),
+    (Role::StreamPredict, Place::Layer, "stream.predict"),
+    (Role::StreamCorrect, Place::Layer, "stream.correct"),
+    (Role::StreamScale, Place::Layer, "stream.scale"),
+    (Role::LaurelLeft, Place::Layer, "laurel.left"),
+    (Role::LaurelRight, Place::Layer, "laurel.right"),
+    (Role::LaurelNorm, Place::Layer, "laurel.norm"),
+    (Role::InputGate, Place::Layer, "input.gate"),
+    (Role::InputProj, Place::Layer, "input.proj"),
+    (Role::InputNorm, Place::Layer, "input.norm"),
     (Role::AttnNorm, Place::Layer, "attn.norm"),
     (Role::AttnNormBias, Place::Layer, "attn.norm_bias"),
     (Role::AttnPostNorm, Place::Layer, "attn.post_norm"),
@@ -135,7 +185,7 @@ pub struct TensorId {
     /// Layer, from 0; 0 for the tensors outside the layers.
     pub layer: u32,
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN and outside the
-    /// FFN.
+    /// FFN; the number of one of several outside the layers.
     pub expert: u32,
 }
 
@@ -155,9 +205,12 @@ impl Role {
         use Role::*;
         match self {
             Embed | Head | Positions | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1
-            | PredictorFc2 => false,
+            | PredictorFc2 | StreamIn | StreamOut | LayerInputs | LayerInputsProj
+            | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
+            | InputGate | InputProj => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
+            | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
         }
     }
@@ -170,6 +223,14 @@ impl TensorId {
             role,
             layer: 0,
             expert: 0,
+        }
+    }
+
+    /// One of several tensors of a role outside the layers.
+    pub fn numbered(role: Role, number: u32) -> Self {
+        Self {
+            expert: number,
+            ..Self::global(role)
         }
     }
 
@@ -194,6 +255,7 @@ impl fmt::Display for TensorId {
             if *candidate == role {
                 return match place {
                     Place::Global => f.write_str(name),
+                    Place::Numbered => write!(f, "{name}.{expert}"),
                     Place::Layer => write!(f, "layers.{layer}.{name}"),
                     Place::Expert => write!(f, "layers.{layer}.ffn.{expert}.{name}"),
                 };
@@ -224,6 +286,10 @@ fn parse_id(text: &str) -> Option<TensorId> {
             .map(|r| r.0)
     };
     let Some(rest) = text.strip_prefix("layers.") else {
+        if let Some((name, number)) = text.split_once('.') {
+            let role = find(name, |p| matches!(p, Place::Numbered))?;
+            return Some(TensorId::numbered(role, canonical(number)?));
+        }
         return find(text, |p| matches!(p, Place::Global)).map(TensorId::global);
     };
     let (layer, rest) = split_index(rest)?;
@@ -243,8 +309,13 @@ fn parse_id(text: &str) -> Option<TensorId> {
 /// is taken, so that two texts never name one tensor.
 pub(crate) fn split_index(text: &str) -> Option<(u32, &str)> {
     let (number, rest) = text.split_once('.')?;
+    Some((canonical(number)?, rest))
+}
+
+/// A number in its canonical spelling.
+fn canonical(number: &str) -> Option<u32> {
     let value: u32 = number.parse().ok()?;
-    (value.to_string() == number).then_some((value, rest))
+    (value.to_string() == number).then_some(value)
 }
 
 #[cfg(test)]
@@ -257,6 +328,7 @@ mod tests {
             assert_eq!(ROLES.iter().position(|r| r.0 == *role), Some(index));
             let id = match ROLES[index].1 {
                 Place::Global => TensorId::global(*role),
+                Place::Numbered => TensorId::numbered(*role, 2),
                 Place::Layer => TensorId::layer(*role, 17),
                 Place::Expert => TensorId {
                     role: *role,

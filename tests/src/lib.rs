@@ -6,6 +6,7 @@
 )]
 
 pub mod fuzz;
+pub mod widen;
 
 use std::path::{Path, PathBuf};
 

@@ -117,6 +117,7 @@ fn families_and_formats_on_a_device() {
         ("nemotron_bias", DType::Q4),
         ("fatrelu", DType::Q4),
         ("gemma2", DType::BF16),
+        ("gemma3_layers", DType::F32),
         ("llama_mlp_bias", DType::F32),
         ("bamboo", DType::Q8),
     ];
@@ -363,6 +364,7 @@ fn what_a_device_cannot_do_is_refused() {
     };
     assert!(refused(model("mixtral"), cpu()).contains("experts"));
     assert!(refused(model("gelu"), cpu()).contains("Gelu"));
+    assert!(refused(model("gemma3n"), cpu()).contains("top-k"));
     let known = Engine::open(model("llama2"), Options { ..cpu() });
     assert!(!matches!(known, Err(Error::Device { .. })));
 }

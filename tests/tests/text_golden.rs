@@ -267,6 +267,8 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("smollm3", "chatml"),
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),
+    ("gemma3", "gemma3"),
+    ("gemma3n", "gemma3"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside

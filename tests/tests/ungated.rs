@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::memory::Needs;
 use emberflow_engine::{Counters, Engine, Options, Sparsity};
 use emberflow_kernels::DType;
+use emberflow_tests::widen::{Wider, widen};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
-use serde_json::{Map, Value, json};
 
 /// Families whose activation has exact zeros.
 const CASES: [&str; 5] = ["opt", "nemotron", "nemotron_bias", "falcon", "falcon_new"];
@@ -50,55 +50,21 @@ const COPIES: usize = 11;
 /// The case with more neurons, of which most get a bias that keeps them from firing: 97 % are zero for
 /// a token, as published of OPT-6.7B (arXiv 2312.11514), and two clusters are a small part of it.
 fn sparse_opt(dir: &Path) -> PathBuf {
-    let (from, to) = (case("opt"), dir.join("opt"));
-    std::fs::create_dir(&to).unwrap();
-    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(from.join(name), to.join(name)).unwrap();
-    }
-    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
     let neurons = format!("\"ffn_dim\": {}", 300 * COPIES);
-    let config = config.replace("\"ffn_dim\": 300", &neurons);
-    std::fs::write(to.join("config.json"), config).unwrap();
-
-    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
-    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
-    let (mut tensors, mut data) = (Map::new(), Vec::new());
-    for (name, tensor) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-        let number = |value: &Value| value.as_u64().unwrap() as usize;
-        let [start, end] = [0, 1].map(|i| number(&tensor["data_offsets"][i]));
-        let mut shape: Vec<usize> = tensor["shape"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(number)
-            .collect();
-        let mut values = bytes[8 + len..][start..end].to_vec();
-        if name.contains("fc1.") {
-            shape[0] *= COPIES;
-            values = values.repeat(COPIES);
-        } else if name.ends_with("fc2.weight") {
-            let rows = values.chunks_exact(2 * shape[1]);
-            values = rows.flat_map(|row| row.repeat(COPIES)).collect();
-            shape[1] *= COPIES;
-        }
-        if name.ends_with("fc1.bias") {
+    let wider = Wider {
+        copies: COPIES,
+        config: ("\"ffn_dim\": 300", &neurons),
+        rows: &["fc1."],
+        columns: "fc2.weight",
+        change: |name, values| {
             for (i, value) in values.chunks_exact_mut(2).enumerate() {
-                if i % 20 > 0 {
+                if name.ends_with("fc1.bias") && i % 20 > 0 {
                     value.copy_from_slice(&MINUS_20);
                 }
             }
-        }
-        let offsets = [data.len(), data.len() + values.len()];
-        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets});
-        tensors.insert(name.clone(), entry);
-        data.extend(values);
-    }
-    let header = Value::Object(tensors).to_string();
-    let start = (header.len() as u64).to_le_bytes();
-    let file = [&start[..], header.as_bytes(), &data].concat();
-    std::fs::write(to.join("model.safetensors"), file).unwrap();
-    to
+        },
+    };
+    widen(&case("opt"), &dir.join("opt"), &wider)
 }
 
 /// In bf16.

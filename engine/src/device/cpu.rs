@@ -245,6 +245,7 @@ impl Task {
         let gating = Gating {
             activation: self.part.shape.kind.activation,
             cut: self.cut,
+            top: None,
         };
         gating.apply(cpu, &mut gate);
         gate[0]

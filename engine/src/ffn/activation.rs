@@ -9,11 +9,22 @@ pub(crate) struct Gating {
     pub activation: Activation,
     /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
+    /// Multiple of the deviation of Gaussian top-k, by which gates are activated once all are known
+    /// (`top.rs`).
+    pub top: Option<f32>,
 }
 
 impl Gating {
-    /// Applies both in place. Exactly zero means that the neuron does not fire.
+    /// Applies function and threshold in place, unless the gates have to wait for the others of their
+    /// bank. Exactly zero means that the neuron does not fire.
     pub fn apply(self, cpu: Cpu, values: &mut [f32]) {
+        if self.top.is_none() {
+            self.activate(cpu, values);
+        }
+    }
+
+    /// Applies function and threshold in place.
+    pub fn activate(self, cpu: Cpu, values: &mut [f32]) {
         match self.activation {
             Activation::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),
             Activation::FatRelu { threshold } => values
@@ -40,6 +51,16 @@ impl Gating {
             }
         }
     }
+}
+
+/// Applies an activation function in place.
+pub(crate) fn activate(activation: Activation, cpu: Cpu, values: &mut [f32]) {
+    let gating = Gating {
+        activation,
+        cut: 0.0,
+        top: None,
+    };
+    gating.activate(cpu, values);
 }
 
 /// The factor of a gate that an Up product gives.

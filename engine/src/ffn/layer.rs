@@ -154,6 +154,7 @@ impl Ffn {
                 gating: Gating {
                     activation: self.shape.kind.activation,
                     cut,
+                    top: self.tops.of(at.number),
                 },
             });
             first += clusters;

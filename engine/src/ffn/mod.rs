@@ -37,9 +37,10 @@ mod stored;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod top;
 mod units;
 
-pub(crate) use activation::{Gating, of_up};
+pub(crate) use activation::{Gating, activate, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

@@ -20,6 +20,7 @@ use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
+use super::top::{self, Tops};
 use crate::ablation::Overlap;
 use crate::counters::nanoseconds;
 use crate::error::Error;
@@ -48,6 +49,8 @@ struct Naming<'a> {
     on_device: usize,
     /// Gate rows, where they are resident.
     resident: Option<&'a Resident>,
+    /// Every neuron is needed, firing or not.
+    all: bool,
     tracer: &'a Tracer,
     /// Pairs that the predictor wants, and nanoseconds spent predicting.
     wanted: AtomicU64,
@@ -141,6 +144,7 @@ struct Taker<'a> {
     /// Needed neurons so far.
     needed: usize,
     outcome: Result<(), Error>,
+    tops: &'a mut Tops,
 }
 
 impl Taker<'_> {
@@ -167,6 +171,9 @@ impl Taker<'_> {
             if naming.resident.is_some() {
                 let gates = &gates[i * CLUSTER * rows..][..here.len() * rows];
                 self.counts.fired += firing(here.start, gates, rows, &mut ids);
+                if naming.all {
+                    ids = here.map(|n| n as u32).collect();
+                }
             } else {
                 let words = &wanted[i * words..][..words];
                 mask::for_each_wanted(words, rows, here.len(), |n| {
@@ -199,7 +206,9 @@ impl Ffn {
             of.bank,
             features,
         );
-        let oracle = (of.rows == 1).then(|| self.oracle.next()).flatten();
+        let oracle = (of.rows == 1 && of.gating.top.is_none())
+            .then(|| self.oracle.next())
+            .flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
         let gate_len = self.shape.format.gate_len();
@@ -224,6 +233,7 @@ impl Ffn {
             oracle,
             on_device,
             resident: known.then_some(&*resident),
+            all: self.shape.dense,
             tracer: &tracer,
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
@@ -237,6 +247,7 @@ impl Ffn {
             unit,
             needed: 0,
             outcome: Ok(()),
+            tops: &mut self.tops,
         };
         share(on, &of, &mut self.pairs, &mut taker, overlaps);
         taker.outcome?;
@@ -293,16 +304,40 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
     let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];
     let margins = &mut pairs.margins[..lens[2] * all];
+    let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
+        naming.part(c, wanted, gates, margins);
+    };
+    let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
+    if let (Some(multiple), Some(_)) = (of.gating.top, naming.resident) {
+        let unit = CLUSTER * rows;
+        // All gates, then which of them fire.
+        let lanes = of_gates(clusters, unit, &mut *gates);
+        (on.workers).for_each_part_then(lanes, pieces, &name, &mut |_, _, _, _| {});
+        let known = &gates[..of.neurons * rows];
+        let mut tops = std::mem::take(taker.tops);
+        let cutoffs = tops.find(multiple, known, rows);
+        let fire = |_: usize, _: &mut [u64], gates: &mut [f32], _: &mut [f32]| {
+            top::apply(of.gating, on.cpu, cutoffs, gates);
+        };
+        let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
+            if overlaps {
+                taker.take(c, wanted, gates, margins);
+            }
+        };
+        let lanes = of_gates(clusters, unit, &mut *gates);
+        (on.workers).for_each_part_then(lanes, pieces, &fire, &mut take);
+        if !overlaps {
+            taker.take(0, &[], gates, &[]);
+        }
+        *taker.tops = tops;
+        return;
+    }
     let lanes = Lanes {
         units: clusters,
         first: Lane::new(wanted, words),
         second: Lane::new(gates, CLUSTER * rows),
         third: Lane::new(margins, CLUSTER),
     };
-    let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
-        naming.part(c, wanted, gates, margins);
-    };
-    let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
     let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
         if overlaps {
             taker.take(c, wanted, gates, margins);
@@ -311,6 +346,16 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     (on.workers).for_each_part_then(lanes, pieces, &name, &mut take);
     if !overlaps {
         taker.take(0, wanted, gates, margins);
+    }
+}
+
+/// Lanes of gates alone, `[clusters × unit]`.
+fn of_gates(clusters: usize, unit: usize, gates: &mut [f32]) -> Lanes<'_, u64, f32, f32> {
+    Lanes {
+        units: clusters,
+        first: Lane::new(&mut [], 1),
+        second: Lane::new(gates, unit),
+        third: Lane::new(&mut [], 1),
     }
 }
 

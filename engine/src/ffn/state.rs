@@ -1,5 +1,7 @@
 //! State for computing the FFN of every layer: store, predictors, buffers.
 
+use emberflow_models::config::ModelConfig;
+
 use super::lookahead::{FEW, Lookahead};
 use super::oracle::Oracle;
 use super::pairs::{Gathered, Pairs, Unit};
@@ -8,6 +10,7 @@ use super::recent::Recent;
 use super::schedule::Schedule;
 use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
+use super::top::Tops;
 use crate::counters::Counters;
 use crate::device::Room;
 use crate::store::NeuronStore;
@@ -100,6 +103,8 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
+    /// Cutoffs of gates.
+    pub(super) tops: Tops,
     /// A device failed in this layer: its sums are missing.
     pub(super) lost: bool,
     /// For observers.
@@ -139,11 +144,18 @@ impl Ffn {
             schedule: Schedule::new(room.clusters),
             recent: Recent::new(room.rows),
             counts: Counts::default(),
+            tops: Tops::default(),
             lost: false,
             record: room.observe.then(|| Record::new(pairs)),
             shape,
             store,
         }
+    }
+
+    /// Activates gates by the cutoffs of a model's layers, in passes of up to `rows` rows.
+    pub fn with_tops(mut self, c: &ModelConfig, rows: usize) -> Self {
+        self.tops = Tops::new(c, rows);
+        self
     }
 
     /// Bytes that [`Ffn::new`] allocates, without the predictors.

@@ -38,7 +38,7 @@ impl KvShape {
     pub fn new(dtype: DType, c: &ModelConfig, context: usize) -> Self {
         Self {
             dtype,
-            layers: c.layers as usize,
+            layers: c.kv_layers() as usize,
             kv_heads: c.kv_heads as usize,
             head_dim: c.head_dim as usize,
             page: page_for(context),

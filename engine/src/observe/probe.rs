@@ -41,7 +41,7 @@ impl<'e> Probe<'e> {
 
     /// Bytes of weights outside the FFNs read per token: attention, norms and head.
     pub fn dense_bytes(&self) -> u64 {
-        self.engine.decoder.weights.bytes_per_token()
+        self.engine.decoder.bytes_per_token()
     }
 
     /// Expected milliseconds of compute per token on a machine with these rates, with the engine's

@@ -4,6 +4,7 @@
 //! text's activation trace, at several sizes. They depend on cache size and activation frequency;
 //! one text's curve predicts a similar text within a few percent.
 
+use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::Misses;
 use emberflow_predictor::stats::misses::{BINS, SIZES, bin};
 
@@ -95,6 +96,14 @@ impl Firing {
     pub fn even(banks: usize, neurons: usize, share: Option<f64>) -> Self {
         let bank = vec![share.unwrap_or(UNKNOWN_SHARE) as f32; neurons.div_ceil(GROUP)];
         Self::new(vec![bank; banks], neurons, None)
+    }
+
+    /// As many neurons of each layer as its share of gates leaves, none more often than others; all
+    /// where there is no such share.
+    pub fn by_layer(c: &ModelConfig) -> Self {
+        let neurons = c.ffn as usize;
+        let bank = |&share: &f32| vec![1.0 - share; neurons.div_ceil(GROUP)];
+        Self::new(c.form.gate_top.iter().map(bank).collect(), neurons, None)
     }
 
     /// A model whose neurons all fire for every token.

@@ -27,6 +27,7 @@ use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
+use crate::streams::{self, StreamState};
 use crate::weights::Weights;
 
 /// Bytes of stack and allocator per thread.
@@ -80,6 +81,7 @@ impl Planner {
                 Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
             }
             () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
+            () if of.config.form.has_gate_top() => Firing::by_layer(of.config),
             () => Firing::unknown(banks, neurons),
         };
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
@@ -91,10 +93,8 @@ impl Planner {
             0 => options.context,
             tokens => tokens.min(options.context),
         };
-        let scratch: Vec<Scratched> = chunks(options.chunk, prompt)
-            .into_iter()
-            .map(|chunk| of.scratched(chunk))
-            .collect();
+        let chunks = chunks(options.chunk, prompt).into_iter();
+        let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
@@ -272,6 +272,7 @@ impl Opened<'_> {
         let (o, room) = (self.options, self.room(chunk, self.threads));
         let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
         let batch = o.batch as u64;
+        let row = self.config.d_model as usize + streams::beside(self.config);
         let parts = [
             Scratch::bytes_for(
                 self.config,
@@ -283,7 +284,8 @@ impl Opened<'_> {
                 },
             ),
             // The residual stream, and that of a preempted pass.
-            4 * (1 + u64::from(o.preemption)) * (room.rows * self.config.d_model as usize) as u64,
+            4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
+            StreamState::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
             RouterAhead::bytes_for(self.config, self.threads),
@@ -350,6 +352,7 @@ impl Opened<'_> {
             stream_len: Arena::charge(1, layout.stream_len()),
             stream_most: LEAST_BUFFERS,
             gates_help: sparse,
+            gates_must: c.form.has_gate_top(),
         })
     }
 }

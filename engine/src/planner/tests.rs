@@ -55,6 +55,7 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             stream_len: (CLUSTER * 8192) as u64,
             stream_most: 16,
             gates_help: true,
+            gates_must: false,
             predicts: false,
         },
         scratch: [(16, 16), (128, 40), (512, 120)]
@@ -364,6 +365,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         stream_len: CLUSTER as u64 * u64::from(g.stride),
         stream_most: 16,
         gates_help: true,
+        gates_must: false,
         predicts: true,
     }
 }

@@ -25,6 +25,7 @@ use crate::decoder::Hooks;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::sequence::{Sequence, Span};
+use crate::streams;
 
 /// Rows of a pass that belong to one request.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +39,9 @@ struct Parked {
     part: Part,
     /// Number of completed layers.
     layers: usize,
-    /// Their activations: the residual stream.
+    /// Their activations: the residual stream, and what lies beside it.
     x: Vec<f32>,
+    beside: Vec<f32>,
 }
 
 /// Admits requests and runs them in batches, one pass at a time.
@@ -255,8 +257,10 @@ impl<'e> Stepper<'e> {
             let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
             if let Some(at) = self.parked.iter().position(ours) {
                 let parked = self.parked.remove(at);
-                let d = parked.x.len() / parked.part.rows;
-                pass.x[pass.rows * d..][..parked.x.len()].copy_from_slice(&parked.x);
+                for (all, part) in [(&mut pass.x, &parked.x), (&mut pass.beside, &parked.beside)] {
+                    let width = part.len() / parked.part.rows;
+                    all[pass.rows * width..][..part.len()].copy_from_slice(part);
+                }
                 pass.rows += parked.part.rows;
                 self.running.push(parked.part);
             }
@@ -424,26 +428,38 @@ impl<'e> Stepper<'e> {
             true => self.engine.most_rows() - parked,
             false => 0,
         };
-        if let Some((part, x)) = self.leave_pass(id)
+        if let Some((part, x, beside)) = self.leave_pass(id)
             && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)
         {
             debug_assert_eq!(x.len(), part.rows * d);
-            self.parked.push(Parked { part, layers, x });
+            self.parked.push(Parked {
+                part,
+                layers,
+                x,
+                beside,
+            });
         }
     }
 
     /// Removes a request's rows from the yielded pass.
-    fn leave_pass(&mut self, id: RequestId) -> Option<(Part, Vec<f32>)> {
+    fn leave_pass(&mut self, id: RequestId) -> Option<(Part, Vec<f32>, Vec<f32>)> {
         let at = self.running.iter().position(|part| part.id == id)?;
         let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
         let part = self.running.remove(at);
         let d = self.engine.config().d_model as usize;
+        let width = streams::beside(self.engine.config());
         let pass = &mut self.engine.pass;
-        let rows = before * d..(before + part.rows) * d;
-        let x = pass.x[rows.clone()].to_vec();
-        pass.x.copy_within(rows.end..pass.rows * d, rows.start);
+        let all = pass.rows;
+        let take = |values: &mut Vec<f32>, width: usize| {
+            let rows = before * width..(before + part.rows) * width;
+            let part = values[rows.clone()].to_vec();
+            values.copy_within(rows.end..all * width, rows.start);
+            part
+        };
+        let x = take(&mut pass.x, d);
+        let beside = take(&mut pass.beside, width);
         pass.rows -= part.rows;
-        Some((part, x))
+        Some((part, x, beside))
     }
 
     /// Resumes a preempted request.

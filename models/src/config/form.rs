@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Rope;
+
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,6 +57,43 @@ pub struct Form {
     pub attention_cap: Option<f32>,
     /// So do logits, after their factor.
     pub logit_cap: Option<f32>,
+    /// Rotary embedding of the layers that have a window, where it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_rope: Option<Rope>,
+    /// Values are divided by their root mean square, head by head.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub value_norm: bool,
+    /// Last layers that have no keys and values of their own: each reads those of the last other
+    /// layer with or without a window, as it has one itself.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub shared_kv: u32,
+    /// Gaussian top-k of each layer, or empty: of the gates `g` of a token, all that are not above
+    /// `mean(g) + quantile(share) * deviation(g)` are zero, and the others are less that much. 0 for
+    /// a layer without.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gate_top: Vec<f32>,
+    /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<Streams>,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+/// Residual streams beside the one that layers read and change, as in `modeling_gemma3n.py`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Streams {
+    /// Streams in all; layers read and change the first.
+    pub count: u32,
+    /// Width of the low-rank path beside attention (LAuReL).
+    pub laurel: u32,
+    /// Elements of a token's input to each layer.
+    pub per_layer: u32,
+    /// Rows of the table of these inputs; tokens past it have those of token 0.
+    pub per_layer_vocab: u32,
+    /// Whether the first stream is scaled before it meets the layer's input.
+    pub scaled: bool,
 }
 
 impl Default for Form {
@@ -76,6 +115,11 @@ impl Default for Form {
             attention_scale: None,
             attention_cap: None,
             logit_cap: None,
+            local_rope: None,
+            value_norm: false,
+            shared_kv: 0,
+            gate_top: Vec::new(),
+            streams: None,
         }
     }
 }
@@ -84,6 +128,11 @@ impl Form {
     /// Whether nothing differs from the common form.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether some layers have gates that are zero for most tokens, whatever the activation.
+    pub fn has_gate_top(&self) -> bool {
+        self.gate_top.iter().any(|&share| share > 0.0)
     }
 
     /// A factor or a cap that is no finite number above 0, and its name.

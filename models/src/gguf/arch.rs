@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::streams::GEMMA3N;
 use super::value::Metadata;
 use crate::error::Error;
 
@@ -32,6 +33,8 @@ pub(super) enum Windows {
     AllButFourth,
     /// Every second one from the first on (gpt-oss, Gemma 2).
     Alternate,
+    /// All but every `attention.sliding_window_pattern`-th, of which this is the default (Gemma 3).
+    Pattern(u32),
 }
 
 /// Whether an architecture has experts, and how llama.cpp weighs them where the file does not say.
@@ -60,7 +63,7 @@ const PLAIN: Arch = Arch {
     windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 18] = [
+const ARCHS: [Arch; 20] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -161,12 +164,27 @@ const ARCHS: [Arch; 18] = [
         windows: Windows::Alternate,
         ..PLAIN
     },
+    Arch {
+        name: "gemma3",
+        qk_norm: true,
+        windows: Windows::Pattern(6),
+        ..PLAIN
+    },
+    Arch {
+        name: GEMMA3N,
+        qk_norm: true,
+        windows: Windows::Pattern(5),
+        ..PLAIN
+    },
 ];
 
 impl Arch {
     /// Whether llama.cpp finds a window's layers by the architecture.
     pub(super) fn windows_have_a_key(&self) -> bool {
-        matches!(self.windows, Windows::AllButFourth | Windows::Alternate)
+        matches!(
+            self.windows,
+            Windows::AllButFourth | Windows::Alternate | Windows::Pattern(_)
+        )
     }
 }
 
@@ -190,6 +208,8 @@ pub(super) fn arch_for(family: &str) -> Option<&'static Arch> {
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         "gpt_oss" => GPT_OSS,
+        "gemma3_text" => "gemma3",
+        "gemma3n_text" => GEMMA3N,
         other => other,
     };
     ARCHS.iter().find(|arch| arch.name == name)

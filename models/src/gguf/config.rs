@@ -1,8 +1,9 @@
 //! GGUF metadata → [`ModelConfig`].
 
 use super::arch::{Arch, Experts, GPT_OSS, Windows};
-use super::form::{self, Shape, Style, style_of};
-use super::rope::rope;
+use super::form::{self, PATTERN, Shape, Style, style_of};
+use super::rope::{local_rope, rope};
+use super::streams;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
@@ -26,6 +27,8 @@ fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
         "qwen2moe" => "qwen2_moe",
         "qwen3moe" => "qwen3_moe",
         "gpt-oss" => "gpt_oss",
+        "gemma3" => "gemma3_text",
+        "gemma3n" => "gemma3n_text",
         name => name,
     }
 }
@@ -41,6 +44,24 @@ pub(super) struct Facts {
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
     pub(super) has_head: bool,
+    /// Sizes of the residual streams.
+    pub(super) streams: streams::Sizes,
+}
+
+impl Facts {
+    /// What the tensors say of the form.
+    fn shape(&self) -> Shape {
+        Shape {
+            d_model: 0,
+            layers: 0,
+            heads: 0,
+            head_dim: 0,
+            ffn_bias: self.has_ffn_bias,
+            two_norms: self.two_norms,
+            windowed: false,
+            streams: self.streams,
+        }
+    }
 }
 
 /// Translates the metadata. `name` applies if the file does not name the model. The caller handles
@@ -72,31 +93,31 @@ pub(super) fn model_config(
         layers,
         heads,
         head_dim,
-        ffn_bias: facts.has_ffn_bias,
-        two_norms: facts.two_norms,
         windowed: window.size > 0,
+        ..facts.shape()
     };
+    let rope = rope(metadata, arch, style, head_dim)?;
+    let mut form = form::form(metadata, arch.name, shape)?;
+    if style.local_rope && window.size > 0 {
+        form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
+    }
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
+    let of_expert = of_expert.filter(|_| experts.is_some());
+    let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
-        name: metadata
-            .text("general.name")?
-            .filter(|name| !name.is_empty())
-            .unwrap_or(name),
+        name: named.unwrap_or(name),
         vocab: facts.vocab,
         d_model,
         layers,
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: match of_expert.filter(|_| experts.is_some()) {
-            Some(ffn) => ffn,
-            None => need("feed_forward_length")?,
-        },
+        ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: metadata.need_f32(&key(style.eps))?,
-        rope: rope(metadata, arch, style, head_dim)?,
+        rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
@@ -112,7 +133,7 @@ pub(super) fn model_config(
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: arch.qk_norm_whole,
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
-        form: form::form(metadata, arch.name, shape)?,
+        form,
     })
 }
 
@@ -313,6 +334,15 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
+/// Every how many layers one has no window.
+fn pattern(metadata: &Metadata, arch: &Arch, usual: u32) -> Result<u32, Error> {
+    let key = format!("{}.{PATTERN}", arch.name);
+    match metadata.u32(&key)? {
+        Some(0) => Err(metadata.bad(&key, "1 and more")),
+        pattern => Ok(pattern.unwrap_or(usual)),
+    }
+}
+
 /// The sliding window of a file and its layers.
 #[derive(Clone, Copy)]
 struct Window {
@@ -331,7 +361,10 @@ impl Window {
             }
             size => Ok(Self {
                 size: size.unwrap_or(0),
-                layers: arch.windows,
+                layers: match arch.windows {
+                    Windows::Pattern(usual) => Windows::Pattern(pattern(metadata, arch, usual)?),
+                    layers => layers,
+                },
             }),
         }
     }
@@ -341,6 +374,7 @@ impl Window {
         match self.layers {
             Windows::AllButFourth if layer.is_multiple_of(4) => 0,
             Windows::Alternate if !layer.is_multiple_of(2) => 0,
+            Windows::Pattern(pattern) if (layer + 1).is_multiple_of(pattern) => 0,
             _ => self.size,
         }
     }

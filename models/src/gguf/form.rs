@@ -1,6 +1,7 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
 use super::arch::GPT_OSS;
+use super::streams::{self, ACTIVE, GEMMA3N, PER_LAYER, SHARED_KV, STREAMS, TOP};
 use super::value::Metadata;
 use crate::config::{Activation, Form, Parallel, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
@@ -17,6 +18,8 @@ pub(super) struct Style {
     pub(super) ungated: bool,
     /// A part of each head may be rotated.
     pub(super) partial: bool,
+    /// Layers with a window have a rotary embedding of their own.
+    pub(super) local_rope: bool,
     /// Its norms are LayerNorms with biases.
     layer_norm: bool,
     /// Keys that are read for it, after the architecture.
@@ -29,6 +32,7 @@ const PLAIN: Style = Style {
     act: Activation::Silu,
     ungated: false,
     partial: false,
+    local_rope: false,
     layer_norm: false,
     reads: &[],
 };
@@ -44,7 +48,12 @@ const UNGATED: Style = Style {
 /// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
 pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
-const STYLES: [Style; 8] = [
+/// Every how many layers one has no window.
+pub(super) const PATTERN: &str = "attention.sliding_window_pattern";
+/// Base of the rotary frequencies in layers with a window.
+pub(super) const LOCAL_BASE: &str = "rope.freq_base_swa";
+
+const STYLES: [Style; 10] = [
     Style {
         name: GPT_OSS,
         act: Activation::ClampedSwiglu {
@@ -95,6 +104,22 @@ const STYLES: [Style; 8] = [
         reads: &["attn_logit_softcapping", "final_logit_softcapping"],
         ..PLAIN
     },
+    Style {
+        name: "gemma3",
+        act: Activation::GeluTanh,
+        local_rope: true,
+        reads: &[PATTERN, LOCAL_BASE],
+        ..PLAIN
+    },
+    Style {
+        name: GEMMA3N,
+        act: Activation::GeluTanh,
+        local_rope: true,
+        reads: &[
+            PATTERN, LOCAL_BASE, STREAMS, ACTIVE, PER_LAYER, SHARED_KV, TOP,
+        ],
+        ..PLAIN
+    },
 ];
 
 /// What `arch` departs in.
@@ -116,6 +141,8 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
+    /// Of the residual streams.
+    pub(super) streams: streams::Sizes,
 }
 
 /// The form of a file of architecture `arch`.
@@ -139,7 +166,6 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         ..Form::default()
     };
     Ok(match arch {
-        // those without a window
         "smallthinker" if shape.windowed => Form {
             nope_layers: (0..shape.layers).step_by(4).collect(),
             ..plain
@@ -180,17 +206,22 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         "gemma2" => Form {
             attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
             logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
-            ..gemma2(shape, plain)
+            ..gemma(shape, 46, plain)
         },
+        "gemma3" => gemma(shape, 62, plain),
+        GEMMA3N => {
+            let plain = gemma(shape, 0, plain);
+            streams::form(metadata, shape.layers, shape.streams, plain)?
+        }
         _ => plain,
     })
 }
 
-/// Gemma 2 without its caps. The 27B, of 46 layers, has another scale of scores.
-fn gemma2(shape: Shape, plain: Form) -> Form {
-    let width = match shape.layers {
-        46 => shape.d_model / shape.heads.max(1),
-        _ => shape.head_dim,
+/// Gemma 2 and 3 without caps. The largest one, of `most` layers, has another scale of scores.
+fn gemma(shape: Shape, most: u32, plain: Form) -> Form {
+    let width = match shape.layers == most {
+        true => shape.d_model / shape.heads.max(1),
+        false => shape.head_dim,
     };
     Form {
         post_norm: true,

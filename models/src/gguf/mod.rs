@@ -10,6 +10,7 @@ mod form;
 mod header;
 mod names;
 mod rope;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -62,6 +63,10 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
+        streams: streams::Sizes::of(|name| {
+            let raw = tensors.iter().find(|raw| raw.name == name);
+            raw.map(|raw| &raw.shape[..])
+        }),
     };
     let names = names_of(arch.name, facts.two_norms);
     let name = path.file_stem().map_or_else(
@@ -172,17 +177,13 @@ fn identify(
     names: &NameTable,
     config: &ModelConfig,
 ) -> Result<Vec<Found>, Error> {
-    let Some(named) = names.parse(&raw.name, config.experts) else {
-        let (path, tensor) = (file.path.clone(), raw.name);
-        return Err(Error::UnexpectedTensor {
-            path,
-            tensor,
-            family: arch.name.to_owned(),
-        });
-    };
+    let named = names.parse(&raw.name, config.experts);
     let id = match named {
-        Named::One(id) => id,
-        Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
+        Some(Named::One(id)) => id,
+        Some(Named::Stacked(_, layer) | Named::Fused(_, layer)) => {
+            TensorId::layer(Role::Gate, layer)
+        }
+        None => TensorId::global(Role::StreamIn),
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
@@ -202,8 +203,17 @@ fn identify(
         scales: None,
     };
     match named {
-        Named::One(_) => Ok(vec![whole]),
-        Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
-        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
+        Some(Named::One(id)) if streams::is_unused(id, config) => Ok(Vec::new()),
+        Some(Named::One(_)) => Ok(vec![whole]),
+        Some(Named::Stacked(stack, layer)) => stacked::split(&whole, stack, layer, config, file),
+        Some(Named::Fused(fused, layer)) => fused::split(&whole, fused, layer, config, file),
+        None => {
+            let projections = streams::split(&whole, config, file)?;
+            projections.ok_or_else(|| Error::UnexpectedTensor {
+                path: file.path.clone(),
+                tensor: whole.name,
+                family: arch.name.to_owned(),
+            })
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Names of tensors.
 
 use super::arch::GPT_OSS;
+use super::streams::GEMMA3N;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
@@ -68,6 +69,7 @@ const STACKED: &[(Stack, &str)] = &[
 pub(super) const PLAIN: NameTable = NameTable {
     layer_prefix: "blk.",
     globals: OUTSIDE,
+    numbered: &[],
     layers: &[
         ATTENTION,
         NORMS,
@@ -121,7 +123,15 @@ const UNGATED: NameTable = NameTable {
     ..PLAIN
 };
 
+/// What PowerInfer's files have besides, or in another form.
+const POWERINFER: Spellings = &[
+    (Role::Down, DOWN_T),
+    (Role::PredictorFc1, "fc1.weight"),
+    (Role::PredictorFc2, "fc2.weight"),
+];
+
 const FALCON: NameTable = NameTable {
+    layers: &[ATTENTION, NORMS, TWO_MATRICES, POWERINFER],
     fused: &[(Fused::Qkv, "attn_qkv.weight")],
     ..UNGATED
 };
@@ -130,6 +140,7 @@ const FALCON_TWO_NORMS: NameTable = NameTable {
     layers: &[
         ATTENTION,
         TWO_MATRICES,
+        POWERINFER,
         &[
             (Role::AttnNorm, "attn_norm_2.weight"),
             (Role::AttnNormBias, "attn_norm_2.bias"),
@@ -156,10 +167,44 @@ const PHI3: NameTable = NameTable {
     ..PLAIN
 };
 
+const GEMMA3N_NAMES: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "output_norm.weight"),
+        (Role::LayerInputs, "per_layer_token_embd.weight"),
+        (Role::LayerInputsProj, "per_layer_model_proj.weight"),
+        (Role::LayerInputsNorm, "per_layer_proj_norm.weight"),
+    ],
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::AttnPostNorm, "post_attention_norm.weight"),
+            (Role::FfnPostNorm, "post_ffw_norm.weight"),
+            (Role::StreamRouterNorm, "altup_router_norm.weight"),
+            (Role::StreamRouter, "altup_router.weight"),
+            (Role::StreamPredict, "altup_predict_coef.weight"),
+            (Role::StreamCorrect, "altup_correct_coef.weight"),
+            (Role::StreamScale, "altup_correct_scale.weight"),
+            (Role::LaurelLeft, "laurel_l.weight"),
+            (Role::LaurelRight, "laurel_r.weight"),
+            (Role::LaurelNorm, "laurel_post_norm.weight"),
+            (Role::InputGate, "inp_gate.weight"),
+            (Role::InputProj, "proj.weight"),
+            (Role::InputNorm, "post_norm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
 /// The names of an architecture's tensors.
 pub(super) fn names_of(arch: &str, two_norms: bool) -> &'static NameTable {
     match arch {
         GPT_OSS => &GPT_OSS_NAMES,
+        GEMMA3N => &GEMMA3N_NAMES,
         "phi3" => &PHI3,
         "falcon" if two_norms => &FALCON_TWO_NORMS,
         "falcon" => &FALCON,

@@ -73,6 +73,16 @@ pub(super) fn rope(
     })
 }
 
+/// That of layers with a window, which is never scaled.
+pub(super) fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
+    let theta = metadata.f32(&format!("{}.{}", arch.name, form::LOCAL_BASE))?;
+    Ok(Rope {
+        theta: theta.unwrap_or(DEFAULT_ROPE_THETA),
+        dims,
+        scaling: RopeScaling::None,
+    })
+}
+
 /// The llama3 scaling with the divisors `factors`, one per frequency.
 ///
 /// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1

@@ -196,6 +196,14 @@ impl Metadata {
         self.list(key, "a list of finite numbers", Value::as_f32)
     }
 
+    /// A list of numbers, of which some may be infinite; empty if the key is absent.
+    pub(super) fn numbers(&self, key: &str) -> Result<Vec<f32>, Error> {
+        self.list(key, "a list of numbers", |value| match value {
+            Value::Float(number) if !number.is_nan() => Some(*number as f32),
+            _ => None,
+        })
+    }
+
     fn list<T>(
         &self,
         key: &str,

@@ -9,9 +9,11 @@ use serde_json::Value;
 
 use super::experts::{self, ExpertKeys};
 use super::foreign;
-use super::form::{Sizes, Style, style_of};
+use super::form::{Style, style_of};
 use super::json::Keys;
-use super::rope::rope;
+use super::rope::ropes;
+use super::text_part::text_part;
+use super::values::Sizes;
 use super::windows::{Windows, windows};
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
@@ -57,7 +59,7 @@ const PLAIN: Family = Family {
     windows: Windows::Never,
 };
 
-const FAMILIES: [Family; 23] = [
+const FAMILIES: [Family; 25] = [
     Family {
         name: "llama",
         optional_bias: true,
@@ -210,11 +212,29 @@ const FAMILIES: [Family; 23] = [
         windows: Windows::Alternate,
         ..PLAIN
     },
+    Family {
+        name: "gemma3_text",
+        optional_bias: true,
+        qk_norm: true,
+        head_dim_default: false,
+        theta: 1_000_000.0,
+        windows: Windows::Pattern(6),
+        ..PLAIN
+    },
+    Family {
+        name: "gemma3n_text",
+        qk_norm: true,
+        head_dim_default: false,
+        theta: 1_000_000.0,
+        windows: Windows::Pattern(5),
+        ..PLAIN
+    },
 ];
 
 /// Translates a parsed `config.json`, with only the tokens it names itself; `name` is the model's.
 pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<ModelConfig, Error> {
-    let keys = Keys::new(path, value)?;
+    let (part, prefix) = text_part(path, value)?;
+    let keys = Keys::new(path, &part)?.inside(prefix);
     let model_type = keys.need_str("model_type")?;
     let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) else {
         return Err(Error::UnknownFamily {
@@ -239,10 +259,12 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         Some(of) => Some(experts::read(&keys, of, layers)?),
         None => None,
     };
-    let form = style.form(&keys, sizes)?;
     let [qkv_bias, o_bias] = biases(&keys, family, style)?;
+    let mut form = style.form(&keys, sizes)?;
     // none with learned positions
     let rotated = head_dim * u32::from(form.learned_positions.is_none());
+    let (rope, local_rope) = ropes(&keys, style, family.theta, rotated)?;
+    form.local_rope = local_rope;
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -262,7 +284,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             Some(key) => keys.need_f32(key)?,
             None => LAYER_NORM_EPS,
         },
-        rope: rope(&keys, style, family.theta, rotated)?,
+        rope,
         window: windows(&keys, family.windows, layers, &form)?,
         qkv_bias,
         o_bias,
@@ -316,6 +338,15 @@ fn biases(keys: &Keys, family: &Family, style: &Style) -> Result<[bool; 2], Erro
 
 /// The number of the FFN's neurons.
 fn ffn(keys: &Keys, style: &Style, d_model: u32) -> Result<u32, Error> {
+    // a list in Gemma 3n
+    if let Some(Value::Array(list)) = keys.get(style.ffn).filter(|_| style.two_ropes) {
+        let of = |value: &Value| value.as_u64().and_then(|ffn| u32::try_from(ffn).ok());
+        let first = list.first().and_then(of);
+        return match first.filter(|_| list.iter().all(|value| of(value) == first)) {
+            Some(ffn) => Ok(ffn),
+            None => Err(keys.unsupported(style.ffn, "the layers' FFNs are not of one size")),
+        };
+    }
     match keys.u32(style.ffn)? {
         Some(ffn) => Ok(ffn),
         // Falcon's default

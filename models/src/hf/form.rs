@@ -1,7 +1,9 @@
 //! The keys of `config.json` by which a family departs from the plain decoder.
 
 use super::experts::switches;
+use super::gemma::{gemma2, gemma3, gemma3n};
 use super::json::Keys;
+use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel};
 use crate::error::Error;
 use crate::names::Role;
@@ -34,6 +36,8 @@ pub(super) struct Style {
     layer_norm: bool,
     /// LongRoPE's factors of queries and keys have keys of their own.
     pub(super) named_factors: bool,
+    /// Layers with a window have a rotary embedding of their own.
+    pub(super) two_ropes: bool,
     /// Keys that are read for it and that other families would have to refuse.
     pub(super) reads: &'static [&'static str],
 }
@@ -52,10 +56,11 @@ const PLAIN: Style = Style {
     plus_one: false,
     layer_norm: false,
     named_factors: false,
+    two_ropes: false,
     reads: &[],
 };
 
-const STYLES: [Style; 15] = [
+const STYLES: [Style; 17] = [
     // optional, with gate, up and down
     Style {
         name: "llama",
@@ -180,6 +185,23 @@ const STYLES: [Style; 15] = [
         ],
         ..PLAIN
     },
+    Style {
+        name: "gemma3_text",
+        act: "hidden_activation",
+        tied: true,
+        plus_one: true,
+        two_ropes: true,
+        reads: &["query_pre_attn_scalar", "sliding_window_pattern"],
+        ..PLAIN
+    },
+    Style {
+        name: "gemma3n_text",
+        act: "hidden_activation",
+        tied: true,
+        two_ropes: true,
+        reads: &["final_logit_softcapping", "num_kv_shared_layers"],
+        ..PLAIN
+    },
 ];
 
 /// What `family` departs in.
@@ -196,14 +218,6 @@ pub(super) fn is_less_one(family: &str, role: Role) -> bool {
         AttnNorm | AttnPostNorm | FfnNorm | FfnPostNorm | FinalNorm | QNorm | KNorm
     );
     norm && style_of(family).plus_one
-}
-
-/// The sizes that some keys are relative to.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) d_model: u32,
-    pub(super) layers: u32,
-    pub(super) heads: u32,
 }
 
 impl Style {
@@ -247,6 +261,8 @@ impl Style {
             "opt" => opt(keys, sizes, plain)?,
             "falcon" => falcon(keys, plain)?,
             "gemma2" => gemma2(keys, sizes, plain)?,
+            "gemma3_text" => gemma3(keys, sizes, plain)?,
+            "gemma3n_text" => gemma3n(keys, sizes, plain)?,
             _ => plain,
         })
     }
@@ -278,24 +294,6 @@ impl Style {
             "gpt_oss" => Ok(Some(keys.bool("attention_bias")?.unwrap_or(true))),
             _ => Ok(None),
         }
-    }
-}
-
-/// The key's value if it is one that is implemented.
-fn must_be(keys: &Keys, key: &str, value: bool) -> Result<(), Error> {
-    match keys.bool(key)? {
-        Some(found) if found != value => {
-            Err(keys.unsupported(key, &format!("only {value} is implemented")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A factor above 0.
-fn factor(keys: &Keys, key: &str) -> Result<Option<f32>, Error> {
-    match keys.f32(key)? {
-        Some(factor) if factor <= 0.0 => Err(keys.bad(key, "a number above 0")),
-        factor => Ok(factor),
     }
 }
 
@@ -405,23 +403,4 @@ fn falcon(keys: &Keys, plain: Form) -> Result<Form, Error> {
         }
     };
     Ok(Form { parallel, ..plain })
-}
-
-/// `modeling_gemma2.py`: embeddings times `sqrt(hidden_size)`, scores divided by
-/// `sqrt(query_pre_attn_scalar)` and capped, logits capped, norms on both sides of attention and FFN.
-fn gemma2(keys: &Keys, sizes: Sizes, plain: Form) -> Result<Form, Error> {
-    must_be(keys, "use_bidirectional_attention", false)?;
-    let cap = |key: &str, default: f32| match keys.map().contains_key(key) {
-        true => factor(keys, key),
-        false => Ok(Some(default)),
-    };
-    let scalar = factor(keys, "query_pre_attn_scalar")?.unwrap_or(256.0);
-    Ok(Form {
-        post_norm: true,
-        embedding_scale: (sizes.d_model as f32).sqrt(),
-        attention_scale: Some(1.0 / scalar.sqrt()),
-        attention_cap: cap("attn_logit_softcapping", 50.0)?,
-        logit_cap: cap("final_logit_softcapping", 30.0)?,
-        ..plain
-    })
 }

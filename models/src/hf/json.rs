@@ -42,6 +42,11 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The same keys inside the object `prefix`, which ends with a dot.
+    pub(super) fn inside(self, prefix: &'static str) -> Self {
+        Self { prefix, ..self }
+    }
+
     /// The key's value; null counts as absent.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())

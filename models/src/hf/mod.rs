@@ -5,13 +5,16 @@ mod config;
 mod experts;
 mod foreign;
 mod form;
+mod gemma;
 mod json;
 mod rope;
 mod safetensors;
 mod spelled;
 #[cfg(test)]
 mod tests;
+mod text_part;
 mod texts;
+mod values;
 mod windows;
 pub mod write;
 
@@ -20,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use self::safetensors::DTYPES;
 use self::spelled::names_of;
+use self::text_part::text_name;
 use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -96,11 +100,19 @@ fn open_with(
 
     let mut files = Vec::new();
     let mut found = Vec::new();
-    let mut stored_heads = Vec::new();
+    let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
     let mut scales = take_scales(&mut shards, &config);
     for (file, header) in shards {
-        for raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
+        for mut raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
+            let Some(name) = text_name(&config.family, &raw.name) else {
+                left_out += 1;
+                continue;
+            };
+            if is_unused(&name, &config) {
+                continue;
+            }
+            raw.name = name.into_owned();
             let scales = scales_of(&raw, &file, &mut scales)?;
             for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
@@ -111,6 +123,12 @@ fn open_with(
             }
         }
         files.push(file);
+    }
+    if left_out > 0 {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: {left_out} tensors of images and sounds are left out: the model reads text alone"
+        );
     }
     if let Some((tensor, (scales, _))) = scales.into_iter().next() {
         return Err(Error::UnexpectedTensor {
@@ -252,6 +270,17 @@ fn identify(
 /// Redundant tensors that some releases wrote: the rotary frequencies.
 fn is_ignorable(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
+}
+
+/// Keys and values of layers that read those of others, which releases store all the same.
+fn is_unused(name: &str, config: &ModelConfig) -> bool {
+    use Role::*;
+    let Some(Named::One(id)) = names_of(&config.family).parse(name, config.experts) else {
+        return false;
+    };
+    matches!(id.role, K | V | KBias | VBias | KNorm)
+        && id.layer < config.layers
+        && config.kv_layer(id.layer) != id.layer
 }
 
 /// The folder's own name.

@@ -10,14 +10,77 @@ use crate::error::Error;
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
-/// (earlier). Values inside the object override those beside it.
-pub(super) fn rope(
+/// The rotary parameters, and those of layers with a window where these have others.
+pub(super) fn ropes(
     keys: &Keys,
     style: &Style,
     default_theta: f32,
     head_dim: u32,
-) -> Result<Rope, Error> {
+) -> Result<(Rope, Option<Rope>), Error> {
+    if !style.two_ropes {
+        return Ok((rope(keys, style, default_theta, head_dim)?, None));
+    }
+    let modern = keys.object("rope_parameters", "rope_parameters.")?;
+    let old = keys.object("rope_scaling", "rope_scaling.")?;
+    if modern.is_some() && old.is_some() {
+        return Err(keys.bad("rope_scaling", "absent, as rope_parameters is given"));
+    }
+    let kinds = [
+        ("full_attention", "rope_parameters.full_attention."),
+        ("sliding_attention", "rope_parameters.sliding_attention."),
+    ];
+    let mut objects = [old, None];
+    if let Some(modern) = modern {
+        let known = |key: &String| kinds.iter().any(|kind| kind.0 == key);
+        if let Some(key) = modern.map().keys().find(|key| !known(key)) {
+            let why = "the rotary parameters of this family are those of two kinds of layers";
+            return Err(modern.unsupported(key, why));
+        }
+        for ((key, prefix), object) in kinds.into_iter().zip(&mut objects) {
+            *object = modern.object(key, prefix)?;
+        }
+    }
+    let one = |object: Option<Keys>, theta: Option<f32>, usual: f32| -> Result<Rope, Error> {
+        let mut rope = Rope {
+            theta: theta.unwrap_or(usual),
+            dims: head_dim,
+            scaling: RopeScaling::None,
+        };
+        if let Some(object) = object {
+            refuse_partial(&object)?;
+            rope.scaling = rope_scaling(keys, &object, style)?;
+            rope.theta = object.f32("rope_theta")?.unwrap_or(rope.theta);
+        }
+        Ok(rope)
+    };
+    refuse_partial(keys)?;
+    let [full, windowed] = objects;
+    Ok((
+        one(full, keys.f32("rope_theta")?, default_theta)?,
+        Some(one(
+            windowed,
+            keys.f32("rope_local_base_freq")?,
+            LOCAL_THETA,
+        )?),
+    ))
+}
+
+/// Base of the rotary frequencies in layers with a window.
+const LOCAL_THETA: f32 = 10_000.0;
+
+fn refuse_partial(keys: &Keys) -> Result<(), Error> {
+    match keys.f32("partial_rotary_factor")? {
+        Some(share) if share != 1.0 => {
+            let why = "only 1 is implemented for this family";
+            Err(keys.unsupported("partial_rotary_factor", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
+/// (earlier). Values inside the object override those beside it.
+fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
     let mut theta = keys.f32("rope_theta")?;

@@ -1,5 +1,6 @@
 //! Tensor names of every family.
 
+use crate::config::{ModelConfig, Parallel};
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 const OUTSIDE: Spellings = &[
@@ -61,6 +62,7 @@ const NO_EXPERTS: ExpertNames = ExpertNames {
 const PLAIN: NameTable = NameTable {
     layer_prefix: "model.layers.",
     globals: OUTSIDE,
+    numbered: &[],
     layers: &[
         ATTENTION,
         NORMS,
@@ -200,6 +202,50 @@ const GEMMA2: NameTable = NameTable {
     ..PLAIN
 };
 
+const GEMMA3N: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.embed_tokens.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.norm.weight"),
+        (Role::LayerInputs, "model.embed_tokens_per_layer.weight"),
+        (
+            Role::LayerInputsProj,
+            "model.per_layer_model_projection.weight",
+        ),
+        (
+            Role::LayerInputsNorm,
+            "model.per_layer_projection_norm.weight",
+        ),
+    ],
+    numbered: &[
+        (Role::StreamIn, "model.altup_projections."),
+        (Role::StreamOut, "model.altup_unembed_projections."),
+    ],
+    layers: &[
+        ATTENTION,
+        FFN,
+        &[
+            (Role::AttnNorm, "input_layernorm.weight"),
+            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+            (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
+            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
+            (Role::StreamRouterNorm, "altup.router_norm.weight"),
+            (Role::StreamRouter, "altup.modality_router.weight"),
+            (Role::StreamPredict, "altup.prediction_coefs.weight"),
+            (Role::StreamCorrect, "altup.correction_coefs.weight"),
+            (Role::StreamScale, "altup.correct_output_scale"),
+            (Role::LaurelLeft, "laurel.linear_left.weight"),
+            (Role::LaurelRight, "laurel.linear_right.weight"),
+            (Role::LaurelNorm, "laurel.post_laurel_norm.weight"),
+            (Role::InputGate, "per_layer_input_gate.weight"),
+            (Role::InputProj, "per_layer_projection.weight"),
+            (Role::InputNorm, "post_per_layer_input_norm.weight"),
+        ],
+    ],
+    experts: NO_EXPERTS,
+    ..PLAIN
+};
+
 const PHI3: NameTable = NameTable {
     layers: &[&[
         (Role::AttnNorm, "input_layernorm.weight"),
@@ -255,7 +301,6 @@ const OPT: NameTable = NameTable {
         (Role::FinalNormBias, "model.decoder.final_layer_norm.bias"),
     ],
     layers: &[
-        ATTENTION,
         &[
             (Role::AttnNorm, "self_attn_layer_norm.weight"),
             (Role::AttnNormBias, "self_attn_layer_norm.bias"),
@@ -268,6 +313,7 @@ const OPT: NameTable = NameTable {
             (Role::Down, "fc2.weight"),
             (Role::DownBias, "fc2.bias"),
         ],
+        ATTENTION,
     ],
     experts: NO_EXPERTS,
     ..PLAIN
@@ -281,6 +327,7 @@ const FALCON: NameTable = NameTable {
         (Role::FinalNorm, "transformer.ln_f.weight"),
         (Role::FinalNormBias, "transformer.ln_f.bias"),
     ],
+    numbered: &[],
     layers: &[
         NORMS,
         &[
@@ -297,6 +344,28 @@ const FALCON: NameTable = NameTable {
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
 };
 
+/// Falcon 40B as it is written: the names of its norms come first.
+const FALCON_TWO_NORMS: NameTable = NameTable {
+    layers: &[
+        &[
+            (Role::AttnNorm, "ln_attn.weight"),
+            (Role::AttnNormBias, "ln_attn.bias"),
+            (Role::FfnNorm, "ln_mlp.weight"),
+            (Role::FfnNormBias, "ln_mlp.bias"),
+        ],
+        FALCON.layers[1],
+    ],
+    ..FALCON
+};
+
+/// The names under which a model's tensors are written.
+pub(super) fn names_to_write(config: &ModelConfig) -> &'static NameTable {
+    match config.form.parallel {
+        Parallel::TwoNorms => &FALCON_TWO_NORMS,
+        _ => names_of(&config.family),
+    }
+}
+
 /// The names of a family's tensors.
 pub(super) fn names_of(family: &str) -> &'static NameTable {
     match family {
@@ -310,7 +379,8 @@ pub(super) fn names_of(family: &str) -> &'static NameTable {
         "opt" => &OPT,
         "nemotron" => &NEMOTRON,
         "falcon" => &FALCON,
-        "gemma2" => &GEMMA2,
+        "gemma2" | "gemma3_text" => &GEMMA2,
+        "gemma3n_text" => &GEMMA3N,
         _ => &PLAIN,
     }
 }

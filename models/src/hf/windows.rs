@@ -24,6 +24,8 @@ pub(super) enum Windows {
     Unrotated,
     /// Every second one from the first on.
     Alternate,
+    /// All but every `sliding_window_pattern`-th, of which this is the default.
+    Pattern(u32),
 }
 
 /// One window per layer, 0 for full attention.
@@ -47,7 +49,7 @@ pub(super) fn windows(
     let used = keys.bool("use_sliding_window")?;
     let window = match of {
         Windows::Never => None,
-        Windows::Every | Windows::Alternate => window()?,
+        Windows::Every | Windows::Alternate | Windows::Pattern(_) => window()?,
         Windows::ByLayer | Windows::Unrotated if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
@@ -65,11 +67,17 @@ pub(super) fn windows(
         let of_layer = |layer| if set(layer) { window } else { 0 };
         (0..layers).map(of_layer).collect()
     };
+    let unrotated = |layer| form.nope_layers.contains(&layer);
     match of {
-        Windows::Unrotated => {
-            return Ok(where_set(&|layer| form.nope_layers.contains(&layer)));
-        }
+        Windows::Unrotated => return Ok(where_set(&unrotated)),
         Windows::Alternate => return Ok(where_set(&|layer| layer.is_multiple_of(2))),
+        Windows::Pattern(usual) => {
+            let pattern = keys.u32("sliding_window_pattern")?.unwrap_or(usual);
+            if pattern == 0 {
+                return Err(keys.bad("sliding_window_pattern", "1 and more"));
+            }
+            return Ok(where_set(&|layer| !(layer + 1).is_multiple_of(pattern)));
+        }
         _ => {}
     }
     if of != Windows::ByLayer {

@@ -3,6 +3,10 @@
 //! Weights are written as f32, so no precision of the source is lost. The folder gets its final
 //! name only once it is fully written.
 
+mod families;
+mod keys;
+mod scaling;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,12 +14,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::spelled::names_of;
+use self::keys::config_json;
+use super::form::is_less_one;
+use super::spelled::names_to_write;
 use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
-use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
+use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::names::{Required, Role, TensorId};
+use crate::names::{Fused, Required, Role, TensorId};
 use crate::tokenizer::Tokenizer;
 
 /// Input of [`write_folder`], besides the weights.
@@ -178,8 +184,46 @@ struct Slot {
     want: Required,
     /// Rows received so far.
     rows: usize,
-    /// First byte in the file.
+    /// First byte in the file: of its own rows, or of the tensor that it shares with others.
     offset: u64,
+    /// Where its rows are in a tensor that is stored group by group.
+    grouped: Option<Groups>,
+    /// Stored less one.
+    less_one: bool,
+}
+
+/// Heads of a tensor among those of a group.
+#[derive(Clone, Copy)]
+struct Groups {
+    head_dim: usize,
+    /// Heads of a group: of this tensor, before them, and in all.
+    own: usize,
+    before: usize,
+    all: usize,
+}
+
+impl Groups {
+    fn of(role: Role, config: &ModelConfig) -> Self {
+        let per = (config.heads / config.kv_heads) as usize;
+        let (own, before) = match role {
+            Role::Q => (per, 0),
+            Role::K => (1, per),
+            _ => (1, per + 1),
+        };
+        Self {
+            head_dim: config.head_dim as usize,
+            own,
+            before,
+            all: per + 2,
+        }
+    }
+
+    /// The row of the stored tensor where row `row` is.
+    fn stored(self, row: usize) -> usize {
+        let own = self.own * self.head_dim;
+        let (group, inside) = (row / own, row % own);
+        (group * self.all + self.before) * self.head_dim + inside
+    }
 }
 
 impl Weights {
@@ -200,16 +244,29 @@ impl Weights {
                     format!("tensor {id} of {rows} x {cols} is too large"),
                 )
             })?;
-            let entry = json!({
-                "dtype": "F32",
-                "shape": shape_of(id, rows, cols),
-                "data_offsets": [end, next],
+            let names = names_to_write(config);
+            let fused = names.fused_with(id.role);
+            let entry = header.entry(names.spell(id, config)).or_insert_with(|| {
+                let mut shape = shape_of(id, rows, cols);
+                if fused.is_some() {
+                    shape[0] = 0;
+                }
+                json!({"dtype": "F32", "shape": shape, "data_offsets": [end, end]})
             });
-            header.insert(names_of(&config.family).spell(id, config), entry);
+            if fused.is_some() {
+                let before = entry["shape"][0].as_u64().unwrap_or(0);
+                entry["shape"][0] = json!(before + rows as u64);
+            }
+            entry["data_offsets"][1] = json!(next);
+            let start = entry["data_offsets"][0].as_u64().unwrap_or(end);
+            let groups = || Groups::of(id.role, config);
+            let grouped = (fused == Some(Fused::QkvByGroup)).then(groups);
             slots.push(Slot {
                 want,
                 rows: 0,
-                offset: end,
+                offset: if grouped.is_some() { start } else { end },
+                grouped,
+                less_one: is_less_one(&config.family, id.role),
             });
             end = next;
         }
@@ -252,7 +309,12 @@ impl Weights {
         let at = slot.rows;
         slot.rows += 1;
         if id.role != Role::Down {
-            let offset = slot.offset + 4 * (at * cols) as u64;
+            let stored = slot.grouped.map_or(at, |groups| groups.stored(at));
+            let offset = slot.offset + 4 * (stored * cols) as u64;
+            if slot.less_one {
+                let less: Vec<f32> = row.iter().map(|value| value - 1.0).collect();
+                return self.write(&less, offset);
+            }
             return self.write(row, offset);
         }
         // stored transposed, so write it once it is complete
@@ -310,205 +372,6 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
         Role::Down => vec![cols, rows],
         _ => vec![rows, cols],
     }
-}
-
-/// The class of transformers that runs a family.
-fn class_of(family: &str) -> Option<&'static str> {
-    Some(match family {
-        "llama" => "LlamaForCausalLM",
-        "mistral" => "MistralForCausalLM",
-        "qwen2" => "Qwen2ForCausalLM",
-        "qwen3" => "Qwen3ForCausalLM",
-        "bamboo" => "BambooForCausalLM",
-        "mixtral" => "MixtralForCausalLM",
-        "qwen2_moe" => "Qwen2MoeForCausalLM",
-        "qwen3_moe" => "Qwen3MoeForCausalLM",
-        "olmoe" => "OlmoeForCausalLM",
-        "turbosparsemixtral" => "TurboSparseMixtralForCausalLM",
-        "smallthinker" => "SmallThinkerForCausalLM",
-        _ => return None,
-    })
-}
-
-fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
-    let unsupported = |reason| Error::export(dir, reason);
-    let act = c.ffn_kind.activation;
-    let class = class_of(&c.family)
-        .ok_or_else(|| unsupported(format!("family {:?} has no folder form", c.family)))?;
-    let mut config = json!({
-        "architectures": [class],
-        "model_type": c.family,
-        "vocab_size": c.vocab,
-        "hidden_size": c.d_model,
-        "intermediate_size": c.ffn,
-        "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "rms_norm_eps": c.rms_eps,
-        "rope_theta": c.rope.theta,
-        "max_position_embeddings": c.max_context,
-        "tie_word_embeddings": c.tied_head,
-        "bos_token_id": c.bos,
-        "eos_token_id": c.eos,
-        "torch_dtype": "float32",
-        "hidden_act": match act {
-            Activation::Relu => "relu",
-            Activation::FatRelu { .. } => "fatrelu",
-            Activation::Relu2 => "relu2",
-            Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
-            Activation::Gelu => "gelu",
-            Activation::GeluTanh => "gelu_pytorch_tanh",
-        },
-    });
-    if let Activation::FatRelu { threshold } = act {
-        config["hidden_act_param"] = json!(threshold);
-    }
-    if c.rope.scaling != RopeScaling::None {
-        config["rope_scaling"] = scaling_json(&c.rope.scaling);
-    }
-    if c.o_bias || matches!(c.family.as_str(), "llama" | "qwen3" | "qwen3_moe" | "olmoe") {
-        config["attention_bias"] = json!(c.o_bias);
-    }
-    if let Some(clip) = c.clip_qkv {
-        config["clip_qkv"] = json!(clip);
-    }
-    if let Some(mixture) = &c.mixture {
-        experts_json(c, mixture, &mut config);
-    }
-    if c.family == "smallthinker" {
-        let rotated = |layer: u32| u32::from(c.rotates(layer));
-        config["rope_layout"] = (0..c.layers).map(rotated).collect();
-    }
-    windows_json(c, &mut config).map_err(unsupported)?;
-    Ok(config)
-}
-
-/// A rotary scaling; null for none.
-fn scaling_json(scaling: &RopeScaling) -> Value {
-    match scaling {
-        // the one of a family that has no folder form
-        RopeScaling::None | RopeScaling::Long { .. } => Value::Null,
-        RopeScaling::Linear { factor } => {
-            json!({"rope_type": "linear", "factor": factor})
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
-            json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_context,
-            })
-        }
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            original_context,
-            attention_factor,
-            truncate,
-        } => {
-            json!({
-                "rope_type": "yarn",
-                "factor": factor,
-                "beta_fast": beta_fast,
-                "beta_slow": beta_slow,
-                "original_max_position_embeddings": original_context,
-                "attention_factor": attention_factor,
-                "truncate": truncate,
-            })
-        }
-    }
-}
-
-/// A mixture of experts, in the keys of its family.
-fn experts_json(c: &ModelConfig, mixture: &Mixture, config: &mut Value) {
-    if c.family == "smallthinker" {
-        let softmax = mixture.scoring == Scoring::Softmax;
-        config["moe_num_primary_experts"] = json!(c.experts);
-        config["moe_num_active_primary_experts"] = json!(mixture.chosen);
-        config["moe_ffn_hidden_size"] = json!(c.ffn);
-        config["moe_enable_early_router"] = json!(mixture.early_router);
-        config["moe_primary_router_apply_softmax"] = json!(softmax);
-        return;
-    }
-    config["num_experts_per_tok"] = json!(mixture.chosen);
-    if matches!(c.family.as_str(), "mixtral" | "turbosparsemixtral") {
-        config["num_local_experts"] = json!(c.experts);
-        return;
-    }
-    config["num_experts"] = json!(c.experts);
-    config["norm_topk_prob"] = json!(mixture.renormalise);
-    if c.family == "olmoe" {
-        return;
-    }
-    config["moe_intermediate_size"] = json!(c.ffn);
-    config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
-    config["mlp_only_layers"] = json!(mixture.dense_layers);
-    config["decoder_sparse_step"] = json!(1);
-    if c.family == "qwen2_moe" {
-        config["shared_expert_intermediate_size"] = json!(mixture.shared);
-        config["qkv_bias"] = json!(c.qkv_bias);
-    }
-}
-
-/// Whether a family's windows are those of all layers.
-fn has_window_everywhere(family: &str) -> bool {
-    matches!(
-        family,
-        "mistral" | "bamboo" | "mixtral" | "turbosparsemixtral"
-    )
-}
-
-/// Sliding windows, in the keys that the family's reader understands.
-fn windows_json(c: &ModelConfig, config: &mut Value) -> Result<(), String> {
-    let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
-        if has_window_everywhere(&c.family) {
-            // if absent, other programs would use the family's 4096
-            config["sliding_window"] = Value::Null;
-        }
-        return Ok(());
-    };
-    let every = c.window.iter().all(|&w| w == window);
-    let one_size = c.window.iter().all(|&w| w == 0 || w == window);
-    match c.family.as_str() {
-        family if every && has_window_everywhere(family) => {
-            config["sliding_window"] = json!(window);
-        }
-        "smallthinker" if one_size => {
-            let switch = |&w: &u32| u32::from(w != 0);
-            config["sliding_window_size"] = json!(window);
-            config["sliding_window_layout"] = c.window.iter().map(switch).collect();
-        }
-        "qwen2" | "qwen3" if one_size => {
-            config["sliding_window"] = json!(window);
-            config["use_sliding_window"] = json!(true);
-            config["layer_types"] = c
-                .window
-                .iter()
-                .map(|&w| {
-                    if w == 0 {
-                        "full_attention"
-                    } else {
-                        "sliding_attention"
-                    }
-                })
-                .collect();
-        }
-        family => {
-            return Err(format!(
-                "sliding windows {:?} of family {family:?} have no folder form",
-                c.window
-            ));
-        }
-    }
-    Ok(())
 }
 
 fn generation_json(folder: &Folder<'_>) -> Value {

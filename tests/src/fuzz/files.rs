@@ -18,6 +18,8 @@ pub(super) fn gguf() -> Target {
         "phi3_long/model.gguf",
         "falcon_new/model.gguf",
         "granite/model.gguf",
+        "gemma3_layers/model.gguf",
+        "gemma3n/model.gguf",
     ];
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
@@ -50,8 +52,19 @@ const SAFETENSORS: Form = Form {
 };
 
 pub(super) fn config() -> Target {
-    let targets = ["relu", "phi3_long", "opt", "falcon_new", "gemma2"]
-        .map(|model| folder(model, "config.json", Form::JSON));
+    let targets = [
+        "relu",
+        "phi3_long",
+        "opt",
+        "falcon_new",
+        "gemma2",
+        "gemma3",
+        "gemma3_layers",
+        "gemma3_whole",
+        "gemma3n",
+        "gemma3n_whole",
+    ]
+    .map(|model| folder(model, "config.json", Form::JSON));
     let seeds = targets.iter().flat_map(|target| target.seeds.clone());
     Target {
         seeds: seeds.collect(),

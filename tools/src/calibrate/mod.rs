@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 
 use emberflow_engine::meta;
 use emberflow_kernels::{Compute, DType};
-use emberflow_models::Checkpoint;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
+use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::rounding::{Covariance, Rounder};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -102,7 +102,8 @@ pub fn calibrate(
             c.name, c.family
         )));
     }
-    if !ROLES.iter().any(|&role| takes(role, options.dtype(role))) {
+    let rounds = |t: &TensorInfo| takes(t.id.role, options.dtype_of(t.id));
+    if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
             "--calibrate rounds to q4 and q8; the formats that were asked for are floats",
         ));
@@ -117,11 +118,17 @@ pub fn calibrate(
     let folder = folder(output);
     std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
     let formats = ROLES.map(|role| options.dtype(role).name());
+    let mix = &options.mix;
     let mut what = format!(
-        "{VERSION} {:016x} {:016x} {formats:?} {} ",
+        "{VERSION} {:016x} {:016x} {formats:?} {}{} ",
         source.fingerprint(),
         state_of(source.path()),
-        options.embedding.name()
+        options.dtype_of(TensorId::global(Role::Embed)).name(),
+        if mix.is_empty() {
+            String::new()
+        } else {
+            format!("{mix:?}")
+        },
     )
     .into_bytes();
     what.extend(windows.iter().flatten().flat_map(|t| t.to_le_bytes()));
@@ -132,14 +139,18 @@ pub fn calibrate(
         folder,
         name: format!("{:016x}", xxh3_64(&what)),
     };
-    let mut stream = Stream::embed(source, options.embedding, &windows)?;
+    let mut stream = Stream::embed(
+        source,
+        options.dtype_of(TensorId::global(Role::Embed)),
+        &windows,
+    )?;
     let resumed = job.all_layers(&mut stream)?;
     let paths = (0..c.layers).map(|l| job.file(l)).collect();
     let summary = meta::Calibration {
         tokens: windows.iter().map(|w| w.len() as u64).sum(),
         hash: job.name.clone(),
     };
-    let stored = |role| Some(options.dtype(role)).filter(|&dtype| takes(role, dtype));
+    let stored = |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| takes(id.role, dtype));
     Ok(Calibrated {
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
@@ -223,25 +234,30 @@ impl Job<'_> {
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {
-            let wanted = roles.iter().any(|&r| takes(r, self.options.dtype(r)));
+            let takes = |&role: &Role| takes(role, self.dtype(role, layer));
+            let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;
             };
             let size = covariance.size();
             let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
-            for &role in roles {
+            for &role in roles.iter().filter(|role| takes(role)) {
                 rows.put(role, self.rows(TensorId::layer(role, layer), &rounder)?);
             }
         }
-        if !seen.hidden.is_empty() && takes(Role::Down, self.options.dtype(Role::Down)) {
+        if !seen.hidden.is_empty() && takes(Role::Down, self.dtype(Role::Down, layer)) {
             rows.put(Role::Down, self.down(layer, seen.hidden)?);
         }
         Ok(())
     }
 
+    fn dtype(&self, role: Role, layer: u32) -> DType {
+        self.options.dtype_of(TensorId::layer(role, layer))
+    }
+
     /// The rows of a matrix that reads what `rounder` was made for.
     fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype(id.role);
+        let dtype = self.options.dtype_of(id);
         let (count, cols) = self.shape(id);
         let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
         let mut values = Vec::new();
@@ -258,7 +274,7 @@ impl Job<'_> {
     /// Down, whose stored rows are neurons: columns of the matrix, one for each of its inputs.
     fn down(&self, layer: u32, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
         let id = TensorId::layer(Role::Down, layer);
-        let dtype = self.options.dtype(id.role);
+        let dtype = self.options.dtype_of(id);
         let (_, cols) = self.shape(id);
         let mut bytes = Vec::new();
         let mut values = Vec::new();

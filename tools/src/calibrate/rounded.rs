@@ -68,6 +68,7 @@ impl LayerRows {
 /// Where a matrix lies in its layer's file.
 #[derive(Debug, Clone, Copy)]
 struct Place {
+    layer: u32,
     role: Role,
     offset: u64,
     stride: usize,
@@ -91,24 +92,26 @@ impl Rounded {
         paths: Vec<PathBuf>,
         config: &ModelConfig,
         summary: Calibration,
-        stored: &dyn Fn(Role) -> Option<DType>,
+        stored: &dyn Fn(TensorId) -> Option<DType>,
     ) -> Result<Self, Failure> {
-        let (mut places, mut offset) = (Vec::new(), 0);
-        for role in ROLES {
-            let id = TensorId::layer(role, 0);
-            let shape = required(config).into_iter().find(|t| t.id == id);
-            if let (Some(shape), Some(dtype)) = (shape, stored(role)) {
-                let stride = dtype.row_bytes(shape.cols);
-                places.push(Place {
-                    role,
-                    offset,
-                    stride,
-                });
-                offset += (shape.rows * stride) as u64;
-            }
-        }
+        let (required, mut places) = (required(config), Vec::new());
         let mut layers = Vec::with_capacity(paths.len());
-        for path in paths {
+        for (layer, path) in (0..).zip(paths) {
+            let mut offset = 0;
+            for role in ROLES {
+                let id = TensorId::layer(role, layer);
+                let shape = required.iter().find(|t| t.id == id);
+                if let (Some(shape), Some(dtype)) = (shape, stored(id)) {
+                    let stride = dtype.row_bytes(shape.cols);
+                    places.push(Place {
+                        layer,
+                        role,
+                        offset,
+                        stride,
+                    });
+                    offset += (shape.rows * stride) as u64;
+                }
+            }
             let bytes = std::fs::read(&path).map_err(Failure::file(&path))?;
             if !is_whole(&bytes, offset) {
                 return Err(Failure::Fault(format!(
@@ -133,11 +136,12 @@ impl Rounded {
 
     /// Whether the matrix is here.
     pub fn has(&self, id: TensorId) -> bool {
-        self.place(id.role).is_some() && id.expert == 0
+        self.place(id).is_some() && id.expert == 0
     }
 
-    fn place(&self, role: Role) -> Option<Place> {
-        self.places.iter().copied().find(|p| p.role == role)
+    fn place(&self, id: TensorId) -> Option<Place> {
+        let mut places = self.places.iter().copied();
+        places.find(|p| (p.layer, p.role) == (id.layer, id.role))
     }
 
     /// Reads consecutive stored rows, from row `first` on, into `out`.
@@ -146,7 +150,7 @@ impl Rounded {
     /// The system's.
     pub fn read(&self, id: TensorId, first: usize, out: &mut [u8]) -> Result<(), Failure> {
         let layer = self.layers.get(id.layer as usize);
-        let (Some(place), Some((path, file))) = (self.place(id.role), layer) else {
+        let (Some(place), Some((path, file))) = (self.place(id), layer) else {
             return Err(Failure::Fault(format!("{id} was not rounded")));
         };
         let at = place.offset + (first * place.stride) as u64;

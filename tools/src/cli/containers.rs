@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::{ModelArg, parse_sector};
+use crate::size;
 
 /// Block formats of weights.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantArg {
     /// 4 bits, one f16 scale per 32 weights.
     Q4,
@@ -17,6 +18,24 @@ pub enum QuantArg {
     F16,
     /// 32-bit floats.
     F32,
+}
+
+/// What `pack` quantises to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackQuant {
+    /// One format.
+    One(QuantArg),
+    /// Whatever makes a container of about so many bytes.
+    Size(u64),
+}
+
+fn parse_quant(text: &str) -> Result<PackQuant, String> {
+    if let Some(size) = text.strip_prefix("auto:") {
+        return size::parse(size).map(PackQuant::Size);
+    }
+    let one = QuantArg::from_str(text, true);
+    one.map(PackQuant::One)
+        .map_err(|_| format!("{text:?} is not q4, q8, f16, f32 or auto:SIZE, such as auto:2GiB"))
 }
 
 /// `pack`
@@ -34,10 +53,11 @@ pub struct PackArgs {
     /// The container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of the neuron bundles and attention matrices. With q4, neurons that the checkpoint has
-    /// in MXFP4 stay as they are.
-    #[arg(long, value_enum, default_value = "q4")]
-    pub quant: QuantArg,
+    /// Format of the neuron bundles and attention matrices: q4, q8, f16, f32, or auto:SIZE for a
+    /// container of that size, with more bits where they take away more error. With q4, neurons that
+    /// the checkpoint has in MXFP4 stay as they are.
+    #[arg(long, value_name = "QUANT", default_value = "q4", value_parser = parse_quant)]
+    pub quant: PackQuant,
     /// Format of the attention matrices, if another one.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub attention_quant: Option<QuantArg>,

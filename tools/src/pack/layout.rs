@@ -167,7 +167,7 @@ fn geometry_for(
 
 /// A tensor beside the FFN as it will be stored.
 fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
-    let dtype = options.dtype(t.id.role);
+    let dtype = options.dtype_of(t.id);
     TensorSpec {
         name: t.id.to_string(),
         dtype: dtype.code(),
@@ -276,6 +276,7 @@ fn meta_of(
             ffn: options.ffn.name().into(),
             attention: options.attention.name().into(),
             embedding: options.embedding.name().into(),
+            mixed: !options.mix.is_empty(),
         },
         order: kind,
         source: Source {

@@ -8,7 +8,10 @@
 //! anywhere. A killed pack can go on where it stopped.
 
 pub(crate) mod layout;
+mod mix;
 pub(crate) mod options;
+#[cfg(test)]
+mod tests;
 pub(crate) mod write;
 
 use std::io::Write;
@@ -16,16 +19,17 @@ use std::path::Path;
 use std::time::Instant;
 
 use emberflow_engine::meta::Order;
+use emberflow_models::Checkpoint;
 use emberflow_storage::container::Prefer;
 use emberflow_storage::mem;
 
 pub use self::options::{CalibrationText, PackOptions};
-pub use self::write::{CalibratedReport, PackReport};
+pub use self::write::{CalibratedReport, MixedReport, PackReport, Share};
 
 use self::layout::{PackLayout, check_tokenizer};
 use self::write::write;
 use crate::calibrate::{self, Calibration};
-use crate::cli::{OrderArg, PackArgs, ScalesArg};
+use crate::cli::{OrderArg, PackArgs, PackQuant, QuantArg, ScalesArg};
 use crate::{Failure, atomic, print_json, progress, size};
 
 /// Runs the command.
@@ -51,8 +55,19 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
 
 /// What the arguments ask for.
 fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
-    let quant = args.quant.into();
-    let mut options = PackOptions::new(quant);
+    let mut options = match args.quant {
+        PackQuant::One(quant) => PackOptions::new(quant.into()),
+        PackQuant::Size(_) if args.attention_quant.or(args.embedding_quant).is_some() => {
+            return Err(Failure::usage(
+                "--quant auto:SIZE chooses the format of every matrix: leave out --attention-quant \
+                 and --embedding-quant",
+            ));
+        }
+        PackQuant::Size(bytes) => PackOptions {
+            size: Some(bytes),
+            ..PackOptions::new(QuantArg::Q4.into())
+        },
+    };
     if let Some(attention) = args.attention_quant {
         options.attention = attention.into();
     }
@@ -102,6 +117,14 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
         },
         report.seconds
     )?;
+    if let Some(mixed) = &report.mixed {
+        let others = mixed.others.iter();
+        let others: Vec<_> = others
+            .map(|o| format!("{} {}", o.matrices, o.format))
+            .collect();
+        let (ffn, others) = (&mixed.ffn, others.join(", "));
+        writeln!(out, "neurons in {ffn}; matrices beside them: {others}")?;
+    }
     if let Some(c) = &report.calibrated {
         writeln!(out, "rounded against {} tokens", c.tokens)?;
         if let Some(peak) = c.peak_rss_bytes {
@@ -134,11 +157,28 @@ pub fn pack(
 ) -> Result<PackReport, Failure> {
     atomic::may_create(output, options.force)?;
     let source = emberflow_models::open(checkpoint)?;
-    let source = source.as_ref();
+    pack_source(source.as_ref(), output, options, progress)
+}
+
+/// [`pack`] of an open checkpoint.
+fn pack_source(
+    source: &dyn Checkpoint,
+    output: &Path,
+    options: &PackOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PackReport, Failure> {
     check_tokenizer(source)?;
-    let options = &options.for_source(source);
+    let (mixed, options) = match options.size {
+        Some(size) => {
+            let mixed = mix::mixed(source, output, options, size)?;
+            (Some(mix::report(source, &mixed, size)), mixed)
+        }
+        None => (None, options.for_source(source)),
+    };
+    let options = &options;
     let Some(text) = &options.calibrate else {
-        return write(source, output, options, None, progress);
+        let report = write(source, output, options, None, progress)?;
+        return Ok(PackReport { mixed, ..report });
     };
     let start = Instant::now();
     // what is wrong with the options is told before the work
@@ -158,6 +198,7 @@ pub fn pack(
             resumed_layers: done.resumed,
             peak_rss_bytes: mem::peak_rss(),
         }),
+        mixed,
         seconds: start.elapsed().as_secs_f64(),
         ..report
     })

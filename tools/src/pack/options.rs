@@ -1,9 +1,10 @@
 //! How to pack.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use emberflow_kernels::DType;
-use emberflow_models::names::Role;
+use emberflow_models::names::{Role, TensorId};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::Prefer;
 
@@ -33,6 +34,12 @@ pub struct PackOptions {
     pub calibrate: Option<CalibrationText>,
     /// Compute threads; 0 = one per core. They change no byte.
     pub threads: usize,
+    /// Bytes of the container: formats are chosen so that it has about as many.
+    pub size: Option<u64>,
+    /// Matrices beside the neurons in another format than their role's.
+    pub mix: BTreeMap<TensorId, DType>,
+    /// Bytes after which finished parts are flushed to disk and count as done.
+    pub durable_bytes: u64,
 }
 
 /// A text to round weights against.
@@ -58,6 +65,9 @@ impl PackOptions {
             force: false,
             calibrate: None,
             threads: 0,
+            size: None,
+            mix: BTreeMap::new(),
+            durable_bytes: 8 << 20,
         }
     }
 
@@ -88,11 +98,23 @@ impl PackOptions {
         }
     }
 
-    /// The format of the tensors of a role.
+    /// The format of a tensor.
+    pub(crate) fn dtype_of(&self, id: TensorId) -> DType {
+        self.mix.get(&id).copied().unwrap_or(self.dtype(id.role))
+    }
+
+    /// The format of the tensors of a role, where `mix` has no other.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head | Role::Positions => self.embedding,
+            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,
+            Role::StreamIn
+            | Role::StreamOut
+            | Role::LayerInputsProj
+            | Role::LaurelLeft
+            | Role::LaurelRight
+            | Role::InputGate
+            | Role::InputProj => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
             _ => DType::F32,

@@ -20,9 +20,6 @@ use crate::calibrate::rounded::Rounded;
 /// Rows that are read and quantised together.
 const BATCH: usize = 64;
 
-/// Bytes after which finished parts are flushed to disk and count as done.
-const CHECKPOINT_BYTES: u64 = 8 << 20;
-
 /// What came out. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct PackReport {
@@ -43,8 +40,33 @@ pub struct PackReport {
     /// What weights were rounded against, where they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibrated: Option<CalibratedReport>,
+    /// Formats that were chosen to make a size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mixed: Option<MixedReport>,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// Formats that were chosen to make a size. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct MixedReport {
+    /// The size that was asked for.
+    pub asked_bytes: u64,
+    /// The neurons' format.
+    pub ffn: String,
+    /// The formats of the matrices beside them, smallest first.
+    pub others: Vec<Share>,
+}
+
+/// Matrices of one format. Keys are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct Share {
+    /// The format.
+    pub format: String,
+    /// How many matrices have it.
+    pub matrices: usize,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// How weights were rounded against a text. Keys are a contract.
@@ -69,7 +91,7 @@ pub(crate) fn write(
     let start = Instant::now();
     let layout = PackLayout::new(source, output, options, rounded)?;
     let durable = emberflow_storage::container::Options {
-        checkpoint_bytes: CHECKPOINT_BYTES,
+        checkpoint_bytes: options.durable_bytes,
     };
     let mut writer = Writer::create_with(output, layout.spec.clone(), durable)?;
     let mut work = Work {
@@ -113,6 +135,7 @@ pub(crate) fn write(
         order: layout.order_kind(),
         resumed_units,
         calibrated: None,
+        mixed: None,
         seconds: start.elapsed().as_secs_f64(),
     })
 }

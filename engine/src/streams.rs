@@ -1,0 +1,541 @@
+//! Gemma 3n's residual streams (AltUp, arXiv 2301.13310), its low-rank path beside attention
+//! (LAuReL, arXiv 2411.07501), and its inputs by layer. Formulas as in `modeling_gemma3n.py`.
+//!
+//! A layer reads and changes the first stream. Before it, routes that depend on the first stream mix
+//! all streams into predictions; after it, each stream takes a share of what the layer changed. A
+//! row's other streams and its inputs to all layers lie in [`Pass::beside`], so that a pass can yield
+//! between two layers.
+
+use emberflow_kernels::{Compute, Cpu};
+use emberflow_models::config::{Activation, ModelConfig, Streams};
+use emberflow_models::names::Role;
+use emberflow_storage::container::Container;
+
+use crate::error::Error;
+use crate::ffn::activate;
+use crate::input::Input;
+use crate::pass::Pass;
+use crate::scratch::Scratch;
+use crate::weights::{Loader, Matrix};
+
+/// Smallest mean square of a stream that another one's magnitude is given to.
+const LEAST_SQUARE: f32 = 1e-5;
+
+/// Weights outside the layers.
+#[derive(Debug)]
+struct StreamWeights {
+    /// From the embedding to each stream but the first, `[d_model × d_model]`.
+    into: Vec<Matrix>,
+    /// Back from each, `[d_model × d_model]`.
+    out: Vec<Matrix>,
+    /// From the embedding to the inputs of all layers, `[layers·per_layer × d_model]`.
+    inputs: Matrix,
+    /// Norm of what it gives for one layer.
+    inputs_norm: Vec<f32>,
+}
+
+/// Weights of a layer.
+#[derive(Debug)]
+struct LayerStreams {
+    router_norm: Vec<f32>,
+    /// `[streams × d_model]`.
+    router: Matrix,
+    /// `[streams² × streams]`.
+    predict: Vec<f32>,
+    /// `[streams × streams]`.
+    correct: Vec<f32>,
+    scale: Vec<f32>,
+    left: Matrix,
+    right: Matrix,
+    laurel_norm: Vec<f32>,
+    gate: Matrix,
+    proj: Matrix,
+    input_norm: Vec<f32>,
+}
+
+impl StreamWeights {
+    /// Reads and verifies them; `None` for a model of one stream.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig) -> Result<Option<Self>, Error> {
+        let Some(streams) = c.form.streams else {
+            return Ok(None);
+        };
+        let [d, layers, each] = [c.d_model, c.layers, streams.per_layer].map(|n| n as usize);
+        let all = |role| -> Result<Vec<Matrix>, Error> {
+            let numbers = 0..streams.count - 1;
+            numbers.map(|n| from.numbered(role, n, d, d)).collect()
+        };
+        Ok(Some(Self {
+            into: all(Role::StreamIn)?,
+            out: all(Role::StreamOut)?,
+            inputs: from.matrix(Role::LayerInputsProj, 0, layers * each, d)?,
+            inputs_norm: from.vector(Role::LayerInputsNorm, 0, each)?,
+        }))
+    }
+
+    /// Bytes read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let matrices = self.into.iter().chain(&self.out).chain([&self.inputs]);
+        matrices.map(Matrix::len).sum()
+    }
+}
+
+impl LayerStreams {
+    /// Reads and verifies them; `None` for a model of one stream.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
+        let Some(streams) = c.form.streams else {
+            return Ok(None);
+        };
+        let Streams {
+            count,
+            laurel,
+            per_layer,
+            ..
+        } = streams;
+        let [d, n, rank, each] = [c.d_model, count, laurel, per_layer].map(|n| n as usize);
+        let matrix = |role, rows, cols| from.matrix(role, layer, rows, cols);
+        let vector = |role| from.vector(role, layer, d);
+        Ok(Some(Self {
+            router_norm: vector(Role::StreamRouterNorm)?,
+            router: matrix(Role::StreamRouter, n, d)?,
+            predict: from.rows(Role::StreamPredict, layer, n * n, n)?,
+            correct: from.rows(Role::StreamCorrect, layer, n, n)?,
+            scale: vector(Role::StreamScale)?,
+            left: matrix(Role::LaurelLeft, rank, d)?,
+            right: matrix(Role::LaurelRight, d, rank)?,
+            laurel_norm: vector(Role::LaurelNorm)?,
+            gate: matrix(Role::InputGate, each, d)?,
+            proj: matrix(Role::InputProj, d, each)?,
+            input_norm: vector(Role::InputNorm)?,
+        }))
+    }
+
+    /// Bytes read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let all = [
+            &self.router,
+            &self.left,
+            &self.right,
+            &self.gate,
+            &self.proj,
+        ];
+        all.map(Matrix::len).iter().sum()
+    }
+}
+
+/// Sizes of a model's streams.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    d: usize,
+    count: usize,
+    per_layer: usize,
+    layers: usize,
+    eps: f32,
+    scaled: bool,
+    activation: Activation,
+}
+
+impl Sizes {
+    fn of(c: &ModelConfig) -> Option<Self> {
+        let streams = c.form.streams?;
+        Some(Self {
+            d: c.d_model as usize,
+            count: streams.count as usize,
+            per_layer: streams.per_layer as usize,
+            layers: c.layers as usize,
+            eps: c.rms_eps,
+            scaled: streams.scaled,
+            activation: c.ffn_kind.activation,
+        })
+    }
+
+    /// Elements of a row's inputs to all layers.
+    fn inputs(self) -> usize {
+        self.layers * self.per_layer
+    }
+
+    /// Elements of a row's other streams.
+    fn others(self) -> usize {
+        (self.count - 1) * self.d
+    }
+}
+
+/// Elements of a row of a pass besides the residual stream that layers read.
+pub(crate) fn beside(c: &ModelConfig) -> usize {
+    Sizes::of(c).map_or(0, |sizes| sizes.others() + sizes.inputs())
+}
+
+/// The residual streams of a model: weights and buffers.
+#[derive(Debug)]
+pub(crate) struct ResidualStreams {
+    weights: StreamWeights,
+    layers: Vec<LayerStreams>,
+    state: StreamState,
+}
+
+impl ResidualStreams {
+    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model of one
+    /// stream.
+    pub fn load(
+        container: &Container,
+        c: &ModelConfig,
+        rows: usize,
+    ) -> Result<Option<Self>, Error> {
+        let from = Loader { container };
+        let layers = (0..c.layers).map(|layer| LayerStreams::load(&from, c, layer));
+        let layers: Option<Vec<LayerStreams>> = layers.collect::<Result<_, Error>>()?;
+        let weights = StreamWeights::load(&from, c)?;
+        let parts = (weights, layers, StreamState::new(c, rows));
+        let (Some(weights), Some(layers), Some(state)) = parts else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            weights,
+            layers,
+            state,
+        }))
+    }
+
+    /// Bytes read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let layers = self.layers.iter().map(LayerStreams::bytes_per_token);
+        self.weights.bytes_per_token() + layers.sum::<u64>()
+    }
+
+    /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
+    /// [`ResidualStreams::begin`] takes.
+    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
+        self.state.table_rows(rows)
+    }
+
+    /// See [`StreamState::begin`].
+    pub fn begin(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.begin(on, &self.weights, pass, s);
+    }
+
+    /// See [`StreamState::predict`].
+    pub fn predict(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.predict(on, &self.layers[layer], pass, s);
+    }
+
+    /// See [`StreamState::add_laurel`].
+    pub fn add_laurel(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.add_laurel(on, &self.layers[layer], pass, s);
+    }
+
+    /// See [`StreamState::correct`].
+    pub fn correct(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
+        self.state.correct(on, &self.layers[layer], layer, pass, s);
+    }
+
+    /// See [`StreamState::merge`].
+    pub fn merge(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.merge(on, &self.weights, pass, s);
+    }
+}
+
+/// Buffers of the streams.
+#[derive(Debug)]
+pub(crate) struct StreamState {
+    sizes: Sizes,
+    /// The first stream's prediction, `[rows × d_model]`.
+    predicted: Vec<f32>,
+    /// A result of `d_model` or of all layers' inputs, `[rows × width]`.
+    wide: Vec<f32>,
+    /// A result of few elements, `[rows × width]`.
+    narrow: Vec<f32>,
+    /// Routes, and a row's streams one by one: `[streams]`, `[streams²]`.
+    routes: Vec<f32>,
+    coefficients: Vec<f32>,
+}
+
+/// Widths of [`StreamState`]'s buffers.
+fn widths(c: &ModelConfig, sizes: Sizes) -> [usize; 3] {
+    let laurel = c.form.streams.map_or(0, |s| s.laurel as usize);
+    let narrow = laurel.max(sizes.per_layer).max(sizes.count);
+    [sizes.d, sizes.d.max(sizes.inputs()), narrow]
+}
+
+impl StreamState {
+    /// For passes of up to `rows` rows; `None` for a model of one stream.
+    pub fn new(c: &ModelConfig, rows: usize) -> Option<Self> {
+        let sizes = Sizes::of(c)?;
+        let [predicted, wide, narrow] = widths(c, sizes).map(|width| vec![0.0; rows * width]);
+        Some(Self {
+            sizes,
+            predicted,
+            wide,
+            narrow,
+            routes: vec![0.0; sizes.count],
+            coefficients: vec![0.0; sizes.count * sizes.count],
+        })
+    }
+
+    /// Bytes that [`StreamState::new`] allocates.
+    pub fn bytes_for(c: &ModelConfig, rows: usize) -> u64 {
+        let Some(sizes) = Sizes::of(c) else { return 0 };
+        let elements: usize = widths(c, sizes).iter().sum();
+        4 * (rows * elements + sizes.count * (1 + sizes.count)) as u64
+    }
+
+    /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
+    /// [`StreamState::begin`] takes.
+    fn table_rows(&mut self, rows: usize) -> &mut [f32] {
+        &mut self.wide[..rows * self.sizes.inputs()]
+    }
+
+    /// Makes the inputs of all layers and the other streams from the embedding.
+    fn begin(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+        let z = self.sizes;
+        let (rows, width) = (pass.rows, z.others() + z.inputs());
+        // what the table gives
+        let factor = (z.per_layer as f32).sqrt();
+        for (row, table) in (pass.beside.chunks_exact_mut(width))
+            .zip(self.wide.chunks_exact(z.inputs()))
+            .take(rows)
+        {
+            for (to, from) in row[z.others()..].iter_mut().zip(table) {
+                *to = from * factor;
+            }
+        }
+        // and what the embedding does
+        let x = &pass.x[..rows * z.d];
+        let input = Input::new(on.cpu, x, rows, &mut s.input);
+        let wide = &mut self.wide[..rows * z.inputs()];
+        w.inputs.matmul(on, input, &mut s.rows, wide);
+        let shrink = 1.0 / (z.d as f32).sqrt();
+        wide.iter_mut().for_each(|value| *value *= shrink);
+        for (row, wide) in
+            (pass.beside.chunks_exact_mut(width)).zip(wide.chunks_exact_mut(z.inputs()))
+        {
+            for part in wide.chunks_exact_mut(z.per_layer) {
+                on.cpu.rmsnorm_inplace(part, &w.inputs_norm, z.eps);
+            }
+            for (to, from) in row[z.others()..].iter_mut().zip(wide.iter()) {
+                *to = (*to + from) * std::f32::consts::FRAC_1_SQRT_2;
+            }
+        }
+        for (number, matrix) in w.into.iter().enumerate() {
+            let out = &mut s.out[..rows * z.d];
+            matrix.matmul(on, input, &mut s.rows, out);
+            for ((row, y), x) in (pass.beside.chunks_exact_mut(width))
+                .zip(out.chunks_exact_mut(z.d))
+                .zip(x.chunks_exact(z.d))
+            {
+                match_magnitude(on.cpu, x, y);
+                row[number * z.d..][..z.d].copy_from_slice(y);
+            }
+        }
+    }
+
+    /// Mixes the streams into what a layer begins with.
+    fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
+        let z = self.sizes;
+        self.route(on, w, &pass.x[..pass.rows * z.d], s);
+        let width = z.others() + z.inputs();
+        let rows = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
+        let routes = self.narrow.chunks_exact(z.count);
+        let predicted = self.predicted.chunks_exact_mut(z.d);
+        for (((x, row), routes), predicted) in rows.zip(routes).zip(predicted).take(pass.rows) {
+            products(&w.predict, routes, &mut self.coefficients);
+            mix(z, &self.coefficients, x, &mut row[..z.others()]);
+            predicted.copy_from_slice(x);
+        }
+    }
+
+    /// Adds the low-rank path, whose input is `normed`, to the first stream behind attention.
+    fn add_laurel(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
+        let (z, rows) = (self.sizes, pass.rows);
+        let rank = w.left.rows();
+        let normed = &s.normed[..rows * z.d];
+        let narrow = &mut self.narrow[..rows * rank];
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        w.left.matmul(on, input, &mut s.rows, narrow);
+        let input = Input::new(on.cpu, narrow, rows, &mut s.input);
+        let out = &mut s.out[..rows * z.d];
+        w.right.matmul(on, input, &mut s.rows, out);
+        for ((x, out), normed) in (pass.x.chunks_exact_mut(z.d))
+            .zip(out.chunks_exact_mut(z.d))
+            .zip(normed.chunks_exact(z.d))
+        {
+            on.cpu.rmsnorm_inplace(out, &w.laurel_norm, z.eps);
+            for ((x, out), normed) in x.iter_mut().zip(out.iter()).zip(normed) {
+                *x = (*x + (normed + out)) / std::f32::consts::SQRT_2;
+            }
+        }
+    }
+
+    /// Gives every stream its share of what layer `number` changed, and the others the layer's input.
+    fn correct(
+        &mut self,
+        on: &Compute,
+        w: &LayerStreams,
+        number: usize,
+        pass: &mut Pass,
+        s: &mut Scratch,
+    ) {
+        let (z, rows) = (self.sizes, pass.rows);
+        self.route(on, w, &pass.x[..rows * z.d], s);
+        let width = z.others() + z.inputs();
+        let streams = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
+        let routes = self.narrow.chunks_exact(z.count);
+        let predicted = self.predicted.chunks_exact_mut(z.d);
+        let first = s.normed.chunks_exact_mut(z.d);
+        for ((((x, row), routes), predicted), first) in
+            streams.zip(routes).zip(predicted).zip(first).take(rows)
+        {
+            products(&w.correct, routes, &mut self.routes);
+            self.routes.iter_mut().for_each(|share| *share += 1.0);
+            share_change(&self.routes, predicted, x, &mut row[..z.others()]);
+            first.copy_from_slice(x);
+            if z.scaled {
+                first.iter_mut().zip(&w.scale).for_each(|(y, f)| *y *= f);
+            }
+        }
+        self.add_input(on, w, number, pass, s);
+    }
+
+    /// Adds the gated input of layer `number` to the streams but the first; `s.normed` holds the
+    /// gate's input.
+    fn add_input(
+        &mut self,
+        on: &Compute,
+        w: &LayerStreams,
+        number: usize,
+        pass: &mut Pass,
+        s: &mut Scratch,
+    ) {
+        let (z, rows) = (self.sizes, pass.rows);
+        let width = z.others() + z.inputs();
+        let input = Input::new(on.cpu, &s.normed[..rows * z.d], rows, &mut s.input);
+        let narrow = &mut self.narrow[..rows * z.per_layer];
+        w.gate.matmul(on, input, &mut s.rows, narrow);
+        activate(z.activation, on.cpu, narrow);
+        let at = z.others() + number * z.per_layer;
+        for (gate, row) in
+            (narrow.chunks_exact_mut(z.per_layer)).zip(pass.beside.chunks_exact(width))
+        {
+            let inputs = &row[at..at + z.per_layer];
+            gate.iter_mut().zip(inputs).for_each(|(g, i)| *g *= i);
+        }
+        let input = Input::new(on.cpu, narrow, rows, &mut s.input);
+        let out = &mut s.out[..rows * z.d];
+        w.proj.matmul(on, input, &mut s.rows, out);
+        for (out, row) in (out.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width)) {
+            on.cpu.rmsnorm_inplace(out, &w.input_norm, z.eps);
+            for stream in row[..z.others()].chunks_exact_mut(z.d) {
+                stream.iter_mut().zip(out.iter()).for_each(|(x, y)| *x += y);
+            }
+        }
+    }
+
+    /// Merges all streams into the first, behind the last layer.
+    fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+        let (z, rows) = (self.sizes, pass.rows);
+        let width = z.others() + z.inputs();
+        let sum = &mut self.predicted[..rows * z.d];
+        sum.copy_from_slice(&pass.x[..rows * z.d]);
+        for (number, matrix) in w.out.iter().enumerate() {
+            let stream = &mut self.wide[..rows * z.d];
+            for (to, row) in (stream.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact(width)) {
+                to.copy_from_slice(&row[number * z.d..][..z.d]);
+            }
+            let input = Input::new(on.cpu, stream, rows, &mut s.input);
+            let out = &mut s.out[..rows * z.d];
+            matrix.matmul(on, input, &mut s.rows, out);
+            for ((out, x), sum) in (out.chunks_exact_mut(z.d))
+                .zip(pass.x.chunks_exact(z.d))
+                .zip(sum.chunks_exact_mut(z.d))
+            {
+                match_magnitude(on.cpu, x, out);
+                sum.iter_mut().zip(out.iter()).for_each(|(s, y)| *s += y);
+            }
+        }
+        for (x, sum) in pass.x.iter_mut().zip(sum.iter()) {
+            *x = sum / z.count as f32;
+        }
+    }
+
+    /// Routes of the rows of `x`, `[rows × streams]` of `self.narrow`.
+    fn route(&mut self, on: &Compute, w: &LayerStreams, x: &[f32], s: &mut Scratch) {
+        let (z, rows) = (self.sizes, x.len() / self.sizes.d);
+        let normed = &mut s.normed[..x.len()];
+        let norm = RouterNorm {
+            weight: &w.router_norm,
+            eps: z.eps,
+            factor: 1.0 / z.d as f32,
+        };
+        norm.rows(on.cpu, x, normed);
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        let routes = &mut self.narrow[..rows * z.count];
+        w.router.matmul(on, input, &mut s.rows, routes);
+        routes
+            .iter_mut()
+            .for_each(|route| *route = libm::tanhf(*route));
+    }
+}
+
+/// The norm before the router, and the factor behind it.
+struct RouterNorm<'a> {
+    weight: &'a [f32],
+    eps: f32,
+    factor: f32,
+}
+
+impl RouterNorm<'_> {
+    fn rows(&self, cpu: Cpu, x: &[f32], out: &mut [f32]) {
+        let d = self.weight.len();
+        for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
+            cpu.rmsnorm(x, self.weight, self.eps, out);
+            out.iter_mut().for_each(|value| *value *= self.factor);
+        }
+    }
+}
+
+/// `out[i] = row i of matrix · x`.
+fn products(matrix: &[f32], x: &[f32], out: &mut [f32]) {
+    for (row, out) in matrix.chunks_exact(x.len()).zip(out) {
+        *out = row.iter().zip(x).fold(0.0, |sum, (a, b)| sum + a * b);
+    }
+}
+
+/// Adds to each stream the sum of all, times its row of `coefficients`, `[streams × streams]`.
+fn mix(z: Sizes, coefficients: &[f32], x: &mut [f32], others: &mut [f32]) {
+    const MOST: usize = 8;
+    for at in 0..z.d {
+        let mut before = [0.0f32; MOST];
+        before[0] = x[at];
+        for (i, value) in before[1..z.count].iter_mut().enumerate() {
+            *value = others[i * z.d + at];
+        }
+        let before = &before[..z.count];
+        for (i, row) in coefficients.chunks_exact(z.count).enumerate() {
+            let sum = (before.iter().zip(row)).fold(0.0, |sum, (h, c)| sum + h * c);
+            let value = before[i] + sum;
+            match i {
+                0 => x[at] = value,
+                _ => others[(i - 1) * z.d + at] = value,
+            }
+        }
+    }
+}
+
+/// Adds to each stream its share of the difference between `x`, which becomes the first stream, and
+/// `predicted`, which that stream was.
+fn share_change(shares: &[f32], predicted: &mut [f32], x: &mut [f32], others: &mut [f32]) {
+    let d = x.len();
+    for (stream, share) in others.chunks_exact_mut(d).zip(&shares[1..]) {
+        for ((stream, x), before) in stream.iter_mut().zip(x.iter()).zip(predicted.iter()) {
+            *stream += (x - before) * share;
+        }
+    }
+    for (x, before) in x.iter_mut().zip(predicted.iter()) {
+        *x = before + (*x - before) * shares[0];
+    }
+}
+
+/// Gives `y` the magnitude of `x`.
+fn match_magnitude(cpu: Cpu, x: &[f32], y: &mut [f32]) {
+    let mean = |values: &[f32]| cpu.dot_f32(values, values) / values.len() as f32;
+    let (target, found) = (mean(x).sqrt(), mean(y).max(LEAST_SQUARE).sqrt());
+    y.iter_mut().for_each(|y| *y = *y * target / found);
+}

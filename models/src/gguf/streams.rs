@@ -1,0 +1,137 @@
+//! What Gemma 3n has beside its layers: keys, and tensors of several matrices.
+
+use super::value::Metadata;
+use crate::config::{Form, ModelConfig, Streams};
+use crate::error::Error;
+use crate::file::DataFile;
+use crate::names::{Role, TensorId};
+use crate::store::{Found, shape_text};
+
+/// The architecture.
+pub(super) const GEMMA3N: &str = "gemma3n";
+
+/// Keys that are read here, after the architecture.
+pub(super) const STREAMS: &str = "altup.num_inputs";
+/// See [`STREAMS`].
+pub(super) const ACTIVE: &str = "altup.active_idx";
+/// See [`STREAMS`].
+pub(super) const PER_LAYER: &str = "embedding_length_per_layer_input";
+/// See [`STREAMS`].
+pub(super) const SHARED_KV: &str = "attention.shared_kv_layers";
+/// See [`STREAMS`]. Multiples of the deviation of the layers' gates.
+pub(super) const TOP: &str = "activation_sparsity_scale";
+
+/// Tensors that hold a projection of every stream but the first.
+const PROJECTIONS: [(&str, Role); 2] = [
+    ("altup_proj.weight", Role::StreamIn),
+    ("altup_unembd_proj.weight", Role::StreamOut),
+];
+
+/// Sizes that only tensors know.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sizes {
+    /// Rows of the table of inputs by layer.
+    pub(super) rows: u32,
+    /// Width of the low-rank path.
+    pub(super) laurel: u32,
+}
+
+impl Sizes {
+    /// From the shapes of the tensors, outermost dimension first.
+    pub(super) fn of<'a>(shape_of: impl Fn(&str) -> Option<&'a [usize]>) -> Self {
+        let rows = |name| {
+            let rows = shape_of(name).and_then(|shape| shape.first().copied());
+            rows.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+        };
+        Self {
+            rows: rows("per_layer_token_embd.weight"),
+            laurel: rows("blk.0.laurel_l.weight"),
+        }
+    }
+}
+
+/// `plain` with what Gemma 3n departs in. llama.cpp caps logits at 30 whatever the file says.
+pub(super) fn form(
+    metadata: &Metadata,
+    layers: u32,
+    sizes: Sizes,
+    plain: Form,
+) -> Result<Form, Error> {
+    let key = |rest: &str| format!("{GEMMA3N}.{rest}");
+    let need = |rest: &str| {
+        let found = metadata.u32(&key(rest))?;
+        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
+    };
+    if need(ACTIVE)? != 0 {
+        return Err(metadata.unsupported(&key(ACTIVE), "only 0 is implemented"));
+    }
+    let multiples = metadata.numbers(&key(TOP))?;
+    if multiples.len() != layers as usize {
+        let expected = format!("one number for each of {layers} layers");
+        return Err(metadata.bad(&key(TOP), &expected));
+    }
+    let share = |multiple: f32| 0.5 * libm::erfc(-f64::from(multiple) / std::f64::consts::SQRT_2);
+    let shares = multiples.into_iter().map(|multiple| share(multiple) as f32);
+    let shares: Vec<f32> = shares.collect();
+    Ok(Form {
+        attention_scale: Some(1.0),
+        logit_cap: Some(30.0),
+        value_norm: true,
+        shared_kv: need(SHARED_KV)?,
+        gate_top: match shares.iter().all(|&share| share == 0.0) {
+            true => Vec::new(),
+            false => shares,
+        },
+        streams: Some(Streams {
+            count: need(STREAMS)?,
+            laurel: sizes.laurel,
+            per_layer: need(PER_LAYER)?,
+            per_layer_vocab: sizes.rows,
+            scaled: true,
+        }),
+        ..plain
+    })
+}
+
+/// The matrices in `whole`, if it is a tensor of the streams' projections.
+///
+/// # Errors
+/// [`Error::WrongShape`] unless its shape is that of the streams.
+pub(super) fn split(
+    whole: &Found,
+    config: &ModelConfig,
+    file: &DataFile,
+) -> Result<Option<Vec<Found>>, Error> {
+    let projection = PROJECTIONS.iter().find(|entry| entry.0 == whole.name);
+    let (Some(&(_, role)), Some(streams)) = (projection, config.form.streams) else {
+        return Ok(None);
+    };
+    let (d, count) = (config.d_model as usize, streams.count - 1);
+    let expected = [count as usize, d, d];
+    let bytes = whole.dtype.bytes(d, d);
+    let (true, Some(bytes)) = (whole.shape == expected, bytes) else {
+        return Err(Error::WrongShape {
+            path: file.path.clone(),
+            tensor: whole.name.clone(),
+            found: shape_text(&whole.shape),
+            expected: shape_text(&expected),
+        });
+    };
+    let one = |number: u32| Found {
+        id: TensorId::numbered(role, number),
+        shape: vec![d, d],
+        // past the end of the file, if it overflows
+        offset: whole
+            .offset
+            .saturating_add(bytes.saturating_mul(number.into())),
+        ..whole.clone()
+    };
+    Ok(Some((0..count).map(one).collect()))
+}
+
+/// Whether a tensor is one of keys and values that a layer has and does not use.
+pub(super) fn is_unused(id: TensorId, config: &ModelConfig) -> bool {
+    matches!(id.role, Role::K | Role::V | Role::KNorm)
+        && id.layer < config.layers
+        && config.kv_layer(id.layer) != id.layer
+}

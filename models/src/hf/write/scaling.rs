@@ -1,0 +1,62 @@
+//! The keys of rotary scalings.
+
+use serde_json::{Value, json};
+
+use crate::config::RopeScaling;
+
+/// A rotary scaling; null for none.
+pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Long {
+            short,
+            long,
+            attention_factor,
+            original_context,
+            ..
+        } => {
+            json!({
+                "rope_type": "longrope",
+                "short_factor": short,
+                "long_factor": long,
+                "attention_factor": attention_factor,
+                "original_max_position_embeddings": original_context,
+            })
+        }
+        RopeScaling::Linear { factor } => {
+            json!({"rope_type": "linear", "factor": factor})
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            })
+        }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_context,
+            attention_factor,
+            truncate,
+        } => {
+            json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "original_max_position_embeddings": original_context,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            })
+        }
+    }
+}

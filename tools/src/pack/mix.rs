@@ -1,0 +1,296 @@
+//! `--quant auto:SIZE`: more bits for the matrices whose rounding costs most for each byte.
+//!
+//! A matrix's error is what rounding leaves of it: the squares of the differences as a share of the
+//! squares of its weights, on rows spread over it. One of the embedding is felt by every layer, and one
+//! of the head by every token (`weight_of`; measured in `benches/NOTEBOOK.md`). Neurons have one format, all of them. Every other
+//! matrix has its own: for each format of the neurons, the choice that leaves the smallest sum of
+//! errors within the size is found exactly, up to steps of 1/4096 of what is to be shared.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use emberflow_kernels::{Cpu, DType, Row, quantize_row};
+use emberflow_models::names::{Role, TensorId};
+use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_storage::container::Layout;
+
+use super::layout::PackLayout;
+use super::options::PackOptions;
+use super::write::{MixedReport, Share};
+use crate::{Failure, size};
+
+/// What a matrix may be stored as, smallest first.
+const FORMATS: [DType; 4] = [DType::Q4, DType::Q8, DType::F16, DType::F32];
+
+/// Rows of a matrix that are rounded to learn its error.
+const ROWS: usize = 256;
+
+/// Parts of the bytes that are shared out.
+const STEPS: usize = 4096;
+
+/// Bytes that sections may grow by when what they hold grows: each of two may begin one page later.
+const PAGES: u64 = 2 * 4096;
+
+/// A matrix beside the neurons, or all neurons together.
+struct Item {
+    /// Bytes and error in each of [`FORMATS`].
+    stored: [Stored; FORMATS.len()],
+}
+
+/// A matrix in one format.
+#[derive(Clone, Copy, Default)]
+struct Stored {
+    bytes: u64,
+    error: f64,
+}
+
+/// The options with the formats that leave the smallest error in an `output` of at most `size` bytes.
+/// It is shorter by more than 2 % only where matrices beside the neurons have no more error to lose.
+///
+/// # Errors
+/// A size below what the smallest formats need, which is named.
+pub(super) fn mixed(
+    source: &dyn Checkpoint,
+    output: &Path,
+    options: &PackOptions,
+    size: u64,
+) -> Result<PackOptions, Failure> {
+    let is_neuron = |t: &&TensorInfo| t.id.role.is_bundled();
+    let tensors = source.tensors();
+    let neurons: Vec<&TensorInfo> = tensors.iter().filter(is_neuron).collect();
+    let others: Vec<&TensorInfo> = tensors.iter().filter(|t| is_chosen(t.id.role)).collect();
+    let mut of_others = Vec::with_capacity(others.len());
+    for tensor in &others {
+        let weight = weight_of(source, tensor.id.role);
+        of_others.push(Item::measure(source, tensor)?.times(weight));
+    }
+    let mut of_neurons = [0.0; FORMATS.len()];
+    for tensor in &neurons {
+        let item = Item::measure(source, tensor)?;
+        for (sum, stored) in of_neurons.iter_mut().zip(item.stored) {
+            *sum += stored.error;
+        }
+    }
+    let (mut best, mut least_error): (Option<PackOptions>, f64) = (None, f64::INFINITY);
+    let mut smallest = u64::MAX;
+    for (ffn, error) in FORMATS.into_iter().zip(of_neurons) {
+        let fixed = |dtype| with(source, options, ffn, &others, &vec![dtype; others.len()]);
+        let least = bytes_of(source, output, &fixed(DType::Q4))?;
+        smallest = smallest.min(least);
+        if least > size {
+            continue;
+        }
+        // mostly nothing is to be left for pages
+        let fits = |formats: &[DType]| {
+            let options = with(source, options, ffn, &others, formats);
+            bytes_of(source, output, &options).map(|bytes| bytes <= size)
+        };
+        let mut formats = share_out(&of_others, size - least);
+        if !fits(&formats)? {
+            formats = share_out(&of_others, (size - least).saturating_sub(PAGES));
+        }
+        let stored = of_others.iter().zip(&formats);
+        let error = error + stored.map(|(item, &f)| item.of(f).error).sum::<f64>();
+        // of equal errors the smaller one, which comes first
+        if best.is_none() || error < least_error {
+            least_error = error;
+            best = Some(with(source, options, ffn, &others, &formats));
+        }
+    }
+    best.ok_or_else(|| {
+        let [asked, least] = [size, smallest].map(size::show);
+        Failure::usage(format!(
+            "--quant auto:{asked} is too small: the smallest container of this model has {least} \
+             ({smallest} bytes)"
+        ))
+    })
+}
+
+/// What was chosen.
+pub(super) fn report(source: &dyn Checkpoint, options: &PackOptions, size: u64) -> MixedReport {
+    let others = source.tensors().iter().filter(|t| is_chosen(t.id.role));
+    let mut shares = FORMATS.map(|format| Share {
+        format: format.name().into(),
+        matrices: 0,
+        bytes: 0,
+    });
+    for tensor in others {
+        let dtype = options.dtype_of(tensor.id);
+        if let Some(share) = shares.iter_mut().find(|s| s.format == dtype.name()) {
+            share.matrices += 1;
+            share.bytes += (tensor.rows * dtype.row_bytes(tensor.cols)) as u64;
+        }
+    }
+    MixedReport {
+        asked_bytes: size,
+        ffn: options.ffn.name().into(),
+        others: shares.into_iter().filter(|s| s.matrices > 0).collect(),
+    }
+}
+
+/// Whether the format of a role's tensors is chosen: those of attention, embedding and head.
+fn is_chosen(role: Role) -> bool {
+    let of = |dtype| PackOptions::new(dtype).dtype(role);
+    !role.is_bundled() && of(DType::Q8) != of(DType::F32)
+}
+
+/// Whether the tensors of a role are stored as the embedding is.
+fn is_embedding(role: Role) -> bool {
+    let options = PackOptions {
+        attention: DType::F32,
+        ..PackOptions::new(DType::F32)
+    };
+    let other = PackOptions {
+        embedding: DType::Q8,
+        ..options
+    };
+    other.dtype(role) == DType::Q8
+}
+
+/// Options with these formats: of the neurons, and of the other matrices in their order.
+fn with(
+    source: &dyn Checkpoint,
+    options: &PackOptions,
+    ffn: DType,
+    others: &[&TensorInfo],
+    formats: &[DType],
+) -> PackOptions {
+    // the roles' own are those that most bytes have
+    let most_of = |embedding: bool| {
+        let mut bytes = [0; FORMATS.len()];
+        for (tensor, &format) in others.iter().zip(formats) {
+            if is_embedding(tensor.id.role) == embedding {
+                bytes[place(format)] += tensor.rows * format.row_bytes(tensor.cols);
+            }
+        }
+        let most = (0..FORMATS.len()).max_by_key(|&i| (bytes[i], FORMATS.len() - i));
+        most.map_or(ffn, |i| FORMATS[i])
+    };
+    let ids = others.iter().map(|t| t.id);
+    let chosen = PackOptions {
+        ffn,
+        attention: most_of(false),
+        embedding: most_of(true),
+        mix: ids.zip(formats.iter().copied()).collect(),
+        ..options.clone()
+    };
+    let chosen = chosen.for_source(source);
+    let mut mix: BTreeMap<TensorId, DType> = chosen.mix.clone();
+    mix.retain(|id, dtype| chosen.dtype(id.role) != *dtype);
+    PackOptions { mix, ..chosen }
+}
+
+/// Bytes of the container.
+fn bytes_of(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> Result<u64, Failure> {
+    let layout = PackLayout::new(source, output, options, None)?;
+    let computed = Layout::compute(&layout.spec);
+    let refused = |source| emberflow_storage::Error::Layout {
+        path: output.to_path_buf(),
+        source,
+    };
+    Ok(computed.map_err(refused)?.file_len)
+}
+
+/// How often an error of a role's matrix counts.
+fn weight_of(source: &dyn Checkpoint, role: Role) -> f64 {
+    let c = source.config();
+    let both = if c.tied_head && role == Role::Embed {
+        2.0
+    } else {
+        1.0
+    };
+    match is_embedding(role) {
+        true => 2.0 * f64::from(c.layers) * both,
+        false => 1.0,
+    }
+}
+
+fn place(format: DType) -> usize {
+    FORMATS
+        .iter()
+        .position(|&f| f == format)
+        .unwrap_or_default()
+}
+
+impl Item {
+    fn of(&self, format: DType) -> Stored {
+        self.stored[place(format)]
+    }
+
+    fn times(mut self, weight: f64) -> Self {
+        self.stored.iter_mut().for_each(|s| s.error *= weight);
+        self
+    }
+
+    /// Rounds rows of a tensor, evenly spread, to each format.
+    fn measure(source: &dyn Checkpoint, tensor: &TensorInfo) -> Result<Self, Failure> {
+        let cpu = Cpu::detect();
+        let step = tensor.rows.div_ceil(ROWS);
+        let (mut row, mut rounded) = (vec![0.0; tensor.cols], vec![0.0; tensor.cols]);
+        let (mut squares, mut errors) = (0.0, [0.0; FORMATS.len()]);
+        for number in (0..tensor.rows).step_by(step.max(1)) {
+            source.read_rows(tensor.id, number, 1, &mut row)?;
+            squares += row
+                .iter()
+                .map(|&w| f64::from(w) * f64::from(w))
+                .sum::<f64>();
+            for (error, dtype) in errors.iter_mut().zip(FORMATS) {
+                let mut bytes = vec![0; dtype.row_bytes(tensor.cols)];
+                let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(tensor.cols));
+                if quantize_row(dtype, &row, quants, scales).is_err() {
+                    // it cannot be stored so
+                    *error = f64::INFINITY;
+                    continue;
+                }
+                cpu.dequantize(Row::inline(dtype, tensor.cols, &bytes), &mut rounded);
+                let differences = row.iter().zip(&rounded);
+                *error += differences
+                    .map(|(&w, &r)| (f64::from(w) - f64::from(r)).powi(2))
+                    .sum::<f64>();
+            }
+        }
+        let mut stored = [Stored::default(); FORMATS.len()];
+        for ((stored, dtype), error) in stored.iter_mut().zip(FORMATS).zip(errors) {
+            *stored = Stored {
+                bytes: ((tensor.rows * dtype.row_bytes(tensor.cols)) as u64).next_multiple_of(64),
+                error: error / squares.max(f64::MIN_POSITIVE),
+            };
+        }
+        Ok(Self { stored })
+    }
+}
+
+/// The formats with the smallest sum of errors that take at most `bytes` more than the smallest ones.
+fn share_out(items: &[Item], bytes: u64) -> Vec<DType> {
+    let step = (bytes / STEPS as u64).max(1);
+    let steps = (bytes / step) as usize;
+    // least error with so many steps spent, and by item the format that it took
+    let mut least = vec![0.0; steps + 1];
+    let mut taken: Vec<Vec<u8>> = Vec::with_capacity(items.len());
+    for item in items {
+        let mut next = vec![f64::INFINITY; steps + 1];
+        let mut format = vec![0; steps + 1];
+        for (i, stored) in item.stored.iter().enumerate() {
+            let more = stored.bytes.saturating_sub(item.stored[0].bytes);
+            let cost = more.div_ceil(step) as usize;
+            for spent in cost..=steps {
+                let error = least[spent - cost] + stored.error;
+                if error < next[spent] {
+                    (next[spent], format[spent]) = (error, i as u8);
+                }
+            }
+        }
+        least = next;
+        taken.push(format);
+    }
+    let mut left = steps;
+    let mut formats: Vec<DType> = Vec::with_capacity(items.len());
+    for (item, format) in items.iter().zip(&taken).rev() {
+        let i = usize::from(format[left]);
+        let more = item.stored[i].bytes.saturating_sub(item.stored[0].bytes);
+        left -= (more.div_ceil(step) as usize).min(left);
+        formats.push(FORMATS[i]);
+    }
+    formats.reverse();
+    formats
+}
