@@ -85,7 +85,7 @@ fn slips_are_understood() {
             "synth --shape tiny -o x --skew bambo",
             "did you mean bamboo?",
         ),
-        ("pack x -o y --quant q44", "'q4'"),
+        ("pack x -o y --quant q44", "did you mean q4?"),
         ("completions bsh", "'bash'"),
         (
             &format!("run {wrong} -p a"),

@@ -300,6 +300,9 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("n", json!(5)),
         ("top_p", json!(7)),
         ("temperature", json!(-1)),
+        ("min_p", json!(2)),
+        ("repeat_penalty", json!(0)),
+        ("presence_penalty", json!(1e300)),
         ("stop", json!(vec!["x"; 17])),
         ("tools", json!([{"type": "function"}])),
         ("prompt", json!([999_999])),
@@ -311,7 +314,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("prompt", json!([[1, 2], []])),
     ] {
         let mut body = request("A", 1);
-        body[field] = value;
+        body[field] = value.clone();
         let reply = with_key("POST", path, &body.to_string());
         let wanted = if field == "model" { 404 } else { 400 };
         // The bundled model begins every text with a token, so an empty prompt is none.
@@ -319,6 +322,9 @@ fn wrong_requests_are_told_what_is_wrong() {
             assert_eq!(reply.status, 200, "{}", reply.body);
         } else {
             check(&reply, wanted, "");
+        }
+        if value.is_f64() || value.is_i64() {
+            assert_eq!(reply.json()["error"]["param"], field, "{}", reply.body);
         }
     }
 }

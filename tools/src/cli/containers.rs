@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::{ModelArg, parse_sector};
 use crate::size;
+use crate::suggest::did_you_mean;
 
 /// Block formats of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -34,8 +35,10 @@ fn parse_quant(text: &str) -> Result<PackQuant, String> {
         return size::parse(size).map(PackQuant::Size);
     }
     let one = QuantArg::from_str(text, true);
-    one.map(PackQuant::One)
-        .map_err(|_| format!("{text:?} is not q4, q8, f16, f32 or auto:SIZE, such as auto:2GiB"))
+    one.map(PackQuant::One).map_err(|_| {
+        let near = did_you_mean(text, ["q4", "q8", "f16", "f32"]);
+        format!("{text:?} is not q4, q8, f16, f32 or auto:SIZE, such as auto:2GiB{near}")
+    })
 }
 
 /// `pack`

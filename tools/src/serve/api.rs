@@ -313,7 +313,9 @@ impl Common {
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or(seed, i64::cast_unsigned),
         };
-        sampling.validate().map_err(ApiError::invalid)?;
+        sampling
+            .validate()
+            .map_err(|bad| ApiError::param(field_of(bad.what), bad))?;
         let asked = self.max_completion_tokens.or(self.max_tokens);
         Ok(Request {
             max_tokens: asked.unwrap_or(default_tokens),
@@ -322,6 +324,18 @@ impl Common {
             log_probs: self.log_probs()?,
             ..Request::default()
         })
+    }
+}
+
+/// The field of a sampling parameter.
+fn field_of(parameter: &'static str) -> &'static str {
+    match parameter {
+        "top-p" => "top_p",
+        "min-p" => "min_p",
+        "repetition penalty" => "repeat_penalty",
+        "presence penalty" => "presence_penalty",
+        "frequency penalty" => "frequency_penalty",
+        same => same,
     }
 }
 
