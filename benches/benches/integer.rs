@@ -24,7 +24,7 @@ const ROWS: usize = 64;
 const CLUSTER: usize = 128;
 /// Rows that do not fit in any cache but the largest ones.
 const MEMORY: usize = 256 << 20;
-const DTYPES: [DType; 2] = [DType::Q4, DType::Q8];
+const DTYPES: [DType; 3] = [DType::Q4, DType::Q4k, DType::Q8];
 
 /// The instruction sets that differ in their integer kernels.
 fn cpus() -> impl Iterator<Item = Cpu> {

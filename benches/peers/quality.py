@@ -47,6 +47,7 @@ def weight_bytes(args, container):
 def ours(args, folder):
     for name, options in {
         "q4": ["q4"], "q4, calibrated": ["q4", "--calibrate", args.calibrate],
+        "q4k": ["q4k"], "q4k, calibrated": ["q4k", "--calibrate", args.calibrate],
         "q4, embedding q4": ["q4", "--embedding-quant", "q4"], "q8": ["q8"],
         **{f"auto:{size}": [f"auto:{size}"] for size in args.auto},
         **{f"auto:{size}, calibrated": [f"auto:{size}", "--calibrate", args.calibrate]

@@ -4,10 +4,13 @@ mod pass;
 #[cfg(test)]
 mod tests;
 
+use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
 use emberflow_models::config::ModelConfig;
 
+use crate::device::products::TOGETHER;
 use crate::input::Input;
+use crate::matrix::Matrix;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
@@ -35,15 +38,17 @@ impl AttentionLayer<'_> {
         // q, k, v: [rows × heads·head_dim]
         let d = c.d_model as usize;
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        for (matrix, out) in [
+        let all = [
             (Some(&layer.q), &mut s.q),
             (layer.k.as_ref(), &mut s.k),
             (layer.v.as_ref(), &mut s.v),
-        ] {
-            if let Some(matrix) = matrix {
-                matrix.matmul(on, input, &mut s.rows, out);
-            }
-        }
+        ];
+        let there = all
+            .into_iter()
+            .filter_map(|(matrix, out)| Some((matrix?, &mut out[..])));
+        let mut there: ArrayVec<_, TOGETHER> = there.collect();
+        Matrix::matmul_all(on, &mut there, input, &mut s.rows);
+        drop(there);
         if let Some(biases) = &layer.qkv_bias {
             let all = biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]);
             for (bias, out) in all.filter(|(bias, _)| !bias.is_empty()) {

@@ -3,10 +3,11 @@
 //! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
 //! the keys and values is the residual stream.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Parallel};
+use emberflow_storage::clock::Moment;
 
 use crate::attention::AttentionLayer;
 use crate::embedding::Embedding;
@@ -212,7 +213,7 @@ impl Decoder {
         spans: &mut [Span<'_>],
         hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
-        let mut last = Instant::now();
+        let mut last = Moment::now();
         self.route_early(number, pass)?;
         if let Some(streams) = &mut self.streams {
             streams.predict(&self.on, number, pass, &mut self.scratch);
@@ -360,7 +361,7 @@ impl Decoder {
     /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one
     /// read of the head's weights. [`Decoder::logits`] returns them in this order.
     pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
-        let start = Instant::now();
+        let start = Moment::now();
         let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
         let tracer = self.ffn.store.tracer();
         tracer.section(&trace::HEAD, [0; 2]);
@@ -409,8 +410,8 @@ fn show_attention(
 }
 
 /// Adds the time since `last` to `sum` and restarts.
-fn lap(sum: &mut Duration, last: &mut Instant) {
-    let now = Instant::now();
+fn lap(sum: &mut Duration, last: &mut Moment) {
+    let now = Moment::now();
     *sum += now - *last;
     *last = now;
 }

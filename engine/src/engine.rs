@@ -9,10 +9,11 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Times};
-use crate::device::Verdict;
+use crate::device::share::Sharing;
+use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::Ffn;
+use crate::ffn::{Ffn, StoredPredictors};
 use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -24,7 +25,7 @@ use crate::planner::{Division, Plan, Planner};
 use crate::room::thread_floats;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
-use crate::scratch::{Scratch, ScratchRoom};
+use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
 use crate::store::LayerResidency;
@@ -210,9 +211,6 @@ impl Engine {
         attention: &mut AttentionObserver<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        if self.config().mixture.is_some() {
-            return Err(Error::Experts);
-        }
         if self.config().form.streams.is_some() {
             return Err(Error::GateTop {
                 what: "starting from one residual stream",
@@ -486,9 +484,21 @@ fn scratch_room(options: &Options, rows: usize) -> ScratchRoom {
     }
 }
 
+/// The compute threads, with `floats` of scratch each.
+fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
+    thread_buffer::reserve(floats);
+    let cores = compute_cores(options.threads, options.io_core);
+    let on = Compute::new(options.threads, cores.as_deref());
+    if let Some(trace) = tracer.trace().cloned() {
+        (on.workers).observe(move |thread, part| trace.around(thread, part));
+    }
+    on
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
-    let room = (parts.opened()).room(division.chunk, parts.options.threads);
+    let of = parts.opened();
+    let (room, gates) = (of.room(division.chunk, of.options.threads), of.gates());
     let Parts {
         options,
         stored,
@@ -501,28 +511,28 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         device,
         ..
     } = parts;
-    let tracer = tracer(&options);
+    let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
     let mut inputs = Embedding::of_layers(&layout, &c)?;
-    let weights = Weights::load(&layout.container, &c)?;
+    let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
-    let cores = compute_cores(options.threads, options.io_core);
-    let on = Compute::new(options.threads, cores.as_deref());
-    if let Some(trace) = tracer.trace().cloned() {
-        (on.workers).observe(move |thread, part| trace.around(thread, part));
-    }
-    let rows = room.rows;
-    let predictors = stored
-        .map(|s| s.load(&layout.container, &c, rows))
-        .transpose()?;
-    thread_buffer::reserve(thread_floats(&c, rows));
-    let tier = device.map(|(device, verdict)| TierSetup {
+    let on = threads(&options, &tracer, thread_floats(&c, rows));
+    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
+    let predictors = stored.map(load).transpose()?;
+    let device = device.map(|(lease, verdict)| Arc::new(InUse::new(lease, verdict.same_bits)));
+    let mut scratch = Scratch::new(&c, scratch_room(&options, rows));
+    let mut sharing = device.as_ref().map(|device| Sharing {
         device,
-        clusters: division.needs.device_clusters,
-        room: room.of_device(c.d_model as usize),
-        same_bits: verdict.same_bits,
+        on: &on,
+        scratch: &mut scratch.rows,
+        room: product_room(&c, rows, options.batch, gates),
+        tracer: tracer.clone(),
+        spare: planner.device_spare(division),
     });
-    let store = NeuronStore::open(StoreSetup {
+    (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
+    let pieces = room.of_device(c.d_model as usize);
+    let tier = TierSetup::on(&device, division.needs.device_clusters, pieces);
+    let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
@@ -536,6 +546,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
+    (sharing.as_mut().map(|with| store.share_gates(with))).transpose()?;
     for table in [&mut embedding, &mut inputs].into_iter().flatten() {
         table.hold(&store.layout().container, division.memory.embedding)?;
     }
@@ -545,7 +556,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
-        scratch: Scratch::new(&c, scratch_room(&options, rows)),
+        scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,

@@ -3,11 +3,12 @@
 use emberflow_kernels::{Activations, ActivationsRef, Cpu};
 use emberflow_predictor::Features;
 
-/// Activations of some tokens, as floats and as the 8-bit integers for q4 and q8 rows.
+/// Activations of some tokens, as floats and as the 8-bit integers for q4, q4k and q8 rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Input<'a> {
+pub struct Input<'a> {
     /// `[tokens × n]`.
     pub x: &'a [f32],
+    /// See `x`.
     pub quantized: ActivationsRef<'a>,
 }
 
@@ -30,6 +31,7 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// Tokens.
     pub fn tokens(&self) -> usize {
         self.quantized.tokens()
     }

@@ -1,8 +1,8 @@
 //! The memory plan: division of one budget, or the smallest feasible budget.
 //!
 //! Pure arithmetic over the sizes of everything that the process holds. The result is the size of
-//! the regions and whether Gate rows are resident (DESIGN: in exact mode a third of the FFN buys
-//! exact text at a predictable number of reads).
+//! the regions and of how many banks Gate rows are resident: in exact mode a third of the FFN buys
+//! exact text at a predictable number of reads.
 
 use emberflow_storage::budget::Ledger;
 
@@ -65,6 +65,12 @@ pub struct Needs {
     pub gates_help: bool,
     /// Whether nothing runs without them.
     pub gates_must: bool,
+    /// Banks that are to have resident Gate rows, if they help: all, or the first ones. Where some
+    /// have none, clusters of these stream.
+    pub gate_banks: u64,
+    /// Whether it may be the first ones: banks of one size, one for each layer, that stream
+    /// otherwise.
+    pub gates_divide: bool,
     /// Whether predictors determine the active set, so that not every Gate row is needed.
     pub predicts: bool,
 }
@@ -103,8 +109,10 @@ pub enum Residency {
 pub struct MemoryPlan {
     /// The budget and its entries by purpose.
     pub ledger: Ledger,
-    /// Contents of a slot.
-    pub residency: Residency,
+    /// Banks with resident Gate rows, the first ones, out of `banks`.
+    pub gate_banks: u64,
+    /// Banks of the model.
+    pub banks: u64,
     /// Capacity of the hot region in clusters.
     pub hot_clusters: u64,
     /// Capacity of the cold region in neurons.
@@ -115,6 +123,21 @@ pub struct MemoryPlan {
     pub embedding: bool,
 }
 
+/// What the memory for neurons is divided into.
+struct Regions {
+    /// Banks with resident Gate rows, and the bytes of these.
+    gate_banks: u64,
+    gates: u64,
+    /// Stream buffers beyond the fewest.
+    buffers: u32,
+    /// Clusters of the hot region, and their bytes.
+    hot_clusters: u64,
+    hot: u64,
+    /// Slots of the cold region, and their bytes.
+    slots: u64,
+    cold: u64,
+}
+
 impl MemoryPlan {
     /// The budget, bytes.
     pub fn budget(&self) -> u64 {
@@ -123,7 +146,20 @@ impl MemoryPlan {
 
     /// Whether all Gate rows are resident.
     pub fn gates_resident(&self) -> bool {
-        self.residency == Residency::GatesResident
+        self.gate_banks == self.banks
+    }
+
+    /// Whether some banks have resident Gate rows and others have none, so that these stream.
+    pub fn gates_partly(&self) -> bool {
+        self.gate_banks > 0 && self.gate_banks < self.banks
+    }
+
+    /// Contents of a slot.
+    pub fn residency(&self) -> Residency {
+        match self.gate_banks {
+            0 => Residency::Bundles,
+            _ => Residency::GatesResident,
+        }
     }
 
     /// Upper bound on the bytes read when the plan takes effect.
@@ -160,10 +196,10 @@ impl MemoryPlan {
             Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
         if ablation == Ablation::Mmap {
-            self.residency = Residency::Bundles;
+            self.gate_banks = 0;
             self.ledger.release("gates", u64::MAX);
         }
-        let slot = match self.residency {
+        let slot = match self.residency() {
             Residency::GatesResident => needs.rest_slot,
             Residency::Bundles => needs.whole_slot,
         };
@@ -191,8 +227,11 @@ impl MemoryPlan {
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();
-        match self.residency {
-            Residency::GatesResident => gate + (1.0 - gate) * share,
+        match self.residency() {
+            Residency::GatesResident => {
+                let gates = self.gate_banks as f64 / (self.banks as f64).max(1.0);
+                gate * gates + (1.0 - gate) * share
+            }
             Residency::Bundles => share,
         }
     }
@@ -274,7 +313,16 @@ impl Needs {
         } else {
             least
         };
-        self.gates.saturating_add(rest)
+        self.gates_of(self.gate_banks).saturating_add(rest)
+    }
+
+    /// Bytes of the Gate rows of the first `banks` banks, which are of one size where they are
+    /// told apart.
+    fn gates_of(&self, banks: u64) -> u64 {
+        match banks == self.banks {
+            true => self.gates,
+            false => self.gates.div_ceil(self.banks.max(1)) * banks,
+        }
     }
 
     /// The budget that holds the whole model.
@@ -340,43 +388,16 @@ impl Needs {
                 .map_err(emberflow_storage::Error::from)?;
         }
         let left = ledger.left();
-        let (residency, gates, slot, uses_cold) = if self.gates_help && left >= self.with_gates() {
-            (Residency::GatesResident, self.gates, self.rest_slot, true)
-        } else {
-            let residency = Residency::Bundles;
-            (residency, 0, self.whole_slot, self.cold_without_gates())
-        };
-        let unit = self.cluster_len(residency).max(1);
-        let (all, left) = (self.host_clusters(), left - gates);
-        let least = if uses_cold {
-            self.min_slots.saturating_mul(slot)
-        } else {
-            0
-        };
-        let more = match left / unit >= all {
-            true => 0,
-            false => self.more_buffers(left, least),
-        };
-        let stream = u64::from(more) * self.stream_len;
-        let left = left - stream;
-        let wanted = self.hot_clusters.saturating_sub(self.device_clusters);
-        let neurons = (self.neurons).saturating_sub(self.device_clusters * self.cluster);
-        let (hot_clusters, slots) = if left / unit >= all {
-            (all, 0)
-        } else if uses_cold {
-            let (hot, slots) = split(left, unit, slot, wanted, self.min_slots);
-            (hot, slots.min(neurons))
-        } else {
-            (left / unit, 0)
-        };
-        let ffn = hot_clusters * unit + slots * slot;
-        let embedding =
-            hot_clusters == all && self.embedding > 0 && left.saturating_sub(ffn) >= self.embedding;
+        let r = self.regions(left);
+        let ffn = r.gates + r.hot + r.cold + u64::from(r.buffers) * self.stream_len;
+        let embedding = r.hot_clusters == self.host_clusters()
+            && self.embedding > 0
+            && left.saturating_sub(ffn) >= self.embedding;
         for (what, bytes) in [
-            ("gates", gates),
-            ("stream", stream),
-            ("hot", hot_clusters * unit),
-            ("cold", slots * slot),
+            ("gates", r.gates),
+            ("stream", u64::from(r.buffers) * self.stream_len),
+            ("hot", r.hot),
+            ("cold", r.cold),
             ("embedding", if embedding { self.embedding } else { 0 }),
         ] {
             ledger
@@ -385,22 +406,67 @@ impl Needs {
         }
         Ok(MemoryPlan {
             ledger,
-            residency,
-            hot_clusters,
-            slots,
-            stream_buffers: LEAST_BUFFERS + more,
+            gate_banks: r.gate_banks,
+            banks: self.banks,
+            hot_clusters: r.hot_clusters,
+            slots: r.slots,
+            stream_buffers: LEAST_BUFFERS + r.buffers,
             embedding,
         })
     }
 
-    /// Stream buffers beyond the fewest, out of `left` bytes for neurons, of which cold slots need
-    /// `least`; 0 where there is no cold region.
-    fn more_buffers(&self, left: u64, least: u64) -> u32 {
-        let part = if least > 0 {
-            STREAM_PART_COLD
-        } else {
-            STREAM_PART
+    /// Divides `left` bytes for neurons.
+    fn regions(&self, left: u64) -> Regions {
+        let (residency, gate_banks, slot, uses_cold) =
+            if self.gates_help && left >= self.with_gates() {
+                let residency = Residency::GatesResident;
+                (residency, self.gate_banks, self.rest_slot, true)
+            } else {
+                let residency = Residency::Bundles;
+                (residency, 0, self.whole_slot, self.cold_without_gates())
+            };
+        let gates = self.gates_of(gate_banks);
+        let partly = gate_banks > 0 && gate_banks < self.banks;
+        let unit = self.cluster_len(residency).max(1);
+        let (all, left) = (self.host_clusters(), left - gates);
+        let least = match uses_cold {
+            true => self.min_slots.saturating_mul(slot),
+            false => 0,
         };
+        let buffers = match left / unit >= all {
+            true => 0,
+            false if least > 0 && !partly => self.more_buffers(left, least, STREAM_PART_COLD),
+            false => self.more_buffers(left, least, STREAM_PART),
+        };
+        let left = left - u64::from(buffers) * self.stream_len;
+        let wanted = self.hot_clusters.saturating_sub(self.device_clusters);
+        let neurons = (self.neurons).saturating_sub(self.device_clusters * self.cluster);
+        let (hot_clusters, slots) = if partly {
+            // Of the banks that stream nothing stays.
+            let neurons = self.neurons * gate_banks / self.banks;
+            (0, (left / slot.max(1)).min(neurons))
+        } else if left / unit >= all {
+            (all, 0)
+        } else if uses_cold {
+            let (hot, slots) = split(left, unit, slot, wanted, self.min_slots);
+            (hot, slots.min(neurons))
+        } else {
+            (left / unit, 0)
+        };
+        Regions {
+            gate_banks,
+            gates,
+            buffers,
+            hot_clusters,
+            hot: hot_clusters * unit,
+            slots,
+            cold: slots * slot,
+        }
+    }
+
+    /// Stream buffers beyond the fewest, out of `left` bytes for neurons, of which cold slots need
+    /// `least` and buffers may take one `part`.
+    fn more_buffers(&self, left: u64, least: u64, part: u64) -> u32 {
         let room = (left / part).min(left.saturating_sub(least));
         let fit = room / self.stream_len.max(1);
         let wanted = self.stream_most.saturating_sub(LEAST_BUFFERS);

@@ -1,14 +1,18 @@
 //! First stage of opening, before memory is allocated: sparsity mode, banks, planner.
 
+use std::collections::BTreeSet;
+
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_storage::io::FileSource;
+use emberflow_models::names::Role;
+use emberflow_storage::container::{Container, TensorEntry};
+use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
 use crate::device::check::check;
-use crate::device::{Lease, Verdict};
+use crate::device::{Lease, Verdict, multiplies};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -18,6 +22,7 @@ use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner};
 use crate::sparsity::{Choice, choose};
 use crate::store::{Known, Layout, Naming};
+use crate::weights::{head_role, name_of};
 
 /// Inputs of the plan and of the engine.
 pub(crate) struct Parts {
@@ -81,8 +86,7 @@ impl Parts {
             n => n,
         };
         // First, so that the measured process size includes its driver.
-        let top = c.form.has_gate_top();
-        let device = checked_device(&options, &shape, &layout, top)?;
+        let device = checked_device(&options, &shape, &layout, c)?;
         let (planner, known) = Planner::new(Opened {
             verdict: device.as_ref().map(|device| device.1),
             layout: &layout,
@@ -141,14 +145,20 @@ fn checked_device(
     options: &Options,
     shape: &FfnShape,
     layout: &Layout,
-    top: bool,
+    c: &ModelConfig,
 ) -> Result<Option<(Lease, Verdict)>, Error> {
     let Some(device) = &options.device else {
         return Ok(None);
     };
+    // A real disk would read on while the simulation's clock stands still.
+    if device.facts().simulated && !matches!(options.io, IoChoice::Sim(_)) {
+        return Err(Error::SimulatedDevice);
+    }
     let refused = match () {
         // A device activates each gate by itself.
-        () if top => Some("models without a Gaussian top-k, and this one has one"),
+        () if c.form.has_gate_top() => {
+            Some("models without a Gaussian top-k, and this one has one")
+        }
         () if layout.has_experts() => Some("dense models, and this one has experts"),
         () if options.ablation != Ablation::Full => Some("--policy full only"),
         () if options.observe => Some("models that are not observed"),
@@ -161,7 +171,24 @@ fn checked_device(
     let verdict = check(lease.dense().as_mut(), &shape.of_device())?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
+    // Now, so that the process whose size the plan knows has its driver's code.
+    for (dtype, cols) in multiplied(&layout.container, c) {
+        lease.dense().prepare_products(dtype, cols)?;
+    }
     Ok(Some((lease, verdict)))
+}
+
+/// Formats and widths of the matrices that a device may multiply: projections and head.
+fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
+    let roles = [Role::Q, Role::K, Role::V, Role::O];
+    let projections = (0..c.layers).flat_map(|layer| roles.map(|role| name_of(role, layer)));
+    let names = projections.chain([name_of(head_role(c), 0)]);
+    let entries = names.filter_map(|name| container.tensor(&name));
+    let of = |entry: &TensorEntry| match (DType::from_code(entry.dtype), entry.dims()) {
+        (Some(dtype), [_, cols]) if multiplies(dtype) => Some((dtype, *cols as usize)),
+        _ => None,
+    };
+    entries.filter_map(of).collect()
 }
 
 /// Verifies that the banks match the model.

@@ -7,9 +7,10 @@ use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;
 
 use crate::input::Input;
+use crate::matrix::Matrix;
 use crate::norm::rows_or_copy;
 use crate::router::Routes;
-use crate::weights::{LayerWeights, Matrix};
+use crate::weights::LayerWeights;
 
 /// Buffers of a guess for one token.
 pub(crate) struct RouterAhead {

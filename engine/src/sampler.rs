@@ -115,6 +115,8 @@ pub struct Sampler {
     settings: Sampling,
     rng: ChaCha8Rng,
     candidates: Vec<(f32, u32)>,
+    /// For sorting them; without a temperature empty.
+    spare: Vec<(f32, u32)>,
     bias: Vec<Bias>,
     /// In the order of their numbers.
     drawn: Vec<Drawn>,
@@ -127,6 +129,10 @@ impl Sampler {
             settings,
             rng: ChaCha8Rng::seed_from_u64(settings.seed),
             candidates: Vec::with_capacity(vocab),
+            spare: match settings.temperature > 0.0 && settings.top_k == 0 {
+                true => Vec::with_capacity(vocab),
+                false => Vec::new(),
+            },
             bias: Vec::new(),
             drawn: Vec::new(),
         }
@@ -239,8 +245,50 @@ impl Sampler {
         if k > 0 && k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(k - 1, order);
             self.candidates.truncate(k);
+            self.candidates.sort_unstable_by(order);
+            return;
         }
-        self.candidates.sort_unstable_by(order);
+        sort_descending(&mut self.candidates, &mut self.spare);
+    }
+}
+
+/// Bits of a digit of [`sort_descending`].
+const DIGIT: u32 = 11;
+
+/// A logit as a number that is smaller for a larger logit.
+fn descending(logit: f32) -> u32 {
+    let bits = logit.to_bits();
+    match logit.is_sign_negative() {
+        true => bits,
+        false => !bits & !(1 << 31),
+    }
+}
+
+/// Sorts candidates that are in the order of their numbers by descending logit, equal ones by number:
+/// by digits, which takes a third of the time of comparisons. `spare` is as long afterwards.
+fn sort_descending(candidates: &mut Vec<(f32, u32)>, spare: &mut Vec<(f32, u32)>) {
+    const DIGITS: usize = u32::BITS.div_ceil(DIGIT) as usize;
+    let digit = |logit: f32, place: usize| {
+        (descending(logit) >> (place as u32 * DIGIT)) as usize % (1 << DIGIT)
+    };
+    let mut starts = [[0u32; 1 << DIGIT]; DIGITS];
+    for &(logit, _) in &*candidates {
+        for (place, counts) in starts.iter_mut().enumerate() {
+            counts[digit(logit, place)] += 1;
+        }
+    }
+    spare.resize(candidates.len(), (0.0, 0));
+    for (place, starts) in starts.iter_mut().enumerate() {
+        let mut sum = 0;
+        for start in starts.iter_mut() {
+            sum += std::mem::replace(start, sum);
+        }
+        for &candidate in &*candidates {
+            let to = &mut starts[digit(candidate.0, place)];
+            spare[*to as usize] = candidate;
+            *to += 1;
+        }
+        std::mem::swap(candidates, spare);
     }
 }
 
@@ -335,6 +383,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn sorting_by_digits_equals_comparing(
+            logits in prop::collection::vec(prop_oneof![
+                -5f32..5.0, Just(0.0), Just(-0.0), Just(f32::INFINITY), Just(f32::NEG_INFINITY),
+                any::<f32>().prop_filter("a number", |l| !l.is_nan()),
+            ], 0..200),
+        ) {
+            let mut sorted: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+            let mut expected = sorted.clone();
+            expected.sort_by(|a, b| b.0.total_cmp(&a.0));
+            sort_descending(&mut sorted, &mut Vec::new());
+            prop_assert_eq!(sorted, expected);
+        }
+
         #[test]
         fn filters_bound_the_choice(
             logits in prop::collection::vec(-5f32..5.0, 1..60),

@@ -3,9 +3,10 @@
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{ModelConfig, Parallel};
 
+use crate::device::ProductRoom;
 use crate::kv::BLOCK;
+use crate::matrix::Matrix;
 use crate::router::Routes;
-use crate::weights::Matrix;
 
 /// Dimensions of the buffers.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +18,21 @@ pub(crate) struct ScratchRoom {
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
+}
+
+/// The largest products of projections, for `rows` rows, and of the head, for `batch`.
+pub(crate) fn product_room(
+    c: &ModelConfig,
+    rows: usize,
+    batch: usize,
+    gates: usize,
+) -> ProductRoom {
+    let [d, q, kv, vocab] = widths(c);
+    let token = Activations::bytes(d.max(q), 1).max(4 * d.max(q));
+    ProductRoom {
+        input: rows.max(batch) * token,
+        results: (rows * (q + 2 * kv).max(d).max(gates)).max(batch * vocab),
+    }
 }
 
 /// Buffers of a pass, without its residual stream.

@@ -14,9 +14,10 @@ use emberflow_storage::container::Container;
 use crate::error::Error;
 use crate::ffn::activate;
 use crate::input::Input;
+use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
-use crate::weights::{Loader, Matrix};
+use crate::weights::Loader;
 
 /// Smallest mean square of a stream that another one's magnitude is given to.
 const LEAST_SQUARE: f32 = 1e-5;

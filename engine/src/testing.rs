@@ -14,7 +14,7 @@ use fastrand::Rng;
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
-use crate::memory::{MemoryPlan, Residency};
+use crate::memory::MemoryPlan;
 use crate::options::Options;
 use crate::store::{Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
 
@@ -171,12 +171,19 @@ impl World {
 
     /// A plan with so many clusters and slots.
     pub fn plan(&self, gates_resident: bool, hot_clusters: u64, slots: u64) -> MemoryPlan {
+        let gate_banks = match gates_resident {
+            true => self.banks.len() as u64,
+            false => 0,
+        };
+        self.plan_partly(gate_banks, hot_clusters, slots)
+    }
+
+    /// The same with resident Gate rows of the first `gate_banks` banks.
+    pub fn plan_partly(&self, gate_banks: u64, hot_clusters: u64, slots: u64) -> MemoryPlan {
         MemoryPlan {
             ledger: Ledger::new(1 << 30),
-            residency: match gates_resident {
-                true => Residency::GatesResident,
-                false => Residency::Bundles,
-            },
+            gate_banks,
+            banks: self.banks.len() as u64,
             hot_clusters,
             slots,
             // As many as the store has.

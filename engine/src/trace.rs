@@ -62,6 +62,12 @@ pub static WAIT: Kind = Kind {
     keys: ["layer", ""],
 };
 
+/// A device's part of products, from submission to the last result.
+pub static PRODUCTS: Kind = Kind {
+    name: "products",
+    keys: ["tokens", "rows"],
+};
+
 /// A device's part of a layer's FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",

@@ -1,104 +1,26 @@
 //! The resident weights: everything outside the FFNs.
 
+use std::sync::Arc;
 use std::thread::{Builder, ScopedJoinHandle};
+use std::time::Duration;
 
-use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
+use emberflow_kernels::{Cpu, DType};
 use emberflow_models::config::{ModelConfig, Parallel};
 use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::arena::{Arena, Slot};
+use emberflow_storage::arena::Arena;
 use emberflow_storage::container::{Container, TensorEntry};
 
+use crate::device::share::Sharing;
 use crate::error::Error;
-use crate::input::Input;
+use crate::matrix::Matrix;
 use crate::norm::Norm;
 use crate::store::region;
-
-/// A `[rows × cols]` matrix in one block format, row-major.
-#[derive(Debug)]
-pub struct Matrix {
-    dtype: DType,
-    rows: usize,
-    cols: usize,
-    bytes: Slot,
-}
 
 /// Threads that load layers.
 const LOADERS: usize = 4;
 
 /// Bytes of their stacks.
 const STACK: usize = 256 << 10;
-
-/// Rows per work item.
-pub(crate) const ROWS_PER_CHUNK: usize = 32;
-
-impl Matrix {
-    fn stride(&self) -> usize {
-        self.dtype.row_bytes(self.cols)
-    }
-
-    /// Number of rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Bytes of all rows.
-    pub(crate) fn len(&self) -> u64 {
-        self.bytes.as_slice().len() as u64
-    }
-
-    /// One row.
-    pub fn row(&self, r: usize) -> Row<'_> {
-        let s = self.stride();
-        Row::inline(
-            self.dtype,
-            self.cols,
-            &self.bytes.as_slice()[r * s..(r + 1) * s],
-        )
-    }
-
-    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`. `scratch` has
-    /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result depends neither on
-    /// other tokens nor on the thread count.
-    pub(crate) fn matmul(
-        &self,
-        on: &Compute,
-        input: Input<'_>,
-        scratch: &mut [Vec<f32>],
-        y: &mut [f32],
-    ) {
-        let (cpu, workers) = (on.cpu, &on.workers);
-        let (rows, cols, stride) = (self.rows, self.cols, self.stride());
-        let (x, tokens, y) = (input.x, input.tokens(), &mut y[..input.tokens() * rows]);
-        let quantized = self.dtype.is_grouped();
-        if tokens == 1 {
-            workers.for_each_part_mut(y, ROWS_PER_CHUNK, &|_, unit, out| {
-                let first = unit * ROWS_PER_CHUNK;
-                let part = &self.bytes.as_slice()[first * stride..(first + out.len()) * stride];
-                if quantized {
-                    cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
-                } else {
-                    cpu.matvec(self.dtype, part, stride, cols, x, out);
-                }
-            });
-            return;
-        }
-        let y = Columns::new(y, tokens, rows, rows);
-        workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
-            let bytes = &self.bytes.as_slice()[first * stride..(first + block.width()) * stride];
-            if quantized {
-                let x = input.quantized;
-                cpu.matmul_q(self.dtype, bytes, stride, x, &mut block, scratch);
-            } else {
-                cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
-            }
-        });
-    }
-
-    /// Scratch elements per thread for rows of `cols` elements.
-    pub(crate) fn scratch_len(cols: usize) -> usize {
-        matmul_scratch(cols).max(matmul_scratch_q(cols))
-    }
-}
 
 /// The router of a layer's experts.
 #[derive(Debug)]
@@ -162,9 +84,16 @@ pub(crate) struct LayerWeights {
 
 impl LayerWeights {
     /// The projections of attention.
-    fn projections(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &Matrix> {
         let [k, v] = [&self.k, &self.v].map(Option::as_ref);
         [Some(&self.q), k, v, Some(&self.o)].into_iter().flatten()
+    }
+
+    /// As [`LayerWeights::projections`].
+    pub(crate) fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        let [k, v] = [&mut self.k, &mut self.v].map(Option::as_mut);
+        let all = [Some(&mut self.q), k, v, Some(&mut self.o)];
+        all.into_iter().flatten()
     }
 
     /// The norm whose output the FFN reads; `None` if it reads the residual stream.
@@ -237,10 +166,43 @@ impl Weights {
         })
     }
 
+    /// Shares them with a device, for whose products there is room then.
+    pub(crate) fn share(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
+        sharing.make_room()?;
+        sharing.share(self.large())
+    }
+
+    /// The matrices that are worth a device: projections and head.
+    fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        let projections = self
+            .layers
+            .iter_mut()
+            .flat_map(LayerWeights::projections_mut);
+        projections.chain([&mut self.head])
+    }
+
+    /// Share of the weights of projections and head that a device multiplies for one token, and the time
+    /// that was waited for it.
+    pub(crate) fn on_device(&self) -> (f64, Duration) {
+        let layer = |l: &LayerWeights| {
+            let [k, v] = [&l.k, &l.v].map(Option::as_ref);
+            let input = [Some(&l.q), k, v].into_iter().flatten();
+            Matrix::weights_on_device(input) + Matrix::weights_on_device([&l.o].into_iter())
+        };
+        let its: f64 = self.layers.iter().map(layer).sum();
+        let its = its + Matrix::weights_on_device([&self.head].into_iter());
+        let all = || {
+            let projections = self.layers.iter().flat_map(LayerWeights::projections);
+            projections.chain([&self.head])
+        };
+        let weights: f64 = all().map(Matrix::weights).sum();
+        (its / weights, Matrix::waited_for_device(all()))
+    }
+
     /// The bytes of the attention matrices.
     pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
         let matrices = self.layers.iter().flat_map(LayerWeights::projections);
-        matrices.map(|m| m.bytes.as_slice()).collect()
+        matrices.map(Matrix::bytes).collect()
     }
 
     /// Bytes read per token.
@@ -273,7 +235,7 @@ fn is_predictor(name: &str) -> bool {
 }
 
 /// The tensor that serves as head.
-fn head_role(c: &ModelConfig) -> Role {
+pub(crate) fn head_role(c: &ModelConfig) -> Role {
     match c.tied_head {
         true => Role::Embed,
         false => Role::Head,
@@ -467,12 +429,7 @@ impl<'a> Loader<'a> {
         let (entry, dtype) = self.entry(id, rows, cols)?;
         let mut bytes = region(entry.len as usize)?;
         self.container.read_tensor(entry, bytes.as_mut_slice())?;
-        Ok(Matrix {
-            dtype,
-            rows,
-            cols,
-            bytes,
-        })
+        Ok(Matrix::new(dtype, rows, cols, Arc::new(bytes)))
     }
 
     /// The router of a layer, if it has one.

@@ -78,6 +78,17 @@ pub trait Checkpoint {
         out: &mut [f32],
     ) -> Result<(), Error>;
 
+    /// Reads a row of a matrix as the checkpoint holds it: whole blocks of ggml's `Q4_K`, 144 bytes
+    /// for 256 weights. False where it does not hold such rows, which is what most checkpoints do;
+    /// `out` is then unspecified.
+    ///
+    /// # Errors
+    /// As for [`read_rows`](Self::read_rows), but that numbers may be NaN or infinite.
+    fn read_q4_k(&self, id: TensorId, row: usize, out: &mut Vec<u8>) -> Result<bool, Error> {
+        let _ = (id, row, out);
+        Ok(false)
+    }
+
     /// Fingerprint of the source: the tensor table, the configuration, the tokenizer, and for each
     /// file its length and its first and last MiB. Equal for equal checkpoints at any path.
     fn fingerprint(&self) -> u64;

@@ -455,6 +455,30 @@ impl Checkpoint for Store {
         }
     }
 
+    fn read_q4_k(&self, id: TensorId, row: usize, out: &mut Vec<u8>) -> Result<bool, Error> {
+        let Some(&at) = self.index.get(&id) else {
+            return Err(Error::NoSuchTensor {
+                path: self.about.path.clone(),
+                id,
+            });
+        };
+        let place = &self.places[at];
+        let stored = match place.layout {
+            Layout::AsIs => row,
+            Layout::Interleaved { head_dim } => read::interleaved(row, head_dim),
+            _ => return Ok(false),
+        };
+        if place.dtype != DType::Q4K || row >= self.infos[at].rows {
+            return Ok(false);
+        }
+        out.resize(place.row_bytes, 0);
+        let offset = place.offset + stored as u64 * place.row_bytes as u64;
+        self.files[place.file].read_at(out, offset, &|| {
+            format!("tensor {}", self.infos[at].source_name)
+        })?;
+        Ok(true)
+    }
+
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

@@ -538,6 +538,12 @@ impl Slot {
     }
 }
 
+impl AsRef<[u8]> for Slot {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slot({})", self.index)

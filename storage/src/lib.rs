@@ -7,6 +7,7 @@
 pub mod arena;
 pub mod budget;
 pub mod cache;
+pub mod clock;
 pub mod container;
 mod error;
 pub mod io;

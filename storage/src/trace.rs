@@ -6,7 +6,8 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+
+use crate::clock::Moment;
 
 /// A kind of work.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ pub const OTHERS: usize = 3;
 
 /// The recorder.
 pub struct Trace {
-    epoch: Instant,
+    epoch: Moment,
     /// Compute threads. The lanes of the I/O thread, the device and an accelerator follow theirs.
     threads: usize,
     /// Spans per lane.
@@ -118,7 +119,7 @@ impl Trace {
             ..Ring::default()
         };
         Self {
-            epoch: Instant::now(),
+            epoch: Moment::now(),
             threads,
             room,
             lanes: (0..threads + OTHERS).map(|_| Mutex::new(ring())).collect(),

@@ -11,13 +11,37 @@ pub mod widen;
 use std::path::{Path, PathBuf};
 
 use emberflow::pack::{self, PackOptions};
-use emberflow_engine::{Budget, Engine, Logits, Model, Options};
+use emberflow_engine::memory::Needs;
+use emberflow_engine::{Budget, Counters, Engine, Logits, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
 /// The folder of committed fixtures.
 pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+/// The folder of a model's fixture.
+pub fn case(name: &str) -> PathBuf {
+    fixtures().join("models").join(name)
+}
+
+/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
+pub fn give(engine: &mut Engine, share: f64) {
+    let needs = Needs {
+        process_peak: 0,
+        ..*engine.needs()
+    };
+    let [least, most] = [needs.smallest_budget(), needs.full_budget()];
+    let bytes = least + ((most - least) as f64 * share) as u64;
+    engine.set_budget(bytes).expect("a budget");
+}
+
+/// The bits of the logits of a prompt, token by token, and what they cost.
+pub fn counted(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
+    let before = engine.counters();
+    let logits = all_logits(engine, tokens, 1);
+    (bits(&logits), engine.counters().since(before))
 }
 
 /// A fixture's golden numbers, from Hugging Face transformers.
@@ -105,7 +129,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 /// Brings an open engine down to `share` of its FFN, whatever other tests of the
 /// process have used before.
 pub fn squeeze(engine: &mut Engine, share: f64) {
-    let needs = emberflow_engine::memory::Needs {
+    let needs = Needs {
         process_peak: 0,
         ..*engine.needs()
     };

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use emberflow_engine::device::{
-    CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Facts, NeuronRows, Part, Room,
-    Taken, Ticket, Work, list,
+    Block, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Facts, Input, Lease,
+    NeuronRows, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, list,
 };
 use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options};
 use emberflow_kernels::DType;
@@ -187,22 +188,37 @@ enum Fault {
     OffUntil(usize),
     /// They are wrong.
     Wrong,
+    /// Its products are.
+    WrongProducts,
+    /// It ends at a product, once armed: while it is begun, or while it is waited for.
+    Multiply,
+    TakeProducts,
 }
 
-/// The CPU as a device with a fault.
+/// A device with a fault.
 struct Faulty {
-    inner: CpuDevice,
+    inner: Lease,
+    facts: Facts,
     fault: Fault,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
+    /// Products until a fault.
+    left: Arc<AtomicUsize>,
 }
 
 impl Faulty {
     fn device(fault: Fault) -> Device {
+        let cpu = Device::new(Box::new(CpuDevice::new()));
+        Self::armed_by(&cpu, fault, Arc::new(usize::MAX.into()))
+    }
+
+    fn armed_by(of: &Device, fault: Fault, left: Arc<AtomicUsize>) -> Device {
         Device::new(Box::new(Self {
-            inner: CpuDevice::new(),
+            inner: of.lease().unwrap(),
+            facts: of.facts().clone(),
             fault,
             done: Arc::default(),
+            left,
         }))
     }
 
@@ -216,23 +232,23 @@ impl Faulty {
 
 impl Dense for Faulty {
     fn facts(&self) -> &Facts {
-        self.inner.facts()
+        &self.facts
     }
 
     fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
-        self.inner.prepare(shape)
+        self.inner.dense().prepare(shape)
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
-        self.inner.make_room(room)
+        self.inner.dense().make_room(room)
     }
 
     fn clear(&mut self) {
-        self.inner.clear();
+        self.inner.dense().clear();
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        self.inner.reserve(neurons)
+        self.inner.dense().reserve(neurons)
     }
 
     fn upload(
@@ -241,31 +257,106 @@ impl Dense for Faulty {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError> {
-        self.inner.upload(part, first, neurons)
+        self.inner.dense().upload(part, first, neurons)
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
         let number = self.done.fetch_add(1, Ordering::Relaxed);
         match self.fault {
             Fault::Submit(at) if number >= at => Err(self.lost()),
-            _ => self.inner.submit(work),
+            _ => self.inner.dense().submit(work),
         }
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
-        self.inner.poll(ticket)
+        self.inner.dense().poll(ticket)
     }
 
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
-        let taken = self.inner.take(ticket, out)?;
+        let taken = self.inner.dense().take(ticket, out)?;
         let number = self.done.load(Ordering::Relaxed);
         match self.fault {
             Fault::Take(at) | Fault::OffUntil(at) if number >= at => return Err(self.lost()),
             Fault::Off | Fault::OffUntil(_) => out.iter_mut().for_each(|v| *v *= 1.000_001),
             Fault::Wrong => out.iter_mut().for_each(|v| *v *= 1.01),
-            Fault::Submit(_) | Fault::Take(_) => {}
+            _ => {}
         }
         Ok(taken)
+    }
+
+    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
+        self.inner.dense().share(matrix)
+    }
+
+    fn give_back(&mut self, matrix: usize) {
+        self.inner.dense().give_back(matrix);
+    }
+
+    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError> {
+        self.inner.dense().make_product_room(room)
+    }
+
+    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
+        let left = self.left.fetch_sub(1, Ordering::Relaxed);
+        match self.fault {
+            Fault::Multiply if left == 0 => Err(self.lost()),
+            _ => self.inner.dense().multiply(blocks, input),
+        }
+    }
+
+    /// So fast that it gets nearly all rows.
+    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
+        self.inner.dense().take_products(ticket, out)?;
+        match self.fault {
+            Fault::TakeProducts if self.left.load(Ordering::Relaxed) == usize::MAX => {
+                return Err(self.lost());
+            }
+            Fault::WrongProducts => out.iter_mut().for_each(|v| *v *= 1.01),
+            _ => {}
+        }
+        Ok(Duration::from_nanos(1))
+    }
+}
+
+/// Projections and head are computed by a device and the CPU together, whoever takes which rows; and
+/// by the CPU alone once the device is lost.
+#[test]
+fn products_on_a_device_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, dtype) in [
+        ("llama2", DType::Q4),
+        ("qwen2", DType::F16),
+        ("bamboo", DType::Q8),
+    ] {
+        let case = fixtures().join("models").join(name);
+        let path = packed(&case, dir.path(), dtype);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
+        for (device, fault) in devices()
+            .iter()
+            .flat_map(|device| [(device, Fault::Multiply), (device, Fault::TakeProducts)])
+        {
+            for lost_at in [usize::MAX - 1, 0, 7] {
+                let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
+                let options = Options {
+                    device: Some(Faulty::armed_by(device, fault, Arc::clone(&left))),
+                    device_memory: Some(0),
+                    ..roomy(64)
+                };
+                let mut engine = open(&path, options);
+                let report = engine.device().unwrap();
+                assert!(report.products_share > 0.5, "{name}: {report:?}");
+                let gates = report.gates_share;
+                assert_eq!(gates > 0.5, name == "bamboo", "{name}: {report:?}");
+                left.store(lost_at, Ordering::Relaxed);
+                for chunk in [3, 1, 16] {
+                    let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                    assert!(found == expected, "{name} in {dtype}, lost at {lost_at}");
+                }
+                let lost = engine.device().unwrap().lost;
+                assert_eq!(lost.is_some(), lost_at < 8, "{lost:?}");
+            }
+        }
     }
 }
 
@@ -343,9 +434,11 @@ fn what_a_device_cannot_do_is_refused() {
     };
     let wrong = refused(demo(), on(Fault::Wrong));
     assert!(
-        wrong.contains("wrong sums") && wrong.contains("--device none"),
+        wrong.contains("wrong results") && wrong.contains("--device none"),
         "{wrong}"
     );
+    let wrong = refused(demo(), on(Fault::WrongProducts));
+    assert!(wrong.contains("wrong results"), "{wrong}");
     let lost = refused(demo(), on(Fault::Submit(3)));
     assert!(lost.contains("was reset"), "{lost}");
     let cpu = || Options {

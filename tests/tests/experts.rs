@@ -117,7 +117,7 @@ fn budgets_from_the_smallest_up_change_no_bit() {
     for name in CASES {
         let case = case(name);
         let golden = Golden::load(&case, "golden.json");
-        for quant in [DType::F16, DType::Q4] {
+        for quant in [DType::F16, DType::Q4, DType::Q4k] {
             let container = packed(&case, dir.path(), quant);
             let options = Options {
                 batch: 2,

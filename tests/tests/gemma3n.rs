@@ -2,16 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::memory::Needs;
-use emberflow_engine::{Ablation, Budget, Counters, Engine, Error, Model, Options, Sparsity};
+use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::widen::{Wider, widen};
-use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
-
-fn case(name: &str) -> PathBuf {
-    fixtures().join("models").join(name)
-}
+use emberflow_tests::{Golden, case, counted, give, open, packed, roomy};
 
 /// The fixture of eleven layers, of which ten have gates that are zero for 95 %, with nine times its
 /// neurons.
@@ -24,23 +19,6 @@ fn wide(dir: &Path) -> PathBuf {
         change: |_, _| {},
     };
     widen(&case("gemma3n_whole"), &dir.join("gemma3n"), &wider)
-}
-
-/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
-fn give(engine: &mut Engine, share: f64) {
-    let needs = Needs {
-        process_peak: 0,
-        ..*engine.needs()
-    };
-    let [least, most] = [needs.smallest_budget(), needs.full_budget()];
-    let bytes = least + ((most - least) as f64 * share) as u64;
-    engine.set_budget(bytes).unwrap();
-}
-
-fn run(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
-    let before = engine.counters();
-    let logits = all_logits(engine, tokens, 1);
-    (bits(&logits), engine.counters().since(before))
 }
 
 #[test]
@@ -57,14 +35,14 @@ fn sparse_layers_read_what_fires() {
         let mut dense = open(&container, with(Sparsity::Dense));
         let mut exact = open(&container, with(Sparsity::Auto));
         assert_eq!(exact.sparsity(), Sparsity::Exact);
-        let (expected, counts) = run(&mut exact, &tokens);
+        let (expected, counts) = counted(&mut exact, &tokens);
         let fired = counts.fired as f64 / counts.possible as f64;
         assert!((0.1..0.2).contains(&fired), "{quant:?}: {fired} fire");
         for (share, part) in [(0.5, 0.7), (0.7, 0.3)] {
             give(&mut dense, share);
             give(&mut exact, share);
-            let (full, all) = run(&mut dense, &tokens);
-            let (sparse, few) = run(&mut exact, &tokens);
+            let (full, all) = counted(&mut dense, &tokens);
+            let (sparse, few) = counted(&mut exact, &tokens);
             assert!(full == expected && sparse == expected, "{quant:?}");
             let [read, most] = [few, all].map(|c| c.bytes_read as f64 / tokens.len() as f64);
             println!("{quant:?} at {share}: {read:.0} bytes a token, dense {most:.0}");

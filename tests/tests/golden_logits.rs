@@ -138,7 +138,7 @@ fn nothing_but_the_weights_decides_a_bit() {
     let dir = tempfile::tempdir().unwrap();
     for case in cases() {
         let golden = Golden::load(&case, "golden.json");
-        for quant in [DType::F32, DType::Q8, DType::Q4] {
+        for quant in [DType::F32, DType::Q8, DType::Q4, DType::Q4k] {
             let container = packed(&case, dir.path(), quant);
             let context = golden.tokens.len();
             let dense = Options {

@@ -66,7 +66,7 @@ fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
             },
         );
         squeeze(&mut engine, share);
-        residencies.push(engine.memory().residency);
+        residencies.push(engine.memory().residency());
         let found = bits(&all_logits(&mut engine, tokens, chunk));
         assert!(
             found == expected,

@@ -2,36 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::memory::Needs;
-use emberflow_engine::{Counters, Engine, Options, Sparsity};
+use emberflow_engine::{Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_tests::widen::{Wider, widen};
-use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
+use emberflow_tests::{Golden, case, counted, give, open, packed, roomy};
 
 /// Families whose activation has exact zeros.
 const CASES: [&str; 5] = ["opt", "nemotron", "nemotron_bias", "falcon", "falcon_new"];
-
-fn case(name: &str) -> PathBuf {
-    fixtures().join("models").join(name)
-}
-
-/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
-fn give(engine: &mut Engine, share: f64) {
-    let needs = Needs {
-        process_peak: 0,
-        ..*engine.needs()
-    };
-    let [least, most] = [needs.smallest_budget(), needs.full_budget()];
-    let bytes = least + ((most - least) as f64 * share) as u64;
-    engine.set_budget(bytes).unwrap();
-}
-
-/// The logits of the case's prompt, token by token, and what they cost.
-fn run(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
-    let before = engine.counters();
-    let logits = all_logits(engine, tokens, 1);
-    (bits(&logits), engine.counters().since(before))
-}
 
 #[test]
 fn bundles_have_two_vectors() {
@@ -85,12 +62,12 @@ fn sparse_reads_are_fewer_than_dense_ones() {
         };
         let mut dense = open(&container, with(Sparsity::Dense));
         let mut exact = open(&container, with(Sparsity::Exact));
-        let (expected, _) = run(&mut dense, &tokens);
-        for (share, times) in [(0.5, 1), (0.65, 3)] {
+        let (expected, _) = counted(&mut dense, &tokens);
+        for (share, times) in [(0.5, 1), (0.9, 3)] {
             give(&mut dense, share);
             give(&mut exact, share);
-            let (full, all) = run(&mut dense, &tokens);
-            let (sparse, few) = run(&mut exact, &tokens);
+            let (full, all) = counted(&mut dense, &tokens);
+            let (sparse, few) = counted(&mut exact, &tokens);
             assert!(full == expected && sparse == expected, "{quant:?}");
             let [read, most] = [few, all].map(|c| c.bytes_read / tokens.len() as u64);
             println!("{quant:?} at {share}: {read} bytes a token, dense {most}");
@@ -112,10 +89,13 @@ fn budgets_change_no_bit() {
         let tokens = Golden::load(&case, "golden.json").tokens;
         let container = packed(&case, dir.path(), DType::Q4);
         let mut engine = open(&container, roomy(tokens.len()));
-        let (expected, _) = run(&mut engine, &tokens);
+        let (expected, _) = counted(&mut engine, &tokens);
         for share in [0.0, 0.25, 0.5, 0.75, 0.1] {
             give(&mut engine, share);
-            assert!(run(&mut engine, &tokens).0 == expected, "{name}: {share}");
+            assert!(
+                counted(&mut engine, &tokens).0 == expected,
+                "{name}: {share}"
+            );
         }
     }
 }

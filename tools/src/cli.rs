@@ -20,7 +20,7 @@ pub use self::run::*;
 pub use self::serve::*;
 pub use self::trace::*;
 pub(crate) use self::values::{
-    ReadSize, io_names, parse_budget, parse_read_size, parse_sector, parse_share,
+    ReadSize, io_names, parse_budget, parse_device, parse_read_size, parse_sector, parse_share,
     parse_share_percent, policy_names,
 };
 use crate::synth::{firing, shape};

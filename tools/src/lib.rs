@@ -35,6 +35,7 @@ pub mod plan;
 pub mod profile;
 pub mod progress;
 pub mod prompt;
+pub mod q4_k;
 pub mod run;
 pub mod serve;
 pub mod size;

@@ -19,8 +19,8 @@ use crate::Failure;
 /// Bytes of a tensor that are read together, unless one row is longer.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Takes a row's number, the block format it is stored in, and its values.
-pub type RowFn<'f> = dyn FnMut(usize, DType, &[f32]) -> Result<(), Failure> + 'f;
+/// Takes a row's number, the row as stored, and its values.
+pub type RowFn<'f> = dyn FnMut(usize, Row<'_>, &[f32]) -> Result<(), Failure> + 'f;
 
 /// An open container and how to read its numbers.
 pub struct Packed<'a> {
@@ -40,6 +40,8 @@ pub struct Neuron {
     pub up: Vec<f32>,
     /// Down column.
     pub down: Vec<f32>,
+    /// Gate and Up as stored, scales behind the quants.
+    pub stored: [Vec<u8>; 2],
 }
 
 impl Neuron {
@@ -136,9 +138,9 @@ impl<'a> Packed<'a> {
             self.read(entry.offset.checked_add(at), part)?;
             hash.update(part);
             for (i, row) in part.chunks_exact(stride).enumerate() {
-                self.cpu
-                    .dequantize(Row::inline(dtype, cols, row), &mut values);
-                f(at as usize / stride + i, dtype, &values)?;
+                let row = Row::inline(dtype, cols, row);
+                self.cpu.dequantize(row, &mut values);
+                f(at as usize / stride + i, row, &values)?;
             }
             at += len;
         }
@@ -202,6 +204,7 @@ impl<'a> Packed<'a> {
                 false => row.clone(),
             },
             down: row,
+            stored: [Vec::new(), Vec::new()],
         };
         for n in 0..neurons {
             let offset = self.container.neuron_offset(bank, n as u32);
@@ -212,9 +215,18 @@ impl<'a> Packed<'a> {
             let scales = &scales[n * per_neuron..(n + 1) * per_neuron];
             let (up, down) = self.format.split_rest(rest);
             let format = self.format;
-            (self.cpu).dequantize(format.gate(gate, scales), &mut neuron.gate);
+            let keep = |row: Row<'_>, stored: &mut Vec<u8>| {
+                stored.clear();
+                stored.extend_from_slice(row.quants());
+                stored.extend_from_slice(row.scales());
+            };
+            let gate = format.gate(gate, scales);
+            self.cpu.dequantize(gate, &mut neuron.gate);
+            keep(gate, &mut neuron.stored[0]);
             if !format.ungated {
-                self.cpu.dequantize(format.up(up, scales), &mut neuron.up);
+                let up = format.up(up, scales);
+                self.cpu.dequantize(up, &mut neuron.up);
+                keep(up, &mut neuron.stored[1]);
             }
             if !format.is_across() {
                 (self.cpu).dequantize(format.down(down, scales), &mut neuron.down);

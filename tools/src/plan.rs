@@ -100,7 +100,7 @@ fn table(plans: &[Plan]) -> String {
             "{:>10} {:>8.0}%  {:<5} {:>9} {:>9} {:>7.1}% {:>7.2} {:>7.1}  {}\n",
             size::show(p.memory.budget()),
             100.0 * p.ffn_resident_share,
-            if p.gates_resident { "held" } else { "read" },
+            gates(p),
             held("hot"),
             held("cold"),
             100.0 * p.decode.cold_hit_rate,
@@ -110,6 +110,15 @@ fn table(plans: &[Plan]) -> String {
         );
     }
     out
+}
+
+/// How Gate rows are served: from memory, from the disk, or a share from memory.
+fn gates(p: &Plan) -> String {
+    match p.gates_resident_share {
+        1.0 => "held".into(),
+        0.0 => "read".into(),
+        share => format!("{:.0}%", 100.0 * share),
+    }
 }
 
 fn details(p: &Plan) -> String {

@@ -196,12 +196,12 @@ pub fn compare(
             rows: info.rows,
             cols: info.cols,
         };
-        packed.rows(want, &mut |r, dtype, row| {
+        packed.rows(want, &mut |r, stored, row| {
             let original = match info.id.role.is_by_neuron() {
                 true => orders.original(info.id.layer as usize, r),
                 false => r,
             };
-            check.row(info.id, original, dtype, row)
+            check.row(info.id, original, stored.dtype(), row)
         })?;
     }
     for (b, bank) in container.banks().iter().enumerate() {
@@ -341,7 +341,9 @@ impl<'a> Comparison<'a> {
             self.count(found.len());
             return Ok(());
         }
-        for (group, (want, have)) in self.buffer.chunks(32).zip(found.chunks(32)).enumerate() {
+        // of floats the bound of 32 elements together is close enough
+        let span = dtype.span().max(32);
+        for (group, (want, have)) in self.buffer.chunks(span).zip(found.chunks(span)).enumerate() {
             let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             let bound = error_bound(dtype, max);
             for (i, (w, h)) in want.iter().zip(have).enumerate() {
@@ -350,7 +352,7 @@ impl<'a> Comparison<'a> {
                     return Err(Failure::Fault(format!(
                         "tensor {id} row {row} column {}: {h} in the container, {w} in {}; \
                          {} allows an error of {bound}",
-                        group * 32 + i,
+                        group * span + i,
                         self.source.path().display(),
                         dtype.name()
                     )));

@@ -115,7 +115,7 @@ fn a_sweep_compares_shares_and_policies() {
 fn a_ladder_stands_beside_the_paper() {
     let dir = tempfile::tempdir().unwrap();
     let report = bench(dir.path(), "ablation", &["-n", "4"]);
-    let svg = files(dir.path(), &report, "io,policy,");
+    let svg = files(dir.path(), &report, "io,policy,adds,");
     assert!(svg.contains("paper (their phone)"));
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 12);
@@ -135,6 +135,28 @@ fn a_ladder_stands_beside_the_paper() {
         let mb = |i: usize| number(&ladder[i], "read_mb_per_token");
         assert!(mb(2) < mb(1), "{ladder:?}");
     }
+}
+
+/// On a simulated phone each step has its clock, and the device is the last.
+#[test]
+fn a_ladder_ends_with_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = bench(
+        dir.path(),
+        "ablation",
+        &["-n", "4", "--device", "sim:8gen3"],
+    );
+    files(dir.path(), &report, "io,policy,adds,");
+    let rows = report["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|r| [&r["io"], &r["adds"]]).collect();
+    // The real disk is left out.
+    assert_eq!(rows.len(), 10, "{names:?}");
+    assert_eq!(rows[4]["adds"], "+ device");
+    assert_eq!(number(&rows[4], "paper_tokens_per_s"), 11.07);
+    assert_eq!(report["hashes_equal"], true);
+    let args = ["--device", "sim:8gen3", "--io", "auto"];
+    let real = call(&[&["bench", "ablation", "--quick"][..], &args].concat());
+    assert_eq!(real.status.code(), Some(2));
 }
 
 #[test]

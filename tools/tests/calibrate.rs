@@ -85,6 +85,38 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
     );
 }
 
+/// The model of experts, in four bits of both kinds: each expert is rounded against its own tokens.
+#[test]
+fn calibrating_experts_closes_half_of_the_gap_of_four_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let folder = path("experts").display().to_string();
+    json(&["export", "demo-moe", "-o", &folder, "--json"]);
+    let [text, judge] = texts(dir.path());
+    pack(&folder, &path("source.ember"), &["--quant", "q8"]);
+    pack(&folder, &path("q4.ember"), &["--quant", "q4"]);
+    let against = ["--calibrate", &text, "--calibrate-tokens", "8192"];
+    let flags = [&["--quant", "q4k"][..], &against].concat();
+    let report = pack(&folder, &path("calibrated.ember"), &flags);
+    assert!(report["calibrated"]["tokens"].as_u64().unwrap() > 8_000);
+    let bytes = |name: &str| std::fs::metadata(path(name)).unwrap().len();
+    assert_eq!(bytes("q4.ember"), bytes("calibrated.ember"));
+    let [source, plain, calibrated] =
+        ["source", "q4", "calibrated"].map(|n| perplexity(&path(&format!("{n}.ember")), &judge));
+    assert!(
+        calibrated - source < 0.5 * (plain - source),
+        "source {source}, q4 {plain}, calibrated {calibrated}"
+    );
+    let file = path("calibrated.ember").display().to_string();
+    let result = json(&["verify", &file, "--source", &folder, "--json"]);
+    let compared = &result["source"]["calibrated"];
+    // attention and all experts
+    assert!(
+        compared["weights"].as_u64().unwrap() > 9_000_000,
+        "{result}"
+    );
+}
+
 #[test]
 fn threads_and_a_kill_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,8 +197,11 @@ fn what_cannot_be_calibrated_is_refused() {
     let output = dir.path().join("m.ember").display().to_string();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models");
     for (folder, flags, reason) in [
-        ("mixtral", &[][..], "has experts: --calibrate is not"),
-        ("opt", &[], "has FFNs of two matrices: --calibrate is not"),
+        (
+            "opt",
+            &[][..],
+            "has FFNs of two matrices: --calibrate is not",
+        ),
         ("falcon", &[], "has FFNs of two matrices"),
         ("nemotron", &[], "has FFNs of two matrices"),
         ("starcoder2", &[], "has FFNs of two matrices"),
@@ -179,7 +214,7 @@ fn what_cannot_be_calibrated_is_refused() {
         (
             "relu",
             &["--quant", "f16"],
-            "--calibrate rounds to q4 and q8",
+            "--calibrate rounds to q4, q4k and q8",
         ),
     ] {
         let folder = format!("{fixtures}/{folder}");

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use emberflow::export::export;
 use emberflow::pack::{PackOptions, pack};
+use emberflow::packed::Packed;
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::container::Container;
@@ -169,4 +170,39 @@ fn a_tokenizer_without_a_gguf_form_is_refused() {
     let message = String::from_utf8_lossy(&refused.stderr);
     assert!(message.contains("byte-level"), "{message}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+/// What is in q4k comes back from a GGUF file bit for bit, but for Down, whose blocks lie the other way.
+#[test]
+fn q4k_goes_through_gguf_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    // its 256 columns are one super-block
+    let [source, first, gguf, second] = ["a.gguf", "a.ember", "b.gguf", "b.ember"].map(path);
+    common::json(&["export", "demo-moe", "-o", &source, "--json"]);
+    let quant = ["--quant", "q4k", "--embedding-quant", "q4k", "--json"];
+    common::json(&[&["pack", &source, "-o", &first][..], &quant].concat());
+    let exported = common::json(&["export", &first, "-o", &gguf, "--json"]);
+    let whole = common::json(&["export", "demo-moe", "-o", &path("c.gguf"), "--json"]);
+    let [exported, whole] = [exported, whole].map(|e| e["bytes"].as_u64().unwrap());
+    assert!(2 * exported < whole, "{exported} of {whole}");
+    common::json(&[&["pack", &gguf, "-o", &second][..], &quant].concat());
+    let [a, b] = [&first, &second].map(|path| Container::open(Path::new(path)).unwrap());
+    let mut compared = 0;
+    for (a, b) in a.tensors().iter().zip(b.tensors()) {
+        assert_eq!((&a.name, a.dtype, a.xxh3), (&b.name, b.dtype, b.xxh3));
+        compared += usize::from(a.dtype == DType::Q4k.code());
+    }
+    assert!(compared > 20, "{compared}");
+    let [a, b] = [&a, &b].map(|container| Packed::new(container).unwrap());
+    let stored = |packed: &Packed<'_>| {
+        let mut all = Vec::new();
+        let mut take = |_, neuron: &emberflow::packed::Neuron| {
+            all.extend(neuron.stored.concat());
+            Ok(())
+        };
+        packed.neurons(7, &mut take).unwrap();
+        all
+    };
+    assert!(stored(&a) == stored(&b));
 }

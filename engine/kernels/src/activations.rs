@@ -1,17 +1,19 @@
-//! Activations as 8-bit integers, for products with q4 and q8 weights.
+//! Activations as 8-bit integers, for products with q4, q4k and q8 weights.
 //!
 //! ```text
-//! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 704 bytes
+//! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 768 bytes
 //!
 //! chunk        16 groups of 32, one per chain of a dot product
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
 //!   512   64   scales  16 × f32, the largest magnitude of the group / 127
 //!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
 //!   640   64   by_128  16 × i32, −128 times that sum
+//!   704   64   sums    16 × f32, that sum times the group's scale
 //! ```
 //!
 //! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles are;
-//! `by_128` corrects that of signed bytes turned into unsigned ones.
+//! `by_128` corrects that of signed bytes turned into unsigned ones. `sums` is what a
+//! minimum that is taken from all weights of a group takes from the product.
 //!
 //! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
@@ -27,7 +29,7 @@ pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
 const QUAD: usize = 4;
 /// Half of a group: the elements in the low or high nibbles of a q4 group.
 pub(crate) const HALF: usize = GROUP / 2;
-const _: () = assert!(size_of::<Chunk>() == 704 && align_of::<Chunk>() == 64);
+const _: () = assert!(size_of::<Chunk>() == 768 && align_of::<Chunk>() == 64);
 const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
 
 /// 512 quantised activations of one token; see the file's layout.
@@ -38,6 +40,7 @@ pub struct Chunk {
     pub(crate) scales: [f32; CHUNK_GROUPS],
     pub(crate) by_8: [i32; CHUNK_GROUPS],
     pub(crate) by_128: [i32; CHUNK_GROUPS],
+    pub(crate) sums: [f32; CHUNK_GROUPS],
 }
 
 impl Chunk {
@@ -46,6 +49,7 @@ impl Chunk {
         scales: [0.0; CHUNK_GROUPS],
         by_8: [0; CHUNK_GROUPS],
         by_128: [0; CHUNK_GROUPS],
+        sums: [0.0; CHUNK_GROUPS],
     };
 }
 

@@ -13,8 +13,8 @@
 //!    `j + 16`, `+ 8`, `+ 4`, `+ 2`, `+ 1`. AVX-512 holds the lanes in 4 registers,
 //!    AVX2 in 8, NEON in 16, the scalar code in an array.
 //! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an 11-bit f16 scale,
-//!    or a small integer times a power of two (mxfp4).
-//!    So the point of conversion cannot change a bit.
+//!    or a small integer times a power of two (mxfp4). So the point of conversion cannot change a
+//!    bit. In q4k it is a product less a minimum, both exact, and rounded once.
 //! 3. Transcendental functions are polynomials with a fixed operation order ([`math`]) or come from
 //!    the `libm` crate, never from the platform.
 //!
@@ -22,12 +22,13 @@
 //! product per row to each element, [`Cpu::key_scores`] one per element of a head to each position,
 //! by fused multiply-adds in order. Splitting such a sum into several calls changes no bit.
 //!
-//! A q4 or q8 row times *quantised* activations ([`Activations`]) follows another rule, the chain
+//! A q4, q4k or q8 row times *quantised* activations ([`Activations`]) follows another rule, the chain
 //! rule: the 32 products of group `g` are integers, so their sum is exact in any order. As f32 it
 //! is added to chain `g % 16` by one fused multiply-add, with the factor `weight scale × activation
-//! scale` rounded once. At the end chain `j` absorbs chain `j + 8`, then `j + 4`, `+ 2`, `+ 1`.
+//! scale` rounded once. In q4k the next step is another: from the chain goes the minimum times the
+//! sum of the group's activations, which is stored with them. At the end chain `j` absorbs chain `j + 8`, then `j + 4`, `+ 2`, `+ 1`.
 //! Decode and matrix products both follow it. It is several times faster than f32 activations,
-//! which it replaces for these two formats; the tests bound its loss of accuracy.
+//! which it replaces for these formats; the tests bound its loss of accuracy.
 //!
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
 //! hardware.
@@ -61,16 +62,18 @@
 //! | file | what |
 //! |---|---|
 //! | `dtype.rs`, `row.rs`, `matrix.rs` | block formats, checked views of a row and of rows |
-//! | `activations.rs` | activations as 8-bit integers, for q4 and q8 rows |
+//! | `activations.rs` | activations as 8-bit integers, for q4, q4k and q8 rows |
 //! | `cpu.rs` | the [`Cpu`] token: which instruction set runs |
 //! | `ops.rs`, `ops_int.rs` | every kernel as a method of [`Cpu`], with its length checks |
 //! | `simd/` | one generic kernel per operation, and the registers of each ISA |
-//! | `simd/int/` | integer products of q4 and q8 rows with quantised activations |
+//! | `simd/int/` | integer products of q4, q4k and q8 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
+//! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
 //! | `two_bit.rs` | rows in two bits, widened to q4 |
+//! | `copy.rs` | copies past the caches |
 //! | `bandwidth.rs` | plain memory reads, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
 //! | `workers.rs`, `columns.rs` | the thread pool, and matrices it writes in blocks |
@@ -86,6 +89,7 @@ mod bandwidth;
 mod bounds;
 mod columns;
 mod compute;
+mod copy;
 mod cpu;
 mod cut;
 mod dtype;
@@ -95,6 +99,7 @@ pub mod math;
 mod matrix;
 mod ops;
 mod ops_int;
+mod q4k;
 mod quantize;
 mod row;
 mod select;
@@ -108,11 +113,13 @@ pub use activations::{Activations, ActivationsRef, Chunk};
 pub use bandwidth::{prefetch, read_bandwidth};
 pub use columns::Columns;
 pub use compute::Compute;
+pub use copy::PastCaches;
 pub use cpu::{Cpu, Isa};
-pub use dtype::{DType, GROUP, mxfp4_scale};
+pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
 pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
+pub use q4k::{SIX_BITS, SuperBlock, best_super_block, nibble, store_q4k_row, super_blocks};
 pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};
 pub use row::Row;
 pub use signs::sign_bytes;

@@ -1,4 +1,4 @@
-//! The integer kernels as methods of [`Cpu`]: q4 and q8 rows times quantised activations.
+//! The integer kernels as methods of [`Cpu`]: q4, q4k and q8 rows times quantised activations.
 
 use crate::{
     activations::ActivationsRef, columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix,
@@ -6,11 +6,11 @@ use crate::{
 };
 
 impl Cpu {
-    /// Sum of `row[i] * x[i]` for a q4 or q8 row and one token of quantised activations,
+    /// Sum of `row[i] * x[i]` for a q4, q4k or q8 row and one token of quantised activations,
     /// by the chain rule (see the crate documentation).
     ///
     /// # Panics
-    /// If the lengths differ, if the row is not q4 or q8, or if `x` is not one token.
+    /// If the lengths differ, if the row is of another format, or if `x` is not one token.
     #[inline]
     pub fn dot_q(self, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
         simd::int::dot(self, row, x)
@@ -53,7 +53,7 @@ impl Cpu {
     /// that are multiples of 32 run fastest. `scratch` has at least [`matmul_scratch_q`] elements.
     ///
     /// # Panics
-    /// If the lengths do not match as described, if `dtype` is not q4 or q8, or if the rows do not
+    /// If the lengths do not match as described, if `dtype` is another format, or if the rows do not
     /// fit in `bytes`.
     pub fn matmul_q(
         self,

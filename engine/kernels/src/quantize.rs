@@ -5,7 +5,10 @@
 
 use half::{bf16, f16};
 
-use crate::dtype::{DType, E2M1_DOUBLED, GROUP};
+use crate::{
+    dtype::{DType, E2M1_DOUBLED, GROUP, SUPER_BYTES, SUPER_GROUPS},
+    q4k::{self, best_super_block},
+};
 
 /// Why a row cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +65,7 @@ impl std::error::Error for QuantizeError {}
 /// - q8: scale = f16(max |w| / 127), q = round(w / scale) in −127..=127
 /// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
 ///   nibble = round(w / scale) + 8 in 0..=15
-///
+/// - q4k: see [`best_super_block`], all elements weighing the same
 /// - mxfp4: the element of largest magnitude gets the largest nibble with which all 32 are exact;
 ///   nothing is rounded
 ///
@@ -135,7 +138,39 @@ pub fn quantize_row(
                 }
             }
         }
+        DType::Q4k => return store_q4k(src, quants, scales),
         DType::Mxfp4 => return store_mxfp4(src, quants, scales),
+    }
+    Ok(())
+}
+
+/// [`quantize_row`] for q4k, of a finite row.
+fn store_q4k(src: &[f32], quants: &mut [u8], scales: &mut [u8]) -> Result<(), QuantizeError> {
+    const SUPER: usize = SUPER_GROUPS * GROUP;
+    let mut nibbles = [0u8; SUPER];
+    let parts = quants
+        .chunks_mut(SUPER / 2)
+        .zip(scales.chunks_mut(SUPER_BYTES));
+    for (s, (xs, (quants, scales))) in src.chunks(SUPER).zip(parts).enumerate() {
+        let block = best_super_block(xs, &[1.0; SUPER][..xs.len()]).ok_or_else(|| {
+            let index = index_of_largest(xs);
+            QuantizeError::OutOfRange {
+                index: s * SUPER + index,
+                value: xs[index],
+                dtype: DType::Q4k,
+            }
+        })?;
+        let nibbles = &mut nibbles[..xs.len()];
+        q4k::round(xs, &block, nibbles);
+        let bound = error_bound(DType::Q4k, xs[index_of_largest(xs)]);
+        if q4k::largest_error(xs, &block, nibbles) > bound
+            && let Some(plain) = q4k::plain_super_block(xs)
+        {
+            q4k::round(xs, &plain, nibbles);
+            q4k::store(nibbles, &plain, quants, scales);
+        } else {
+            q4k::store(nibbles, &block, quants, scales);
+        }
     }
     Ok(())
 }
@@ -268,13 +303,16 @@ const BF16_ROUNDING: f32 = 1.0 / 256.0;
 /// Allowance for the f32 arithmetic in quantising and in this bound itself.
 const SLACK: f32 = 1.0 + 1.0 / 8192.0;
 
-/// An upper bound of `|w − w'|`, where `w'` is the stored form of `w`, for every `w` of a group (or
-/// of a row: the bound grows with `max_abs`) whose largest magnitude is `max_abs`.
+/// An upper bound of `|w − w'|`, where `w'` is the stored form of `w`, for every `w` of
+/// [`DType::span`] elements (or of a row: the bound grows with `max_abs`) whose largest magnitude
+/// is `max_abs`.
 ///
 /// - f16, bf16: half a step at `max_abs`
 /// - q8: half a scale, plus the effect of rounding the scale down to f16 at ±127 steps
 /// - q4: one scale, because the end opposite to the largest element is clamped at 7 of 8 steps,
 ///   plus the effect of rounding the scale
+/// - q4k: as much, which leaves room for a search that takes larger errors of a few elements; where
+///   it would take more, the ends of each group are kept
 pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
     let max_abs = max_abs.abs();
     let bound = match dtype {
@@ -290,6 +328,8 @@ pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
             let cut_off = 7.0 * (max_abs / 8.0 * F16_ROUNDING + F16_HALF_STEP);
             SLACK * (max_abs / 8.0 + cut_off)
         }
+        // 15 nibbles and one minimum of at most 63 units each
+        DType::Q4k => return SLACK * (max_abs / 8.0) + 16.0 * 63.0 * F16_HALF_STEP,
     };
     // Zero is always representable, so no error exceeds the value itself.
     bound.min(max_abs)

@@ -1,6 +1,6 @@
 //! A checked view of one stored row.
 
-use crate::dtype::{DType, GROUP};
+use crate::dtype::DType;
 
 /// One stored row of `n` elements. Its lengths are checked at construction, so the SIMD kernels
 /// read it without further checks.
@@ -86,21 +86,9 @@ impl<'a> Row<'a> {
         self.quants
     }
 
-    /// The f16 scales; empty for the float formats.
+    /// The scales; empty for the float formats.
     #[inline]
     pub fn scales(self) -> &'a [u8] {
         self.scales
-    }
-
-    /// The row without its first `groups` groups of 32 elements.
-    #[inline]
-    pub(crate) fn skip_groups(self, groups: usize) -> Row<'a> {
-        let skipped = groups * GROUP;
-        Row {
-            dtype: self.dtype,
-            n: self.n - skipped,
-            quants: &self.quants[self.dtype.quants_bytes(skipped)..],
-            scales: &self.scales[self.dtype.scales_bytes(skipped)..],
-        }
     }
 }

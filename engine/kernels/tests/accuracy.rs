@@ -4,15 +4,16 @@ use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, argmax, math, quant
 
 /// Error of a dot product of 4096 normal weights with normal inputs, relative to
 /// ‖w‖·‖x‖: what storing in each format costs.
-const DOT_BUDGET: [(DType, f64); 5] = [
+const DOT_BUDGET: [(DType, f64); 6] = [
     (DType::F32, 1e-8),
     (DType::F16, 1e-5),
     (DType::BF16, 1e-4),
     (DType::Q8, 3e-4),
     (DType::Q4, 5e-3),
+    (DType::Q4k, 4e-3),
 ];
 /// The same with quantised activations, stored error included.
-const DOT_Q_BUDGET: [(DType, f64); 2] = [(DType::Q8, 4e-4), (DType::Q4, 5e-3)];
+const DOT_Q_BUDGET: [(DType, f64); 3] = [(DType::Q8, 4e-4), (DType::Q4, 5e-3), (DType::Q4k, 4e-3)];
 /// What quantising the activations alone costs, in a dot product and in one activation
 /// relative to the largest of its group.
 const ACTIVATION_BUDGET: f64 = 3e-4;

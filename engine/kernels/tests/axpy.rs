@@ -53,7 +53,7 @@ impl Rows {
         let width = match dtype {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::Q8 | DType::Q4 | DType::Mxfp4 => 0,
+            DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4 => 0,
         };
         let (mut bytes, mut beside, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..count {

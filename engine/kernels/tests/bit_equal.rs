@@ -86,7 +86,7 @@ fn rows(count: usize) -> impl Strategy<Value = Rows> {
                     let (floats, width) = match dtype {
                         DType::F32 => (quants, 4),
                         DType::F16 | DType::BF16 => (quants, 2),
-                        DType::Q8 | DType::Q4 => (scales, 2),
+                        DType::Q8 | DType::Q4 | DType::Q4k => (scales, 2),
                         DType::Mxfp4 => (scales, 1),
                     };
                     floats

@@ -4,8 +4,8 @@
 //! test also holds two architectures to each other.
 
 use emberflow_kernels::{
-    Activations, Columns, Cpu, DType, GROUP, LANES, Row, math, matmul_scratch, matmul_scratch_q,
-    quantize_row,
+    Activations, Columns, Cpu, DType, GROUP, LANES, Row, SuperBlock, math, matmul_scratch,
+    matmul_scratch_q, quantize_row, store_q4k_row,
 };
 
 /// Changes only when a kernel's definition changes, which changes every logits hash.
@@ -26,7 +26,7 @@ impl Hash {
 fn rounded() -> impl Iterator<Item = DType> {
     DType::ALL
         .into_iter()
-        .filter(|&dtype| dtype != DType::Mxfp4)
+        .filter(|&dtype| !matches!(dtype, DType::Mxfp4 | DType::Q4k))
 }
 
 #[test]
@@ -183,5 +183,58 @@ fn every_machine_sums_rows_and_attends_alike() {
         cpu.blend(0.3, first, 1.7, &second[..width]);
         hash.add(first);
         assert_eq!(hash.0, EXPECTED_SUMS, "{}: {:#x}", cpu.name(), hash.0);
+    }
+}
+
+/// As [`EXPECTED`], for q4k rows with activations of both kinds.
+const EXPECTED_Q4K: u64 = 0x5368_4c74_8d2a_3ce0;
+
+#[test]
+fn every_machine_computes_q4k_the_same() {
+    const N: usize = 2 * 512 + 11 * 32 + 5;
+    const ROWS: usize = 37;
+    const TOKENS: usize = 21;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let xs: Vec<f32> = (0..TOKENS * N).map(number).collect();
+    let stride = DType::Q4k.row_bytes(N);
+    let mut bytes = vec![0; ROWS * stride];
+    for (r, row) in bytes.chunks_exact_mut(stride).enumerate() {
+        let quants: Vec<u8> = (0..N).map(|i| ((r * 31 + i * i * 7) % 16) as u8).collect();
+        let block = |b: usize| SuperBlock {
+            d: half::f16::from_f32(0.01 + b as f32 / 512.0).to_bits(),
+            dmin: half::f16::from_f32(0.02 + r as f32 / 1024.0).to_bits(),
+            scales: std::array::from_fn(|g| ((g * 13 + b * 5 + r) % 64) as u8),
+            mins: std::array::from_fn(|g| ((g * 29 + b * 3 + r) % 64) as u8),
+        };
+        let blocks: Vec<_> = (0..N.div_ceil(8 * GROUP)).map(block).collect();
+        store_q4k_row(&quants, &blocks, row);
+    }
+    let row = |r: usize| Row::inline(DType::Q4k, N, &bytes[r * stride..(r + 1) * stride]);
+    for cpu in Cpu::all() {
+        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+        let mut x = Activations::default();
+        cpu.quantize_activations(&xs, TOKENS, &mut x);
+        let mut y = vec![0.0; TOKENS * ROWS];
+        let mut scratch = vec![0.0; matmul_scratch_q(N)];
+        let mut columns = Columns::new(&mut y, TOKENS, ROWS, ROWS);
+        cpu.matmul_q(
+            DType::Q4k,
+            &bytes,
+            stride,
+            x.all(),
+            &mut columns,
+            &mut scratch,
+        );
+        hash.add(&y);
+        let rows: Vec<_> = (0..ROWS).map(row).collect();
+        let factors: Vec<f32> = (0..ROWS * TOKENS).map(|i| number(5 * i)).collect();
+        let mut sums = xs.clone();
+        cpu.axpy_rows_tokens(&factors, &rows, TOKENS, &mut sums);
+        hash.add(&sums);
+        cpu.axpy_rows(&factors[..ROWS], &rows, &mut sums[..N]);
+        cpu.dequantize(row(3), &mut sums[N..2 * N]);
+        hash.add(&sums[..2 * N]);
+        hash.add(&[cpu.dot(row(5), &xs[..N])]);
+        assert_eq!(hash.0, EXPECTED_Q4K, "{}: {:#x}", cpu.name(), hash.0);
     }
 }

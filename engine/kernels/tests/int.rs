@@ -71,7 +71,7 @@ impl Stored {
 }
 
 fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value = Stored> {
-    let dtype = prop::sample::select(vec![DType::Q4, DType::Q8]);
+    let dtype = prop::sample::select(vec![DType::Q4, DType::Q4k, DType::Q8]);
     let finite = prop::bool::weighted(0.9);
     (dtype, count, 0usize..67, 0usize..9, any::<u64>(), finite).prop_map(
         move |(dtype, count, shift, gap, seed, finite)| {

@@ -1,7 +1,8 @@
 //! Stored rows: exact bytes, error bounds, the q8 fixed point, and refused input.
 
 use emberflow_kernels::{
-    Cpu, DType, GROUP, QuantizeError, Row, error_bound, quantize_row, store_q4_row,
+    Cpu, DType, GROUP, QuantizeError, Row, SuperBlock, error_bound, nibble, quantize_row,
+    store_q4_row, store_q4k_row, super_blocks,
 };
 use proptest::prelude::*;
 
@@ -92,6 +93,8 @@ fn input_beyond_the_range_is_named() {
         (DType::F16, 65_504.0, 65_520.0),
         (DType::Q8, 8.3e6, 8.33e6),
         (DType::Q4, 524_000.0, 524_200.0),
+        // 63 minimums or 15 · 63 steps
+        (DType::Q4k, 4e6, 6.2e7),
         (DType::BF16, 3.38e38, f32::MAX),
     ];
     for (dtype, good, bad) in cases {
@@ -122,7 +125,7 @@ proptest! {
     fn errors_stay_within_the_bound(row in rows()) {
         for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != DType::Mxfp4) {
             let restored = restored(dtype, &row);
-            let group_len = if dtype.is_grouped() { 32 } else { 1 };
+            let group_len = dtype.span();
             for (group, stored) in row.chunks(group_len).zip(restored.chunks(group_len)) {
                 let bound = error_bound(dtype, max_abs(group));
                 // The bound of a whole row holds too: it grows with the magnitude.
@@ -188,7 +191,58 @@ fn the_bound_is_tight() {
     }
 }
 
+/// Roughly normal rows: the squared error is the bound that the format was chosen for.
+#[test]
+fn q4k_has_a_third_less_squared_error_than_q4() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let row: Vec<f32> = (0..64 * 256)
+        .map(|_| (0..12).map(|_| random.f32() - 0.5).sum())
+        .collect();
+    let norm: f64 = row.iter().map(|&w| f64::from(w).powi(2)).sum();
+    let [q4, q4k] = [DType::Q4, DType::Q4k].map(|dtype| {
+        let errors = row.iter().zip(restored(dtype, &row));
+        errors.map(|(w, r)| f64::from(w - r).powi(2)).sum::<f64>() / norm
+    });
+    assert!(q4k < q4 * 2.0 / 3.0, "q4k {q4k:.5}, q4 {q4:.5}");
+}
+
 proptest! {
+    /// Reading a row as super-blocks and storing it again changes no byte, whatever its length.
+    #[test]
+    fn q4k_rows_rounded_elsewhere_hold_the_values_they_were_given(
+        quants in prop::collection::vec(0u8..16, 1..700),
+        seed: u64,
+    ) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let n = quants.len();
+        let groups = n.div_ceil(GROUP);
+        let mut six = |first: usize| {
+            let mut six = [0u8; 8];
+            let used = six.iter_mut().take(groups - first);
+            used.for_each(|six| *six = random.u8(..64));
+            six
+        };
+        let block = |first| SuperBlock {
+            d: half::f16::from_f32(0.25).to_bits(),
+            dmin: half::f16::from_f32(-3.5).to_bits(),
+            scales: six(first),
+            mins: six(first),
+        };
+        let blocks: Vec<_> = (0..groups).step_by(8).map(block).collect();
+        let mut row = vec![0xa5; DType::Q4k.row_bytes(n)];
+        store_q4k_row(&quants, &blocks, &mut row);
+        let view = Row::inline(DType::Q4k, n, &row);
+        let again: Vec<_> = super_blocks(view.scales(), groups).collect();
+        prop_assert_eq!(&again, &blocks);
+        let mut values = vec![0.0; n];
+        Cpu::detect().dequantize(view, &mut values);
+        for (i, value) in values.into_iter().enumerate() {
+            prop_assert_eq!(nibble(view.quants(), i), quants[i]);
+            let (scale, min) = blocks[i / 256].factors(i / GROUP % 8);
+            prop_assert_eq!(value, f32::from(quants[i]).mul_add(scale, -min));
+        }
+    }
+
     #[test]
     fn q4_rows_rounded_elsewhere_hold_the_values_they_were_given(
         quants in prop::collection::vec(0u8..16, 1..300),

@@ -234,7 +234,10 @@ fn a_run_does_not_wait_for_threads_that_have_not_come() {
         counter.fetch_add(1, Relaxed);
         part();
     });
-    for _ in 0..20 {
+    // One run without all threads shows it; where threads wake faster than a run begins, as in an emulator
+    // on a loaded machine, it takes many.
+    let without_all = (0..2000).any(|_| {
+        let before = came.load(Relaxed);
         // Long enough for all to sleep.
         std::thread::sleep(Duration::from_millis(1));
         let items: Vec<AtomicUsize> = (0..5).map(|_| AtomicUsize::new(0)).collect();
@@ -242,11 +245,9 @@ fn a_run_does_not_wait_for_threads_that_have_not_come() {
             items[item].fetch_add(1, Relaxed);
         });
         assert!(items.iter().all(|i| i.load(Relaxed) == 1));
-    }
-    assert!(
-        came.load(Relaxed) < 20 * 3,
-        "all threads took part in every run"
-    );
+        came.load(Relaxed) - before < 3
+    });
+    assert!(without_all, "all threads took part in every run");
     // One that is there and busy is waited for.
     let slow = AtomicUsize::new(0);
     workers.for_each_chunk(3, &|_, _| {

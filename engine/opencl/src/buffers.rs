@@ -4,10 +4,12 @@ use opencl3::command_queue::CommandQueue;
 use opencl3::context::Context;
 use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
 use opencl3::event::Event;
-use opencl3::memory::{Buffer, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_WRITE};
+use opencl3::memory::{
+    Buffer, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR,
+};
 use opencl3::types::{CL_FALSE, CL_TRUE};
 
-use crate::{Room, Spec, Work};
+use crate::{HostBytes, Room, Spec, Work};
 
 /// A buffer of `T`, and its length.
 pub(super) struct Memory<T> {
@@ -41,12 +43,46 @@ impl<T> Memory<T> {
         &self.buffer
     }
 
-    fn fits(&self, at: usize, len: usize) -> Result<(), ClError> {
+    /// Whether so many elements are there.
+    pub fn fits(&self, at: usize, len: usize) -> Result<(), ClError> {
         match at.checked_add(len).is_some_and(|end| end <= self.len) {
             true => Ok(()),
             false => Err(ClError(CL_INVALID_VALUE)),
         }
     }
+}
+
+impl Bytes {
+    /// The memory of `host` itself, which has to outlive it and is not changed meanwhile.
+    pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, ClError> {
+        let bytes: &[u8] = (**host).as_ref();
+        // SAFETY: the caller keeps `host` alive as long as the buffer; kernels only read it, and nobody
+        // else may write behind a shared reference.
+        let buffer = unsafe {
+            Buffer::create(
+                context,
+                CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR,
+                bytes.len(),
+                bytes.as_ptr().cast_mut().cast(),
+            )?
+        };
+        Ok(Self {
+            buffer,
+            len: bytes.len(),
+        })
+    }
+}
+
+/// Begins to copy the first elements of a buffer to `to`; done when the event is.
+pub(super) fn read(
+    queue: &CommandQueue,
+    from: &Memory<f32>,
+    to: &mut [f32],
+) -> Result<Event, ClError> {
+    from.fits(0, to.len())?;
+    // SAFETY: the length fits; `to` is staging memory, which is neither touched nor freed before the
+    // work is taken.
+    unsafe { queue.enqueue_read_buffer(&from.buffer, CL_FALSE, 0, to, &[]) }
 }
 
 /// Copies `from` to byte `at`, and waits for it.
@@ -148,7 +184,11 @@ impl Scratch {
 }
 
 /// Begins to copy `from` to the start of a buffer.
-fn begin<T>(queue: &CommandQueue, to: &mut Memory<T>, from: &[T]) -> Result<(), ClError> {
+pub(super) fn begin<T>(
+    queue: &CommandQueue,
+    to: &mut Memory<T>,
+    from: &[T],
+) -> Result<(), ClError> {
     to.fits(0, from.len())?;
     if !from.is_empty() {
         // SAFETY: the length fits; `from` is staging memory, which is neither touched nor freed

@@ -8,15 +8,14 @@ use opencl3::device::{
     CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT, Device as Found,
 };
 use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
-use opencl3::event::Event;
 use opencl3::kernel::{ExecuteKernel, Kernel};
 use opencl3::platform::get_platforms;
 use opencl3::program::Program;
 
 use crate::buffers::{Bytes, Scratch, write};
-use crate::{Error, Listed, Room, Spec, Taken, Work};
-
-const SOURCE: &str = include_str!("kernels.cl");
+use crate::products::{Place, Products};
+use crate::work::{ITEMS, SOURCE, Underway, driver, no_work};
+use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// Flags of the kernel `hidden_values`.
 const MASKED: i32 = 1;
@@ -25,10 +24,6 @@ const UP_BIAS: i32 = 4;
 
 /// Held while the library and its drivers are loaded: not all of them may be by two threads at once.
 static LOADING: Mutex<()> = Mutex::new(());
-
-/// Items of a work group, half a cluster: always the same, because some drivers compile kernels anew
-/// for each size.
-const ITEMS: usize = 64;
 
 /// Devices of all platforms, in order.
 fn devices() -> Vec<Found> {
@@ -73,38 +68,15 @@ struct Prepared {
     scratch: Option<Scratch>,
 }
 
-/// Work under way.
-struct Underway {
-    sums: usize,
-    /// The first kernel, and the last copy.
-    begun: Event,
-    done: Event,
-}
-
-impl Underway {
-    /// From the first kernel's submission to the end; 0 where the device has no clock.
-    fn nanoseconds(&self) -> u64 {
-        let start = self.begun.profiling_command_queued();
-        let end = self.done.profiling_command_end();
-        match (start, end) {
-            (Ok(start), Ok(end)) => end.saturating_sub(start),
-            _ => 0,
-        }
-    }
-}
-
 /// An OpenCL device.
 pub struct Device {
     underway: Option<Underway>,
     queue: CommandQueue,
     prepared: Option<Prepared>,
     parts: Vec<Bytes>,
+    products: Products,
     context: Context,
     facts: Listed,
-}
-
-fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Error> {
-    result.map_err(|e| Error(format!("cannot {what}: {e}")))
 }
 
 impl Device {
@@ -131,6 +103,7 @@ impl Device {
             queue: driver("make a queue", queue)?,
             prepared: None,
             parts: Vec::new(),
+            products: Products::default(),
             context,
             facts: listed(&device),
         })
@@ -183,6 +156,7 @@ impl Device {
         let _ = self.queue.finish();
         self.underway = None;
         self.parts.clear();
+        self.products.clear();
     }
 
     /// A buffer of `len` bytes; its number.
@@ -263,6 +237,73 @@ impl Device {
             nanoseconds: underway.nanoseconds(),
         })
     }
+
+    /// Makes the kernel for matrices of a format and width.
+    ///
+    /// # Errors
+    /// The driver's: its compiler's log.
+    pub fn prepare_products(&mut self, spec: &MatrixSpec) -> Result<(), Error> {
+        self.products.kernel(&self.context, spec).map(|_| ())
+    }
+
+    /// Makes a matrix known; its number. On a device with the machine's memory it is not copied.
+    ///
+    /// # Errors
+    /// The driver's, or no memory.
+    pub fn share(&mut self, spec: &MatrixSpec, bytes: HostBytes) -> Result<usize, Error> {
+        let place = Place {
+            context: &self.context,
+            queue: &self.queue,
+            unified: self.facts.unified,
+            longest: self.facts.longest,
+        };
+        self.products.share(&place, spec, bytes)
+    }
+
+    /// Forgets a matrix. One that a failed device may still read is kept.
+    pub fn give_back(&mut self, matrix: usize) {
+        if self.queue.finish().is_ok() {
+            self.products.give_back(matrix);
+        }
+    }
+
+    /// Makes buffers for inputs of `x` bytes and `y` results.
+    ///
+    /// # Errors
+    /// The driver's, or no memory.
+    pub fn make_product_room(&mut self, x: usize, y: usize) -> Result<(), Error> {
+        driver("finish", self.queue.finish())?;
+        self.underway = None;
+        self.products.make_room(&self.context, x, y)
+    }
+
+    /// Begins products of blocks with `tokens` tokens, whose input is `x`.
+    ///
+    /// # Errors
+    /// Blocks that are not there, more than the buffers hold, or the driver's.
+    pub fn multiply(&mut self, blocks: &[Block], tokens: usize, x: &[u8]) -> Result<(), Error> {
+        if self.underway.is_some() {
+            return Err(Error("is busy".into()));
+        }
+        let begun = self.products.begin(&self.queue, blocks, tokens, x);
+        self.underway = Some(driver("multiply", begun)?);
+        Ok(())
+    }
+
+    /// Waits for the products under way and copies them to `out`, block by block `[tokens × rows]`.
+    /// Returns the nanoseconds that they took.
+    ///
+    /// # Errors
+    /// The driver's, or no such work.
+    pub fn take_products(&mut self, out: &mut [f32]) -> Result<u64, Error> {
+        let underway = self.underway.take().ok_or_else(no_work)?;
+        driver("multiply", underway.done.wait())?;
+        match self.products.answer(underway.sums) {
+            Some(answer) if answer.len() == out.len() => out.copy_from_slice(answer),
+            _ => return Err(Error("was asked for other products".into())),
+        }
+        Ok(underway.nanoseconds())
+    }
 }
 
 impl Drop for Device {
@@ -274,10 +315,6 @@ impl Drop for Device {
 
 fn no_part() -> Error {
     Error("has no such buffer".into())
-}
-
-fn no_work() -> Error {
-    Error("has no such work".into())
 }
 
 fn unprepared() -> Error {

@@ -1,4 +1,4 @@
-// The FFN of a part of a bank, with the CPU's bits: chains and lanes, fused multiply-adds and
+// The FFN of a part of a bank, and products of rows, with the CPU's bits: chains and lanes, fused multiply-adds and
 // polynomials are those of engine/kernels (see its lib.rs). The host defines
 //
 //   Q4, Q8, F16, BF16 or F32                        the rows' format
@@ -34,7 +34,7 @@ float f16_at(bytes at, int i) { return vload_half(i, (__global const half *)at);
 #if defined(Q4) || defined(Q8)
 // A chunk of quantised activations: see engine/kernels/src/activations.rs.
 #define CHUNK_GROUPS 16
-#define CHUNK_BYTES 704
+#define CHUNK_BYTES 768
 #define CHUNK_SCALES 512
 #define CHUNK_BY_8 576
 #define HALF 16
@@ -246,4 +246,15 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
 #endif
     }
     sums[((size_t)cluster * rows + row) * D + j] = sum;
+}
+
+// y[token][row] of `count` rows from `first` on of a matrix, each with its scales behind it.
+__kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count, int at) {
+    int row = get_global_id(0), token = get_global_id(1);
+    if (row >= count) {
+        return;
+    }
+    bytes quants = matrix + (size_t)(first + row) * (QUANTS + SCALES);
+    y[(size_t)at + (size_t)token * count + row] =
+        product(quants, quants + QUANTS, x + (size_t)token * TOKEN_BYTES);
 }

@@ -1,5 +1,5 @@
-//! An OpenCL device: what there is, its memory, and the two kernels that compute the FFN of a part
-//! of a bank (`kernels.cl`). It knows bytes and numbers; what they mean is the engine's matter.
+//! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
+//! a bank and products of matrices (`kernels.cl`). It knows bytes and numbers; what they mean is the engine's matter.
 //!
 //! The OpenCL library is looked for when a device is asked for: no build and no other use of the
 //! program needs it. Static programs and those for Android cannot load one; there no device is
@@ -10,6 +10,9 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+use std::sync::Arc;
+
 #[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
 mod buffers;
 #[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
@@ -17,6 +20,10 @@ mod device;
 #[cfg(any(target_os = "android", target_feature = "crt-static"))]
 #[path = "none.rs"]
 mod device;
+#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
+mod products;
+#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
+mod work;
 
 pub use device::{Device, list};
 
@@ -95,6 +102,31 @@ pub struct Work<'a> {
     pub up_bias: &'a [f32],
     /// Smaller magnitudes of activated gates are zero.
     pub cut: f32,
+}
+
+/// Bytes of the host that a device may read as well.
+pub type HostBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A matrix for products.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MatrixSpec {
+    /// Build options, as of a [`Spec`].
+    pub options: String,
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of a token's input.
+    pub token_bytes: usize,
+}
+
+/// Rows of a matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Its number.
+    pub matrix: usize,
+    /// The rows.
+    pub rows: Range<usize>,
 }
 
 /// What came out besides sums.

@@ -1,6 +1,6 @@
 //! Where no OpenCL library can be loaded.
 
-use crate::{Error, Listed, Room, Spec, Taken, Work};
+use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// The devices of this machine: none.
 pub fn list() -> Vec<Listed> {
@@ -84,6 +84,51 @@ impl Device {
     /// # Errors
     /// Never: there is no device.
     pub fn take(&mut self, _out: &mut [f32]) -> Result<Taken, Error> {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    ///
+    /// # Errors
+    /// Never: there is no device.
+    pub fn prepare_products(&mut self, _spec: &MatrixSpec) -> Result<(), Error> {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    ///
+    /// # Errors
+    /// Never: there is no device.
+    pub fn share(&mut self, _spec: &MatrixSpec, _bytes: HostBytes) -> Result<usize, Error> {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    pub fn give_back(&mut self, _matrix: usize) {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    ///
+    /// # Errors
+    /// Never: there is no device.
+    pub fn make_product_room(&mut self, _x: usize, _y: usize) -> Result<(), Error> {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    ///
+    /// # Errors
+    /// Never: there is no device.
+    pub fn multiply(&mut self, _blocks: &[Block], _tokens: usize, _x: &[u8]) -> Result<(), Error> {
+        match self.never {}
+    }
+
+    /// See the other implementation.
+    ///
+    /// # Errors
+    /// Never: there is no device.
+    pub fn take_products(&mut self, _out: &mut [f32]) -> Result<u64, Error> {
         match self.never {}
     }
 }

@@ -1,10 +1,11 @@
 //! The check of a device against the CPU, with the kernels that the model will run.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
+use emberflow_storage::clock::Moment;
 
-use super::{CpuDevice, Dense, DenseShape, DeviceError, NeuronRows, Part, Room, Work};
+use super::{CpuDevice, Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Work};
 use crate::store::regions::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
@@ -52,11 +53,15 @@ impl Speed {
 }
 
 /// Seeded numbers.
-struct Numbers(u64);
+pub(super) struct Numbers(u64);
 
 impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// Within ±1.
-    fn next(&mut self) -> f32 {
+    pub fn next(&mut self) -> f32 {
         // Knuth's MMIX generator
         self.0 = (self.0)
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -76,7 +81,7 @@ struct Neurons {
 impl Neurons {
     fn new(shape: &DenseShape) -> Self {
         let (dtype, d, matrices) = (shape.dtype, shape.d, shape.matrices());
-        let (len, mut numbers) = (dtype.row_bytes(d), Numbers(7));
+        let (len, mut numbers) = (dtype.row_bytes(d), Numbers::new(7));
         let mut bytes = vec![0; NEURONS * matrices * len];
         let mut row = vec![0.0f32; d];
         for (i, bytes) in bytes.chunks_exact_mut(len).enumerate() {
@@ -157,24 +162,23 @@ pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, Devi
     let x = vec![0.5; shape.d];
     let mut quantized = Activations::default();
     Cpu::detect().quantize_activations(&x, 1, &mut quantized);
-    let timed = |device: &mut dyn Dense, part| {
-        let mut of = |clusters| {
-            let work = Work {
-                part,
-                clusters: &(0..clusters),
-                x: &x,
-                quantized: quantized.all(),
-                mask: None,
-                cut: 0.0,
-                gate_bias: &[],
-                up_bias: &[],
-            };
-            fastest(device, &work, shape)
+    let mut timed = |clusters| {
+        let clusters = 0..clusters;
+        let of = |part| Work {
+            part,
+            clusters: &clusters,
+            x: &x,
+            quantized: quantized.all(),
+            mask: None,
+            cut: 0.0,
+            gate_bias: &[],
+            up_bias: &[],
         };
-        Ok(Speed::of(of(CLUSTERS)?, of(1)?))
+        fastest(device, &of(parts[1]), &mut reference, &of(parts[0]), shape)
     };
-    verdict.speed = timed(device, parts[1])?;
-    verdict.cpu = timed(&mut reference, parts[0])?;
+    let [all, first] = [timed(CLUSTERS)?, timed(1)?];
+    verdict.speed = Speed::of(all[0], first[0]);
+    verdict.cpu = Speed::of(all[1], first[1]);
     device.clear();
     Ok(verdict)
 }
@@ -221,7 +225,7 @@ impl Case {
         shape: &DenseShape,
     ) -> Result<Answer, DeviceError> {
         let (rows, all) = (self.rows, CLUSTERS * CLUSTER);
-        let mut numbers = Numbers(rows as u64 + 1);
+        let mut numbers = Numbers::new(rows as u64 + 1);
         let x: Vec<f32> = (0..rows * shape.d)
             .map(|_| self.size * numbers.next())
             .collect();
@@ -259,17 +263,31 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
     Ok(Answer { sums, fired })
 }
 
-/// Seconds of the fastest of some runs.
+/// Seconds of the device and of a thread of the CPU, both at work at once, as they will be: the fastest of
+/// some runs each.
 fn fastest(
     device: &mut dyn Dense,
     work: &Work<'_>,
+    cpu: &mut dyn Dense,
+    its: &Work<'_>,
     shape: &DenseShape,
-) -> Result<f64, DeviceError> {
-    let mut best = f64::INFINITY;
+) -> Result<[f64; 2], DeviceError> {
+    let mut best = [f64::INFINITY; 2];
+    let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
     for _ in 0..5 {
-        let start = Instant::now();
-        run(device, work, shape)?;
-        best = best.min(start.elapsed().as_secs_f64());
+        let start = Moment::now();
+        let ticket = device.submit(work)?;
+        let submitted = Moment::now();
+        run(cpu, its, shape)?;
+        let busy = submitted.elapsed();
+        let took = match device.take(ticket, &mut sums)?.took {
+            // It has no clock of its own.
+            Duration::ZERO => start.elapsed(),
+            took => took,
+        };
+        for (best, took) in best.iter_mut().zip([took, busy]) {
+            *best = best.min(took.as_secs_f64());
+        }
     }
     Ok(best)
 }
@@ -281,28 +299,42 @@ impl Verdict {
         expected: &Answer,
         found: &Answer,
     ) -> Result<(), DeviceError> {
-        let largest = expected
-            .sums
-            .iter()
-            .fold(0.0f32, |most, v| most.max(v.abs()));
-        let mut worst = 0.0f32;
-        for (a, b) in expected.sums.iter().zip(&found.sums) {
-            self.same_bits &= a.to_bits() == b.to_bits() || a == b;
-            let apart = (a - b).abs() / largest.max(f32::MIN_POSITIVE);
-            worst = worst.max(if apart.is_nan() { f32::INFINITY } else { apart });
-        }
+        let worst = deviation(&expected.sums, &found.sums);
+        self.same_bits &= worst == 0.0;
         self.same_bits &= expected.fired == found.fired;
         self.worst = self.worst.max(worst);
-        if worst > TOLERANCE {
-            return Err(DeviceError {
-                device: device.facts().name.clone(),
-                what: format!(
-                    "computes wrong sums: they differ from the CPU's by {worst:.1e} of the largest \
-                     (driver {}); --device none does without it",
-                    device.facts().driver
-                ),
-            });
+        accept(device.facts(), worst)
+    }
+}
+
+/// How far results are from those expected, as a share of the largest: 0 if every bit is the same.
+pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
+    let largest = expected.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let both = expected.iter().zip(found);
+    let apart = both.filter(|(a, b)| a.to_bits() != b.to_bits() && a != b);
+    let share = apart.map(|(a, b)| (a - b).abs() / largest.max(f32::MIN_POSITIVE));
+    // Bits that differ count, however little.
+    let share = share.map(|s| {
+        if s.is_nan() {
+            f32::INFINITY
+        } else {
+            s.max(f32::MIN_POSITIVE)
         }
-        Ok(())
+    });
+    share.fold(0.0, f32::max)
+}
+
+/// Refuses a device whose results are too far from the CPU's; see [`deviation`].
+pub(super) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
+    match deviation > TOLERANCE {
+        false => Ok(()),
+        true => Err(DeviceError {
+            device: device.name.clone(),
+            what: format!(
+                "computes wrong results: they differ from the CPU's by {deviation:.1e} of the \
+                 largest (driver {}); --device none does without it",
+                device.driver
+            ),
+        }),
     }
 }

@@ -3,9 +3,12 @@
 use std::str::FromStr;
 
 use emberflow_opencl as cl;
+use emberflow_storage::clock;
 
 use super::opencl::{OpenCl, facts};
-use super::{CpuDevice, Device, DeviceError, Facts};
+use super::{CpuDevice, Device, DeviceError, Facts, SimDevice, Simulated};
+use crate::planner::rates::Rates;
+use crate::split::snapdragon::MEMORY_OF_CPU;
 
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,23 +22,37 @@ pub enum DeviceChoice {
     Cpu,
     /// The OpenCL device of this number.
     OpenCl(usize),
+    /// A simulated one.
+    Sim(Simulated),
+    /// None, on the phone that it is simulated on: to compare with.
+    SimNone,
 }
 
 impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
+        let simulated = |name: &str| {
+            let found = Simulated::ALL.into_iter().find(|sim| sim.name() == name);
+            found
+                .map(Self::Sim)
+                .or((name == "8gen3-none").then_some(Self::SimNone))
+        };
         let number = |n: &str| n.parse().map(Self::OpenCl).ok();
         let known = match name {
             "none" => Some(Self::None),
             "auto" => Some(Self::Auto),
             "cpu" => Some(Self::Cpu),
             "opencl" => Some(Self::OpenCl(0)),
-            _ => name.strip_prefix("opencl:").and_then(number),
+            _ => match name.strip_prefix("sim:") {
+                Some(name) => simulated(name),
+                None => name.strip_prefix("opencl:").and_then(number),
+            },
         };
         known.ok_or_else(|| {
             format!(
-                "no device is called {name:?}: none, auto, cpu, opencl or opencl:N (see doctor)"
+                "no device is called {name:?}: none, auto, cpu, opencl or opencl:N (see doctor), sim:8gen3, \
+                 sim:8gen3-gpu or sim:8gen3-none"
             )
         })
     }
@@ -50,6 +67,14 @@ impl DeviceChoice {
         let number = match self {
             Self::None => return Ok(None),
             Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
+            Self::SimNone => {
+                set_clock()?;
+                return Ok(None);
+            }
+            Self::Sim(of) => {
+                set_clock()?;
+                return Ok(Some(Device::new(Box::new(SimDevice::new(of)))));
+            }
             Self::OpenCl(number) => number,
             Self::Auto => match cl::list().iter().position(|found| found.gpu) {
                 Some(number) => number,
@@ -58,6 +83,23 @@ impl DeviceChoice {
         };
         Ok(Some(Device::new(Box::new(OpenCl::open(number)?))))
     }
+}
+
+/// Lets the program's clock run so that this machine's compute threads are as fast as the phone's.
+fn set_clock() -> Result<(), DeviceError> {
+    let here = Rates::saved().and_then(|rates| rates.of_memory());
+    let here = here.ok_or_else(|| DeviceError {
+        device: "sim".into(),
+        what: "needs to know how fast this machine is: `emberflow plan MODEL` measures it once"
+            .into(),
+    })?;
+    let rate = here / MEMORY_OF_CPU;
+    tracing::info!(
+        rate,
+        "seconds of the simulated phone in one of this machine"
+    );
+    clock::set_rate(rate);
+    Ok(())
 }
 
 /// An OpenCL device of this machine.

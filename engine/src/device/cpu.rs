@@ -1,14 +1,19 @@
 //! The CPU as a device: a thread of its own with the ordinary kernels. It is the reference of
 //! [`check`](super::check), and stands in for a device where there is none.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::Duration;
 
-use emberflow_kernels::{Activations, Cpu, Row};
+use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
+use emberflow_storage::clock::Moment;
 
-use super::{Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Taken, Ticket, Work};
+use super::{
+    Block, Dense, DenseShape, DeviceError, Facts, Input, NeuronRows, Part, ProductRoom, Room,
+    SharedMatrix, Taken, Ticket, Work,
+};
 use crate::ffn::{Gating, of_up};
 use crate::store::regions::CLUSTER;
 
@@ -47,7 +52,7 @@ struct Task {
     cut: f32,
     gate_bias: Vec<f32>,
     up_bias: Vec<f32>,
-    submitted: Instant,
+    submitted: Moment,
 }
 
 /// Sums, and what came out besides.
@@ -62,6 +67,7 @@ pub struct CpuDevice {
     shape: Option<DenseShape>,
     parts: Vec<Arc<Rows>>,
     tickets: u64,
+    matrices: Vec<Option<SharedMatrix>>,
     underway: Option<Receiver<Answer>>,
 }
 
@@ -75,12 +81,31 @@ impl CpuDevice {
                 unified: true,
                 memory: u64::MAX,
                 longest: u64::MAX,
+                simulated: false,
             },
             shape: None,
             parts: Vec::new(),
             tickets: 0,
+            matrices: Vec::new(),
             underway: None,
         }
+    }
+
+    /// Begins some work on a thread of its own.
+    fn begin(
+        &mut self,
+        work: impl FnOnce() -> Answer + Send + 'static,
+    ) -> Result<Ticket, DeviceError> {
+        let (send, receive) = channel();
+        Builder::new()
+            .name("ember-device".into())
+            .stack_size(STACK)
+            // The receiver may be gone.
+            .spawn(move || _ = send.send(work()))
+            .map_err(|e| self.failed(&format!("cannot start a thread: {e}")))?;
+        self.underway = Some(receive);
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
     }
 
     fn failed(&self, what: &str) -> DeviceError {
@@ -120,6 +145,7 @@ impl Dense for CpuDevice {
     fn clear(&mut self) {
         self.underway = None;
         self.parts.clear();
+        self.matrices.clear();
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
@@ -149,38 +175,55 @@ impl Dense for CpuDevice {
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
         let part = self.parts.get(work.part.0).cloned();
-        let mut quantized = Activations::default();
-        quantized.clear(work.quantized.n());
-        for row in 0..work.rows() {
-            quantized.push(work.quantized, row);
-        }
         let task = Task {
             part: part.ok_or_else(|| self.failed("has no such part"))?,
             first: work.clusters.start * CLUSTER,
             clusters: work.clusters.len(),
             x: work.x.to_vec(),
-            quantized,
+            quantized: copied(work.quantized),
             mask: work.mask.map(<[u64]>::to_vec),
             cut: work.cut,
             gate_bias: work.gate_bias.to_vec(),
             up_bias: work.up_bias.to_vec(),
-            submitted: Instant::now(),
+            submitted: Moment::now(),
         };
-        let (send, receive) = channel();
-        Builder::new()
-            .name("ember-device".into())
-            .stack_size(STACK)
-            // The receiver may be gone.
-            .spawn(move || _ = send.send(task.answer()))
-            .map_err(|e| self.failed(&format!("cannot start a thread: {e}")))?;
-        self.underway = Some(receive);
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
+        self.begin(move || task.answer())
     }
 
     fn poll(&mut self, _ticket: Ticket) -> Result<bool, DeviceError> {
         // Sums are taken in once they are asked for.
         Ok(false)
+    }
+
+    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
+        Ok(put(&mut self.matrices, matrix))
+    }
+
+    fn give_back(&mut self, matrix: usize) {
+        self.matrices[matrix] = None;
+    }
+
+    fn make_product_room(&mut self, _room: &ProductRoom) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
+        let of = |block: &Block| {
+            let matrix = self.matrices.get(block.matrix)?.clone();
+            Some((matrix?, block.rows.clone()))
+        };
+        let task = Multiply {
+            blocks: (blocks.iter().map(of).collect::<Option<_>>())
+                .ok_or_else(|| self.failed("has no such matrix"))?,
+            x: input.x.to_vec(),
+            quantized: copied(input.quantized),
+            submitted: Moment::now(),
+        };
+        self.begin(move || task.answer())
+    }
+
+    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
+        Ok(self.take(ticket, out)?.took)
     }
 
     fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
@@ -189,8 +232,63 @@ impl Dense for CpuDevice {
         let answer = underway
             .recv()
             .map_err(|_| self.failed("stopped in the middle"))?;
+        if out.len() != answer.sums.len() {
+            return Err(self.failed("was asked for other sums"));
+        }
         out.copy_from_slice(&answer.sums);
         Ok(answer.taken)
+    }
+}
+
+/// Puts a value in the first free place; its number.
+pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> usize {
+    let free = places.iter().position(Option::is_none);
+    let number = free.unwrap_or(places.len());
+    match places.get_mut(number) {
+        Some(place) => *place = Some(value),
+        None => places.push(Some(value)),
+    }
+    number
+}
+
+/// Activations of their own.
+fn copied(of: ActivationsRef<'_>) -> Activations {
+    let mut copy = Activations::default();
+    copy.clear(of.n());
+    for row in 0..of.tokens() {
+        copy.push(of, row);
+    }
+    copy
+}
+
+/// Products to be computed.
+struct Multiply {
+    blocks: Vec<(SharedMatrix, Range<usize>)>,
+    x: Vec<f32>,
+    quantized: Activations,
+    submitted: Moment,
+}
+
+impl Multiply {
+    /// Computes them, one row and token after the other.
+    fn answer(&self) -> Answer {
+        let (cpu, tokens) = (Cpu::detect(), self.quantized.tokens());
+        let mut sums = Vec::new();
+        for (matrix, rows) in &self.blocks {
+            let len = matrix.dtype.row_bytes(matrix.cols);
+            let bytes: &[u8] = (*matrix.bytes).as_ref();
+            let pairs = (0..tokens).flat_map(|token| rows.clone().map(move |row| (token, row)));
+            sums.extend(pairs.map(|(token, row)| {
+                let row = Row::inline(matrix.dtype, matrix.cols, &bytes[row * len..][..len]);
+                match matrix.dtype.is_grouped() {
+                    true => cpu.dot_q(row, self.quantized.token(token)),
+                    false => cpu.dot(row, &self.x[token * matrix.cols..][..matrix.cols]),
+                }
+            }));
+        }
+        let (fired, took) = (0, self.submitted.elapsed());
+        let taken = Taken { fired, took };
+        Answer { sums, taken }
     }
 }
 

@@ -14,7 +14,11 @@
 pub mod check;
 mod choice;
 mod cpu;
+mod in_use;
 mod opencl;
+pub(crate) mod products;
+pub(crate) mod share;
+mod sim;
 #[cfg(test)]
 mod tests;
 
@@ -26,10 +30,15 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
+pub use emberflow_opencl::{Block, HostBytes};
 
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
 pub use self::cpu::CpuDevice;
+pub(crate) use self::in_use::InUse;
+pub use self::products::{ProductRoom, SharedMatrix};
+pub use self::sim::{SimDevice, Simulated};
+pub use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
 /// An error of a device: it is not used any longer.
@@ -55,6 +64,8 @@ pub struct Facts {
     pub memory: u64,
     /// The longest buffer, in bytes.
     pub longest: u64,
+    /// Its times are those of a model of it.
+    pub simulated: bool,
 }
 
 /// The FFN that a device is to compute.
@@ -102,10 +113,7 @@ impl DenseShape {
 
     /// Bytes of a token's activations, as the device reads them.
     pub(crate) fn token_bytes(&self) -> usize {
-        match self.dtype.is_grouped() {
-            true => emberflow_kernels::Activations::bytes(self.d, 1),
-            false => 4 * self.d,
-        }
+        token_bytes(self.dtype, self.d)
     }
 
     /// Why no device computes such an FFN yet.
@@ -115,9 +123,22 @@ impl DenseShape {
                 "devices do not know the activation {:?}",
                 self.kind.activation
             )),
-            (_, DType::Mxfp4) => Some("devices do not know mxfp4".into()),
+            (_, DType::Mxfp4 | DType::Q4k) => Some(format!("devices do not know {}", self.dtype)),
             _ => None,
         }
+    }
+}
+
+/// Whether devices know rows of a format.
+pub(crate) fn multiplies(dtype: DType) -> bool {
+    !matches!(dtype, DType::Q4k | DType::Mxfp4)
+}
+
+/// Bytes of the activations of a token for rows of `d` elements.
+pub(crate) fn token_bytes(dtype: DType, d: usize) -> usize {
+    match dtype.is_grouped() {
+        true => emberflow_kernels::Activations::bytes(d, 1),
+        false => 4 * d,
     }
 }
 
@@ -234,6 +255,42 @@ pub trait Dense: Send {
     /// # Errors
     /// The driver's.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError>;
+
+    /// Makes kernels for products with rows of `cols` elements.
+    ///
+    /// # Errors
+    /// The driver's, or a format that it does not know.
+    fn prepare_products(&mut self, _dtype: DType, _cols: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Makes a matrix known, for products; its number. [`Dense::clear`] gives it back.
+    ///
+    /// # Errors
+    /// Not enough memory, or a format that it does not know.
+    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError>;
+
+    /// Forgets a matrix; no work is under way. Its number may be another one's then.
+    fn give_back(&mut self, matrix: usize);
+
+    /// Makes buffers for products up to `room`.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError>;
+
+    /// Begins products of blocks of matrices with all tokens of `input`, as [`Dense::submit`].
+    ///
+    /// # Errors
+    /// The driver's.
+    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError>;
+
+    /// Waits for them, and copies them to `out`, block by block `[tokens × rows]`. Returns the time from
+    /// submission to the last of them.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
     /// Waits for it, and copies the sums to `out`, `[clusters × rows × d]`.
     ///

@@ -7,7 +7,10 @@ use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 
-use super::{Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Taken, Ticket, Work};
+use super::{
+    Block, Dense, DenseShape, DeviceError, Facts, Input, NeuronRows, Part, ProductRoom, Room,
+    SharedMatrix, Taken, Ticket, Work, token_bytes,
+};
 use crate::store::regions::CLUSTER;
 
 /// What a device is.
@@ -18,6 +21,7 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
         unified: of.unified,
         memory: of.memory,
         longest: of.longest,
+        simulated: false,
     }
 }
 
@@ -34,7 +38,21 @@ pub(super) struct OpenCl {
     facts: Facts,
     shape: Option<DenseShape>,
     banks: Vec<Bank>,
+    /// Whether each shared matrix is multiplied by activations in 8 bits.
+    grouped: Vec<bool>,
     tickets: u64,
+}
+
+/// The definition of a format in `kernels.cl`.
+fn format_of(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::F32 => "F32",
+        DType::F16 => "F16",
+        DType::BF16 => "BF16",
+        DType::Q8 => "Q8",
+        DType::Q4 => "Q4",
+        DType::Q4k | DType::Mxfp4 => return None,
+    })
 }
 
 impl OpenCl {
@@ -52,6 +70,7 @@ impl OpenCl {
             device,
             shape: None,
             banks: Vec::new(),
+            grouped: Vec::new(),
             tickets: 0,
         })
     }
@@ -72,15 +91,27 @@ impl OpenCl {
         bank.ok_or_else(|| self.failed("has no such part"))
     }
 
+    /// A matrix, and the definitions that the kernel of products asks for.
+    fn matrix(
+        &self,
+        dtype: DType,
+        cols: usize,
+        rows: usize,
+    ) -> Result<cl::MatrixSpec, DeviceError> {
+        let format = format_of(dtype).ok_or_else(|| self.failed("does not know its format"))?;
+        Ok(cl::MatrixSpec {
+            // What the FFN's kernels ask for besides does not matter.
+            options: format!(
+                "-w -cl-std=CL1.2 -D {format} -D RELU -D D={cols} -D CLUSTER={CLUSTER} -D MATRICES=1"
+            ),
+            rows,
+            row_bytes: dtype.row_bytes(cols),
+            token_bytes: token_bytes(dtype, cols),
+        })
+    }
+
     /// The definitions that the kernels ask for.
-    fn options(&self, shape: &DenseShape) -> String {
-        let dtype = match shape.dtype {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::Q8 => "Q8",
-            DType::Q4 | DType::Mxfp4 => "Q4",
-        };
+    fn options(&self, shape: &DenseShape, dtype: &str) -> String {
         let activation = match shape.kind.activation {
             Activation::Relu => "RELU",
             Activation::FatRelu { .. } => "FATRELU",
@@ -124,9 +155,11 @@ impl Dense for OpenCl {
         if let Some(why) = shape.unsupported() {
             return Err(self.failed(why));
         }
+        let dtype =
+            format_of(shape.dtype).ok_or_else(|| self.failed("does not know its format"))?;
         self.banks.clear();
         let spec = cl::Spec {
-            options: self.options(shape),
+            options: self.options(shape, dtype),
             d: shape.d,
             cluster: CLUSTER,
             token_bytes: shape.token_bytes(),
@@ -148,6 +181,7 @@ impl Dense for OpenCl {
 
     fn clear(&mut self) {
         self.banks.clear();
+        self.grouped.clear();
         self.device.clear();
     }
 
@@ -189,6 +223,49 @@ impl Dense for OpenCl {
             }
         }
         Ok(())
+    }
+
+    fn prepare_products(&mut self, dtype: DType, cols: usize) -> Result<(), DeviceError> {
+        let spec = self.matrix(dtype, cols, 0)?;
+        let prepared = self.device.prepare_products(&spec);
+        prepared.map_err(|e| self.failed(e))
+    }
+
+    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
+        let (dtype, cols) = (matrix.dtype, matrix.cols);
+        let spec = self.matrix(dtype, cols, matrix.rows)?;
+        let shared = self.device.share(&spec, matrix.bytes);
+        let number = shared.map_err(|e| self.failed(e))?;
+        self.grouped
+            .resize(self.grouped.len().max(number + 1), false);
+        self.grouped[number] = dtype.is_grouped();
+        Ok(number)
+    }
+
+    fn give_back(&mut self, matrix: usize) {
+        self.device.give_back(matrix);
+    }
+
+    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError> {
+        let made = self.device.make_product_room(room.input, room.results);
+        made.map_err(|e| self.failed(e))
+    }
+
+    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
+        let grouped = blocks.first().and_then(|b| self.grouped.get(b.matrix));
+        let x = match grouped {
+            Some(true) => input.quantized.bytes(),
+            _ => bytemuck::cast_slice(input.x),
+        };
+        let begun = self.device.multiply(blocks, input.tokens(), x);
+        begun.map_err(|e| self.failed(e))?;
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
+    }
+
+    fn take_products(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
+        let took = self.device.take_products(out);
+        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {

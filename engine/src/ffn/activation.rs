@@ -63,6 +63,15 @@ pub(crate) fn activate(activation: Activation, cpu: Cpu, values: &mut [f32]) {
     gating.activate(cpu, values);
 }
 
+/// Hidden values of an FFN with Up in place of its gates' products, given those of its Ups: what Down
+/// reads. For those that compute parts of a model by themselves.
+pub fn hidden(kind: FfnKind, cpu: Cpu, gates: &mut [f32], ups: &[f32]) {
+    activate(kind.activation, cpu, gates);
+    for (gate, up) in gates.iter_mut().zip(ups) {
+        *gate *= of_up(kind, *up);
+    }
+}
+
 /// The factor of a gate that an Up product gives.
 pub(crate) fn of_up(kind: FfnKind, up: f32) -> f32 {
     match kind.activation {

@@ -8,9 +8,10 @@
 //! and changes no output.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emberflow_kernels::{Activations, Compute, Cpu, Lane, Lanes};
+use emberflow_storage::clock::Moment;
 
 use super::mask;
 use super::predict::Predictors;
@@ -147,7 +148,7 @@ impl Lookahead {
         next: &Upcoming<'_>,
         then: &mut (dyn FnMut(&[u32]) + Send),
     ) -> Duration {
-        let start = Instant::now();
+        let start = Moment::now();
         self.guessed = None;
         let Upcoming {
             bank,
@@ -182,7 +183,7 @@ impl Lookahead {
             third: Lane::new(guess, CLUSTER),
         };
         let name = |c: usize, named: &mut [u64], margins: &mut [f32], guess: &mut [f32]| {
-            let start = Instant::now();
+            let start = Moment::now();
             predictors.margins(cpu, bank, features, c * CLUSTER, margins);
             if !guess.is_empty() {
                 guess.copy_from_slice(margins);

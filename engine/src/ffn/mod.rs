@@ -16,6 +16,7 @@
 
 mod activation;
 mod gates;
+mod gates_on_device;
 mod layer;
 mod lookahead;
 mod mask;
@@ -40,6 +41,7 @@ mod tests;
 mod top;
 mod units;
 
+pub use activation::hidden;
 pub(crate) use activation::{Gating, activate, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;

@@ -5,15 +5,16 @@
 //! calling thread looks up finished pieces and submits their reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
+use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::activation::Gating;
 use super::gates::GateWork;
+use super::gates_on_device::{BegunGates, Rows};
 use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
 use super::pairs::{Pairs, Unit, UnitInput};
@@ -67,7 +68,7 @@ impl Naming<'_> {
             wanted.fill(0);
             wanted[..here].copy_from_slice(&set[first..][..here]);
         } else if let Some(predictor) = self.predictor {
-            let start = Instant::now();
+            let start = Moment::now();
             let count = self.predict(predictor, c, wanted, margins);
             self.wanted.fetch_add(count, Ordering::Relaxed);
             let spent = nanoseconds(start.elapsed());
@@ -94,6 +95,22 @@ impl Naming<'_> {
             let gates = &mut gates[..neurons.len() * self.rows];
             self.gates
                 .wanted(resident, self.bank, neurons, wanted, gates);
+        }
+    }
+
+    /// Begins to compute gates on a device, where all of them are needed.
+    fn begin_on_device(&self, of: &Unit) -> Option<BegunGates> {
+        let resident = self.resident.filter(|_| !of.named)?;
+        let own = self.on_device * CLUSTER..self.neurons;
+        BegunGates::begin(resident, self.bank, own, self.gates.input)
+    }
+
+    /// As [`Naming::part`], from products of rows that a device has computed.
+    fn part_of_products(&self, products: Rows<'_>, c: usize, gates: &mut [f32]) {
+        for (i, gates) in gates.chunks_mut(CLUSTER * self.rows).enumerate() {
+            let neurons = self.of_cluster(c + i);
+            let gates = &mut gates[..neurons.len() * self.rows];
+            self.gates.of_products(products, neurons, gates);
         }
     }
 
@@ -141,6 +158,8 @@ struct Taker<'a> {
     lookahead: Option<&'a mut Lookahead>,
     naming: &'a Naming<'a>,
     unit: usize,
+    /// Misses are requested while others are evaluated.
+    overlaps: bool,
     /// Needed neurons so far.
     needed: usize,
     outcome: Result<(), Error>,
@@ -148,6 +167,20 @@ struct Taker<'a> {
 }
 
 impl Taker<'_> {
+    /// [`Taker::take`] while others are evaluated.
+    fn take_early(&mut self, c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]) {
+        if self.overlaps {
+            self.take(c, wanted, gates, margins);
+        }
+    }
+
+    /// [`Taker::take`] of all, if none was taken early.
+    fn take_late(&mut self, wanted: &[u64], gates: &[f32], margins: &[f32]) {
+        if !self.overlaps {
+            self.take(0, wanted, gates, margins);
+        }
+    }
+
     /// Requests the needed neurons of the clusters from `c` on.
     fn take(&mut self, c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]) {
         let naming = self.naming;
@@ -238,9 +271,9 @@ impl Ffn {
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
         };
-        let overlaps = self.store.overlap() == Overlap::Clusters;
         let mut taker = Taker {
             lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank)),
+            overlaps: self.store.overlap() == Overlap::Clusters,
             store: &mut self.store,
             counts: &mut self.counts,
             naming: &naming,
@@ -249,7 +282,7 @@ impl Ffn {
             outcome: Ok(()),
             tops: &mut self.tops,
         };
-        share(on, &of, &mut self.pairs, &mut taker, overlaps);
+        share(on, &of, &mut self.pairs, &mut taker);
         taker.outcome?;
         let needed = taker.needed;
         let spent = naming.spent.into_inner() / on.threads() as u64;
@@ -285,7 +318,7 @@ fn prepare<'a>(
     features: Features<'_>,
 ) -> Option<&'a Predictors> {
     let predictors = predictors.as_mut()?;
-    let start = Instant::now();
+    let start = Moment::now();
     let names = predictors.prepare(on, bank, features);
     counts.predict_ns += nanoseconds(start.elapsed());
     counts.bytes += if names { predictors.bytes(bank) } else { 0 };
@@ -293,8 +326,8 @@ fn prepare<'a>(
 }
 
 /// Evaluates a unit's clusters on all threads. The calling thread requests misses concurrently if
-/// `overlaps`, else afterwards.
-fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, overlaps: bool) {
+/// they may overlap, else afterwards.
+fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     let naming = taker.naming;
     let (rows, clusters) = (of.rows, of.end - of.first);
     let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
@@ -304,49 +337,89 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>, over
     let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
     let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];
     let margins = &mut pairs.margins[..lens[2] * all];
+    let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
+    if let (Some(multiple), Some(_)) = (of.gating.top, naming.resident) {
+        return share_top(on, of, multiple, gates, taker, pieces);
+    }
+    if let Some(begun) = naming.begin_on_device(of) {
+        return share_with_device(on, &begun, gates, taker, pieces);
+    }
     let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
         naming.part(c, wanted, gates, margins);
     };
-    let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
-    if let (Some(multiple), Some(_)) = (of.gating.top, naming.resident) {
-        let unit = CLUSTER * rows;
-        // All gates, then which of them fire.
-        let lanes = of_gates(clusters, unit, &mut *gates);
-        (on.workers).for_each_part_then(lanes, pieces, &name, &mut |_, _, _, _| {});
-        let known = &gates[..of.neurons * rows];
-        let mut tops = std::mem::take(taker.tops);
-        let cutoffs = tops.find(multiple, known, rows);
-        let fire = |_: usize, _: &mut [u64], gates: &mut [f32], _: &mut [f32]| {
-            top::apply(of.gating, on.cpu, cutoffs, gates);
-        };
-        let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
-            if overlaps {
-                taker.take(c, wanted, gates, margins);
-            }
-        };
-        let lanes = of_gates(clusters, unit, &mut *gates);
-        (on.workers).for_each_part_then(lanes, pieces, &fire, &mut take);
-        if !overlaps {
-            taker.take(0, &[], gates, &[]);
-        }
-        *taker.tops = tops;
-        return;
-    }
     let lanes = Lanes {
         units: clusters,
         first: Lane::new(wanted, words),
         second: Lane::new(gates, CLUSTER * rows),
         third: Lane::new(margins, CLUSTER),
     };
-    let mut take = |c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]| {
-        if overlaps {
-            taker.take(c, wanted, gates, margins);
-        }
+    (on.workers).for_each_part_then(lanes, pieces, &name, &mut |c, wanted, gates, margins| {
+        taker.take_early(c, wanted, gates, margins);
+    });
+    taker.take_late(wanted, gates, margins);
+}
+
+/// [`share`] where the gates above a cutoff fire, which depends on all of them.
+fn share_top(
+    on: &Compute,
+    of: &Unit,
+    multiple: f32,
+    gates: &mut [f32],
+    taker: &mut Taker<'_>,
+    pieces: usize,
+) {
+    let (naming, unit) = (taker.naming, CLUSTER * of.rows);
+    let clusters = of.end - of.first;
+    (on.workers).for_each_part_then(
+        of_gates(clusters, unit, gates),
+        pieces,
+        &|c, wanted, gates, margins| naming.part(c, wanted, gates, margins),
+        &mut |_, _, _, _| {},
+    );
+    let mut tops = std::mem::take(taker.tops);
+    let cutoffs = tops.find(multiple, &gates[..of.neurons * of.rows], of.rows);
+    (on.workers).for_each_part_then(
+        of_gates(clusters, unit, gates),
+        pieces,
+        &|_, _, gates, _| top::apply(of.gating, on.cpu, cutoffs, gates),
+        &mut |c, _, gates, _| taker.take_early(c, &[], gates, &[]),
+    );
+    taker.take_late(&[], gates, &[]);
+    *taker.tops = tops;
+}
+
+/// [`share`] where a device computes the gates of the last clusters meanwhile.
+fn share_with_device(
+    on: &Compute,
+    begun: &BegunGates,
+    gates: &mut [f32],
+    taker: &mut Taker<'_>,
+    pieces: usize,
+) {
+    let (naming, first) = (taker.naming, begun.first);
+    let unit = CLUSTER * naming.rows;
+    let (own, its) = gates.split_at_mut(first * unit);
+    (on.workers).for_each_part_then(
+        of_gates(first, unit, own),
+        pieces,
+        &|c, wanted, gates, margins| naming.part(c, wanted, gates, margins),
+        &mut |c, _, gates, _| taker.take_early(c, &[], gates, &[]),
+    );
+    let mut rest = |name: &(dyn Fn(usize, &mut [f32]) + Sync)| {
+        (on.workers).for_each_part_then(
+            of_gates(its.len() / unit, unit, its),
+            pieces,
+            &|c, _, gates, _| name(first + c, gates),
+            &mut |c, _, gates, _| taker.take_early(first + c, &[], gates, &[]),
+        );
     };
-    (on.workers).for_each_part_then(lanes, pieces, &name, &mut take);
-    if !overlaps {
-        taker.take(0, wanted, gates, margins);
+    let taken = begun.take(naming.rows, |products| {
+        rest(&|c, gates| naming.part_of_products(products, c, gates));
+    });
+    if taken.is_none() {
+        rest(&|c, gates| naming.part(c, &mut [], gates, &mut []));
     }
+    taker.take_late(&[], gates, &[]);
 }
 
 /// Lanes of gates alone, `[clusters × unit]`.

@@ -6,8 +6,8 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Cpu, Row};
 
 use crate::input::Input;
+use crate::matrix::Matrix;
 use crate::store::regions::CLUSTER;
-use crate::weights::Matrix;
 
 /// Floats of scratch that [`products`] needs.
 pub(super) fn products_floats(d: usize, tokens: usize) -> usize {

@@ -52,7 +52,7 @@ impl Recent {
     }
 
     /// Whether a bank that `rows` visit is one of those that the last rows do.
-    fn visits(&self, rows: Rows<'_>) -> bool {
+    pub(super) fn visits(&self, rows: Rows<'_>) -> bool {
         self.ends.len() == self.rows
             || (self.ends.iter().cloned().flatten()).any(|row| rows.place(row).is_some())
     }

@@ -1,8 +1,7 @@
 //! Passes predictor margins to the cold region at the end of prefill.
 
-use std::time::Instant;
-
 use emberflow_kernels::Compute;
+use emberflow_storage::clock::Moment;
 
 use super::pairs::Inputs;
 use super::recent::RECENT;
@@ -24,7 +23,7 @@ impl Ffn {
         let [unit] = self.units[..] else {
             return;
         };
-        let start = Instant::now();
+        let start = Moment::now();
         let whole = inputs.of(0);
         let features = whole.input.features(whole.residual);
         for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {

@@ -11,6 +11,7 @@ use super::gates::GateWork;
 use super::mask;
 use super::pairs::{Inputs, UnitInput};
 use super::recent;
+use super::schedule::FEW;
 use super::state::Ffn;
 use super::sums::Job;
 use crate::ablation::Overlap;
@@ -21,9 +22,6 @@ use crate::store::regions::CLUSTER;
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
 /// reads: if all that have arrived were computed first, the device would have nothing to do.
 pub(crate) const SLICE: usize = 2;
-
-/// Most clusters that are computed at once in a scan.
-const FEW: usize = 64;
 
 impl Ffn {
     /// Fills the partial sums of a group of items, `width` floats each, in completion order. All
@@ -59,7 +57,9 @@ impl Ffn {
                 true => (SLICE * on.threads()).min(FEW),
                 false => usize::MAX,
             };
-            (self.store).take_ready(group.end, most, &mut self.schedule.ready);
+            // What holds no buffer may take longer.
+            let longer = most.saturating_mul(2);
+            (self.store).take_ready(group.end, most, longer, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
                 // Idle: release slots now.
                 if !self.release_done(inputs) {
@@ -72,8 +72,9 @@ impl Ffn {
                 self.schedule.now[item as usize] = Some(step);
             }
             self.compute_gates(on, inputs, group.clone());
+            self.reserve_copies(inputs);
             self.compute_sums(on, inputs, group.clone(), width);
-            self.store.intact()?;
+            self.settle_copies()?;
             open -= self.settle()?;
             if self.store.is_short_of_memory() || self.store.streams() {
                 self.release_done(inputs);
@@ -85,18 +86,27 @@ impl Ffn {
         }
     }
 
+    /// The values of a group's (neuron, row) pairs.
+    fn values_of(&self, group: &Range<usize>) -> Range<usize> {
+        let unit = self.units.partition_point(|unit| unit.first <= group.start) - 1;
+        let first = &self.units[unit];
+        let unit_len = CLUSTER * first.rows;
+        let start = first.pairs + (group.start - first.first) * unit_len;
+        start..start + group.len() * unit_len
+    }
+
     /// Computes the gates of items whose Gate parts have arrived.
     fn compute_gates(&mut self, on: &Compute, inputs: Inputs<'_>, group: Range<usize>) {
         if self.schedule.ready.iter().all(|r| r.1 != Step::Gates) {
             return;
         }
+        let values = self.values_of(&group);
         let (units, store, now) = (&self.units, &self.store, &self.schedule.now);
         let (format, wanted) = (self.shape.format, &self.pairs.wanted);
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
         let first = &units[unit_of(group.start)];
         let unit_len = CLUSTER * first.rows;
-        let start = first.pairs + (group.start - first.first) * unit_len;
-        let gates = &mut self.pairs.gates[start..][..group.len() * unit_len];
+        let gates = &mut self.pairs.gates[values];
         on.workers
             .for_each_chunk_mut(gates, unit_len, &|_, at, gates| {
                 let item = group.start + at;
@@ -131,19 +141,14 @@ impl Ffn {
         if self.schedule.ready.iter().all(|r| r.1 != Step::Sums) {
             return;
         }
+        let values = self.values_of(&group);
         let (fired, computed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
         let (shape, store) = (&self.shape, &self.store);
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
         let first = &units[unit_of(group.start)];
-        let records = match &mut self.record {
-            Some(record) => {
-                let unit_len = CLUSTER * first.rows;
-                let start = first.pairs + (group.start - first.first) * unit_len;
-                record.clusters(start..start + group.len() * unit_len, first.rows)
-            }
-            None => Vec::new(),
-        };
+        let (rows, record) = (first.rows, self.record.as_mut());
+        let records = record.map_or_else(Vec::new, |record| record.clusters(values, rows));
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
         let sum = |from: usize, partials: &mut [f32]| {
             let (mut item, end) = (from, from + partials.len() / width);
@@ -172,12 +177,17 @@ impl Ffn {
         let partials = &mut self.partials[..group.len() * width];
         if store.streams() {
             let each = (group.clone()).zip(partials.chunks_exact_mut(width));
+            let mut copies = self.schedule.copies.iter_mut().peekable();
             let mut few: ArrayVec<_, FEW> = (each.filter(|(item, _)| is_ready(item)))
+                .map(|(item, partial)| (item, partial, copies.next_if(|copy| copy.0 == item)))
                 .take(FEW)
                 .collect();
             on.workers.for_each_chunk_mut(&mut few, 1, &|_, _, one| {
-                for (item, partial) in one {
+                for (item, partial, copy) in one {
                     sum(*item, partial);
+                    if let Some((_, slot)) = copy {
+                        store.cluster(*item).keep(slot);
+                    }
                 }
             });
         } else {
@@ -190,6 +200,36 @@ impl Ffn {
         let rest_len = self.shape.format.rest_len() as u64;
         self.counts.fired += fired.into_inner();
         self.counts.bytes += computed.into_inner() * rest_len;
+    }
+
+    /// Reserves the slots of streamed items that are about to be computed and then stay.
+    fn reserve_copies(&mut self, inputs: Inputs<'_>) {
+        if !self.store.streams() {
+            return;
+        }
+        for &(item, step) in &self.schedule.ready {
+            let item = item as usize;
+            let unit = self.units.partition_point(|unit| unit.first <= item) - 1;
+            let again = self.recent.visits(inputs.at.units[unit].rows);
+            if step == Step::Sums
+                && let Some(slot) = self.store.reserve_hot(item, again)
+            {
+                self.schedule.copies.push((item, slot));
+            }
+        }
+        (self.schedule.copies).sort_unstable_by_key(|copy| copy.0);
+    }
+
+    /// Makes what was copied resident, unless any of it is damaged.
+    fn settle_copies(&mut self) -> Result<(), Error> {
+        let damaged = self.store.is_damaged();
+        for (item, slot) in self.schedule.copies.drain(..) {
+            match damaged {
+                true => self.store.abandon_hot(item, slot),
+                false => self.store.settle_hot(item, slot),
+            }
+        }
+        self.store.intact()
     }
 
     /// Advances the ready items: summed items are done, items with new gates request Up and Down of

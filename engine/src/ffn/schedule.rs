@@ -1,6 +1,11 @@
 //! Per-item scheduling state of a layer.
 
+use emberflow_storage::arena::Slot;
+
 use crate::store::Step;
+
+/// Most clusters that are computed at once in a scan.
+pub(super) const FEW: usize = 64;
 
 /// Per-item scheduling state of a layer.
 pub(super) struct Schedule {
@@ -10,6 +15,8 @@ pub(super) struct Schedule {
     pub now: Vec<Option<Step>>,
     /// Computed items that still hold their slots.
     pub done: Vec<u32>,
+    /// Items that are being computed and then stay, ascending, and their slots of the hot region.
+    pub copies: Vec<(usize, Slot)>,
     /// By item of a group: whether any of its neurons is needed.
     pub used: Vec<bool>,
 }
@@ -21,6 +28,7 @@ impl Schedule {
             ready: Vec::with_capacity(clusters),
             now: vec![None; clusters],
             done: Vec::with_capacity(clusters),
+            copies: Vec::with_capacity(FEW.min(clusters)),
             used: Vec::with_capacity(clusters),
         }
     }

@@ -13,6 +13,8 @@ pub struct DeviceReport {
     pub name: String,
     /// Version of its driver.
     pub driver: String,
+    /// Whether its times, and so those of the run, are those of a model.
+    pub simulated: bool,
     /// Whether its memory is the machine's, so that what it holds counts in the budget.
     pub unified: bool,
     /// Clusters of neurons that it holds.
@@ -32,6 +34,10 @@ pub struct DeviceReport {
     pub gb_per_s: f64,
     /// See `gb_per_s`.
     pub cpu_gb_per_s: f64,
+    /// Share of the weights of projections and head that it multiplies for one token, 0 to 1.
+    pub products_share: f64,
+    /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
+    pub gates_share: f64,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
     /// Milliseconds that the compute threads waited for it.
@@ -52,11 +58,14 @@ impl DeviceReport {
     fn of(engine: &Engine, device: &Device, verdict: Verdict) -> Self {
         let (facts, needs) = (device.facts(), engine.needs());
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
+        let (products_share, waited) = engine.decoder.weights.on_device();
+        let (gates_share, gates_waited) = store.gates_on_device();
         let neuron = (needs.gate_len + needs.rest_len) as f64;
         let rate = |speed: Speed| neuron / speed.neuron / 1e9;
         Self {
             name: facts.name.clone(),
             driver: facts.driver.clone(),
+            simulated: facts.simulated,
             unified: facts.unified,
             clusters,
             ffn_share: clusters as f64 / needs.clusters.max(1) as f64,
@@ -69,11 +78,13 @@ impl DeviceReport {
             launch_ms: verdict.speed.launch * 1e3,
             gb_per_s: rate(verdict.speed),
             cpu_gb_per_s: rate(verdict.cpu),
+            products_share,
+            gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
             }),
-            wait_ms: store.waited_for_device().as_secs_f64() * 1e3,
+            wait_ms: (store.waited_for_device() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: store.lost_device().map(ToString::to_string),
         }
     }
@@ -86,15 +97,20 @@ impl DeviceReport {
         };
         let held = match (&self.lost, self.idle) {
             (Some(why), _) => format!("given up: {why}"),
-            (None, Some(why)) => format!("holds nothing: {why}"),
+            (None, Some(why)) => format!("holds no neurons: {why}"),
             (None, None) => format!(
-                "holds {:.0} % of the FFN ({:.1} MiB{}), waited for {:.1} ms",
+                "holds {:.0} % of the FFN ({:.1} MiB{})",
                 100.0 * self.ffn_share,
                 self.bytes as f64 / f64::from(1 << 20),
                 if self.unified { " of the budget" } else { "" },
-                self.wait_ms,
             ),
         };
+        let held = format!(
+            "{held}; {:.0} % of projections and head, {:.0} % of resident gates; waited for {:.1} ms",
+            100.0 * self.products_share,
+            100.0 * self.gates_share,
+            self.wait_ms
+        );
         format!("{}: {held}; {numerics}", self.name)
     }
 }

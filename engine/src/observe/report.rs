@@ -1,5 +1,6 @@
 //! Metrics of a run: the JSON of `run --json`, and the summary.
 
+use emberflow_storage::clock;
 use emberflow_storage::mem;
 use serde::Serialize;
 
@@ -46,6 +47,10 @@ pub struct Report {
     /// The device, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
+    /// Where the run was one of a simulated phone: its seconds in one of this machine. All times above are
+    /// the phone's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated_clock: Option<f64>,
     /// Active sets.
     pub sparsity: SparsityReport,
     /// Metrics of the second half of the generated tokens.
@@ -355,10 +360,8 @@ impl Cache {
     fn of(engine: &Engine, done: &Counters) -> Self {
         let hits = done.hot_hits + done.hits;
         let needed = hits + done.misses;
-        let gate_rows = match engine.memory().gates_resident() {
-            true => done.possible,
-            false => 0,
-        };
+        let memory = engine.memory();
+        let gate_rows = done.possible * memory.gate_banks / memory.banks.max(1);
         Self {
             hit_rate: ratio(
                 (gate_rows + 2 * hits) as f64,
@@ -471,6 +474,7 @@ impl Report {
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
             device: engine.device(),
+            simulated_clock: Some(clock::rate()).filter(|&rate| rate != 1.0),
             policy: engine.ablation().name(),
             stop: name(generation.stop),
             best_of: None,

@@ -15,13 +15,13 @@
 use emberflow_kernels::DType;
 
 use super::firing::Absent;
-use super::pass::{Forecast, Limit, Pass};
+use super::pass::{Beside, Forecast, Limit, Pass};
 use super::rates::ThreadRates;
 use super::reads::{Reads, SPREAD};
 use crate::ffn::GATE_PIECES;
+use crate::matrix::ROWS_PER_CHUNK;
 use crate::memory::MemoryPlan;
 use crate::store::regions::CLUSTER;
-use crate::weights::ROWS_PER_CHUNK;
 
 /// Rows of a matrix product, and their bytes.
 struct Rows {
@@ -73,7 +73,6 @@ impl Pass<'_> {
         positions: usize,
     ) -> Forecast {
         let s = self.shape;
-        let mode = self.mode(plan, tokens, positions);
         let mut sum = Forecast {
             tokens,
             tokens_per_s: 0.0,
@@ -89,9 +88,11 @@ impl Pass<'_> {
         let (mut asked, mut missed, mut memory_bytes) = (0.0, 0.0, 0.0);
         for layer in 0..s.layers {
             let first = hot.get(layer).copied().unwrap_or_default();
+            let mode = self.mode(plan, layer, tokens, positions);
+            // By the CPU: the others are on a device.
             let fires = match s.dense {
-                true => s.neurons as f64,
-                false => self.firing.fires(layer, 0, tokens),
+                true => self.neurons(),
+                false => self.firing.fires(layer, self.beside.neurons, tokens),
             };
             let reads = match () {
                 () if first >= s.neurons => Reads::default(),
@@ -106,7 +107,7 @@ impl Pass<'_> {
             self.add_layer(&mut sum, mode, reads, fires);
             memory_bytes += s.attention_bytes + s.neurons as f64 * s.gate_len + fires * s.rest_len;
         }
-        let set = mode.set;
+        let set = self.working_set();
         let head = self.head(set);
         sum.ms += head * 1e-6;
         sum.compute_ms += head * 1e-6;
@@ -118,8 +119,9 @@ impl Pass<'_> {
         sum.tokens_per_s = 1e3 * tokens as f64 / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
+        let streams = self.mode(plan, s.layers - 1, tokens, positions).streams;
         sum.limit = match () {
-            () if sum.wait_ms > 0.25 * sum.ms && mode.streams => Limit::SequentialReads,
+            () if sum.wait_ms > 0.25 * sum.ms && streams => Limit::SequentialReads,
             () if sum.wait_ms > 0.25 * sum.ms => Limit::RandomReads,
             () if reading > 0.5 * sum.compute_ms => Limit::Memory,
             () => Limit::Compute,
@@ -127,10 +129,10 @@ impl Pass<'_> {
         sum
     }
 
-    fn mode(&self, plan: &MemoryPlan, tokens: usize, positions: usize) -> Mode {
+    fn mode(&self, plan: &MemoryPlan, layer: usize, tokens: usize, positions: usize) -> Mode {
         let dense = self.shape.dense;
         let predicts = self.predictor.bytes > 0 && !dense;
-        let bundles = !plan.gates_resident();
+        let bundles = layer as u64 >= plan.gate_banks;
         let scan = dense || bundles && !predicts;
         Mode {
             tokens: tokens as f64,
@@ -184,7 +186,7 @@ impl Pass<'_> {
             ..
         } = mode;
         let (s, m) = (self.shape, self.machine);
-        let neurons = s.neurons as f64;
+        let neurons = self.neurons();
         let named = match predicts {
             true => (fires * self.predictor.named).min(neurons),
             false => neurons,
@@ -215,7 +217,7 @@ impl Pass<'_> {
         let naming = (beside / threads).max(beside - gates);
         let own = gates + sums + naming + arriving + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        let work = own + taken;
+        let work = (own + taken).max(self.on_device(tokens));
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Whole clusters bring their Gate rows along.
         let late = sums + arriving + if streams { gates } else { 0.0 };
@@ -226,6 +228,24 @@ impl Pass<'_> {
             gates: gates + naming + taken * (pieces - 1.0) / pieces,
             head: (gates + naming) / pieces,
             last: late / clusters + self.rates.section_ns,
+        }
+    }
+
+    /// Neurons of a layer that the CPU computes.
+    fn neurons(&self) -> f64 {
+        self.shape.neurons.saturating_sub(self.beside.neurons) as f64
+    }
+
+    /// Nanoseconds that a device takes for its neurons of a layer.
+    fn on_device(&self, tokens: f64) -> f64 {
+        let Beside {
+            neurons,
+            launch_ns,
+            token_ns,
+        } = self.beside;
+        match neurons {
+            0 => 0.0,
+            _ => launch_ns + tokens * token_ns,
         }
     }
 

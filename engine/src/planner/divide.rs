@@ -14,6 +14,17 @@ const CHUNK_SHARE: f64 = 1.0 / 32.0;
 /// token, for a longer chunk: its passes read the same, but fewer of them do.
 const READ_SHARE: f64 = 1.0 / 24.0;
 
+/// How many divisions between CPU and device are compared.
+const CANDIDATES: u64 = 64;
+
+/// How many numbers of layers with resident Gate rows are compared at first, those between follow.
+const GATE_STEPS: u64 = 8;
+
+/// How often the division of the budget for a share is looked at until it stays the same.
+
+/// Speedup that a device must promise.
+const WORTH_IT: f64 = 1.02;
+
 /// The result of a division.
 #[derive(Debug, Clone)]
 pub struct Division {
@@ -33,40 +44,23 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        let division = self.fastest(&self.ways(), |way| {
+        let division = self.fastest(budget, |way| {
             let (chunk, needs) = self.chunk(way, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
         Ok(self.with_device(budget, division))
     }
 
-    /// Gives the device the hottest clusters, as many as it has room for and as make it and the CPU
-    /// end at the same time. Where its memory is the machine's, these are clusters that would have
-    /// been hot, and fewer where the rest of the plan would suffer.
+    /// Gives the device the hottest clusters: as many as were asked for, or those with the highest expected
+    /// speed. Candidates are all the same number of clusters apart; and where it and the CPU would end at
+    /// the same time if nothing but hot neurons counted, by the solver of [`split`](crate::split).
     fn with_device(&self, budget: u64, division: Division) -> Division {
         let Some(tier) = &self.tier else {
             return division;
         };
-        let memory = &division.memory;
-        let hot: u64 = match tier.asked || self.scans(&division) {
-            true => division.needs.clusters,
-            false => self.hot(division.batch).iter().map(|&n| u64::from(n)).sum(),
-        };
-        let most = match tier.unified && !tier.asked {
-            true => hot.min(memory.hot_clusters),
-            false => hot,
-        };
-        let room = (tier.memory / tier.cluster_len.max(1)).min(most);
-        // What the CPU computes of a hot cluster: all of it, or what fires.
-        let computed = match self.scans(&division) {
-            true => 1.0,
-            false => division.needs.gate_share() * (1.0 - HOT) + HOT,
-        };
-        let mut clusters = match tier.asked {
-            true => room,
-            false => room.min(tier.balanced(hot, computed, self.shape.layers)),
-        };
-        while clusters > 0 {
+        let all = division.needs.clusters;
+        let room = (tier.memory / tier.cluster_len.max(1)).min(all);
+        let with = |clusters: u64| {
             let needs = Needs {
                 device_clusters: clusters,
                 device: match tier.unified {
@@ -76,12 +70,52 @@ impl Planner {
                 ..division.needs
             };
             let divided = self.divided(budget, needs, division.chunk, division.batch);
-            match divided {
-                Ok(divided) if divided.memory.residency == memory.residency => return divided,
-                _ => clusters = clusters * 3 / 4,
+            divided
+                .ok()
+                .filter(|d| d.memory.gate_banks == division.memory.gate_banks)
+        };
+        if tier.asked {
+            let mut fewer = std::iter::successors(Some(room), |&n| Some(n * 3 / 4));
+            let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
+            return found.unwrap_or(division);
+        }
+        let hot: u64 = match self.scans(&division) {
+            true => all,
+            false => self.hot(division.batch).iter().map(|&n| u64::from(n)).sum(),
+        };
+        // What the CPU computes of a hot cluster: all of it, or what fires.
+        let computed = match self.scans(&division) {
+            true => 1.0,
+            false => division.needs.gate_share() * (1.0 - HOT) + HOT,
+        };
+        let balanced = tier.balanced(hot.min(room), computed, self.shape.layers);
+        let apart = (1..=CANDIDATES).map(|i| room * i / CANDIDATES);
+        let mut best = (self.speed(&division) * WORTH_IT, division.clone());
+        for clusters in apart
+            .chain([balanced])
+            .filter(|&n| n >= self.shape.layers as u64)
+        {
+            let Some(divided) = with(clusters) else {
+                continue;
+            };
+            let speed = self.speed(&divided);
+            if speed > best.0 {
+                best = (speed, divided);
             }
         }
-        division
+        best.1
+    }
+
+    /// Bytes of a device's memory that a division leaves for matrices that the host has too. Where it is the
+    /// machine's, they take none of it.
+    pub(crate) fn device_spare(&self, division: &Division) -> u64 {
+        match &self.tier {
+            Some(tier) if !tier.unified => {
+                let held = division.needs.device_clusters * tier.cluster_len;
+                tier.memory.saturating_sub(held)
+            }
+            _ => u64::MAX,
+        }
     }
 
     /// Divides again for another budget or number of sequences of an open engine. The chunk size is
@@ -103,13 +137,14 @@ impl Planner {
                 hot_clusters: hot,
                 gates_help: way.gates_help,
                 two_phases: way.two_phases,
+                gate_banks: way.gate_banks,
                 ..settled.needs
             };
             self.divided(budget, needs, settled.chunk, batch)
         };
         match budget == settled.memory.budget() {
             true => again(&settled.needs),
-            false => self.fastest(&self.ways(), again),
+            false => self.fastest(budget, again),
         }
     }
 
@@ -129,24 +164,53 @@ impl Planner {
         ways
     }
 
-    /// The division with the highest expected speed, the first of equal ones.
+    /// The division of `budget` with the highest expected speed, the first of equal ones.
+    ///
+    /// Where not everything fits, Gate rows may be resident in the first layers alone: these have room
+    /// for the neurons that fire, and the others stream. In how many layers is found by halving steps
+    /// around the best one.
     fn fastest(
         &self,
-        ways: &[Needs],
+        budget: u64,
         divide: impl Fn(&Needs) -> Result<Division, Error>,
     ) -> Result<Division, Error> {
+        let partly = self.needs.gates_divide && budget < self.needs.full_budget();
+        let ways = self.ways();
+        if let ([way], false) = (ways.as_slice(), partly) {
+            return divide(way);
+        }
         let mut best: Option<(f64, Division)> = None;
         let mut outcome = Ok(());
-        for way in ways {
+        let mut consider = |way: &Needs| {
             match divide(way) {
-                Ok(division) if ways.len() == 1 => return Ok(division),
                 Ok(division) => {
                     let speed = self.speed(&division);
                     if best.as_ref().is_none_or(|(other, _)| speed > *other) {
                         best = Some((speed, division));
                     }
                 }
-                Err(e) => outcome = outcome.and(Err(e)),
+                Err(e) => outcome = std::mem::replace(&mut outcome, Ok(())).and(Err(e)),
+            }
+            best.as_ref().map_or(0, |(_, best)| best.needs.gate_banks)
+        };
+        ways.iter().for_each(|way| _ = consider(way));
+        if partly {
+            let banks = self.needs.banks;
+            let with = |gate_banks: u64| Needs {
+                gate_banks,
+                ..self.needs
+            };
+            let mut step = banks.div_ceil(GATE_STEPS).next_power_of_two();
+            let mut around = banks;
+            for gate_banks in (step..banks).step_by(step as usize) {
+                around = consider(&with(gate_banks));
+            }
+            while step > 1 {
+                step /= 2;
+                let beside = [around.saturating_sub(step), around + step];
+                for gate_banks in beside.into_iter().filter(|n| (1..banks).contains(n)) {
+                    around = consider(&with(gate_banks));
+                }
             }
         }
         match best {
@@ -162,19 +226,20 @@ impl Planner {
     }
 
     /// The largest budget of a way that keeps at most `share` (0 to 1) of the FFN's weights resident
-    /// and is then the fastest one.
+    /// and is then the fastest one. Where Gate rows may be resident in some layers alone, it is the
+    /// budget with all of them, or the smallest one if they do not fit.
     pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
-        let ways = self.ways();
-        let budgets = ways.iter().map(|way| (way.budget_for_share(share), way));
-        let settled = |&(budget, way): &(u64, &Needs)| {
-            let taken = self.divide(budget).map(|division| division.needs);
-            taken.is_ok_and(|n| (n.gates_help, n.two_phases) == (way.gates_help, way.two_phases))
-        };
-        let most = budgets
-            .clone()
-            .filter(settled)
-            .map(|(budget, _)| budget)
-            .max();
+        let kind = |n: &Needs| (n.gates_help, n.two_phases, n.gate_banks);
+        let taken = |budget: u64| self.divide(budget).map_or(self.needs, |d| d.needs);
+        if self.needs.gates_divide {
+            return self.needs.budget_for_share(share);
+        }
+        let budgets = self
+            .ways()
+            .into_iter()
+            .map(|way| (way.budget_for_share(share), way));
+        let settled = budgets.filter(|(budget, way)| kind(&taken(*budget)) == kind(way));
+        let most = settled.map(|(budget, _)| budget).max();
         most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
 
@@ -212,7 +277,7 @@ impl Planner {
         for &Scratched { chunk, .. } in &self.scratch {
             let needs = self.needs_with(base, chunk);
             let fits = held(&needs).saturating_sub(held(base)) <= most;
-            let same = |plan: &MemoryPlan| plan.residency == least.residency;
+            let same = |plan: &MemoryPlan| plan.gate_banks == least.gate_banks;
             if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
                 best = Some((chunk, needs));
             }
@@ -224,7 +289,7 @@ impl Planner {
     /// Whether whole clusters are read for every token.
     pub(super) fn streams(&self, needs: &Needs, plan: &MemoryPlan) -> bool {
         let scans = self.shape.dense || !plan.gates_resident() && !needs.predicts;
-        scans && plan.slots == 0
+        scans && (plan.slots == 0 || plan.gates_partly())
     }
 
     /// Whether every token needs every neuron, or its Gate part from flash.
@@ -256,8 +321,10 @@ impl Planner {
         let wanted = if self.scans(division) { &all } else { hot };
         let whole = division.memory.hot_clusters + division.needs.device_clusters;
         let prefix = prefixes(whole, wanted, &all);
-        let neuron = |&c: &u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        prefix.iter().map(neuron).collect()
+        let its = prefixes(division.needs.device_clusters, &all, &all);
+        let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
+        let both = prefix.iter().zip(its);
+        both.map(|(&first, its)| neuron(first.max(its))).collect()
     }
 }
 

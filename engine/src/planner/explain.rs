@@ -31,11 +31,17 @@ impl Plan {
 
     fn explain_ffn(&self, needs: &Needs) -> String {
         let gates = if self.gates_resident {
-            "all Gate rows in memory, so only Up and Down of neurons that fire are read"
+            "all Gate rows in memory, so only Up and Down of neurons that fire are read".to_owned()
+        } else if self.memory.gates_partly() {
+            format!(
+                "Gate rows of {} of {} layers in memory, where only Up and Down of neurons that fire are \
+                 read, the other layers whole",
+                self.memory.gate_banks, self.memory.banks
+            )
         } else if self.reads_per_bundle == 2 {
-            "Gate rows on disk, read before Up and Down"
+            "Gate rows on disk, read before Up and Down".to_owned()
         } else {
-            "Gate rows on disk, read together with Up and Down"
+            "Gate rows on disk, read together with Up and Down".to_owned()
         };
         format!(
             "FFN: {:.0} % in memory; {gates}; hot region {} of {} clusters, cold region {} of {} neurons",

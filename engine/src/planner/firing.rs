@@ -150,15 +150,14 @@ impl Firing {
         all / (self.banks.len() * self.neurons).max(1) as f64
     }
 
-    /// Miss rate of a cold region with `slots` neurons that serves neurons from `first[bank]` on;
-    /// the others are resident.
+    /// Miss rate of a cold region with `slots` neurons that serves the first banks, as many as
+    /// `first` has, and of each the neurons from `first[bank]` on; the others are resident.
     ///
     /// Modelled as one cache of the combined size: a frequency-aware policy keeps the hot neurons
     /// anyway.
     pub fn absent(&self, slots: u64, first: &[usize]) -> Absent {
-        let from = |b: usize| first.get(b).copied().unwrap_or_default().min(self.neurons);
-        let hot: usize = (0..self.banks.len()).map(from).sum();
-        let all = self.banks.len() * self.neurons;
+        let hot: usize = first.iter().map(|&n| n.min(self.neurons)).sum();
+        let all = first.len() * self.neurons;
         if slots == 0 || slots >= (all - hot) as u64 {
             return Absent([if slots == 0 { 1.0 } else { 0.0 }; BINS]);
         }

@@ -6,9 +6,10 @@ use emberflow_storage::profile::Origin;
 use super::divide::Division;
 use super::facts::{BATCHES, Planner};
 use super::firing::Absent;
-use super::pass::{Forecast, Pass};
+use super::pass::{Beside, Forecast, Pass};
 use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
+use crate::store::regions::CLUSTER;
 
 /// Speedup that fewer threads than cores must promise.
 const MIN_SPEEDUP: f64 = 1.2;
@@ -81,7 +82,7 @@ impl Planner {
             .ok_or_else(|| self.no_rates())?;
         let gates_resident = memory.gates_resident();
         let (random, reads_per_bundle) = match () {
-            () if gates_resident => (self.shape.rest_read, 1),
+            () if memory.gate_banks > 0 => (self.shape.rest_read, 1),
             () if !self.gates_first => (self.shape.stride, 1),
             () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
@@ -94,6 +95,7 @@ impl Planner {
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,
+            gates_resident_share: memory.gate_banks as f64 / memory.banks.max(1) as f64,
             reads_per_bundle,
             hot_cut: BATCHES.map(|batch| self.hot_cut(division, batch)).to_vec(),
             random_read_bytes: random,
@@ -124,10 +126,18 @@ impl Planner {
 
     fn outlook(&self, division: &Division) -> Outlook {
         let first = self.first_cold(division);
+        let memory = &division.memory;
+        if memory.gates_partly() {
+            let with_gates = &first[..first.len().min(memory.gate_banks as usize)];
+            return Outlook {
+                absent: self.firing.absent(memory.slots, with_gates),
+                first,
+            };
+        }
         let slots = match self.scans(division) {
             true => 0,
             // Those of visited neurons.
-            false => (division.memory.slots as f64 * self.shape.visited.min(1.0)) as u64,
+            false => (memory.slots as f64 * self.shape.visited.min(1.0)) as u64,
         };
         Outlook {
             absent: self.firing.absent(slots, &first),
@@ -148,7 +158,21 @@ impl Planner {
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
             foresees: self.ablation.looks_ahead() && !self.gates_first,
+            beside: self.beside(division),
         })
+    }
+
+    /// What a device computes of a layer, on average.
+    fn beside(&self, division: &Division) -> Beside {
+        let Some(tier) = &self.tier else {
+            return Beside::default();
+        };
+        let clusters = division.needs.device_clusters as f64 / self.shape.layers.max(1) as f64;
+        Beside {
+            neurons: (clusters * CLUSTER as f64) as usize,
+            launch_ns: 1e9 * tier.launch,
+            token_ns: 1e9 * clusters * tier.cluster,
+        }
     }
 
     /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or the start of

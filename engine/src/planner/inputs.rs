@@ -3,6 +3,7 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
+use emberflow_storage::clock;
 use emberflow_storage::io::trim_heap;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
@@ -24,7 +25,7 @@ use crate::meta::Quant;
 use crate::options::{Options, Phases};
 use crate::room::thread_floats;
 use crate::router_ahead::RouterAhead;
-use crate::scratch::{Scratch, ScratchRoom};
+use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
 use crate::streams::{self, StreamState};
@@ -66,6 +67,7 @@ impl Planner {
         let rates = Rates::saved().unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
+        let rates = rates.by_clock(clock::rate());
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let Temperature {
             hot_clusters,
@@ -151,12 +153,21 @@ impl Opened<'_> {
         }
     }
 
+    /// Gates of a layer that may come from resident rows.
+    pub(crate) fn gates(&self) -> usize {
+        match self.naming {
+            Naming::Gates => self.layout.neurons_at_once(),
+            Naming::All | Naming::Predictor => 0,
+        }
+    }
+
     /// Host memory for a device's pieces of work.
     fn device_room(&self, room: &FfnRoom) -> u64 {
         let device = self.options.device.as_ref();
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
-            shape.room_bytes(&room.of_device(shape.d), unified)
+            let products = product_room(self.config, room.rows, self.options.batch, self.gates());
+            shape.room_bytes(&room.of_device(shape.d), unified) + products.bytes(unified)
         };
         device.map_or(0, of)
     }
@@ -292,8 +303,8 @@ impl Opened<'_> {
             io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
-            // Each sampler's candidate list.
-            12 * u64::from(self.config.vocab) * batch,
+            // Each sampler's candidates, and those that it sorts.
+            20 * u64::from(self.config.vocab) * batch,
             lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
             self.device_room(&room),
@@ -353,6 +364,12 @@ impl Opened<'_> {
             stream_most: LEAST_BUFFERS,
             gates_help: sparse,
             gates_must: c.form.has_gate_top(),
+            gate_banks: layout.banks() as u64,
+            gates_divide: self.naming == Naming::Gates
+                && !two_phases
+                && !c.form.has_gate_top()
+                && !layout.has_experts()
+                && layout.sizes().windows(2).all(|pair| pair[0] == pair[1]),
         })
     }
 }

@@ -134,4 +134,17 @@ pub struct Pass<'a> {
     pub two_phases: bool,
     /// Speculative reads one layer ahead.
     pub foresees: bool,
+    /// Neurons of a layer, the hottest, that a device computes beside the threads.
+    pub beside: Beside,
+}
+
+/// A device's part of a layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Beside {
+    /// Neurons.
+    pub neurons: usize,
+    /// Nanoseconds for a piece of work, and for each token.
+    pub launch_ns: f64,
+    /// See `launch_ns`.
+    pub token_ns: f64,
 }

@@ -26,8 +26,10 @@ pub struct Plan {
     pub memory: MemoryPlan,
     /// Share of the FFN weights that is resident.
     pub ffn_resident_share: f64,
-    /// Whether Gate rows are resident.
+    /// Whether all Gate rows are resident, and the share that is.
     pub gates_resident: bool,
+    /// See `gates_resident`.
+    pub gates_resident_share: f64,
     /// Reads per missing neuron: 1, or 2 in two-phase loading.
     pub reads_per_bundle: u32,
     /// By batch size.

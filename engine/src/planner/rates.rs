@@ -90,9 +90,11 @@ pub struct ThreadRates {
 impl ThreadRates {
     /// The rates of a format.
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
-        // not measured; both meet activations in f32
         let dtype = match dtype {
+            // not measured; both meet activations in f32
             DType::Mxfp4 => DType::F16,
+            // as many bytes and nearly the same work
+            DType::Q4k => DType::Q4,
             measured => measured,
         };
         self.kernels.iter().find(|k| k.dtype == dtype.name())
@@ -135,6 +137,51 @@ impl Rates {
     /// Their file, beside the device profile. `None` without a cache folder.
     pub fn default_path() -> Option<PathBuf> {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))
+    }
+
+    /// The same, by a clock in which `rate` seconds are one of the machine's.
+    #[must_use]
+    pub fn by_clock(mut self, rate: f64) -> Self {
+        let speed = |speed: &mut Speed| {
+            speed.row_ns *= rate;
+            speed.gb_per_s.iter_mut().for_each(|point| point.1 /= rate);
+        };
+        self.check_gb_per_s /= rate;
+        for ns in [
+            &mut self.lookup_ns,
+            &mut self.replace_ns,
+            &mut self.name_ns,
+            &mut self.wake_ns,
+            &mut self.tell_ns,
+            &mut self.element_ns,
+        ] {
+            *ns *= rate;
+        }
+        for with in &mut self.threads {
+            with.section_ns *= rate;
+            with.layer_ns *= rate;
+            speed(&mut with.read);
+            for kernel in &mut with.kernels {
+                speed(&mut kernel.dot);
+                speed(&mut kernel.neuron);
+                kernel.gemm.iter_mut().for_each(|point| point.1 /= rate);
+            }
+        }
+        self
+    }
+
+    /// Bytes per second at which the threads read what is in no cache, rows of q4 or anything: the best that
+    /// was measured, since others may have been at work. `None` if nothing was.
+    pub fn of_memory(&self) -> Option<f64> {
+        let far = |speed: &Speed| speed.at(1e12);
+        let of = |with: &ThreadRates| {
+            let rows = with
+                .kernel(DType::Q4)
+                .map_or(0.0, |kernel| far(&kernel.dot));
+            far(&with.read).max(rows)
+        };
+        let best = self.threads.iter().map(of).fold(0.0, f64::max);
+        (self.measured && best > 0.0).then_some(1e9 * best)
     }
 
     /// Remembered or saved rates of this machine; `None` if there are none.

@@ -56,6 +56,8 @@ fn planner(profile: Profile, firing: Firing) -> Planner {
             stream_most: 16,
             gates_help: true,
             gates_must: false,
+            gate_banks: LAYERS as u64,
+            gates_divide: true,
             predicts: false,
         },
         scratch: [(16, 16), (128, 40), (512, 120)]
@@ -138,10 +140,34 @@ fn more_memory_is_faster_and_less_names_its_bottleneck() {
     assert!(hits > 0.1 && hits < 1.0, "{middle:?}");
 }
 
+/// Between a budget that holds no Gate rows and one that holds all of them, some layers have theirs:
+/// the more memory, the faster, without a cliff.
+#[test]
+fn gate_rows_of_some_layers_bridge_the_step_to_all_of_them() {
+    let p = planner(Profile::Nvme, sparse());
+    let (mut budget, mut partly) = (p.smallest_budget() + (64 << 20), 0);
+    let mut before: Option<f64> = None;
+    let mut resident = false;
+    while !resident {
+        let plan = p.plan(budget).unwrap();
+        resident = plan.gates_resident;
+        let speed = plan.decode.tokens_per_s;
+        let faster = before.map_or(1.0, |before| speed / before);
+        assert!(
+            (0.999..1.6).contains(&faster),
+            "{faster} at {budget}: {plan:?}"
+        );
+        partly += usize::from(plan.memory.gates_partly());
+        before = Some(speed);
+        budget += budget / 16;
+    }
+    assert!(partly >= 4, "{partly}");
+}
+
 #[test]
 fn speculation_hides_reads() {
     let mut p = planner(Profile::Nvme, sparse());
-    p.needs.predicts = true;
+    (p.needs.predicts, p.needs.gates_divide) = (true, false);
     p.needs.predictor = 256 << 20;
     p.predictor = PredictorNeeds {
         bytes: 256 << 20,
@@ -366,6 +392,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
         stream_most: 16,
         gates_help: true,
         gates_must: false,
+        gate_banks: 2,
+        gates_divide: true,
         predicts: true,
     }
 }
@@ -394,7 +422,7 @@ fn the_published_split_of_a_47b_model() {
     close_to("scales", held("scales"), 2.7 * GB, 0.05);
     close_to("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
     // All gates take 7.5 GB, so they stay on flash; the rest caches neurons.
-    assert_eq!(plan.residency, Residency::Bundles);
+    assert_eq!(plan.residency(), Residency::Bundles);
     let cache = held("cold") + held("hot");
     assert!((0.3 * GB..0.8 * GB).contains(&cache), "{cache:.3e}");
     let share = plan.ffn_resident_share(&needs);

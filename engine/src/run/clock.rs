@@ -1,6 +1,8 @@
 //! Time, counters and energy of a generation.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use emberflow_storage::clock::Moment;
 
 use crate::counters::Counters;
 use crate::engine::Engine;
@@ -29,8 +31,8 @@ pub struct Energy {
 
 /// Measures a generation.
 pub(super) struct Clock {
-    start: Instant,
-    last: Instant,
+    start: Moment,
+    last: Moment,
     before: Counters,
     counted: Counters,
     meter: Option<Meter>,
@@ -80,8 +82,8 @@ impl Clock {
             half: None,
             first_counted: before,
             early: None,
-            start: Instant::now(),
-            last: Instant::now(),
+            start: Moment::now(),
+            last: Moment::now(),
         }
     }
 
@@ -109,7 +111,7 @@ impl Clock {
             self.counted = counters;
         }
         self.look();
-        self.last = Instant::now();
+        self.last = Moment::now();
     }
 
     /// Samples the meter, whose counters wrap.

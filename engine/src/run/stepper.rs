@@ -12,7 +12,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use emberflow_storage::clock::Moment;
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::log_probs::LogProbs;
@@ -183,7 +185,7 @@ impl<'e> Stepper<'e> {
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
         let whole = self.engine.pass.layers.is_none();
-        let (start, before) = (Instant::now(), self.engine.counters());
+        let (start, before) = (Moment::now(), self.engine.counters());
         if !self.run()? {
             return Ok(Stepped::Yielded);
         }
@@ -205,10 +207,13 @@ impl<'e> Stepper<'e> {
         }
         let counted = self.engine.counters().since(before);
         let store = &self.engine.decoder.ffn.store;
+        // What streams is read once a pass for however many.
+        let streamed = store.streamed();
+        let needed = counted.hot_hits + counted.hits + counted.misses;
         let pass = turns::Pass {
             tokens: rows,
-            needed: counted.hot_hits + counted.hits + counted.misses,
-            neurons: store.layout().total(),
+            needed: needed.saturating_sub(streamed),
+            neurons: store.layout().total() - streamed,
             slots: store.capacity(),
             time,
             wait: Duration::from_nanos(counted.wait_ns),

@@ -2,6 +2,7 @@
 //! of this layer, with attention and, beyond the last layer, with the head.
 
 use emberflow_storage::cache::Key;
+use emberflow_storage::io::Priority;
 
 use super::neurons::NeuronStore;
 use super::plan::Rules;
@@ -31,7 +32,7 @@ impl NeuronStore {
             while self.layer.after_taken < before + clusters && self.reader.stream.free() > 0 {
                 let cluster = (self.layer.after_taken - before) as u32;
                 self.layer.after_taken += 1;
-                self.read_cluster_ahead(bank, cluster)?;
+                self.read_cluster_ahead(bank, cluster, Priority::Now)?;
             }
             before += clusters;
         }
@@ -55,10 +56,12 @@ impl NeuronStore {
                 break;
             };
             let rules = self.rules(bank);
-            if !(rules.scans || rules.many && ahead.layers == 1) {
+            let certain = rules.scans || rules.many && ahead.layers == 1;
+            // Behind layers whose Gate rows are resident others may stream.
+            if !(certain || self.gates_partly_resident()) {
                 break;
             }
-            if ahead.cluster == self.layout.clusters(bank) {
+            if !certain || ahead.cluster == self.layout.clusters(bank) {
                 ahead = Ahead {
                     layers: ahead.layers + 1,
                     cluster: 0,
@@ -67,7 +70,12 @@ impl NeuronStore {
             }
             let cluster = ahead.cluster as u32;
             ahead.cluster += 1;
-            self.read_cluster_ahead(bank, cluster)?;
+            // What layers before it miss goes first.
+            let priority = match ahead.layers > 1 && self.gates_partly_resident() {
+                true => Priority::Prefetch,
+                false => Priority::Now,
+            };
+            self.read_cluster_ahead(bank, cluster, priority)?;
         }
         self.layer.ahead = ahead;
         Ok(())
@@ -100,7 +108,7 @@ impl NeuronStore {
             return Ok(());
         }
         self.usable()?;
-        self.judge_guess(number, banks.clone());
+        self.judge_guess(number, banks.clone())?;
         self.layer.guessed.extend(banks);
         self.layer.guessed_taken = 0;
         self.layer.certain = true;
@@ -117,7 +125,12 @@ impl NeuronStore {
             while self.layer.guessed_taken < before + clusters && self.reader.stream.free() > 0 {
                 let cluster = (self.layer.guessed_taken - before) as u32;
                 self.layer.guessed_taken += 1;
-                if self.read_cluster_ahead(bank, cluster)? && !self.layer.certain {
+                let priority = match self.layer.certain {
+                    true => Priority::Now,
+                    false => Priority::Prefetch,
+                };
+                let read = self.read_cluster_ahead(bank, cluster, priority)?;
+                if read && !self.layer.certain {
                     self.foresight.seen.clusters += 1;
                 }
             }
@@ -126,8 +139,31 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Compares the guess for layer `number` with the `banks` that it visits, and forgets it.
-    pub(super) fn judge_guess(&mut self, number: usize, banks: impl Iterator<Item = u32>) {
+    /// Begins to read what is missing of the layer's `banks`, before its neurons are named: where all
+    /// of them are needed and pass through stream buffers, nothing else can come of it.
+    pub(super) fn read_certain(&mut self, banks: impl Iterator<Item = u32>) -> Result<(), Error> {
+        for bank in banks {
+            if !self.rules(bank).streams() {
+                continue;
+            }
+            for cluster in 0..self.layout.clusters(bank) as u32 {
+                if self.reader.stream.free() == 0 {
+                    return self.submit();
+                }
+                self.read_cluster_ahead(bank, cluster, Priority::Now)?;
+            }
+        }
+        self.submit()
+    }
+
+    /// Compares the guess for layer `number` with the `banks` that it visits, and forgets it. Of what
+    /// has not begun to be read for it, nothing is: what is needed is asked for again, without
+    /// waiting behind the rest.
+    pub(super) fn judge_guess(
+        &mut self,
+        number: usize,
+        banks: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
         let guessed = std::mem::take(&mut self.layer.guessed);
         let own = self.layout.banks_of(number);
         let certain = std::mem::take(&mut self.layer.certain);
@@ -141,20 +177,33 @@ impl NeuronStore {
                 seen.right += 1;
             }
         }
+        let any = !certain && !guessed.is_empty() && !self.layer.coming.is_empty();
         self.layer.guessed = guessed;
         self.layer.guessed.clear();
+        match any {
+            true => {
+                let cancelled = self.reader.cancel_prefetches();
+                self.latch(cancelled)
+            }
+            false => Ok(()),
+        }
     }
 
     /// Reads a cluster of a bank that comes next, if it is missing and will be read whole. Whether
     /// it is read.
-    fn read_cluster_ahead(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
+    fn read_cluster_ahead(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        priority: Priority,
+    ) -> Result<bool, Error> {
         let belongs_hot = self.belongs_hot(bank, cluster);
         let known = (cluster as usize) < self.on_device(bank)
             || self.hot.contains(bank, cluster)
             || self.layer.is_underway(bank, cluster);
         let certain = |rules: Rules| rules.read_ahead(belongs_hot, || self.absent(bank, cluster));
         match !known && certain(self.rules(bank)) {
-            true => self.request_cluster(bank, cluster),
+            true => self.request_cluster(bank, cluster, priority),
             false => Ok(false),
         }
     }

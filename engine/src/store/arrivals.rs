@@ -2,9 +2,10 @@
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
-use emberflow_storage::io::Completion;
+use emberflow_storage::io::{Completion, IoError};
 
 use super::neurons::NeuronStore;
+use super::reader::Reader;
 use super::regions::CLUSTER;
 use super::tag::{Half, Tag};
 use super::work::{Held, Item, Source, Step};
@@ -62,8 +63,10 @@ impl NeuronStore {
     /// Handles one completion.
     pub(super) fn take_one(&mut self, done: Completion) -> Result<(), Error> {
         let Completion { tag, slot, result } = done;
+        let cancelled = matches!(result, Err(IoError::Cancelled));
         let result = result.map_err(|e| Error::from(emberflow_storage::Error::from(e)));
         match Tag::from_bits(tag) {
+            Tag::Cluster { bank, cluster } if cancelled => self.read_again(bank, cluster, slot),
             Tag::Cluster { bank, cluster } => self.take_cluster(bank, cluster, slot, result),
             Tag::Ahead { bank, neuron } => self.take_ahead(Key { bank, neuron }, slot, result),
             Tag::Row { number, row } => {
@@ -104,6 +107,22 @@ impl NeuronStore {
         self.layer.items[item].waiting -= 1;
         self.ready_if_complete(item);
         Ok(())
+    }
+
+    /// A whole cluster that was guessed and has not been read: it is read now if an item waits for it.
+    fn read_again(&mut self, bank: u32, cluster: u32, slot: Slot) -> Result<(), Error> {
+        let item = self.layer.item_of(bank, cluster);
+        let waits = item.is_some_and(|item| {
+            item < self.layer.next && matches!(self.layer.items[item].source, Source::Stream(None))
+        });
+        if !waits {
+            self.layer.coming.retain(|&key| key != (bank, cluster));
+            self.reader.put(slot);
+            return Ok(());
+        }
+        let read = Reader::read_cluster(&self.layout, bank, cluster, slot);
+        self.request(read)?;
+        self.submit()
     }
 
     /// A whole cluster, of this layer or prefetched for the next one.

@@ -73,7 +73,7 @@ impl NeuronStore {
 
     /// Bytes of a cold slot and its bookkeeping.
     fn slot_charge(&self) -> u64 {
-        let resident = self.gates_resident_everywhere();
+        let resident = self.slots_lack_gates();
         let eviction = self.ablation.eviction();
         self.layout.slot_charge(resident, eviction).max(1)
     }

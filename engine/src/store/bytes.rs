@@ -2,11 +2,12 @@
 
 use std::sync::PoisonError;
 
+use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
 use emberflow_storage::trace::{Kind, Open};
 
 use super::content::SlotContent;
-use super::hot::vectors;
+use super::hot::{vectors, write};
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
 use super::work::{Held, Source, Step};
@@ -150,6 +151,17 @@ impl<'a> ClusterBytes<'a> {
             _ => false,
         };
         std::hint::black_box(held.iter().filter(resident).count());
+    }
+
+    /// Copies a streamed cluster to its slot of the hot region.
+    pub fn keep(&self, slot: &mut Slot) {
+        let Place::Stream { bundles, .. } = self.place else {
+            return;
+        };
+        let layout = &self.store.layout;
+        let count = layout.cluster_neurons(self.bank, self.cluster).len();
+        let bundles = self.content.bundles(bundles, count, layout.format);
+        write(self.content, slot, bundles);
     }
 
     /// Opens a trace span for the cluster on the calling thread.

@@ -2,6 +2,8 @@
 
 use emberflow_storage::container::BundleGeometry;
 
+use crate::bundle::NeuronFormat;
+
 /// Alignment of direct I/O in bytes; 1 for buffered reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Align {
@@ -53,6 +55,21 @@ impl SlotContent {
             rest_read,
             slot_len: cover.next_multiple_of(align.memory),
         }
+    }
+
+    /// Gate (empty where resident elsewhere), Up and Down of `count` bundles as on flash.
+    pub fn bundles<'a>(
+        &self,
+        bytes: &'a [u8],
+        count: usize,
+        format: NeuronFormat,
+    ) -> impl Iterator<Item = [&'a [u8]; 3]> {
+        let ([gate, ..], span) = (self.vectors(), self.gate_span);
+        let bundles = bytes.chunks_exact(self.stride).take(count);
+        bundles.map(move |bundle| {
+            let (up, down) = format.split_rest(&bundle[span..]);
+            [&bundle[..gate], up, down]
+        })
     }
 
     /// Bytes of Gate (0 where resident elsewhere), Up and Down, without padding.

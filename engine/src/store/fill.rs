@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 
 use emberflow_storage::arena::ArenaPages;
+use emberflow_storage::io::Priority;
 
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
@@ -19,16 +20,16 @@ const LARGE: usize = 64 << 20;
 const STACK: usize = 64 << 10;
 
 impl NeuronStore {
-    /// Reads the banks cluster by cluster: all Gate rows where resident, the hot clusters, then the
-    /// next neurons by temperature until the cold region is full.
+    /// Reads the banks from `first` on cluster by cluster: all Gate rows where resident, the hot
+    /// clusters, then the next neurons by temperature until the cold region is full.
     ///
     /// Another thread makes the memory resident meanwhile: clearing its pages takes longer than
     /// reading what they will hold.
-    pub(super) fn fill(&mut self) -> Result<(), Error> {
+    pub(super) fn fill(&mut self, first: usize) -> Result<(), Error> {
         let regions = [self.hot.pages(), self.cold.arena().pages()];
         let all = self.ablation.keep() == Keep::All;
         if !all || regions.iter().map(ArenaPages::len).sum::<usize>() < LARGE {
-            return self.read_all();
+            return self.read_all(first);
         }
         let filled = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -38,29 +39,35 @@ impl NeuronStore {
                 .name("ember-pages".into())
                 .stack_size(STACK)
                 .spawn_scoped(scope, clear);
-            let outcome = self.read_all();
+            let outcome = self.read_all(first);
             filled.store(true, Ordering::Relaxed);
             outcome
         })
     }
 
-    fn read_all(&mut self) -> Result<(), Error> {
-        let cold_per_bank = (self.cold.slots() as usize).div_ceil(self.layout.banks().max(1));
+    fn read_all(&mut self, first: usize) -> Result<(), Error> {
+        let all = self.layout.banks() as u32;
+        let with_cold = (0..all).filter(|&bank| self.has_cold(bank)).count();
+        let cold_per_bank = (self.cold.slots() as usize).div_ceil(with_cold.max(1));
         let wanted = |bank: u32| {
             let clusters = self.layout.clusters(bank) as u32;
             if self.gates_resident(bank) {
                 return clusters;
             }
-            let behind = cold_per_bank.div_ceil(CLUSTER) as u32;
+            let behind = match self.has_cold(bank) {
+                true => cold_per_bank.div_ceil(CLUSTER) as u32,
+                false => 0,
+            };
             (self.hot.prefix(bank) + behind).min(clusters)
         };
-        let list: Vec<(u32, u32)> = (0..self.layout.banks() as u32)
+        let list: Vec<(u32, u32)> = (first as u32..all)
             .flat_map(|bank| (0..wanted(bank)).map(move |cluster| (bank, cluster)))
             .collect();
         let mut next = list.into_iter().peekable();
         while next.peek().is_some() || self.reader.outstanding() > 0 {
             while let Some(&(bank, cluster)) = next.peek() {
-                if !self.reader.request_cluster(&self.layout, bank, cluster)? {
+                let now = Priority::Now;
+                if !(self.reader).request_cluster(&self.layout, bank, cluster, now)? {
                     break;
                 }
                 next.next();
@@ -111,7 +118,7 @@ impl NeuronStore {
             self.keep_cluster(bank, cluster, buffer);
             return Ok(());
         }
-        if self.ablation.keep() == Keep::Nothing {
+        if self.ablation.keep() == Keep::Nothing || !self.has_cold(bank) {
             return Ok(());
         }
         let first_cold = self.hot.prefix(bank) as usize * CLUSTER;

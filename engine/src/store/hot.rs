@@ -9,7 +9,8 @@
 
 use std::ops::Range;
 
-use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
+use emberflow_kernels::PastCaches;
+use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
 
 use super::content::SlotContent;
@@ -167,18 +168,27 @@ impl HotClusters {
         content: &SlotContent,
         neurons: impl Iterator<Item = [&'a [u8]; 3]>,
     ) {
-        let key = key(bank, cluster);
-        let Some(mut slot) = self.cache.reserve(key) else {
-            return;
-        };
-        let unit = slot.as_mut_slice();
-        for (i, pieces) in neurons.enumerate() {
-            for (kind, piece) in pieces.into_iter().enumerate() {
-                unit[place(content, kind, i)].copy_from_slice(piece);
-            }
+        if let Some(mut slot) = self.reserve(bank, cluster) {
+            write(content, &mut slot, neurons);
+            self.settle(bank, cluster, slot);
         }
-        self.cache.admit(key, slot);
-        self.cache.unpin(key);
+    }
+
+    /// A slot for a cluster, for [`write`]; `None` if none is available. [`HotClusters::settle`] or
+    /// [`HotClusters::abandon`] takes it back.
+    pub fn reserve(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
+        self.cache.reserve(key(bank, cluster))
+    }
+
+    /// Makes a cluster resident whose slot was written.
+    pub fn settle(&mut self, bank: u32, cluster: u32, slot: Slot) {
+        self.cache.admit(key(bank, cluster), slot);
+        self.cache.unpin(key(bank, cluster));
+    }
+
+    /// Takes back a reserved slot.
+    pub fn abandon(&mut self, bank: u32, cluster: u32, slot: Slot) {
+        self.cache.abandon(key(bank, cluster), slot);
     }
 
     /// The bytes of every resident cluster.
@@ -204,6 +214,22 @@ impl HotClusters {
 /// Bytes of a cluster whose neurons have `content`.
 fn unit_len(content: &SlotContent) -> usize {
     CLUSTER * content.vectors().iter().sum::<usize>()
+}
+
+/// Writes a cluster into its slot, as [`HotClusters::admit`] does. It is not read again soon.
+pub(super) fn write<'a>(
+    content: &SlotContent,
+    slot: &mut Slot,
+    neurons: impl Iterator<Item = [&'a [u8]; 3]>,
+) {
+    let unit = slot.as_mut_slice();
+    PastCaches::run(|past| {
+        for (i, pieces) in neurons.enumerate() {
+            for (kind, piece) in pieces.into_iter().enumerate() {
+                past.copy(&mut unit[place(content, kind, i)], piece);
+            }
+        }
+    });
 }
 
 /// Range of vector `kind` of the `i`-th neuron in a cluster's bytes.

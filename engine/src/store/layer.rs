@@ -15,17 +15,19 @@ use std::time::Duration;
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::{Key, SlotCache};
-use emberflow_storage::io::Read;
+use emberflow_storage::io::{Priority, Read};
 
 use super::asked::Guesses;
 use super::neurons::NeuronStore;
 use super::plan::{Found, Way};
+use super::regions::CLUSTER;
 use super::tag::{Half, Tag};
 use super::tier::Tier;
 use super::work::{Held, Item, MANY, Source, Step, UnitWork};
 use crate::ablation::Keep;
 use crate::device::{DeviceError, Part, Taken, Ticket, Work};
 use crate::error::Error;
+use crate::split::Product;
 
 /// Looks up a neuron in the cold region and pins it on a hit.
 fn hold(cold: &mut SlotCache, guesses: &mut Guesses, key: Key) -> Option<Held> {
@@ -70,14 +72,14 @@ impl NeuronStore {
         self.cold.begin_layer(end.saturating_sub(1));
         self.hot.begin_layer(end.saturating_sub(1));
         self.guesses.begin_layer(&self.layout, number);
-        self.judge_guess(number, banks.clone());
+        self.judge_guess(number, banks.clone())?;
         self.layer.close();
         self.go_on_to(number);
         self.layer.many = tokens >= MANY;
         self.layer.ready.clear();
         self.layer.next = 0;
         self.layer.promoting = false;
-        for bank in banks {
+        for bank in banks.clone() {
             let unit = UnitWork {
                 bank,
                 first: self.layer.total,
@@ -88,7 +90,7 @@ impl NeuronStore {
             self.layer.units.push(unit);
         }
         self.drop_strays();
-        Ok(())
+        self.read_certain(banks)
     }
 
     /// Requests the next cluster of unit `unit` with its needed neurons, ascending. Units and their
@@ -209,6 +211,22 @@ impl NeuronStore {
         self.tier.as_ref().map_or(Duration::ZERO, Tier::waited)
     }
 
+    /// Share of the gates of a token that a device computes from resident rows, and the time that was
+    /// waited for it.
+    pub fn gates_on_device(&self) -> (f64, Duration) {
+        let Some(products) = &self.gate_products else {
+            return (0.0, Duration::ZERO);
+        };
+        let banks = (0..self.layout.banks() as u32).map(|bank| {
+            let all = self.layout.neurons(bank);
+            let rows = all.saturating_sub(self.on_device(bank) * CLUSTER);
+            let (cols, n) = (self.layout.format.d, 1);
+            [products.rows(Product { rows, cols, n }), all]
+        });
+        let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        (its as f64 / all.max(1) as f64, products.waited())
+    }
+
     /// Why the device is not used any longer, if so.
     pub fn lost_device(&self) -> Option<&DeviceError> {
         self.tier.as_ref()?.lost()
@@ -268,7 +286,7 @@ impl NeuronStore {
                     return attached.map(|()| true);
                 }
                 let coming = self.layer.coming.contains(&(bank, cluster));
-                if !coming && !self.request_cluster(bank, cluster)? {
+                if !coming && !self.request_cluster(bank, cluster, Priority::Now)? {
                     return Ok(false);
                 }
                 self.layer.items[item].waiting = 1;
@@ -354,8 +372,13 @@ impl NeuronStore {
     }
 
     /// Queues a read of a whole cluster. False if no buffer is free.
-    pub(super) fn request_cluster(&mut self, bank: u32, cluster: u32) -> Result<bool, Error> {
-        let sent = self.reader.request_cluster(&self.layout, bank, cluster);
+    pub(super) fn request_cluster(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        priority: Priority,
+    ) -> Result<bool, Error> {
+        let sent = (self.reader).request_cluster(&self.layout, bank, cluster, priority);
         let sent = self.latch(sent)?;
         if sent {
             self.layer.coming.push((bank, cluster));
@@ -387,11 +410,17 @@ impl NeuronStore {
     }
 
     /// Moves up to `most` of the ready items below `end` to `out`: first those in stream buffers,
-    /// which are wanted for further reads.
-    pub fn take_ready(&mut self, end: usize, most: usize, out: &mut Vec<(u32, Step)>) {
+    /// which are wanted for further reads. Up to `longer` if none of them is.
+    pub fn take_ready(
+        &mut self,
+        end: usize,
+        most: usize,
+        longer: usize,
+        out: &mut Vec<(u32, Step)>,
+    ) {
         out.clear();
         let items = &self.layer.items;
-        let mut take = |read: bool| {
+        let mut take = |read: bool, most: usize, out: &mut Vec<(u32, Step)>| {
             self.layer.ready.retain(|&item| {
                 let it = &items[item as usize];
                 let is_read = matches!(it.source, Source::Stream(_));
@@ -402,8 +431,9 @@ impl NeuronStore {
                 !takes
             });
         };
-        take(true);
-        take(false);
+        take(true, most, out);
+        let most = if out.is_empty() { longer } else { most };
+        take(false, most, out);
     }
 
     /// Whether the current layer is a scan whose missing clusters pass through stream buffers.

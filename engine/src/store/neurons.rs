@@ -24,6 +24,8 @@ use super::tier::{Tier, TierSetup};
 use super::work::LayerWork;
 use crate::ablation::{Ablation, Overlap};
 use crate::counters::Counters;
+use crate::device::products::Products;
+use crate::device::share::Sharing;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
@@ -130,6 +132,8 @@ pub(crate) struct NeuronStore {
     gate_banks: usize,
     pub(super) costs: ReadCosts,
     gates_first: bool,
+    /// A device that computes gates, if there is one.
+    pub(super) gate_products: Option<Arc<Products>>,
     memory: ArenaOptions,
     pub(super) reader: Reader,
     pub(super) layer: LayerWork,
@@ -165,7 +169,7 @@ impl NeuronStore {
         } = setup;
         let memory = region_memory(options.lock);
         let contents = [false, true].map(|resident| layout.content(resident));
-        let content = &contents[usize::from(plan.gates_resident())];
+        let content = &contents[usize::from(plan.gate_banks > 0)];
         let ablation = options.ablation;
         let mut store = Self {
             ablation,
@@ -198,6 +202,7 @@ impl NeuronStore {
             gate_banks: 0,
             costs: setup.costs,
             gates_first: setup.gates_first,
+            gate_products: None,
             memory,
             counters: Counters::default(),
             past_evictions: 0,
@@ -249,9 +254,9 @@ impl NeuronStore {
         // Free first, then allocate.
         let buffers = plan.stream_buffers.min(self.reader.stream.limit());
         self.reader.stream.set_limit(buffers);
-        let gate_banks = self.gate_banks_of(plan);
-        if gate_banks == self.gate_banks {
-            self.set_border(plan);
+        if (plan.gate_banks > 0) == (self.gate_banks > 0) {
+            let moved = self.move_gates(plan);
+            self.latch(moved)?;
             self.reader.stream.set_limit(plan.stream_buffers);
             return Ok(());
         }
@@ -259,9 +264,11 @@ impl NeuronStore {
         self.cold.resize(0);
         self.hot.set_border(0, &vec![0; self.layout.banks()]);
         self.past_evictions += self.cold.stats().evictions + self.hot.evictions();
-        let freed = exclusive(&mut self.resident).hold_gates(&self.layout, 0);
+        let resident = exclusive(&mut self.resident);
+        resident.unshare();
+        let freed = resident.hold_gates(&self.layout, 0);
         self.latch(freed)?;
-        let content = &self.contents[usize::from(plan.gates_resident())];
+        let content = &self.contents[usize::from(plan.gate_banks > 0)];
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
         if let Some(tier) = &self.tier {
             self.hot.begin_behind(tier.prefixes());
@@ -269,6 +276,30 @@ impl NeuronStore {
         self.cold = new_cold(&self.layout, content, self.memory, self.ablation)?;
         let adopted = self.adopt(plan);
         self.latch(adopted)
+    }
+
+    /// Switches to a plan whose slots have the same contents: banks gain or lose their Gate rows,
+    /// and the neurons of the others stay.
+    fn move_gates(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        let (before, after) = (self.gate_banks, plan.gate_banks as usize);
+        self.gate_banks = after;
+        if after < before {
+            for bank in after as u32..before as u32 {
+                self.forget_bank(bank);
+            }
+            let resident = exclusive(&mut self.resident);
+            resident.unshare();
+            resident.hold_gates(&self.layout, after)?;
+        }
+        self.set_border(plan);
+        if after > before {
+            exclusive(&mut self.resident).hold_gates(&self.layout, after)?;
+            self.fill(before)?;
+        }
+        if let (true, Some(products)) = (after != before, &self.gate_products) {
+            exclusive(&mut self.resident).share(products);
+        }
+        Ok(())
     }
 
     /// A mapped file may hold what the plan leaves, beside what was set aside for it.
@@ -282,21 +313,24 @@ impl NeuronStore {
 
     /// Applies a plan to empty regions and warms them.
     fn adopt(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
-        self.gate_banks = self.gate_banks_of(plan);
+        self.gate_banks = plan.gate_banks as usize;
         self.hot.set_visits(&self.layout, &self.visits);
         self.set_border(plan);
         self.reader.stream.set_limit(plan.stream_buffers);
         exclusive(&mut self.resident).hold_gates(&self.layout, self.gate_banks)?;
-        self.fill()
+        self.fill(0)?;
+        if let Some(products) = &self.gate_products {
+            exclusive(&mut self.resident).share(products);
+        }
+        Ok(())
     }
 
-    /// Number of banks whose Gate rows a plan keeps resident.
-    fn gate_banks_of(&self, plan: &MemoryPlan) -> usize {
-        if plan.gates_resident() {
-            self.layout.banks()
-        } else {
-            0
+    /// Has a device compute some of the resident gates, where all of a layer's are needed.
+    pub fn share_gates(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
+        if self.naming == Naming::Gates {
+            self.gate_products = exclusive(&mut self.resident).try_on(sharing)?;
         }
+        Ok(())
     }
 
     /// Fails after the first failure.
@@ -317,6 +351,12 @@ impl NeuronStore {
         result
     }
 
+    /// Whether a compute thread found damage.
+    pub fn is_damaged(&mut self) -> bool {
+        let damage = self.damage.get_mut();
+        damage.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Takes the first damage found by a compute thread.
     pub(super) fn take_damage(&mut self) -> Option<Error> {
         let damage = self.damage.get_mut();
@@ -329,9 +369,25 @@ impl NeuronStore {
         (bank as usize) < self.gate_banks
     }
 
-    /// Whether the Gate rows of all banks are.
-    pub(super) fn gates_resident_everywhere(&self) -> bool {
-        self.gate_banks >= self.layout.banks()
+    /// Whether cold slots hold Up and Down alone: any bank has resident Gate rows.
+    pub(super) fn slots_lack_gates(&self) -> bool {
+        self.gate_banks > 0
+    }
+
+    /// Number of leading banks with resident Gate rows.
+    #[cfg(test)]
+    pub(super) fn gate_banks(&self) -> usize {
+        self.gate_banks
+    }
+
+    /// Whether some banks have resident Gate rows and others have none.
+    pub(super) fn gates_partly_resident(&self) -> bool {
+        (1..self.layout.banks()).contains(&self.gate_banks)
+    }
+
+    /// Whether a bank's neurons can be in the cold region.
+    pub(super) fn has_cold(&self, bank: u32) -> bool {
+        self.cold.slots() > 0 && self.gates_resident(bank) == self.slots_lack_gates()
     }
 
     /// Slot contents for a bank's neurons.
@@ -362,7 +418,7 @@ impl NeuronStore {
 
     /// Whether a bank's neurons are read in two phases, Gate part first.
     pub(super) fn reads_gates_first(&self, bank: u32) -> bool {
-        self.gates_first && !self.gates_resident(bank)
+        self.gates_first && !self.gates_resident(bank) && self.has_cold(bank)
     }
 
     /// A bank's rules for the current layer.
@@ -371,7 +427,7 @@ impl NeuronStore {
             mapped: self.mapped.is_some(),
             scans: self.scans(bank),
             many: self.layer.many,
-            cold: self.cold.slots() > 0,
+            cold: self.has_cold(bank),
             gates_first: self.reads_gates_first(bank),
             gates_resident: self.gates_resident(bank),
             bundles: self.ablation.bundles(),
@@ -401,6 +457,15 @@ impl NeuronStore {
         match self.mapped {
             Some(_) => total,
             None => total.min(hot + u64::from(self.cold.slots())),
+        }
+    }
+
+    /// Neurons of the banks that stream while others have resident Gate rows.
+    pub fn streamed(&self) -> u64 {
+        let banks = self.layout.sizes().get(self.gate_banks..).unwrap_or(&[]);
+        match self.gates_partly_resident() {
+            true => banks.iter().map(|&neurons| u64::from(neurons)).sum(),
+            false => 0,
         }
     }
 

@@ -1,10 +1,13 @@
 //! Interface to the I/O thread: batched submissions, completions, and the pool of stream buffers
 //! for whole clusters.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::io::{Completion, FileSource, IoError, IoOptions, IoStats, IoThread, Read};
+use emberflow_storage::clock::Moment;
+use emberflow_storage::io::{
+    Completion, FileSource, IoError, IoOptions, IoStats, IoThread, Priority, Read,
+};
 use emberflow_storage::trace::Tracer;
 
 use super::layout::Layout;
@@ -81,14 +84,27 @@ impl Reader {
         layout: &Layout,
         bank: u32,
         cluster: u32,
+        priority: Priority,
     ) -> Result<bool, Error> {
         let Some(slot) = self.stream.take() else {
             return Ok(false);
         };
+        let read = Self::read_cluster(layout, bank, cluster, slot);
+        self.request(Read { priority, ..read })?;
+        Ok(true)
+    }
+
+    /// The read of a whole cluster.
+    pub fn read_cluster(layout: &Layout, bank: u32, cluster: u32, slot: Slot) -> Read {
         let (offset, len) = layout.cover_cluster(bank, cluster);
         let tag = Tag::Cluster { bank, cluster };
-        self.request(Read::new(tag.bits(), offset, len, slot))?;
-        Ok(true)
+        Read::new(tag.bits(), offset, len, slot)
+    }
+
+    /// Cancels the prefetches that have not begun.
+    pub fn cancel_prefetches(&mut self) -> Result<(), Error> {
+        self.submit()?;
+        self.io.cancel_prefetches().map_err(error)
     }
 
     /// Submits the queued reads.
@@ -118,7 +134,7 @@ impl Reader {
 
     /// Blocks until a completion; `layer` is for traces.
     pub fn wait(&mut self, layer: usize) -> Result<Vec<Completion>, Error> {
-        let start = Instant::now();
+        let start = Moment::now();
         let span = self.tracer.open(&WAIT, [layer as u64, 0]);
         let waited = self.io.wait(&mut self.completions, 1);
         drop(span);

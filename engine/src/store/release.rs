@@ -1,11 +1,12 @@
 //! Release: what happens to a cluster's bytes after its computation.
 
+use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
 
 use super::hot::vectors;
 use super::neurons::NeuronStore;
 use super::regions::CLUSTER;
-use super::work::{Held, Source};
+use super::work::{Held, Item, Source};
 use crate::ablation::Keep;
 
 impl NeuronStore {
@@ -19,14 +20,11 @@ impl NeuronStore {
             Source::Hot(_) if again => self.hot.unpin(bank, cluster),
             Source::Hot(_) => self.hot.unpin_unused(bank, cluster),
             Source::Stream(Some(slot)) => {
-                if self.roams(bank) && !again && !self.hot.has_room() {
-                    // An expert that others of the pass's rows visited.
+                if self.hot.contains(bank, cluster) || self.is_passing(bank, again) {
+                    // The thread that computed it has copied it, or it does not stay.
                 } else if self.belongs_hot(bank, cluster) {
                     self.keep_cluster(bank, cluster, slot.as_slice());
-                    // One copy is enough.
-                    for neuron in self.layout.cluster_neurons(bank, cluster) {
-                        self.cold.remove(Key { bank, neuron });
-                    }
+                    self.forget_neurons(bank, cluster);
                 } else if !self.scans(bank) && self.ablation.keep() != Keep::Nothing {
                     for place in places {
                         let neuron = self.layer.ids[place];
@@ -54,23 +52,61 @@ impl NeuronStore {
         }
     }
 
+    /// Whether what was read of a bank does not stay: an expert that only others of the pass's rows
+    /// visited than those that count, with no room left for it.
+    fn is_passing(&self, bank: u32, again: bool) -> bool {
+        self.roams(bank) && !again && !self.hot.has_room()
+    }
+
+    /// A slot of the hot region for a streamed item that [`NeuronStore::release`] would copy there,
+    /// so that the thread that computes it copies it, with its bytes at hand.
+    pub fn reserve_hot(&mut self, item: usize, again: bool) -> Option<Slot> {
+        let it = &self.layer.items[item];
+        let (bank, cluster) = (it.bank, it.cluster);
+        let streamed = matches!(it.source, Source::Stream(Some(_)));
+        let stays = self.belongs_hot(bank, cluster) && !self.is_passing(bank, again);
+        match streamed && stays {
+            true => self.hot.reserve(bank, cluster),
+            false => None,
+        }
+    }
+
+    /// Makes an item resident in the hot region: its cluster was copied to `slot`.
+    pub fn settle_hot(&mut self, item: usize, slot: Slot) {
+        let Item { bank, cluster, .. } = self.layer.items[item];
+        self.hot.settle(bank, cluster, slot);
+        self.forget_neurons(bank, cluster);
+    }
+
+    /// Takes back the slot of an item whose bytes are damaged.
+    pub fn abandon_hot(&mut self, item: usize, slot: Slot) {
+        let Item { bank, cluster, .. } = self.layer.items[item];
+        self.hot.abandon(bank, cluster, slot);
+    }
+
+    /// Removes a bank's clusters and neurons from both regions.
+    pub(super) fn forget_bank(&mut self, bank: u32) {
+        for cluster in 0..self.layout.clusters(bank) as u32 {
+            self.hot.remove(bank, cluster);
+            self.forget_neurons(bank, cluster);
+        }
+    }
+
+    /// Removes a hot cluster's neurons from the cold region: one copy is enough.
+    fn forget_neurons(&mut self, bank: u32, cluster: u32) {
+        for neuron in self.layout.cluster_neurons(bank, cluster) {
+            self.cold.remove(Key { bank, neuron });
+        }
+    }
+
     /// Copies a whole cluster from its stream buffer to the hot region.
     pub(super) fn keep_cluster(&mut self, bank: u32, cluster: u32, buffer: &[u8]) {
         let neurons = self.layout.cluster_neurons(bank, cluster);
         let shift = self.layout.shift(bank, neurons.start, 0);
         let content = *self.content(bank);
-        let gate_len = if content.has_gate {
-            content.gate_len
-        } else {
-            0
-        };
         let format = self.layout.format;
-        let bundles = buffer[shift..].chunks_exact(content.stride);
-        let vectors = bundles.take(neurons.len()).map(|bundle| {
-            let (up, down) = format.split_rest(&bundle[content.gate_span..]);
-            [&bundle[..gate_len], up, down]
-        });
-        self.hot.admit(bank, cluster, &content, vectors);
+        let bundles = content.bundles(&buffer[shift..], neurons.len(), format);
+        self.hot.admit(bank, cluster, &content, bundles);
     }
 
     /// Copies a neuron from its cluster's stream buffer to the cold region. False if no slot is

@@ -3,18 +3,30 @@
 //!
 //! Immutable during a layer, so that threads read it while the store handles requests.
 
+use std::sync::Arc;
+
 use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 
 use super::layout::Layout;
 use crate::bundle::NeuronFormat;
+use crate::device::products::{OnDevice, Products};
+use crate::device::share::Sharing;
 use crate::error::Error;
+use crate::matrix::Matrix;
 
 /// Gate rows and scales by bank.
 pub(crate) struct Resident {
     format: NeuronFormat,
-    gates: Vec<Option<Slot>>,
+    gates: Vec<Option<Gates>>,
     scales: Vec<Vec<u8>>,
+}
+
+/// The Gate rows of a bank.
+struct Gates {
+    bytes: Arc<Slot>,
+    /// A device that computes some of them.
+    device: Option<OnDevice>,
 }
 
 /// Gate rows of a bank at a constant stride.
@@ -51,7 +63,10 @@ impl Resident {
                 *gates = None;
             } else if gates.is_none() {
                 let len = layout.neurons(bank as u32) * self.format.gate_len();
-                *gates = Some(region(len)?);
+                *gates = Some(Gates {
+                    bytes: Arc::new(region(len)?),
+                    device: None,
+                });
             }
         }
         Ok(())
@@ -61,23 +76,73 @@ impl Resident {
     #[inline]
     pub fn gate(&self, bank: u32, neuron: u32) -> Option<Row<'_>> {
         let len = self.format.gate_len();
-        let gates = self.gates[bank as usize].as_ref()?.as_slice();
+        let gates = self.gates[bank as usize].as_ref()?.bytes.as_slice();
         let bytes = &gates[neuron as usize * len..][..len];
         Some(self.format.gate(bytes, self.scales(bank, neuron)))
     }
 
     /// All Gate rows of a bank, where resident with inline scales.
     pub fn gates(&self, bank: u32) -> Option<GateRows<'_>> {
-        let bytes = self.gates[bank as usize].as_ref()?.as_slice();
+        let bytes = self.gates[bank as usize].as_ref()?.bytes.as_slice();
         self.format.inline_scales.then(|| GateRows {
             bytes,
             stride: self.format.gate_len(),
         })
     }
 
-    /// The buffer of a bank's Gate rows, where resident.
+    /// The buffer of a bank's Gate rows, where resident and not shared with a device.
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
-        self.gates[bank as usize].as_mut().map(Slot::as_mut_slice)
+        let gates = self.gates[bank as usize].as_mut()?;
+        Arc::get_mut(&mut gates.bytes).map(Slot::as_mut_slice)
+    }
+
+    /// A bank's Gate rows as a matrix, where resident with inline scales.
+    fn gate_matrix(&self, bank: u32) -> Option<Matrix> {
+        let gates = self.gates[bank as usize].as_ref()?;
+        let format = &self.format;
+        let rows = gates.bytes.as_slice().len() / format.gate_len();
+        (format.inline_scales)
+            .then(|| Matrix::new(format.dtype, rows, format.d, Arc::clone(&gates.bytes)))
+    }
+
+    /// Has a device compute some of the gates, if it is worth it; what it does that with.
+    pub fn try_on(&mut self, sharing: &mut Sharing<'_>) -> Result<Option<Arc<Products>>, Error> {
+        let banks = 0..self.gates.len() as u32;
+        let mut all: Vec<_> = banks.map(|bank| self.gate_matrix(bank)).collect();
+        sharing.share(all.iter_mut().flatten())?;
+        let mut products = None;
+        for (gates, matrix) in self.gates.iter_mut().zip(all) {
+            let device = matrix.and_then(|matrix| matrix.device().cloned());
+            if let (Some(gates), Some(device)) = (gates, device) {
+                products = Some(Arc::clone(&device.of));
+                gates.device = Some(device);
+            }
+        }
+        Ok(products)
+    }
+
+    /// Has a device that was tried compute gates that are resident again.
+    pub fn share(&mut self, products: &Arc<Products>) {
+        for bank in 0..self.gates.len() {
+            let matrix = self.gate_matrix(bank as u32);
+            let device = matrix.and_then(|matrix| products.share(matrix.shared()));
+            if let Some(gates) = &mut self.gates[bank] {
+                gates.device = device;
+            }
+        }
+    }
+
+    /// Leaves all gates to the CPU.
+    pub fn unshare(&mut self) {
+        let shared = self.gates.iter_mut().flatten();
+        for device in shared.filter_map(|gates| gates.device.take()) {
+            device.give_back();
+        }
+    }
+
+    /// The device that computes some of a bank's gates.
+    pub fn device(&self, bank: u32) -> Option<&OnDevice> {
+        self.gates[bank as usize].as_ref()?.device.as_ref()
     }
 
     /// The scales of a neuron; empty where inline.

@@ -10,6 +10,7 @@ use super::regions::CLUSTER;
 use super::work::Step;
 use crate::ablation::Ablation;
 use crate::error::Error;
+use crate::memory::MemoryPlan;
 use fastrand::Rng;
 
 use crate::testing::{Ways, World, chance};
@@ -85,7 +86,8 @@ fn run(
     while open > 0 {
         store.poll()?;
         store.advance()?;
-        store.take_ready(usize::MAX, 1 + random.usize(..4), &mut ready);
+        let (most, longer) = (1 + random.usize(..4), 1 + random.usize(..8));
+        store.take_ready(usize::MAX, most, longer, &mut ready);
         if ready.is_empty() {
             if done.is_empty() {
                 store.wait()?;
@@ -162,30 +164,42 @@ fn sim(seed: u64, faults: Faults) -> IoChoice {
     IoChoice::Sim(options)
 }
 
+/// Neurons of the world.
+const NEURONS: u64 = 929;
+
+/// A plan with resident Gate rows of some banks; the others stream.
+fn partly(world: &World, random: &mut Rng) -> MemoryPlan {
+    world.plan_partly(random.u64(1..5), 0, 256 + random.u64(..600))
+}
+
+/// Any plan that may be with such a way of naming neurons.
+fn any_plan(world: &World, ways: &Ways, random: &mut Rng) -> MemoryPlan {
+    let slots = match random.usize(..4) {
+        0 => 0,
+        1 => 256,
+        _ => 256 + random.u64(..NEURONS - 256),
+    };
+    // Without a cold region everything streams, which requires a scan.
+    let streams = ways.naming == Naming::All || !ways.gates_first && slots == 0;
+    let resident = ways.naming != Naming::All && chance(random, 0.5);
+    let slots = if streams && !resident {
+        0
+    } else {
+        slots.max(256)
+    };
+    if resident && chance(random, 0.3) {
+        return partly(world, random);
+    }
+    world.plan(resident, random.u64(..5), slots)
+}
+
 /// A random sequence of passes, budgets and border moves. Returns the numbers of neurons needed and
 /// seen.
 fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let world = world();
     let mut random = Rng::with_seed(seed);
-    let total = 929;
-    let plan = |random: &mut Rng| {
-        let slots = match random.usize(..4) {
-            0 => 0,
-            1 => 256,
-            _ => 256 + random.u64(..total as u64 - 256),
-        };
-        // Without a cold region everything streams, which requires a scan.
-        let streams = ways.naming == Naming::All || !ways.gates_first && slots == 0;
-        let resident = ways.naming != Naming::All && chance(random, 0.5);
-        let slots = if streams && !resident {
-            0
-        } else {
-            slots.max(256)
-        };
-        world.plan(resident, random.u64(..5), slots)
-    };
     let mut ways = ways.clone();
-    let first = plan(&mut random);
+    let first = any_plan(&world, &ways, &mut random);
     if first.slots == 0 && !first.gates_resident() {
         ways.naming = Naming::All;
     }
@@ -193,16 +207,21 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let [mut needed, mut seen] = [0, 0];
     for _ in 0..passes {
         match random.usize(..5) {
+            0 if ways.naming == Naming::Gates && chance(&mut random, 0.5) => {
+                store.set_plan(&partly(&world, &mut random))?;
+            }
             0 if ways.naming != Naming::All => store.set_plan(&world.plan(
                 chance(&mut random, 0.5),
                 random.u64(..5),
-                256 + random.u64(..total as u64 - 256),
+                256 + random.u64(..NEURONS - 256),
             ))?,
             1 if ways.naming != Naming::All => {
                 let hot = random.u64(..5);
                 let slots = 256 + random.u64(..200);
-                let resident = store.gates_resident(0);
-                let plan = world.plan(resident, hot, slots);
+                let plan = match store.gates_partly_resident() {
+                    true => world.plan_partly(store.gate_banks() as u64, 0, slots),
+                    false => world.plan(store.gates_resident(0), hot, slots),
+                };
                 store.aim_border(&plan, &[2, 1, 1, 0, 1]);
             }
             _ => {}

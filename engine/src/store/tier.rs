@@ -1,27 +1,38 @@
 //! A device as a tier of memory: the first clusters of each bank, the hottest ones, lie there and in
 //! no other region. They are uploaded once, when memory is warmed.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::device::{DeviceError, Lease, NeuronRows, Part, Room, Taken, Ticket, Work};
+use emberflow_storage::clock::Moment;
+
+use crate::device::{DeviceError, InUse, NeuronRows, Part, Room, Taken, Ticket, Work};
 use crate::error::Error;
 
 /// What a device is to hold.
 #[derive(Debug)]
 pub(crate) struct TierSetup {
-    pub device: Lease,
+    pub device: Arc<InUse>,
     /// Clusters of all banks.
     pub clusters: u64,
     /// The largest pieces of its work.
     pub room: Room,
-    /// Whether its sums have the CPU's bits.
-    pub same_bits: bool,
+}
+
+impl TierSetup {
+    /// If there is a device.
+    pub fn on(device: &Option<Arc<InUse>>, clusters: u64, room: Room) -> Option<TierSetup> {
+        device.clone().map(|device| TierSetup {
+            device,
+            clusters,
+            room,
+        })
+    }
 }
 
 /// The clusters that a device holds.
 pub(crate) struct Tier {
-    device: Lease,
-    same_bits: bool,
+    device: Arc<InUse>,
     /// By bank: how many clusters, and where they are.
     prefix: Vec<u32>,
     parts: Vec<Option<Part>>,
@@ -29,8 +40,6 @@ pub(crate) struct Tier {
     uploaded: Vec<Vec<bool>>,
     /// Time that its sums were waited for.
     waited: Duration,
-    /// Why it is not used any longer.
-    lost: Option<DeviceError>,
 }
 
 impl Tier {
@@ -51,18 +60,16 @@ impl Tier {
         drop(device);
         Ok(Self {
             device: setup.device,
-            same_bits: setup.same_bits,
             parts,
             uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
             prefix,
             waited: Duration::ZERO,
-            lost: None,
         })
     }
 
     /// How many clusters of a bank it computes.
     pub fn clusters(&self, bank: u32) -> u32 {
-        match self.lost {
+        match self.device.lost() {
             None => self.prefix[bank as usize],
             Some(_) => 0,
         }
@@ -76,7 +83,7 @@ impl Tier {
     /// Whether a cluster is to be uploaded.
     pub fn lacks(&self, bank: u32, cluster: u32) -> bool {
         let uploaded = self.uploaded[bank as usize].get(cluster as usize);
-        self.lost.is_none() && uploaded == Some(&false)
+        self.device.lost().is_none() && uploaded == Some(&false)
     }
 
     /// Uploads a cluster, whose first neuron is `first`.
@@ -101,32 +108,18 @@ impl Tier {
         bank: u32,
         work: impl FnOnce(Part) -> Work<'a>,
     ) -> Result<Option<Ticket>, Error> {
-        let part = self.parts[bank as usize].filter(|_| self.lost.is_none());
+        let part = self.parts[bank as usize].filter(|_| self.device.lost().is_none());
         let Some(part) = part else { return Ok(None) };
         let submitted = self.device.dense().submit(&work(part));
-        self.or_lost(submitted)
+        self.device.or_lost(submitted)
     }
 
     /// Waits for the sums; as [`Tier::submit`].
     pub fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Option<Taken>, Error> {
-        let start = Instant::now();
+        let start = Moment::now();
         let taken = self.device.dense().take(ticket, out);
         self.waited += start.elapsed();
-        self.or_lost(taken)
-    }
-
-    /// Takes note of a failure. Where the device has the CPU's bits, the CPU goes on without it;
-    /// otherwise the text would change in the middle.
-    fn or_lost<T>(&mut self, result: Result<T, DeviceError>) -> Result<Option<T>, Error> {
-        match result {
-            Ok(value) => Ok(Some(value)),
-            Err(e) if self.same_bits => {
-                tracing::warn!(error = %e, "the CPU goes on without the device");
-                self.lost.get_or_insert(e);
-                Ok(None)
-            }
-            Err(e) => Err(e.into()),
-        }
+        self.device.or_lost(taken)
     }
 
     /// Time that its sums were waited for.
@@ -136,6 +129,6 @@ impl Tier {
 
     /// Why it is not used any longer.
     pub fn lost(&self) -> Option<&DeviceError> {
-        self.lost.as_ref()
+        self.device.lost()
     }
 }

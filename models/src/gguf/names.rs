@@ -34,6 +34,11 @@ const ATTENTION: Spellings = &[
     (Role::KNorm, "attn_k_norm.weight"),
 ];
 
+const POST_NORMS: Spellings = &[
+    (Role::AttnPostNorm, "post_attention_norm.weight"),
+    (Role::FfnPostNorm, "post_ffw_norm.weight"),
+];
+
 const NORMS: Spellings = &[
     (Role::AttnNorm, "attn_norm.weight"),
     (Role::AttnNormBias, "attn_norm.bias"),
@@ -74,9 +79,8 @@ pub(super) const PLAIN: NameTable = NameTable {
         ATTENTION,
         NORMS,
         FFN,
+        POST_NORMS,
         &[
-            (Role::AttnPostNorm, "post_attention_norm.weight"),
-            (Role::FfnPostNorm, "post_ffw_norm.weight"),
             (Role::Router, "ffn_gate_inp.weight"),
             (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
             (Role::PredictorFc1, "fc1.weight"),
@@ -180,9 +184,8 @@ const GEMMA3N_NAMES: NameTable = NameTable {
         ATTENTION,
         NORMS,
         FFN,
+        POST_NORMS,
         &[
-            (Role::AttnPostNorm, "post_attention_norm.weight"),
-            (Role::FfnPostNorm, "post_ffw_norm.weight"),
             (Role::StreamRouterNorm, "altup_router_norm.weight"),
             (Role::StreamRouter, "altup_router.weight"),
             (Role::StreamPredict, "altup_predict_coef.weight"),

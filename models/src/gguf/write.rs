@@ -18,6 +18,7 @@ pub use self::types::{Encoding, GgufFile, GgufValue};
 use super::arch::arch_for;
 use super::names::names_of;
 use crate::config::ModelConfig;
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::names::{Required, Role, TensorId, required};
 
@@ -33,8 +34,10 @@ pub struct GgufTensor {
     pub rows: usize,
     /// Numbers per row.
     pub cols: usize,
-    /// Storage format.
+    /// Storage format, unless `q4_k`.
     pub encoding: Encoding,
+    /// Whether rows are blocks of Q4_K.
+    pub q4_k: bool,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Head size if rows are stored in interleaved rotary order.
@@ -74,6 +77,9 @@ impl GgufTensor {
     }
 }
 
+/// The format's number for Q4_K.
+const Q4_K: u32 = 12;
+
 /// A GGUF file being written, which is removed unless it is finished.
 pub struct GgufWriter {
     path: PathBuf,
@@ -103,7 +109,7 @@ impl GgufWriter {
         })?;
         let tensors = in_file_order(file.config)
             .into_iter()
-            .map(|want| stored(want, file.encoding, arch.interleaved, file.config))
+            .map(|want| stored(want, &file, arch.interleaved))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| {
                 let block = file.encoding.dtype().block().0;
@@ -269,13 +275,11 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// How the file stores a tensor; `None` if its rows are not whole blocks.
-fn stored(
-    want: Required,
-    matrices: Encoding,
-    interleaves: bool,
-    config: &ModelConfig,
-) -> Option<GgufTensor> {
+fn stored(want: Required, file: &GgufFile<'_>, interleaves: bool) -> Option<GgufTensor> {
+    let (config, matrices) = (file.config, file.encoding);
     let Required { id, rows, cols } = want;
+    let q4_k = DType::Q4K.row_bytes(cols);
+    let q4_k = q4_k.filter(|_| id.role != Role::Down && (file.q4_k)(id));
     let experts = config.banks_of(id.layer).count();
     let (rows, cols) = match id.role {
         Role::Down => (cols, rows),
@@ -296,7 +300,11 @@ fn stored(
         rows,
         cols,
         encoding,
-        row_bytes: encoding.row_bytes(cols)?,
+        q4_k: q4_k.is_some(),
+        row_bytes: match q4_k {
+            Some(bytes) => bytes,
+            None => encoding.row_bytes(cols)?,
+        },
         interleaved: rotary.then_some(config.head_dim as usize),
         stack: stacked.then_some(Place {
             expert: id.expert,
@@ -344,6 +352,11 @@ fn write_entry(
     };
     header.extend((dims.len() as u32).to_le_bytes());
     header.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
-    header.extend(tensor.encoding.code().to_le_bytes());
+    let code = if tensor.q4_k {
+        Q4_K
+    } else {
+        tensor.encoding.code()
+    };
+    header.extend(code.to_le_bytes());
     header.extend(offset.to_le_bytes());
 }

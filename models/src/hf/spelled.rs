@@ -24,6 +24,13 @@ const ATTENTION: Spellings = &[
     (Role::KNorm, "self_attn.k_norm.weight"),
 ];
 
+const FOUR_NORMS: Spellings = &[
+    (Role::AttnNorm, "input_layernorm.weight"),
+    (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+    (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
+    (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
+];
+
 const NORMS: Spellings = &[
     (Role::AttnNorm, "input_layernorm.weight"),
     (Role::AttnNormBias, "input_layernorm.bias"),
@@ -188,16 +195,7 @@ const OLMO2: NameTable = NameTable {
 };
 
 const GEMMA2: NameTable = NameTable {
-    layers: &[
-        ATTENTION,
-        FFN,
-        &[
-            (Role::AttnNorm, "input_layernorm.weight"),
-            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
-            (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
-            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
-        ],
-    ],
+    layers: &[ATTENTION, FFN, FOUR_NORMS],
     experts: NO_EXPERTS,
     ..PLAIN
 };
@@ -224,11 +222,8 @@ const GEMMA3N: NameTable = NameTable {
     layers: &[
         ATTENTION,
         FFN,
+        FOUR_NORMS,
         &[
-            (Role::AttnNorm, "input_layernorm.weight"),
-            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
-            (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
-            (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
             (Role::StreamRouterNorm, "altup.router_norm.weight"),
             (Role::StreamRouter, "altup.modality_router.weight"),
             (Role::StreamPredict, "altup.prediction_coefs.weight"),

@@ -178,7 +178,7 @@ impl Store {
 }
 
 /// Stored position of rotate-half position `row` in interleaved order.
-fn interleaved(row: usize, head_dim: usize) -> usize {
+pub(super) fn interleaved(row: usize, head_dim: usize) -> usize {
     let (head, inside) = (row / head_dim, row % head_dim);
     let half = head_dim / 2;
     head * head_dim + 2 * (inside % half) + inside / half

@@ -6,12 +6,13 @@ use emberflow_kernels::{Columns, Compute, DType, matmul_scratch};
 const BLOCK: usize = 32;
 
 /// Products of row-major f32 matrices.
-pub(crate) struct Gemm<'a> {
+pub struct Gemm<'a> {
     on: &'a Compute,
     scratch: Vec<Vec<f32>>,
 }
 
 impl<'a> Gemm<'a> {
+    /// On these threads.
     pub fn new(on: &'a Compute) -> Self {
         Self {
             on,
@@ -20,6 +21,9 @@ impl<'a> Gemm<'a> {
     }
 
     /// `c [m × n] = a [m × k] · bᵀ`, where `b` is `[n × k]`.
+    ///
+    /// # Panics
+    /// If `c` has another length.
     pub fn product(&mut self, k: usize, a: &[f32], b: &[f32], c: &mut [f32]) {
         let (m, n) = (a.len() / k, b.len() / k);
         assert_eq!(c.len(), m * n, "a product of {m} × {k} and {k} × {n}");

@@ -3,14 +3,14 @@
 use std::cmp::Ordering;
 
 use emberflow_kernels::{Columns, Compute, DType, GROUP, Row, matmul_scratch};
-use emberflow_kernels::{QuantizeError, quantize_row, store_q4_row};
-use half::f16;
+use emberflow_kernels::{QuantizeError, quantize_row};
 
 use super::factor::{DAMPING, inverse_factor};
+use super::lines::{Factors, Groups, Lines};
 use super::scale::{Grid, inverse_of};
 
-/// Outputs that a thread rounds together: as many as share a scale in a matrix that is stored by
-/// inputs. They share one walk over the factor.
+/// Outputs that a thread rounds together in a matrix that is stored by outputs. They share one walk
+/// over the factor. Of one that is stored by inputs they are as many as share scales.
 const TILE: usize = GROUP;
 
 /// How often every quant is looked at once more after all are rounded.
@@ -18,14 +18,6 @@ const SWEEPS: usize = 3;
 
 /// Makes the stored rows of a tile, by its number.
 type TileWork<'a> = dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync + 'a;
-
-/// Which weights share a scale: those of consecutive inputs of one output, or those of consecutive
-/// outputs of one input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Groups {
-    Inputs,
-    Outputs,
-}
 
 /// Rounds the matrices that read the same inputs.
 pub struct Rounder<'a> {
@@ -125,12 +117,13 @@ impl<'a> Rounder<'a> {
         let Some(grid) = Grid::of(dtype) else {
             return Ok(None);
         };
-        // [groups][inputs], a group with its scale
-        let group = dtype.row_bytes(TILE);
-        let mut tiles = vec![0; outputs.div_ceil(TILE) * self.size * group];
+        // [tiles][inputs], the quants and scales of one of each
+        let wide = dtype.span();
+        let group = dtype.row_bytes(wide);
+        let mut tiles = vec![0; outputs.div_ceil(wide) * self.size * group];
         let work = |tile: usize, out: &mut [u8]| {
-            let first = tile * TILE;
-            let width = TILE.min(outputs - first);
+            let first = tile * wide;
+            let width = wide.min(outputs - first);
             let rows = values.chunks_exact(outputs);
             let lines: Vec<f32> = rows
                 .flat_map(|row| &row[first..first + width])
@@ -139,14 +132,16 @@ impl<'a> Rounder<'a> {
             self.tile(Lines::new(dtype, Groups::Outputs, width, &lines), grid, out)
         };
         self.each_tile(&mut tiles, self.size * group, &work)?;
-        let (quants, row) = (dtype.quants_bytes(TILE), dtype.row_bytes(outputs));
+        let row = dtype.row_bytes(outputs);
         let mut out = vec![0; self.size * row];
-        for (g, tile) in tiles.chunks_exact(self.size * group).enumerate() {
-            for (part, out) in tile.chunks_exact(group).zip(out.chunks_exact_mut(row)) {
+        for (t, tile) in tiles.chunks_exact(self.size * group).enumerate() {
+            let (first, width) = (t * wide, wide.min(outputs - t * wide));
+            let parts = tile.chunks_exact(dtype.row_bytes(width));
+            for (part, out) in parts.zip(out.chunks_exact_mut(row)) {
                 let (out_quants, out_scales) = out.split_at_mut(dtype.quants_bytes(outputs));
-                let (part_quants, part_scale) = part.split_at(quants);
-                out_quants[g * quants..][..quants].copy_from_slice(part_quants);
-                out_scales[g * part_scale.len()..][..part_scale.len()].copy_from_slice(part_scale);
+                let (quants, scales) = part.split_at(dtype.quants_bytes(width));
+                out_quants[dtype.quants_bytes(first)..][..quants.len()].copy_from_slice(quants);
+                out_scales[dtype.scales_bytes(first)..][..scales.len()].copy_from_slice(scales);
             }
         }
         Ok(Some(out))
@@ -177,6 +172,8 @@ impl<'a> Rounder<'a> {
     /// Rounds one tile into `out`: with compensation, unless that turns out worse than without.
     fn tile(&self, lines: Lines<'_>, grid: Grid, out: &mut [u8]) -> Result<(), QuantizeError> {
         let bytes = lines.dtype.row_bytes(lines.len);
+        // a tile of few outputs does not fill its room
+        let out = &mut out[..lines.values.len() / lines.len * bytes];
         let mut plain = vec![0; out.len()];
         for (line, plain) in lines.iter().zip(plain.chunks_exact_mut(bytes)) {
             let (quants, scales) = plain.split_at_mut(lines.dtype.quants_bytes(lines.len));
@@ -205,54 +202,60 @@ impl<'a> Rounder<'a> {
             }
         }
         let mut codes = vec![0u8; outputs * n];
-        let mut scales = vec![0; lines.values.len() / lines.len * lines.len.div_ceil(GROUP)];
+        let mut factors = Factors::new(lines, grid);
         let costs: Vec<f32> = (0..n).map(|i| self.factor[i * (n + 1)].powi(-2)).collect();
-        let mut scale = [f16::ZERO; TILE];
-        let mut group = [0.0; TILE];
+        let mut place = vec![0; n];
+        (self.order.iter().enumerate()).for_each(|(i, &input)| place[input as usize] = i);
+        let (mut elements, mut weights) = (Vec::new(), Vec::new());
         for i in 0..n {
             let input = self.order[i] as usize;
             match lines.groups {
                 Groups::Outputs => {
-                    (0..outputs).for_each(|r| group[r] = w[r * n + i]);
-                    let best = grid.best_scale(&group[..outputs], &[1.0; TILE][..outputs]);
-                    scale.fill(best);
-                    scales[input] = best.to_bits();
+                    elements.clear();
+                    elements.extend((0..outputs).map(|r| w[r * n + i]));
+                    weights.resize(outputs, 1.0);
+                    factors.choose_all(input, &elements, &weights);
                 }
                 Groups::Inputs if i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP => {
-                    let end = i + GROUP.min(n - input / GROUP * GROUP);
+                    // what shares scales with the group, none of it rounded if it is the first
+                    let shared = factors.shared(input);
+                    weights.clear();
+                    weights.extend(shared.clone().map(|input| costs[place[input]]));
                     for (r, row) in w.chunks_exact(n).enumerate() {
-                        scale[r] = grid.best_scale(&row[i..end], &costs[i..end]);
-                        scales[lines.scale_index(r, input)] = scale[r].to_bits();
+                        elements.clear();
+                        elements.extend(shared.clone().map(|input| row[place[input]]));
+                        factors.choose(r, input, &elements, &weights);
                     }
+                    factors.begin(input);
                 }
                 Groups::Inputs => {}
             }
             let factor = &self.factor[i * n + i..(i + 1) * n];
             for r in 0..outputs {
-                let s = scale[r].to_f32();
+                let (s, min) = factors.at(lines, r, input);
                 let (x, later) = match w[r * n + i..(r + 1) * n].split_first_mut() {
                     Some(split) => split,
                     None => continue,
                 };
-                let quant = grid.nearest(*x, inverse_of(s));
+                let quant = grid.nearest(*x + min, inverse_of(s));
                 codes[lines.index(r, input)] = quant as i8 as u8;
-                let error = (*x - quant * s) / factor[0];
+                let error = (*x - (quant * s - min)) / factor[0];
                 self.on.cpu.axpy(-error, Row::f32(&factor[1..]), later);
             }
         }
-        self.refine(lines, grid, &scales, &mut codes);
-        lines.store(&codes, &scales, out);
+        self.refine(lines, grid, &factors, &mut codes);
+        factors.store(lines, &codes, out);
     }
 
     /// Takes each weight's quant to where the products' error is least while the others stay.
-    fn refine(&self, lines: &Lines<'_>, grid: Grid, scales: &[u16], codes: &mut [u8]) {
+    fn refine(&self, lines: &Lines<'_>, grid: Grid, factors: &Factors, codes: &mut [u8]) {
         let (n, outputs) = (self.size, lines.outputs(self.size));
-        let scale = |r, i| f16::from_bits(scales[lines.scale_index(r, i)]).to_f32();
         let mut errors = vec![0.0; outputs * n];
         for (at, error) in errors.iter_mut().enumerate() {
             let (r, i) = (at / n, at % n);
             let quant = f32::from(codes[lines.index(r, i)] as i8);
-            *error = lines.at(r, i) - quant * scale(r, i);
+            let (s, min) = factors.at(lines, r, i);
+            *error = lines.at(r, i) - (quant * s - min);
         }
         let mut spread = vec![0.0; errors.len()];
         self.spread(&errors, &mut spread);
@@ -261,7 +264,7 @@ impl<'a> Rounder<'a> {
             let row = &self.covariance[i * n..(i + 1) * n];
             let cost = row[i] + self.damping;
             let by = (spread[at] + self.damping * errors[at]) / cost;
-            let s = scale(r, i);
+            let (s, _) = factors.at(lines, r, i);
             let code = &mut codes[lines.index(r, i)];
             let quant = f32::from(*code as i8);
             let better = grid.nearest(quant * s + by, inverse_of(s));
@@ -316,81 +319,5 @@ impl<'a> Rounder<'a> {
             let pairs = errors[part.clone()].iter().zip(&spread[part]);
             pairs.map(|(e, s)| f64::from(*e) * f64::from(*s)).sum()
         })
-    }
-}
-
-/// Weights of a tile as they are stored: lines whose consecutive elements share scales.
-struct Lines<'a> {
-    dtype: DType,
-    groups: Groups,
-    /// Elements of a line.
-    len: usize,
-    values: &'a [f32],
-}
-
-impl<'a> Lines<'a> {
-    fn new(dtype: DType, groups: Groups, len: usize, values: &'a [f32]) -> Self {
-        Self {
-            dtype,
-            groups,
-            len,
-            values,
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &'a [f32]> + use<'a> {
-        self.values.chunks_exact(self.len)
-    }
-
-    /// Outputs of the tile.
-    fn outputs(&self, inputs: usize) -> usize {
-        self.values.len() / inputs
-    }
-
-    /// Where the weight of an output and an input is.
-    fn index(&self, output: usize, input: usize) -> usize {
-        match self.groups {
-            Groups::Inputs => output * self.len + input,
-            Groups::Outputs => input * self.len + output,
-        }
-    }
-
-    /// Which scale that weight has.
-    fn scale_index(&self, output: usize, input: usize) -> usize {
-        match self.groups {
-            Groups::Inputs => output * self.len.div_ceil(GROUP) + input / GROUP,
-            Groups::Outputs => input,
-        }
-    }
-
-    fn at(&self, output: usize, input: usize) -> f32 {
-        self.values[self.index(output, input)]
-    }
-
-    /// Stores quants, as signed bytes, and the bits of the lines' scales.
-    fn store(&self, codes: &[u8], scales: &[u16], out: &mut [u8]) {
-        let per_line = self.len.div_ceil(GROUP);
-        let bytes = self.dtype.row_bytes(self.len);
-        let lines = codes
-            .chunks_exact(self.len)
-            .zip(scales.chunks_exact(per_line));
-        let mut nibbles = vec![0; self.len];
-        for ((codes, scales), out) in lines.zip(out.chunks_exact_mut(bytes)) {
-            if self.dtype == DType::Q4 {
-                let from = codes.iter().map(|&code| (code as i8 + 8) as u8);
-                nibbles
-                    .iter_mut()
-                    .zip(from)
-                    .for_each(|(to, from)| *to = from);
-                store_q4_row(&nibbles, scales, out);
-                continue;
-            }
-            let (quants, to) = out.split_at_mut(self.dtype.quants_bytes(self.len));
-            quants.fill(0);
-            quants[..codes.len()].copy_from_slice(codes);
-            for (to, scale) in to.chunks_exact_mut(2).zip(scales) {
-                to.copy_from_slice(&scale.to_le_bytes());
-            }
-        }
     }
 }

@@ -7,7 +7,8 @@
 
 mod covariance;
 mod factor;
-pub(crate) mod gemm;
+mod gemm;
+mod lines;
 mod matrix;
 mod rows;
 mod scale;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use covariance::Covariance;
 pub(crate) use factor::inverse_factor;
-pub(crate) use gemm::{Gemm, transpose};
+pub use gemm::Gemm;
+pub(crate) use gemm::transpose;
 pub use matrix::Rounder;
 pub(crate) use rows::{Levels, Rows, round};

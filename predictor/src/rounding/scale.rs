@@ -10,7 +10,8 @@ const CANDIDATES: std::ops::RangeInclusive<u32> = 11..=21;
 /// the program is built for has no instruction for it.
 const ROUNDS: f32 = 12_582_912.0; // 1.5 · 2^23
 
-/// Integers that a block format multiplies with a scale.
+/// Integers that a block format multiplies with a scale, to take a minimum from the product if it
+/// has any.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     low: f32,
@@ -22,6 +23,7 @@ impl Grid {
     pub fn of(dtype: DType) -> Option<Self> {
         let (low, high) = match dtype {
             DType::Q4 => (-8.0, 7.0),
+            DType::Q4k => (0.0, 15.0),
             DType::Q8 => (-127.0, 127.0),
             _ => return None,
         };

@@ -81,8 +81,8 @@ proptest! {
     #[test]
     fn rounding_against_inputs_is_never_worse(
         seed in any::<u64>(),
-        size in 1usize..100,
-        outputs in 1usize..70,
+        size in prop_oneof![1usize..100, 250usize..300],
+        outputs in prop_oneof![1usize..70, 250usize..300],
         tokens in 0usize..60,
     ) {
         let on = Compute::new(2, None);
@@ -90,7 +90,7 @@ proptest! {
         let covariance = covariance(&on, &x, size);
         let by_rows = Rounder::for_rows(&on, size, covariance.clone());
         let by_columns = Rounder::for_columns(&on, size, covariance);
-        for dtype in [DType::Q4, DType::Q8] {
+        for dtype in [DType::Q4, DType::Q4k, DType::Q8] {
             let rows = by_rows.rows(dtype, &w).unwrap().unwrap();
             let columns = by_columns.columns(dtype, outputs, &turned(&w, size)).unwrap().unwrap();
             let by_column = plain(&on, dtype, outputs, &turned(&w, size));

@@ -92,6 +92,8 @@ pub struct IoEngine {
     free_active: Vec<u32>,
     slips: Box<[Slip]>,
     free_slips: Vec<u32>,
+    /// Bytes of the commands in flight.
+    bytes_in_flight: u64,
     /// Sink for the bytes between merged reads. Commands may write to it concurrently; no one reads
     /// it.
     waste: Option<Slot>,
@@ -121,6 +123,7 @@ impl IoEngine {
             free_active: (0..most as u32).rev().collect(),
             slips,
             free_slips: (0..depth).rev().collect(),
+            bytes_in_flight: 0,
             waste: waste(limits.gap),
             ready: Vec::new(),
             reaped: Vec::with_capacity(depth as usize),

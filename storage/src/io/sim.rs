@@ -7,12 +7,13 @@
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::device::{Device, Reaped, Waker};
 use super::profile::{Core, Profile};
 use super::source::FileSource;
 use super::sys::{self, Command, Piece};
+use crate::clock::{self, Moment};
 use crate::random::Random;
 
 /// Fault rates, in thousandths of all commands unless noted.
@@ -108,7 +109,7 @@ pub(crate) struct Sim {
     free_ns: u64,
     /// Model time under [`SimClock::Skip`].
     now_ns: u64,
-    began: Instant,
+    began: Moment,
     recent: [u64; RANGE_WINDOW],
     seen: usize,
     last_end: u64,
@@ -128,7 +129,7 @@ impl Sim {
             pending: Vec::with_capacity(depth as usize),
             free_ns: 0,
             now_ns: 0,
-            began: Instant::now(),
+            began: Moment::now(),
             recent: [0; RANGE_WINDOW],
             seen: 0,
             last_end: u64::MAX,
@@ -227,7 +228,7 @@ impl Sim {
             if left == 0 {
                 break;
             }
-            let wait = Duration::from_nanos(left);
+            let wait = clock::on_this_machine(Duration::from_nanos(left));
             rung = match self.bell.news.wait_timeout(rung, wait) {
                 Ok((guard, _)) => guard,
                 Err(e) => e.into_inner().0,

@@ -230,11 +230,15 @@ fn read_container(container: &Container) -> emberflow_storage::Result<()> {
 /// A packed model: what its sections hold makes sense to the engine.
 fn models() -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().expect("a folder");
-    let model = |name: &str| {
-        let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q4);
+    let model = |name: &str, quant| {
+        let path = packed(&fixtures().join("models").join(name), dir.path(), quant);
         std::fs::read(path).expect("a container")
     };
-    vec![model("relu"), model("qwen2"), model("opt")]
+    vec![
+        model("relu", DType::Q4),
+        model("qwen2", DType::Q4k),
+        model("opt", DType::Q4),
+    ]
 }
 
 fn use_model(bytes: &[u8]) -> bool {

@@ -1,5 +1,5 @@
-//! `emberflow bench ablation`: what bundles, the cache and the cluster pipeline give, one after the
-//! other (PowerInfer-2, Fig. 14).
+//! `emberflow bench ablation`: what bundles, the cache, the cluster pipeline and a device give, one after
+//! the other (PowerInfer-2, Fig. 14).
 
 use std::fs::File;
 
@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Decoding, Run};
+use super::device::{PHONE_ALONE, is_phone, measure_again};
 use super::facts::{Facts, file_of};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::LADDER;
@@ -54,43 +55,57 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let child = Child::new(bench)?;
     // A name that is wrong is said before minutes have passed.
     let open = |io: &String| Device::open(&bench.model, io, bench.quick);
-    let mut devices: Vec<Device> = args.io.iter().map(open).collect::<Result<_, _>>()?;
+    let on_phone = args.device.as_deref().is_some_and(is_phone);
+    let ios = disks(&args.io, on_phone)?;
+    let mut devices: Vec<Device> = ios.iter().map(open).collect::<Result<_, _>>()?;
     let simulated = devices.iter().any(Device::is_simulated);
     if simulated {
         warm(&file_of(&bench.model)?)?;
     }
-    let points: Vec<(&str, &str)> = (args.io.iter())
-        .flat_map(|io| LADDER.iter().map(move |rung| (io.as_str(), rung.0)))
+    let rungs = &LADDER[..LADDER.len() - usize::from(args.device.is_none())];
+    let points: Vec<(&str, &Rung)> = (ios.iter())
+        .flat_map(|io| rungs.iter().map(move |rung| (io.as_str(), rung)))
         .collect();
     let names: Vec<String> = (points.iter())
-        .map(|(io, policy)| format!("{policy}, {io}"))
+        .map(|(io, rung)| format!("{}, {io}", rung.1))
         .collect();
-    let mut before = || devices.iter_mut().try_for_each(Device::measure);
+    let mut before = || {
+        if on_phone {
+            measure_again()?;
+        }
+        devices.iter_mut().try_for_each(Device::measure)
+    };
     let series = in_turns(&names, rounds, &mut before, &mut |i, _| {
-        let (io, policy) = points[i];
+        let (io, rung) = points[i];
         let run = Decoding {
             share: args.share,
             ..Decoding::of(bench, tokens, io)
         };
-        child.run(&run.with(&["--policy", policy]), None)
+        let mut more = vec!["--policy", rung.0];
+        if let Some(device) = &args.device {
+            let last = i % rungs.len() == rungs.len() - 1;
+            let other = if on_phone { PHONE_ALONE } else { "none" };
+            more.extend(["--device", if last { device } else { other }]);
+        }
+        child.run(&run.with(&more), None)
     })?;
     let memory = memory_of(&series);
-    let rows: Vec<Row> = (args.io.iter().zip(&devices))
-        .zip(series.chunks(LADDER.len()))
+    let rows: Vec<Row> = (ios.iter().zip(&devices))
+        .zip(series.chunks(rungs.len()))
         .flat_map(|((io, device), series)| ladder(io, series, device, memory))
         .collect();
     let model = model_of(&series)?;
-    let title = format!(
-        "{model}: decoding step by step, {} of the FFN in memory",
+    let what = format!(
+        "decoding step by step, {} of the FFN in memory",
         percent(args.share)
     );
-    let how = format!(
-        "decoding step by step, {} of the FFN in memory, {tokens} tokens, {rounds} rounds in turns",
-        percent(args.share)
+    let (title, how) = (
+        format!("{model}: {what}"),
+        format!("{what}, {tokens} tokens, {rounds} rounds in turns"),
     );
     Results {
         bench: "ablation",
-        svg: chart(&title, &facts.line(), &args.io, &rows),
+        svg: chart(&title, &facts.line(), &ios, &rows),
         table: table(&rows),
         csv: csv(&rows),
         agreement: Some(Agreement::of(series.iter())),
@@ -98,13 +113,28 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         facts,
         how,
         body: Rows { rows: &rows },
-        notes: notes(simulated),
+        notes: notes(simulated, on_phone),
     }
     .finish(&bench.output)
 }
 
-/// What a reader should know, of measurements of which some are `simulated`.
-fn notes(simulated: bool) -> Vec<String> {
+/// Those of `io` on which a ladder can be climbed: the phone's disk is simulated too.
+fn disks(io: &[String], on_phone: bool) -> Result<Vec<String>, Failure> {
+    let may_be = |io: &&String| !on_phone || io.starts_with("sim:");
+    let ios: Vec<String> = io.iter().filter(may_be).cloned().collect();
+    if ios.is_empty() {
+        return Err(Failure::Usage(format!(
+            "--device {PHONE_ALONE} and the like need a simulated disk, such as --io sim:ufs4"
+        )));
+    }
+    Ok(ios)
+}
+
+/// A step of the ladder.
+type Rung = (&'static str, &'static str, f64);
+
+/// What a reader should know, of measurements of which some are `simulated`, or all of them `on_phone`.
+fn notes(simulated: bool, on_phone: bool) -> Vec<String> {
     let mut notes = vec![
         "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
          rates are theirs, and only the factors compare"
@@ -115,6 +145,14 @@ fn notes(simulated: bool) -> Vec<String> {
         notes.push(
             "sim: reads come from the page cache of this machine at the pace of a model of the device; \
              they are no measurements of a phone"
+                .into(),
+        );
+    }
+    if on_phone {
+        notes.push(
+            "device: a simulated phone; its compute threads are those of this machine, on a clock by which \
+             they read memory as fast as the phone's do; the bound of the last step is that of the CPU \
+             alone"
                 .into(),
         );
     }
@@ -137,7 +175,7 @@ fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row>
     let speeds: Vec<Range> = (series.iter())
         .map(|s| s.range(|r| r.decode_tokens_per_s))
         .collect();
-    let one = |(i, (series, rung)): (usize, (&Series, &(&'static str, &'static str, f64)))| {
+    let one = |(i, (series, rung)): (usize, (&Series, &Rung))| {
         let before = i.saturating_sub(1);
         let (bound, of_bound) = bounds(series, device, memory);
         let per_token = |run: &Run, values: &[u64]| {
@@ -198,7 +236,7 @@ fn table(rows: &[Row]) -> Table {
 
 fn csv(rows: &[Row]) -> Table {
     let mut table = Table::new(
-        "io | policy | tokens_per_s | tokens_per_s_min | tokens_per_s_max | factor | \
+        "io | policy | adds | tokens_per_s | tokens_per_s_min | tokens_per_s_max | factor | \
          of_first | wait_share | hit_rate | read_len | read_mb_per_token | \
          paper_tokens_per_s | paper_factor | bound_ms | of_bound",
     );
@@ -207,6 +245,7 @@ fn csv(rows: &[Row]) -> Table {
         table.rows.push(vec![
             r.io.clone(),
             r.policy.into(),
+            r.adds.into(),
             format!("{:.4}", t.median),
             format!("{:.4}", t.min),
             format!("{:.4}", t.max),
@@ -229,9 +268,10 @@ fn csv(rows: &[Row]) -> Table {
 fn chart(title: &str, facts: &str, io: &[String], rows: &[Row]) -> String {
     let mut names: Vec<String> = io.to_vec();
     names.push("paper (their phone)".into());
-    let groups: Vec<(String, Vec<f64>)> = (LADDER.iter())
+    let shown = |rung: &&Rung| rows.iter().any(|r| r.adds == rung.1);
+    let groups: Vec<(String, Vec<f64>)> = (LADDER.iter().filter(shown))
         .map(|rung| {
-            let here = rows.iter().filter(|r| r.policy == rung.0);
+            let here = rows.iter().filter(|r| r.adds == rung.1);
             let mut values: Vec<f64> = here.map(|r| r.of_first).collect();
             values.push(rung.2 / LADDER[0].2);
             (rung.1.to_owned(), values)

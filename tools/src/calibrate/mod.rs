@@ -6,9 +6,11 @@
 //! residual stream behind the last one, so that a run that was stopped goes on where it was; the
 //! packer takes them from there.
 //!
-//! The engine itself runs each layer, packed as a model of its own. Models with experts, with FFNs of
-//! two matrices or of another form than the common one are refused.
+//! The engine itself runs each layer, packed as a model of its own. Each expert is rounded against the
+//! tokens that visit it (`experts.rs`). Models with FFNs of two matrices or of another form than the
+//! common one are refused.
 
+mod experts;
 mod one_layer;
 mod pass;
 pub(crate) mod rounded;
@@ -105,7 +107,7 @@ pub fn calibrate(
     let rounds = |t: &TensorInfo| takes(t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
-            "--calibrate rounds to q4 and q8; the formats that were asked for are floats",
+            "--calibrate rounds to q4, q4k and q8; the formats that were asked for are floats",
         ));
     }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
@@ -159,9 +161,6 @@ pub fn calibrate(
 
 /// Why a model cannot be calibrated, or `None` if it can.
 fn why_not(c: &ModelConfig) -> Option<&'static str> {
-    if c.mixture.is_some() {
-        return Some("has experts");
-    }
     if c.ffn_kind.ungated {
         return Some("has FFNs of two matrices");
     }
@@ -199,6 +198,8 @@ impl Job<'_> {
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
         let none = Wanted::default();
+        let experts = self.source.config().mixture_of(number).is_some();
+        let visited = self.takes_ffn(number);
         let steps = [
             Wanted {
                 attention: true,
@@ -208,9 +209,13 @@ impl Job<'_> {
                 mixed: true,
                 ..none
             },
-            Wanted { ffn: true, ..none },
             Wanted {
-                hidden: true,
+                ffn: !experts,
+                visits: experts && visited,
+                ..none
+            },
+            Wanted {
+                hidden: !experts,
                 ..none
             },
             Wanted {
@@ -218,7 +223,7 @@ impl Job<'_> {
                 ..none
             },
         ];
-        for wanted in steps {
+        for wanted in steps.into_iter().filter(|&wanted| wanted != none) {
             let layer = OneLayer::new(self.source, number, &rows, wanted.needs_ffn());
             let seen = run(&self.on, &layer, &self.folder, stream, wanted)?;
             self.round(number, seen, &mut rows)?;
@@ -242,13 +247,23 @@ impl Job<'_> {
             let size = covariance.size();
             let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
             for &role in roles.iter().filter(|role| takes(role)) {
-                rows.put(role, self.rows(TensorId::layer(role, layer), &rounder)?);
+                let id = TensorId::layer(role, layer);
+                rows.put(id, self.rows(id, &rounder)?);
             }
         }
         if !seen.hidden.is_empty() && takes(Role::Down, self.dtype(Role::Down, layer)) {
-            rows.put(Role::Down, self.down(layer, seen.hidden)?);
+            let id = TensorId::layer(Role::Down, layer);
+            rows.put(id, self.down(id, seen.hidden)?);
+        }
+        if let Some(visits) = seen.visits {
+            self.experts(layer, &visits, rows)?;
         }
         Ok(())
+    }
+
+    /// Whether the FFNs of a layer are rounded.
+    fn takes_ffn(&self, layer: u32) -> bool {
+        takes(Role::Gate, self.dtype(Role::Gate, layer))
     }
 
     fn dtype(&self, role: Role, layer: u32) -> DType {
@@ -272,8 +287,7 @@ impl Job<'_> {
     }
 
     /// Down, whose stored rows are neurons: columns of the matrix, one for each of its inputs.
-    fn down(&self, layer: u32, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
-        let id = TensorId::layer(Role::Down, layer);
+    fn down(&self, id: TensorId, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
         let dtype = self.options.dtype_of(id);
         let (_, cols) = self.shape(id);
         let mut bytes = Vec::new();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Mixture, ModelConfig};
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo};
 
@@ -29,10 +29,22 @@ impl<'a> OneLayer<'a> {
     /// nothing in its place.
     pub fn new(source: &'a dyn Checkpoint, layer: u32, rounded: &'a LayerRows, ffn: bool) -> Self {
         let c = source.config();
+        let mixture = c.mixture_of(layer).filter(|_| ffn);
+        let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
         let config = ModelConfig {
             vocab: 1,
             layers: 1,
-            ffn: if ffn { c.ffn } else { NO_FFN },
+            ffn: match mixture {
+                _ if !ffn => NO_FFN,
+                Some(_) => c.ffn,
+                None => dense,
+            },
+            experts: mixture.map_or(1, |_| c.experts),
+            mixture: mixture.map(|mixture| Mixture {
+                dense_layers: Vec::new(),
+                dense_ffn: 0,
+                ..mixture.clone()
+            }),
             window: vec![c.window[layer as usize]],
             tied_head: true,
             bos: None,
@@ -101,7 +113,7 @@ impl Checkpoint for OneLayer<'_> {
             out.fill(0.0);
             return Ok(());
         }
-        if let Some(rows) = self.rounded.get(id.role) {
+        if let Some(rows) = self.rounded.get(id) {
             let cpu = Cpu::detect();
             let stored = rows.bytes.chunks_exact(rows.dtype.row_bytes(rows.cols));
             let stored = stored.skip(first).take(count);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use emberflow_engine::{AttentionSeen, Budget, Engine, FfnSeen, Model, Options, Sparsity};
+use emberflow_engine::{AttentionSeen, Budget, Choice, Engine, FfnSeen, Model, Options, Sparsity};
 use emberflow_kernels::{Compute, DType};
 use emberflow_predictor::rounding::Covariance;
 
@@ -18,7 +18,7 @@ use crate::{Failure, interrupt};
 pub const DOWN_BLOCK: usize = 4096;
 
 /// What to gather in a pass.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// What Q, K and V read.
     pub attention: bool,
@@ -26,7 +26,9 @@ pub struct Wanted {
     pub mixed: bool,
     /// What Gate and Up read.
     pub ffn: bool,
-    /// What Down reads; needs the FFN.
+    /// What the experts read and which tokens visit them; needs the FFN.
+    pub visits: bool,
+    /// What Down reads, of an FFN without experts; needs the FFN.
     pub hidden: bool,
     /// The layer's output becomes the stream; needs the FFN.
     pub advance: bool,
@@ -35,7 +37,7 @@ pub struct Wanted {
 impl Wanted {
     /// Whether the FFN is computed.
     pub fn needs_ffn(self) -> bool {
-        self.hidden || self.advance
+        self.visits || self.hidden || self.advance
     }
 }
 
@@ -50,6 +52,19 @@ pub struct Gathered {
     pub ffn: Option<Covariance>,
     /// Of Down, block by block of neurons.
     pub hidden: Vec<Covariance>,
+    /// Of the experts.
+    pub visits: Option<Visits>,
+}
+
+/// What the experts of a layer read.
+#[derive(Debug, Default)]
+pub struct Visits {
+    /// What Gate and Up read, `[tokens × d]`.
+    pub x: Vec<f32>,
+    /// The chosen experts of each token with the factors of their results, `[tokens × chosen]`.
+    pub choices: Vec<Choice>,
+    /// How many experts a token visits.
+    pub chosen: usize,
 }
 
 impl Gathered {
@@ -68,6 +83,10 @@ impl Gathered {
                 true => sizes.map(Covariance::new).collect(),
                 false => Vec::new(),
             },
+            visits: wanted.visits.then(|| Visits {
+                chosen: c.mixture_of(0).map_or(1, |m| m.chosen as usize),
+                ..Visits::default()
+            }),
         }
     }
 }
@@ -90,6 +109,7 @@ pub fn run(
         mixed,
         ffn,
         hidden,
+        visits,
     } = &mut gathered;
     let mut of_attention = |seen: &AttentionSeen<'_>| {
         attention.iter_mut().for_each(|sum| sum.add(on, seen.x));
@@ -97,6 +117,10 @@ pub fn run(
     };
     let mut of_ffn = |seen: &FfnSeen<'_>| {
         ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
+        for visits in visits.iter_mut() {
+            visits.x.extend_from_slice(seen.x);
+            visits.choices.extend_from_slice(seen.choices);
+        }
         let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);
         for (sum, block) in hidden.iter_mut().zip(blocks) {
             sum.add_turned(on, block);

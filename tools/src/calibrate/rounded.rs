@@ -1,8 +1,10 @@
 //! Rounded matrices: of one layer in memory, of all layers in files beside the output.
 //!
-//! A layer's file holds its matrices' stored rows one after the other, in the order of [`ROLES`]
-//! and in the checkpoint's order of neurons, then their checksum. It gets its name when it is whole.
+//! A layer's file holds its matrices' stored rows one after the other, those of attention and then
+//! expert by expert, in the order of [`ROLES`] and in the checkpoint's order of neurons, then their
+//! checksum. It gets its name when it is whole.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,12 +12,12 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::meta::Calibration;
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::{Role, TensorId, required};
+use emberflow_models::names::{Required, Role, TensorId, required};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Failure, atomic};
 
-/// Matrices of a layer, in the order in which they are rounded.
+/// Roles of a layer's matrices, in the order in which they are rounded.
 pub const ROLES: [Role; 7] = [
     Role::Q,
     Role::K,
@@ -39,18 +41,19 @@ pub struct StoredRows {
 
 /// The matrices of a layer that are rounded so far.
 #[derive(Debug, Default)]
-pub struct LayerRows(Vec<(Role, StoredRows)>);
+pub struct LayerRows(BTreeMap<(u32, usize), StoredRows>);
 
 impl LayerRows {
-    /// The matrix of a role.
-    pub fn get(&self, role: Role) -> Option<&StoredRows> {
-        let found = self.0.iter().find(|(r, _)| *r == role);
-        found.map(|(_, rows)| rows)
+    /// The matrix of a role and expert.
+    pub fn get(&self, id: TensorId) -> Option<&StoredRows> {
+        self.0.get(&place_of(id)?)
     }
 
     /// Adds one.
-    pub fn put(&mut self, role: Role, rows: StoredRows) {
-        self.0.push((role, rows));
+    pub fn put(&mut self, id: TensorId, rows: StoredRows) {
+        if let Some(place) = place_of(id) {
+            self.0.insert(place, rows);
+        }
     }
 
     /// Writes the layer's file.
@@ -58,18 +61,28 @@ impl LayerRows {
     /// # Errors
     /// The system's.
     pub fn save(&self, path: &Path) -> Result<(), Failure> {
-        let rows = ROLES.iter().filter_map(|&role| self.get(role));
+        let rows = self.0.values();
         let mut bytes: Vec<u8> = rows.flat_map(|rows| &rows.bytes).copied().collect();
         bytes.extend(xxh3_64(&bytes).to_le_bytes());
         atomic::write(path, &bytes)
     }
 }
 
+/// What matrices are sorted by in a layer's file; `None` for one that is not there.
+fn place_of(id: TensorId) -> Option<(u32, usize)> {
+    let role = ROLES.iter().position(|&role| role == id.role)?;
+    // attention is before all experts
+    let expert = if id.role.is_bundled() {
+        id.expert + 1
+    } else {
+        0
+    };
+    Some((expert, role))
+}
+
 /// Where a matrix lies in its layer's file.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    layer: u32,
-    role: Role,
     offset: u64,
     stride: usize,
 }
@@ -79,7 +92,7 @@ struct Place {
 pub struct Rounded {
     summary: Calibration,
     layers: Vec<(PathBuf, File)>,
-    places: Vec<Place>,
+    places: BTreeMap<TensorId, Place>,
 }
 
 impl Rounded {
@@ -94,21 +107,27 @@ impl Rounded {
         summary: Calibration,
         stored: &dyn Fn(TensorId) -> Option<DType>,
     ) -> Result<Self, Failure> {
-        let (required, mut places) = (required(config), Vec::new());
+        let mut places = BTreeMap::new();
+        let mut by_layer: BTreeMap<u32, BTreeMap<(u32, usize), Required>> = BTreeMap::new();
+        for tensor in required(config) {
+            if let Some(place) = place_of(tensor.id) {
+                by_layer
+                    .entry(tensor.id.layer)
+                    .or_default()
+                    .insert(place, tensor);
+            }
+        }
         let mut layers = Vec::with_capacity(paths.len());
         for (layer, path) in (0..).zip(paths) {
             let mut offset = 0;
-            for role in ROLES {
-                let id = TensorId::layer(role, layer);
-                let shape = required.iter().find(|t| t.id == id);
-                if let (Some(shape), Some(dtype)) = (shape, stored(id)) {
+            for shape in by_layer
+                .get(&layer)
+                .into_iter()
+                .flat_map(|all| all.values())
+            {
+                if let Some(dtype) = stored(shape.id) {
                     let stride = dtype.row_bytes(shape.cols);
-                    places.push(Place {
-                        layer,
-                        role,
-                        offset,
-                        stride,
-                    });
+                    places.insert(shape.id, Place { offset, stride });
                     offset += (shape.rows * stride) as u64;
                 }
             }
@@ -136,12 +155,7 @@ impl Rounded {
 
     /// Whether the matrix is here.
     pub fn has(&self, id: TensorId) -> bool {
-        self.place(id).is_some() && id.expert == 0
-    }
-
-    fn place(&self, id: TensorId) -> Option<Place> {
-        let mut places = self.places.iter().copied();
-        places.find(|p| (p.layer, p.role) == (id.layer, id.role))
+        self.places.contains_key(&id)
     }
 
     /// Reads consecutive stored rows, from row `first` on, into `out`.
@@ -150,7 +164,7 @@ impl Rounded {
     /// The system's.
     pub fn read(&self, id: TensorId, first: usize, out: &mut [u8]) -> Result<(), Failure> {
         let layer = self.layers.get(id.layer as usize);
-        let (Some(place), Some((path, file))) = (self.place(id), layer) else {
+        let (Some(place), Some((path, file))) = (self.places.get(&id), layer) else {
             return Err(Failure::Fault(format!("{id} was not rounded")));
         };
         let at = place.offset + (first * place.stride) as u64;

@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 use emberflow_engine::Ablation;
 
 use super::{
-    EngineArgs, ModelArg, ReadSize, SparsityArg, io_names, parse_read_size, parse_share_percent,
-    policy_names,
+    EngineArgs, ModelArg, ReadSize, SparsityArg, io_names, parse_device, parse_read_size,
+    parse_share_percent, policy_names,
 };
 use crate::size;
 
@@ -151,7 +151,8 @@ pub struct BenchSweepArgs {
 #[command(after_help = "\
 Examples:
   emberflow bench ablation model.ember
-  emberflow bench ablation model.ember --io sim:ufs4 -n 8 --rounds 2 --svg ladder.svg")]
+  emberflow bench ablation model.ember --io sim:ufs4 -n 8 --rounds 2 --svg ladder.svg
+  emberflow bench ablation model.ember --io sim:ufs4 --device sim:8gen3")]
 pub struct BenchAblationArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
@@ -168,6 +169,9 @@ pub struct BenchAblationArgs {
     /// Share of the FFN in memory, in percent.
     #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
     pub share: f64,
+    /// A device for a last step: as for run. With sim:8gen3 all steps are those of a simulated phone.
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    pub device: Option<String>,
 }
 
 /// `bench latency`

@@ -1,6 +1,7 @@
 //! Values of options as people type them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use emberflow_engine::device::DeviceChoice;
 use emberflow_engine::{Ablation, Budget};
 
 use crate::size;
@@ -35,6 +36,11 @@ pub(crate) fn io_names() -> PossibleValuesParser {
 pub(crate) fn policy_names() -> impl TypedValueParser<Value = Ablation> {
     let names = PossibleValuesParser::new(Ablation::ALL.map(Ablation::name));
     names.try_map(|name| name.parse::<Ablation>())
+}
+
+/// The name of a device, as it is.
+pub(crate) fn parse_device(name: &str) -> Result<String, String> {
+    name.parse::<DeviceChoice>().map(|_| name.to_owned())
 }
 
 pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {

@@ -1,16 +1,18 @@
-//! A container's weights as a GGUF file in f32.
+//! A container's weights as a GGUF file: in f32, but q4k as Q4_K where a matrix is stored by rows there
+//! too, which all but Down are.
 
 use std::path::Path;
 
+use emberflow_kernels::{DType, Row};
 use emberflow_models::gguf_vocab::GgufVocab;
-use emberflow_models::names::{Required, Role};
+use emberflow_models::names::{Required, Role, TensorId};
 use emberflow_models::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 use emberflow_storage::container::Container;
 
-use crate::Failure;
 use crate::packed::Packed;
+use crate::{Failure, q4_k};
 
-/// Writes `container`'s weights, as f32, into the file `path`. What GGUF has no key for, the
+/// Writes `container`'s weights, with the values that they have here, into the file `path`. What GGUF has no key for, the
 /// recommended sampling, is left out. `tell` hears of bytes done and in all; the latter come back.
 ///
 /// # Errors
@@ -28,48 +30,52 @@ pub fn export(
             "family {family:?}: biases of the FFN are not written as gguf yet"
         )));
     }
-    let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
-    let template = packed.meta.chat_template.clone();
-    let template = template.map(|t| ("tokenizer.chat_template".into(), GgufValue::Text(t)));
-    let file = GgufFile {
-        config: packed.config(),
-        vocab: &vocab,
-        encoding: Encoding::F32,
-        extra: template.into_iter().collect(),
-    };
-    let mut writer = GgufWriter::create(path, file)?;
+    let mut writer = begin(container, &packed, path)?;
     let total = writer.data_bytes();
     let (mut done, mut bytes) = (0, Vec::new());
     for tensor in writer.tensors().to_vec() {
-        let mut row = |values: &[f32]| {
-            bytes.clear();
-            bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        let mut put = |bytes: &[u8]| {
             done += bytes.len() as u64;
             tell(done, total);
-            Ok(writer.append(&bytes)?)
+            Ok(writer.append(bytes)?)
+        };
+        let mut row = |stored: Option<Row<'_>>, values: &[f32]| {
+            bytes.clear();
+            match stored.filter(|_| tensor.q4_k) {
+                Some(stored) => q4_k::write(stored, &mut bytes),
+                None => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+            }
+            put(&bytes)
         };
         match tensor.id.role {
             Role::Gate | Role::Up => {
                 let bank = bank_of(container, &tensor)?;
-                packed.neurons(bank, &mut |_, neuron| match tensor.id.role {
-                    Role::Gate => row(&neuron.gate),
-                    _ => row(&neuron.up),
+                packed.neurons(bank, &mut |_, neuron| {
+                    let (values, stored) = match tensor.id.role {
+                        Role::Gate => (&neuron.gate, &neuron.stored[0]),
+                        _ => (&neuron.up, &neuron.stored[1]),
+                    };
+                    let stored = Row::inline(packed.ffn_dtype(), values.len(), stored);
+                    row(Some(stored), values)
                 })?;
             }
             // stored transposed
             Role::Down => {
                 let matrix = down_matrix(&packed, container, &tensor)?;
-                matrix.chunks_exact(tensor.cols).try_for_each(&mut row)?;
+                let mut rows = matrix.chunks_exact(tensor.cols);
+                rows.try_for_each(|values| row(None, values))?;
             }
             // in another order of rows, which is known when all are read
             Role::Q | Role::K => {
                 let matrix = whole(&packed, &tensor)?;
                 for stored in 0..tensor.rows {
-                    let from = tensor.presented_row(stored) * tensor.cols;
-                    row(&matrix[from..from + tensor.cols])?;
+                    let from = tensor.presented_row(stored) * tensor.row_bytes;
+                    put(&matrix[from..from + tensor.row_bytes])?;
                 }
             }
-            _ => packed.rows(required(&tensor), &mut |_, _, values| row(values))?,
+            _ => packed.rows(required(&tensor), &mut |_, stored, values| {
+                row(Some(stored), values)
+            })?,
         }
     }
     writer.finish()?;
@@ -84,11 +90,40 @@ fn required(tensor: &GgufTensor) -> Required {
     }
 }
 
-/// All rows of a tensor that is not FFN.
-fn whole(packed: &Packed<'_>, tensor: &GgufTensor) -> Result<Vec<f32>, Failure> {
-    let mut matrix = vec![0.0; tensor.rows * tensor.cols];
-    packed.rows(required(tensor), &mut |r, _, values| {
-        matrix[r * tensor.cols..][..tensor.cols].copy_from_slice(values);
+/// The file with its header.
+fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<GgufWriter, Failure> {
+    let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
+    let template = packed.meta.chat_template.clone();
+    let template = template.map(|t| ("tokenizer.chat_template".into(), GgufValue::Text(t)));
+    let file = GgufFile {
+        config: packed.config(),
+        vocab: &vocab,
+        encoding: Encoding::F32,
+        q4_k: &|id| is_q4k(container, packed, id),
+        extra: template.into_iter().collect(),
+    };
+    Ok(GgufWriter::create(path, file)?)
+}
+
+/// Whether a matrix is stored in q4k.
+fn is_q4k(container: &Container, packed: &Packed<'_>, id: TensorId) -> bool {
+    match id.role.is_bundled() {
+        true => packed.ffn_dtype() == DType::Q4k,
+        false => {
+            let entry = container.tensor(&id.to_string());
+            entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())
+        }
+    }
+}
+
+/// All rows of a tensor that is not FFN, as the file holds them.
+fn whole(packed: &Packed<'_>, tensor: &GgufTensor) -> Result<Vec<u8>, Failure> {
+    let mut matrix = Vec::with_capacity(tensor.rows * tensor.row_bytes);
+    packed.rows(required(tensor), &mut |_, stored, values| {
+        match tensor.q4_k {
+            true => q4_k::write(stored, &mut matrix),
+            false => matrix.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        }
         Ok(())
     })?;
     Ok(matrix)

@@ -17,10 +17,10 @@ use emberflow_storage::container::Layout;
 use super::layout::PackLayout;
 use super::options::PackOptions;
 use super::write::{MixedReport, Share};
-use crate::{Failure, size};
+use crate::{Failure, q4_k, size};
 
 /// What a matrix may be stored as, smallest first.
-const FORMATS: [DType; 4] = [DType::Q4, DType::Q8, DType::F16, DType::F32];
+const FORMATS: [DType; 5] = [DType::Q4, DType::Q4k, DType::Q8, DType::F16, DType::F32];
 
 /// Rows of a matrix that are rounded to learn its error.
 const ROWS: usize = 256;
@@ -236,6 +236,11 @@ impl Item {
                 .sum::<f64>();
             for (error, dtype) in errors.iter_mut().zip(FORMATS) {
                 let mut bytes = vec![0; dtype.row_bytes(tensor.cols)];
+                if dtype == DType::Q4k
+                    && q4_k::read(source, tensor.id, number, tensor.cols, &mut bytes)?
+                {
+                    continue;
+                }
                 let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(tensor.cols));
                 if quantize_row(dtype, &row, quants, scales).is_err() {
                     // it cannot be stored so

@@ -52,12 +52,16 @@ pub struct CalibrationText {
 }
 
 impl PackOptions {
-    /// Defaults for a quantisation: embedding and head in q8 where it is q4.
+    /// Defaults for a quantisation: embedding and head in q8 where it has four bits.
     pub fn new(quant: DType) -> Self {
         Self {
             ffn: quant,
             attention: quant,
-            embedding: if quant == DType::Q4 { DType::Q8 } else { quant },
+            embedding: if is_four_bits(quant) {
+                DType::Q8
+            } else {
+                quant
+            },
             stats: None,
             coactivation: true,
             sector: None,
@@ -79,13 +83,13 @@ impl PackOptions {
         }
     }
 
-    /// These options for `source`: neurons that are in mxfp4 already stay so, bit for bit, where q4 is
-    /// asked for.
+    /// These options for `source`: neurons that are in mxfp4 already stay so, bit for bit, where four
+    /// bits are asked for.
     pub(super) fn for_source(&self, source: &dyn Checkpoint) -> Self {
         let is_neuron = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
         let mut neurons = source.tensors().iter().filter(is_neuron);
         let (c, whole) = (source.config(), |n: u32| n.is_multiple_of(32));
-        let stays = self.ffn == DType::Q4
+        let stays = is_four_bits(self.ffn)
             // statistics of routing leave neurons in their order
             && (self.stats.is_none() || c.mixture.is_some())
             && !c.ffn_kind.activation.is_sparse()
@@ -122,10 +126,16 @@ impl PackOptions {
     }
 }
 
+/// Whether weights are rounded to four bits in a format.
+fn is_four_bits(dtype: DType) -> bool {
+    matches!(dtype, DType::Q4 | DType::Q4k)
+}
+
 impl From<QuantArg> for DType {
     fn from(arg: QuantArg) -> Self {
         match arg {
             QuantArg::Q4 => Self::Q4,
+            QuantArg::Q4k => Self::Q4k,
             QuantArg::Q8 => Self::Q8,
             QuantArg::F16 => Self::F16,
             QuantArg::F32 => Self::F32,

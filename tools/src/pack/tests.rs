@@ -181,7 +181,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
     }
     // neurons in q8 would leave the others less than they need
     let report = packed(10_500_000).unwrap();
-    assert_eq!(report.mixed.unwrap().ffn, "q4");
+    assert_eq!(report.mixed.unwrap().ffn, "q4k");
     assert!(report.bytes < 8_400_000);
     let small = packed(1_000_000).unwrap_err().to_string();
     assert!(

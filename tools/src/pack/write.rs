@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use super::layout::PackLayout;
 use super::options::PackOptions;
-use crate::Failure;
 use crate::calibrate::rounded::Rounded;
+use crate::{Failure, q4_k};
 
 /// Rows that are read and quantised together.
 const BATCH: usize = 64;
@@ -196,6 +196,9 @@ impl Work<'_> {
         cols: usize,
     ) -> Result<(), Failure> {
         let Some(rounded) = self.rounded.filter(|rounded| rounded.has(id)) else {
+            if dtype == DType::Q4k && self.imported(id, bank, rows.clone(), cols)? {
+                return Ok(());
+            }
             self.read(id, bank, rows.start, rows.len(), cols)?;
             return match id.role == Role::Down && self.layout.format.is_across() {
                 true => self.encode_across(id),
@@ -209,6 +212,26 @@ impl Work<'_> {
             rounded.read(id, row, out)?;
         }
         Ok(())
+    }
+
+    /// Puts rows that the checkpoint has in Q4_K into `self.encoded`, bit for bit. False where it has
+    /// them in another format.
+    fn imported(
+        &mut self,
+        id: TensorId,
+        bank: Option<usize>,
+        rows: Range<usize>,
+        cols: usize,
+    ) -> Result<bool, Failure> {
+        let stride = DType::Q4k.row_bytes(cols);
+        self.encoded.resize(rows.len() * stride, 0);
+        for (row, out) in rows.zip(self.encoded.chunks_exact_mut(stride)) {
+            let row = bank.map_or(row, |bank| self.layout.original(bank, row));
+            if !q4_k::read(self.source, id, row, cols, out)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.

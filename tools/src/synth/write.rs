@@ -58,6 +58,7 @@ pub fn gguf(
         config,
         vocab: &vocab,
         encoding,
+        q4_k: &|_| false,
         extra,
     };
     let mut writer = GgufWriter::create(path, file)?;

@@ -159,7 +159,7 @@ unsafe fn scores<L: Lanes, const Q: usize>(
             DType::F32 => scores_as::<L, F32, Q>(keys, queries, scores, stride),
             DType::F16 => scores_as::<L, F16, Q>(keys, queries, scores, stride),
             DType::BF16 => scores_as::<L, BF16, Q>(keys, queries, scores, stride),
-            DType::Q8 | DType::Q4 | DType::Mxfp4 => {}
+            DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4 => {}
         }
     }
 }
@@ -224,7 +224,7 @@ unsafe fn score_tile<L: Lanes, S: Stored, const Q: usize>(
         let mut sums = [L::zero(); Q];
         for d in 0..head_dim {
             fetch_group::<S>(keys.wrapping_add(d * S::BYTES + AHEAD));
-            let keys = S::load::<L>(keys.add(d * S::BYTES));
+            let keys = S::load::<L>(keys.add(d * S::BYTES), 1.0, 0.0);
             for (q, sum) in sums.iter_mut().enumerate() {
                 let query = queries.base.add(q.min(count - 1) * head_dim);
                 *sum = L::splat(*query.add(d)).mul_add(keys, *sum);
@@ -263,7 +263,7 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
             DType::F32 => mix_as::<L, F32, Q, G>(values, weights, stride, out),
             DType::F16 => mix_as::<L, F16, Q, G>(values, weights, stride, out),
             DType::BF16 => mix_as::<L, BF16, Q, G>(values, weights, stride, out),
-            DType::Q8 | DType::Q4 | DType::Mxfp4 => {}
+            DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4 => {}
         }
     }
 }
@@ -382,7 +382,7 @@ unsafe fn mix_tile<L: Lanes, S: Stored, const Q: usize, const G: usize>(
             let mut value = [L::zero(); G];
             for (g, value) in value.iter_mut().enumerate() {
                 fetch_group::<S>(values.base.wrapping_add(p * row + g * S::BYTES + AHEAD));
-                *value = S::load::<L>(values.base.add(p * row + g * S::BYTES));
+                *value = S::load::<L>(values.base.add(p * row + g * S::BYTES), 1.0, 0.0);
             }
             for (q, sums) in sums.iter_mut().enumerate() {
                 let weight = L::splat(*weights.base.add(q.min(count - 1) * weights.stride + p));

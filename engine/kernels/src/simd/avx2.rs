@@ -77,6 +77,27 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_q4k(from: *const u8, scale: f32, min: f32) -> Self {
+        // SAFETY: the caller guarantees AVX2 and 16 readable bytes.
+        unsafe {
+            let (scale, min) = (_mm256_set1_ps(scale), _mm256_set1_ps(min));
+            let (bytes, mask) = (load_16(from), _mm_set1_epi8(15));
+            let low = _mm_and_si128(bytes, mask);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
+            let parts = [
+                low,
+                _mm_unpackhi_epi64(low, low),
+                high,
+                _mm_unpackhi_epi64(high, high),
+            ];
+            Avx2(parts.map(|nibbles| {
+                let nibbles = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(nibbles));
+                _mm256_fmsub_ps(nibbles, scale, min)
+            }))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
         // SAFETY: the caller guarantees AVX2 and 16 readable bytes; the table is as long.
         unsafe {

@@ -68,6 +68,24 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_q4k(from: *const u8, scale: f32, min: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512 and 16 readable bytes.
+        unsafe {
+            // As for q4, with a table of what the nibbles stand for here.
+            let nibbles = _mm512_setr_ps(
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, //
+                8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+            );
+            let table = _mm512_fmsub_ps(nibbles, _mm512_set1_ps(scale), _mm512_set1_ps(min));
+            let bytes = _mm512_cvtepu8_epi32(load_16(from));
+            Avx512([
+                _mm512_permutexvar_ps(bytes, table),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table),
+            ])
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
         // SAFETY: the caller guarantees AVX-512 and 16 readable bytes; the table is as long.
         unsafe {

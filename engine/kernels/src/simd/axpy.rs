@@ -6,7 +6,10 @@
 
 use super::{
     lanes::Lanes,
-    stored::{BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q8, Stored, last_group, prefetch, scales},
+    stored::{
+        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4k, Q8, Stored, factors_of, last_group, prefetch,
+        scales,
+    },
 };
 use crate::{
     dtype::{DType, GROUP},
@@ -84,6 +87,7 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
             DType::BF16 => axpy_rows_as::<L, BF16, G, NEW>(factors, rows, y),
             DType::Q8 => axpy_rows_as::<L, Q8, G, NEW>(factors, rows, y),
             DType::Q4 => axpy_rows_as::<L, Q4, G, NEW>(factors, rows, y),
+            DType::Q4k => axpy_rows_as::<L, Q4k, G, NEW>(factors, rows, y),
             DType::Mxfp4 => axpy_rows_as::<L, Mxfp4, G, NEW>(factors, rows, y),
         }
     }
@@ -154,6 +158,8 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     y: &mut [f32],
 ) {
     let mut scaled = [[0.0f32; GROUPS]; ROWS];
+    // scales and minimums that elements are loaded with
+    let mut loaded = [([0.0f32; GROUPS], [0.0f32; GROUPS]); ROWS];
     let mut ahead = [std::ptr::null(); ROWS];
     let end = first + count;
     for (i, (&a, row)) in factors.iter().zip(rows).enumerate() {
@@ -171,16 +177,21 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
         } else {
             [a; GROUPS]
         };
+        if S::MINS {
+            prefetch(row_ahead.scales().as_ptr().wrapping_add(2 * group));
+            // SAFETY: as above.
+            loaded[i] = unsafe { factors_of::<L>(*row, first, count) };
+        }
     }
     let mut k = 0;
     // SAFETY: all rows and `y` have the groups `first..first + count`.
     unsafe {
         while k + G <= count {
-            tile::<L, S, G, NEW>(&scaled, rows, &ahead, first, k, y);
+            tile::<L, S, G, NEW>(&scaled, &loaded, rows, &ahead, first, k, y);
             k += G;
         }
         while k < count {
-            tile::<L, S, 1, NEW>(&scaled, rows, &ahead, first, k, y);
+            tile::<L, S, 1, NEW>(&scaled, &loaded, rows, &ahead, first, k, y);
             k += 1;
         }
     }
@@ -194,6 +205,7 @@ unsafe fn block<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
 #[inline(always)]
 unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
     scaled: &[[f32; GROUPS]; ROWS],
+    loaded: &[([f32; GROUPS], [f32; GROUPS]); ROWS],
     rows: &[Row<'_>],
     ahead: &[*const u8; ROWS],
     first: usize,
@@ -211,7 +223,8 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
                 *sum = L::load_f32(y.add(4 * GROUP * g));
             }
         }
-        for ((scaled, row), ahead) in scaled.iter().zip(rows).zip(ahead) {
+        let factors = scaled.iter().zip(loaded);
+        for (((scaled, loaded), row), ahead) in factors.zip(rows).zip(ahead) {
             // A few at a time: a burst of prefetches would stall the additions behind it.
             for at in (0..G * S::BYTES).step_by(LINE) {
                 prefetch(ahead.wrapping_add(k * S::BYTES + at));
@@ -219,7 +232,9 @@ unsafe fn tile<L: Lanes, S: Stored, const G: usize, const NEW: bool>(
             let from = row.quants().as_ptr().add(group * S::BYTES);
             for (g, sum) in sums.iter_mut().enumerate() {
                 let a = L::splat(*scaled.get_unchecked(k + g));
-                *sum = a.mul_add(S::load::<L>(from.add(g * S::BYTES)), *sum);
+                let (scales, mins) = loaded;
+                let (scale, min) = (*scales.get_unchecked(k + g), *mins.get_unchecked(k + g));
+                *sum = a.mul_add(S::load::<L>(from.add(g * S::BYTES), scale, min), *sum);
             }
         }
         for (g, sum) in sums.into_iter().enumerate() {

@@ -9,7 +9,9 @@ use std::cell::RefCell;
 
 use super::{
     lanes::{Lanes, Register},
-    stored::{BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q8, Stored, last_group, prefetch, scales},
+    stored::{
+        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4k, Q8, Stored, factors_of, last_group, prefetch,
+    },
     strided::Strided,
 };
 use crate::{
@@ -35,6 +37,7 @@ pub(super) struct Scratch {
     /// Factors times scales: of one token `rows × groups`, or of a tile `rows × tokens`.
     scaled: [f32; ROWS * TOKENS],
     scales: [[f32; GROUPS]; ROWS],
+    mins: [[f32; GROUPS]; ROWS],
     taken: Taken,
 }
 
@@ -44,6 +47,7 @@ thread_local! {
         weights: [0.0; ROWS * DECODED * GROUP],
         scaled: [0.0; ROWS * TOKENS],
         scales: [[0.0; GROUPS]; ROWS],
+        mins: [[0.0; GROUPS]; ROWS],
         taken: Taken {
             rows: [[0; ROWS]; TOKENS],
             factors: [[0.0; ROWS]; TOKENS],
@@ -122,6 +126,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
             DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys, scratch),
             DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys, scratch),
             DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys, scratch),
+            DType::Q4k => all_rows::<L, Q4k, G, T>(factors, rows, tokens, ys, scratch),
             DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, ys, scratch),
         }
     }
@@ -183,16 +188,17 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
         // SAFETY: groups `first..first + count` of all rows and tokens are full; the
         // caller guarantees the instruction set.
         unsafe {
-            if S::SCALED {
-                for (scale, row) in scratch.scales.iter_mut().zip(part.rows) {
-                    *scale = scales::<L>(*row, first, count);
+            if S::SCALED || S::MINS {
+                let of_rows = scratch.scales.iter_mut().zip(&mut scratch.mins);
+                for ((scales, mins), row) in of_rows.zip(part.rows) {
+                    (*scales, *mins) = factors_of::<L>(*row, first, count);
                 }
             }
             let mut k = 0;
             while k < count {
                 if full {
                     let width = DECODED.min(count - k);
-                    decode::<L, S>(part.rows, first + k, width, &mut scratch.weights);
+                    decode::<L, S>(part.rows, first, k, width, scratch);
                     for slot in 0..width {
                         let at = Decoded {
                             group: first + k + slot,
@@ -204,11 +210,11 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
                     }
                     k += width;
                 } else if k + G <= count {
-                    decode::<L, S>(part.rows, first + k, G, &mut scratch.weights);
+                    decode::<L, S>(part.rows, first, k, G, scratch);
                     each_token::<L, S, G>(first, k, ys, n, scratch);
                     k += G;
                 } else {
-                    decode::<L, S>(part.rows, first + k, 1, &mut scratch.weights);
+                    decode::<L, S>(part.rows, first, k, 1, scratch);
                     each_token::<L, S, 1>(first, k, ys, n, scratch);
                     k += 1;
                 }
@@ -228,28 +234,34 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     }
 }
 
-/// Decodes `count <= DECODED` groups of each row, from `group` on, without their scales.
+/// Decodes `count <= DECODED` groups of each row, from `first + k` on, without scales that go to the
+/// factors.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`. The rows have the format `S`, and these groups of
-/// each of them are full.
+/// each of them are full; the scratch memory has their scales and minimums from `k` on, at most
+/// [`GROUPS`] in all.
 #[inline(always)]
 unsafe fn decode<L: Lanes, S: Stored>(
     rows: &[Row<'_>],
-    group: usize,
+    first: usize,
+    k: usize,
     count: usize,
-    weights: &mut [f32; ROWS * DECODED * GROUP],
+    scratch: &mut Scratch,
 ) {
-    for (weights, row) in weights.chunks_exact_mut(count * GROUP).zip(rows) {
-        let from = row.quants().as_ptr().wrapping_add(group * S::BYTES);
+    let factors = scratch.scales.iter().zip(&scratch.mins);
+    let weights = scratch.weights.chunks_exact_mut(count * GROUP);
+    for ((weights, (scales, mins)), row) in weights.zip(factors).zip(rows) {
+        let from = row.quants().as_ptr().wrapping_add((first + k) * S::BYTES);
         for at in (0..count * S::BYTES).step_by(LINE) {
             prefetch(from.wrapping_add(count * S::BYTES + at));
         }
         for g in 0..count {
             // SAFETY: the row has these groups, and `weights` takes `count` of them; the
-            // caller guarantees the instruction set.
+            // caller guarantees the instruction set and the factors.
             unsafe {
-                let lanes = S::load::<L>(from.add(g * S::BYTES));
+                let (scale, min) = (*scales.get_unchecked(k + g), *mins.get_unchecked(k + g));
+                let lanes = S::load::<L>(from.add(g * S::BYTES), scale, min);
                 lanes.store_f32(weights.as_mut_ptr().add(g * GROUP).cast());
             }
         }

@@ -71,6 +71,25 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
+    /// 32 nibbles times `scale`, less `min`, rounded once: reads 16 bytes; low nibbles come first.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 16 bytes.
+    #[inline(always)]
+    unsafe fn load_q4k(from: *const u8, scale: f32, min: f32) -> Self {
+        let mut quants = [0i8; 32];
+        // SAFETY: the caller guarantees 16 readable bytes; `quants` is 32 bytes long.
+        unsafe {
+            let bytes = from.cast::<[u8; 16]>().read_unaligned();
+            for (j, byte) in bytes.into_iter().enumerate() {
+                quants[j] = (byte & 15) as i8;
+                quants[16 + j] = (byte >> 4) as i8;
+            }
+            let quants = Self::load_q8(quants.as_ptr().cast(), 1.0);
+            quants.mul_add(Self::splat(scale), Self::splat(-min))
+        }
+    }
+
     /// 16 f16 scales as f32: reads 32 bytes.
     ///
     /// # Safety

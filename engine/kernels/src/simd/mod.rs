@@ -144,7 +144,7 @@ mod lanes;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod portable;
+pub(crate) mod portable;
 mod stored;
 mod strided;
 mod walk;

@@ -65,6 +65,19 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_q4k(from: *const u8, scale: f32, min: f32) -> Self {
+        // SAFETY: the caller guarantees NEON and 16 readable bytes.
+        unsafe {
+            let bytes = vld1q_u8(from);
+            let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+            let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+            let (scale, less) = (vdupq_n_f32(scale), vdupq_n_f32(-min));
+            let nibbles = scale_bytes(low, high, 1.0).0;
+            Neon(nibbles.map(|nibbles| vfmaq_f32(less, nibbles, scale)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_mxfp4(from: *const u8, scale: f32) -> Self {
         // SAFETY: the caller guarantees NEON and 16 readable bytes; the table is as long.
         unsafe {

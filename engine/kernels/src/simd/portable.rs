@@ -164,7 +164,7 @@ pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
 
 /// Exact for every f16; NaN stays NaN.
 #[inline(always)]
-pub(super) fn f16_to_f32(half: u16) -> f32 {
+pub(crate) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23); // 2^112, 127 - 15 = 112
     let sign = u32::from(half & 0x8000) << 16;
     let rest = u32::from(half & 0x7fff) << 13;

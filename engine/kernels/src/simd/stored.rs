@@ -1,56 +1,64 @@
 //! Stored formats as the sums and products over columns read them: groups of 32 elements, their
-//! scales, and the cache lines ahead.
+//! scales and minimums, and the cache lines ahead.
 
 use super::lanes::Lanes;
 use crate::{
     dtype::{DType, GROUP, mxfp4_scale},
+    q4k,
     row::Row,
 };
 
 /// Groups whose scales are converted to f32 at once.
 pub(super) const GROUPS: usize = 16;
 
-/// How 32 stored elements become lanes, without their scale.
+/// How 32 stored elements become lanes: without their scale, which goes to the factor, or where
+/// groups have minimums, with both.
 pub(super) trait Stored {
     /// Stored bytes of a group, without its scale.
     const BYTES: usize;
-    /// Whether groups have a scale.
+    /// Whether groups have a scale that goes to the factor.
     const SCALED: bool;
+    /// Whether elements are loaded with a scale and a minimum.
+    const MINS: bool;
     /// Rows that pass over a block together: their blocks and the next ones stay in the
     /// first-level cache, and are enough bytes to keep the memory busy.
     const ROWS: usize = match 256 / Self::BYTES {
         0..4 => 4,
         rows => rows,
     };
-    /// The 32 elements of a group.
+    /// The 32 elements of a group. Scale and minimum are used only by formats with minimums.
     ///
     /// # Safety
     /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
     /// it need not be aligned.
-    unsafe fn load<L: Lanes>(from: *const u8) -> L;
+    unsafe fn load<L: Lanes>(from: *const u8, scale: f32, min: f32) -> L;
 }
 
 macro_rules! stored {
-    ($name:ident, $dtype:expr, |$from:ident| $load:expr) => {
+    ($name:ident, $dtype:expr, |$from:ident, $scale:pat_param, $min:pat_param| $load:expr) => {
         pub(super) struct $name;
         impl Stored for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.has_scales();
+            const SCALED: bool = $dtype.has_scales() && !Self::MINS;
+            const MINS: bool = matches!($dtype, DType::Q4k);
             #[inline(always)]
-            unsafe fn load<L: Lanes>($from: *const u8) -> L {
+            unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
                 unsafe { $load }
             }
         }
     };
 }
-stored!(F32, DType::F32, |from| L::load_f32(from));
-stored!(F16, DType::F16, |from| L::load_f16(from));
-stored!(BF16, DType::BF16, |from| L::load_bf16(from));
+stored!(F32, DType::F32, |from, _, _| L::load_f32(from));
+stored!(F16, DType::F16, |from, _, _| L::load_f16(from));
+stored!(BF16, DType::BF16, |from, _, _| L::load_bf16(from));
 // The compiler removes a multiplication by one.
-stored!(Q8, DType::Q8, |from| L::load_q8(from, 1.0));
-stored!(Q4, DType::Q4, |from| L::load_q4(from, 1.0));
-stored!(Mxfp4, DType::Mxfp4, |from| L::load_mxfp4(from, 1.0));
+stored!(Q8, DType::Q8, |from, _, _| L::load_q8(from, 1.0));
+stored!(Q4, DType::Q4, |from, _, _| L::load_q4(from, 1.0));
+stored!(Q4k, DType::Q4k, |from, scale, min| L::load_q4k(
+    from, scale, min
+));
+stored!(Mxfp4, DType::Mxfp4, |from, _, _| L::load_mxfp4(from, 1.0));
 
 /// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
 ///
@@ -58,26 +66,78 @@ stored!(Mxfp4, DType::Mxfp4, |from| L::load_mxfp4(from, 1.0));
 /// The CPU has the instruction set of `L`.
 #[inline(always)]
 pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &mut [f32]) {
-    let rest = row.skip_groups(row.len() / GROUP);
-    let mut quants = [0u8; 4 * GROUP];
-    quants[..rest.quants().len()].copy_from_slice(rest.quants());
+    let (quants, scale, min) = LastGroup::of(row).parts();
     let mut weights = [0.0f32; GROUP];
     // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
     // caller guarantees the instruction set.
-    let a = unsafe {
-        S::load::<L>(quants.as_ptr()).store_f32(weights.as_mut_ptr().cast());
-        if S::SCALED {
-            a * scales::<L>(rest, 0, 1)[0]
-        } else {
-            a
-        }
-    };
+    unsafe {
+        S::load::<L>(quants.as_ptr(), scale, min).store_f32(weights.as_mut_ptr().cast());
+    }
+    let a = if S::SCALED { a * scale } else { a };
     for (y, w) in y.iter_mut().zip(weights) {
         *y = a.mul_add(w, *y);
     }
 }
 
-/// The scales of `count <= 16` groups from `first` on; the rest of the array is zero.
+/// The last group of a row, which is incomplete: its elements, then zeros; scale and minimum.
+#[derive(Clone, Copy)]
+pub(super) struct LastGroup {
+    quants: [u8; 4 * GROUP],
+    scale: f32,
+    min: f32,
+}
+
+impl LastGroup {
+    pub(super) fn of(row: Row<'_>) -> LastGroup {
+        let (dtype, group) = (row.dtype(), row.len() / GROUP);
+        let rest = &row.quants()[dtype.quants_bytes(group * GROUP)..];
+        let mut quants = [0u8; 4 * GROUP];
+        quants[..rest.len()].copy_from_slice(rest);
+        // from the beginning of a super-block on
+        let first = group / GROUPS * GROUPS;
+        let (scales, mins) = factors(row, first, group + 1 - first);
+        LastGroup {
+            quants,
+            scale: scales[group - first],
+            min: mins[group - first],
+        }
+    }
+
+    pub(super) fn parts(self) -> ([u8; 4 * GROUP], f32, f32) {
+        (self.quants, self.scale, self.min)
+    }
+}
+
+/// [`factors_of`] without vector instructions; scales are 1 in float formats.
+fn factors(row: Row<'_>, first: usize, count: usize) -> ([f32; GROUPS], [f32; GROUPS]) {
+    // SAFETY: plain Rust runs on every CPU.
+    unsafe { factors_of::<super::portable::Portable>(row, first, count) }
+}
+
+/// The scales and the minimums of `count <= 16` groups from `first` on, a multiple of 16; the rest
+/// of the arrays is zero. Scales are 1 in float formats, minimums zero where there are none.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`.
+#[inline(always)]
+pub(super) unsafe fn factors_of<L: Lanes>(
+    row: Row<'_>,
+    first: usize,
+    count: usize,
+) -> ([f32; GROUPS], [f32; GROUPS]) {
+    let groups = row.len().div_ceil(GROUP);
+    match row.dtype() {
+        DType::Q4k => q4k::factors(row.scales(), groups, first, count),
+        dtype if dtype.has_scales() => {
+            // SAFETY: passed on from the caller.
+            (unsafe { scales::<L>(row, first, count) }, [0.0; GROUPS])
+        }
+        _ => ([1.0; GROUPS], [0.0; GROUPS]),
+    }
+}
+
+/// The scales of `count <= 16` groups from `first` on, of a format without minimums; the rest of
+/// the array is zero.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`.

@@ -7,7 +7,7 @@
 
 use super::{
     lanes::Lanes,
-    stored::{GROUPS, scales},
+    stored::{GROUPS, LastGroup, factors_of},
 };
 use crate::{
     LANES,
@@ -32,34 +32,38 @@ trait Format {
     const BYTES: usize;
     /// Whether groups have a scale.
     const SCALED: bool;
-    /// The 32 elements of a group, times `scale` if the format is scaled.
+    /// The 32 elements of a group, times `scale` if the format is scaled, less `min` if it has
+    /// minimums.
     ///
     /// # Safety
     /// The CPU has the instruction set of `L`, and `from` is valid for reads of `BYTES` bytes;
     /// it need not be aligned.
-    unsafe fn load<L: Lanes>(from: *const u8, scale: f32) -> L;
+    unsafe fn load<L: Lanes>(from: *const u8, scale: f32, min: f32) -> L;
 }
 
 macro_rules! format {
-    ($name:ident, $dtype:expr, |$from:ident, $scale:pat_param| $load:expr) => {
+    ($name:ident, $dtype:expr, |$from:ident, $scale:pat_param, $min:pat_param| $load:expr) => {
         struct $name;
         impl Format for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
             const SCALED: bool = $dtype.has_scales();
             #[inline(always)]
-            unsafe fn load<L: Lanes>($from: *const u8, $scale: f32) -> L {
+            unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
                 unsafe { $load }
             }
         }
     };
 }
-format!(F32, DType::F32, |from, _| L::load_f32(from));
-format!(F16, DType::F16, |from, _| L::load_f16(from));
-format!(BF16, DType::BF16, |from, _| L::load_bf16(from));
-format!(Q8, DType::Q8, |from, scale| L::load_q8(from, scale));
-format!(Q4, DType::Q4, |from, scale| L::load_q4(from, scale));
-format!(Mxfp4, DType::Mxfp4, |from, scale| L::load_mxfp4(
+format!(F32, DType::F32, |from, _, _| L::load_f32(from));
+format!(F16, DType::F16, |from, _, _| L::load_f16(from));
+format!(BF16, DType::BF16, |from, _, _| L::load_bf16(from));
+format!(Q8, DType::Q8, |from, scale, _| L::load_q8(from, scale));
+format!(Q4, DType::Q4, |from, scale, _| L::load_q4(from, scale));
+format!(Q4k, DType::Q4k, |from, scale, min| L::load_q4k(
+    from, scale, min
+));
+format!(Mxfp4, DType::Mxfp4, |from, scale, _| L::load_mxfp4(
     from, scale
 ));
 
@@ -79,6 +83,7 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
             DType::BF16 => walk_as::<L, BF16>(row, groups, visitor),
             DType::Q8 => walk_as::<L, Q8>(row, groups, visitor),
             DType::Q4 => walk_as::<L, Q4>(row, groups, visitor),
+            DType::Q4k => walk_as::<L, Q4k>(row, groups, visitor),
             DType::Mxfp4 => walk_as::<L, Mxfp4>(row, groups, visitor),
         }
     }
@@ -97,21 +102,23 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
         // SAFETY: `Row` holds `groups * BYTES` bytes of quants and one scale per group,
         // and every index below is under `groups`. The caller guarantees the ISA.
         unsafe {
-            let scales = if F::SCALED {
-                scales::<L>(row, done, block)
+            let (scales, mins) = if F::SCALED {
+                factors_of::<L>(row, done, block)
             } else {
-                [1.0; GROUPS]
+                ([1.0; GROUPS], [0.0; GROUPS])
             };
-            let load = |k: usize| quants.add((done + k) * F::BYTES);
+            let load = |k: usize| {
+                let (scale, min) = (*scales.get_unchecked(k), *mins.get_unchecked(k));
+                F::load(quants.add((done + k) * F::BYTES), scale, min)
+            };
             let mut k = 0;
             while k + 1 < block {
-                visitor.group::<0>(done + k, F::load(load(k), *scales.get_unchecked(k)));
-                let next = *scales.get_unchecked(k + 1);
-                visitor.group::<1>(done + k + 1, F::load(load(k + 1), next));
+                visitor.group::<0>(done + k, load(k));
+                visitor.group::<1>(done + k + 1, load(k + 1));
                 k += 2;
             }
             if k < block {
-                visitor.group::<0>(done + k, F::load(load(k), *scales.get_unchecked(k)));
+                visitor.group::<0>(done + k, load(k));
             }
         }
         done += block;
@@ -125,30 +132,24 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
 /// The CPU has the instruction set of `L`.
 #[inline(always)]
 unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
-    let rest = row.skip_groups(row.len() / GROUP);
-    let mut quants = [0u8; 4 * GROUP];
-    quants[..rest.quants().len()].copy_from_slice(rest.quants());
+    let (quants, scale, min) = LastGroup::of(row).parts();
     let mut weights = [0.0f32; GROUP];
     // SAFETY: `quants` is as long as the longest group, `weights` takes 128 bytes; the
     // caller guarantees the ISA.
     unsafe {
         let from = quants.as_ptr();
-        let scale = if rest.dtype().has_scales() {
-            scales::<L>(rest, 0, 1)[0]
-        } else {
-            1.0
-        };
-        let lanes = match rest.dtype() {
+        let lanes = match row.dtype() {
             DType::F32 => L::load_f32(from),
             DType::F16 => L::load_f16(from),
             DType::BF16 => L::load_bf16(from),
             DType::Q8 => L::load_q8(from, scale),
             DType::Q4 => L::load_q4(from, scale),
+            DType::Q4k => L::load_q4k(from, scale, min),
             DType::Mxfp4 => L::load_mxfp4(from, scale),
         };
         lanes.store_f32(weights.as_mut_ptr().cast());
     }
-    weights[rest.len()..].fill(0.0);
+    weights[row.len() % GROUP..].fill(0.0);
     weights
 }
 

@@ -16,6 +16,10 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
         DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
         DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
         DType::Q8 | DType::Q4 | DType::Mxfp4 => quant(row, i) * scale(row, i / GROUP),
+        DType::Q4k => {
+            let (scale, min) = six_bits(row, i / GROUP);
+            quant(row, i).mul_add(scale, -min)
+        }
     }
 }
 
@@ -44,7 +48,22 @@ fn quant(row: Row<'_>, i: usize) -> f32 {
             magnitude
         };
     }
+    if row.dtype() == DType::Q4k {
+        return f32::from(nibble);
+    }
     f32::from(nibble as i8 - 8)
+}
+
+/// The scale and the minimum of a group of q4k, bit by bit.
+fn six_bits(row: Row<'_>, group: usize) -> (f32, f32) {
+    let block = &row.scales()[group / 8 * 16..];
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32_const();
+    let number = |first: usize| {
+        let bit = |i: usize| block[4 + i / 8] >> (i % 8) & 1;
+        (0..6).fold(0.0, |sum, i| sum + f32::from(bit(first + i) << i))
+    };
+    let first = 12 * (group % 8);
+    (half(0) * number(first), half(2) * number(first + 6))
 }
 
 fn scale(row: Row<'_>, group: usize) -> f32 {
@@ -188,8 +207,17 @@ pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
     for g in 0..row.len().div_ceil(GROUP) {
         let elements = g * GROUP..((g + 1) * GROUP).min(row.len());
         let sum: i32 = elements.map(|i| quant(row, i) as i32 * x.quants[i]).sum();
-        let scale = scale(row, g) * x.scales[g];
-        chains[g % CHAINS] = (sum as f32).mul_add(scale, chains[g % CHAINS]);
+        let (scale, min) = match row.dtype() {
+            DType::Q4k => six_bits(row, g),
+            _ => (scale(row, g), 0.0),
+        };
+        let chain = &mut chains[g % CHAINS];
+        *chain = (sum as f32).mul_add(scale * x.scales[g], *chain);
+        if row.dtype() == DType::Q4k {
+            let group = &x.quants[g * GROUP..((g + 1) * GROUP).min(row.len())];
+            let all = group.iter().sum::<i32>() as f32 * x.scales[g];
+            *chain = (-min).mul_add(all, *chain);
+        }
     }
     for width in [8, 4, 2, 1] {
         for j in 0..width {

@@ -43,6 +43,7 @@ fn file<'a>(config: &'a ModelConfig, vocab: &'a GgufVocab) -> GgufFile<'a> {
         config,
         vocab,
         encoding: Encoding::F32,
+        q4_k: &|_| false,
         extra: vec![("emberflow.note".into(), GgufValue::U64(7))],
     }
 }

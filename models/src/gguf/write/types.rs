@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::gguf_vocab::GgufVocab;
+use crate::names::TensorId;
 
 /// Storage format of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +141,9 @@ pub struct GgufFile<'a> {
     pub vocab: &'a GgufVocab,
     /// Storage format of matrices; vectors are f32.
     pub encoding: Encoding,
+    /// Which matrices are stored in Q4_K instead: those of them that are stored by rows of whole
+    /// blocks are.
+    pub q4_k: &'a dyn Fn(TensorId) -> bool,
     /// Additional keys.
     pub extra: Vec<(String, GgufValue)>,
 }

@@ -58,6 +58,7 @@ impl IoEngine {
     fn close(&mut self, index: u32, error: Option<IoError>, out: &mut Vec<Completion>) {
         let slip = &mut self.slips[index as usize];
         self.trace.device(slip.start, slip.len, slip.since);
+        self.bytes_in_flight -= slip.len;
         let mut owners = std::mem::take(&mut slip.owners);
         self.free_slips.push(index);
         let merged = owners.len() > 1;

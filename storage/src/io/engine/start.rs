@@ -19,7 +19,7 @@ impl IoEngine {
     }
 
     fn fill_device(&mut self) {
-        while !self.free_slips.is_empty() {
+        while !self.free_slips.is_empty() && self.bytes_in_flight < self.limits.bytes {
             // Continue splitting a read, unless a more urgent one is queued.
             if let Some(cut) = self.cutting.last()
                 && self
@@ -77,6 +77,7 @@ impl IoEngine {
         let s = &mut self.slips[slip as usize];
         s.add(to, len);
         s.owners.push(index);
+        self.bytes_in_flight += u64::from(len);
         self.launch(slip);
     }
 
@@ -90,6 +91,7 @@ impl IoEngine {
                 self.add_whole(slip, next);
             }
         }
+        self.bytes_in_flight += self.slips[slip as usize].len;
         self.launch(slip);
     }
 

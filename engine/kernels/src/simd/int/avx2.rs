@@ -5,13 +5,14 @@ use std::arch::x86_64::*;
 
 use super::{
     dot::{Chunks, Unit, padded},
+    form::Form,
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
     Chunk,
-    activations::{SECOND_HALF, first_half},
+    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
     cpu::with_features,
-    dtype::GROUP,
+    dtype::{GROUP, SUPER_BYTES},
     simd::{
         avx2::{load_16, reduce_8},
         prefetch,
@@ -88,14 +89,14 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
+    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
         // SAFETY: passed on from the caller; there is one token.
-        let [sums] = unsafe { Self::q4_tokens::<1>(quants, groups, [x]) };
+        let [sums] = unsafe { Self::nibbles_tokens::<F, 1>(quants, groups, [x]) };
         sums
     }
 
     #[inline(always)]
-    unsafe fn q4_tokens<const T: usize>(
+    unsafe fn nibbles_tokens<F: Form, const T: usize>(
         quants: *const u8,
         groups: usize,
         xs: Chunks<T>,
@@ -144,8 +145,12 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                     } else {
                         short_sums_of_groups(parts)
                     };
-                    let by_8 = x.add(std::mem::offset_of!(Chunk, by_8));
-                    sums[t][half] = _mm256_add_epi32(of_groups, load(by_8.add(32 * half)));
+                    sums[t][half] = if F::CENTRED {
+                        let by_8 = x.add(std::mem::offset_of!(Chunk, by_8));
+                        _mm256_add_epi32(of_groups, load(by_8.add(32 * half)))
+                    } else {
+                        of_groups
+                    };
                 }
             }
             sums
@@ -197,6 +202,50 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2; the values are two registers long.
+        unsafe { [0, 8].map(|i| _mm256_loadu_ps(values[i..].as_ptr())) }
+    }
+
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[__m256; 2]; 2] {
+        // SAFETY: the caller guarantees AVX2 and 32 bytes.
+        unsafe {
+            let (scales_of, mins_of) = entries(scales);
+            let head = |at: usize| scales.add(at).cast::<i32>().read_unaligned();
+            let heads = _mm_insert_epi32::<1>(_mm_cvtsi32_si128(head(0)), head(SUPER_BYTES));
+            let heads = _mm_cvtph_ps(heads);
+            let heads = _mm256_set_m128(heads, heads);
+            let low = |six_bits| _mm256_cvtepu16_epi32(_mm256_castsi256_si128(six_bits));
+            let high = |six_bits| _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(six_bits));
+            let times = |unit, six_bits| _mm256_mul_ps(unit, _mm256_cvtepi32_ps(six_bits));
+            [
+                [
+                    times(_mm256_permute_ps::<0x00>(heads), low(scales_of)),
+                    times(_mm256_permute_ps::<0xaa>(heads), high(scales_of)),
+                ],
+                [
+                    times(_mm256_permute_ps::<0x55>(heads), low(mins_of)),
+                    times(_mm256_permute_ps::<0xff>(heads), high(mins_of)),
+                ],
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn less(chains: [__m256; 2], mins: [__m256; 2], x: &Chunk) -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2; the chunk has 16 sums.
+        unsafe {
+            let mut chains = chains;
+            for i in 0..2 {
+                let sums = _mm256_loadu_ps(x.sums.as_ptr().add(8 * i));
+                chains[i] = _mm256_fnmadd_ps(mins[i], sums, chains[i]);
+            }
+            chains
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add(
         chains: [__m256; 2],
         sums: [__m256i; 2],
@@ -224,6 +273,26 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     #[inline(always)]
     fn prefetch(line: *const u8) {
         prefetch(line);
+    }
+}
+
+/// The six-bit scales and minimums of two whole super-blocks, in 16 bits each.
+///
+/// # Safety
+/// The CPU has AVX2, and `from` is valid for reads of 32 bytes.
+#[inline(always)]
+pub(super) unsafe fn entries(from: *const u8) -> (__m256i, __m256i) {
+    // SAFETY: the caller guarantees AVX2 and 32 readable bytes.
+    unsafe {
+        // The two bytes that hold entry g; an even one ends four bits before them, so that a
+        // multiplication by 16 puts both kinds in the upper twelve.
+        let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13, 14, 14, 15,
+        ));
+        let pairs = _mm256_shuffle_epi8(load(from), order);
+        let upper = _mm256_mullo_epi16(pairs, _mm256_set1_epi32(1 << 16 | 16));
+        let scales = _mm256_and_si256(_mm256_srli_epi16::<4>(upper), _mm256_set1_epi16(63));
+        (scales, _mm256_srli_epi16::<10>(upper))
     }
 }
 

@@ -5,11 +5,13 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{Avx2, load},
+    dot::factors,
+    form::Form,
     gemm::{Panel, Step, Tile, Tokens},
 };
 use crate::{
     Chunk, Row,
-    activations::{SECOND_HALF, first_half},
+    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
     dtype::{DType, GROUP},
     simd::avx2::load_16,
 };
@@ -37,30 +39,35 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
         _mm256_mul_ps,
         _mm256_add_ps,
         _mm256_fmadd_ps,
+        _mm256_fnmadd_ps,
         _mm256_cvtepi32_ps
     );
 
     #[inline(always)]
-    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+    unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: the caller guarantees AVX2 and the memory of the panel.
         unsafe {
-            if Q4 {
-                pack_q4(rows, panel);
+            if F::NIBBLES {
+                pack_nibbles(rows, panel);
             } else {
                 pack_q8::<VNNI>(rows, panel);
             }
-            pack_scales(rows, panel);
+            if F::MINS {
+                pack_factors::<VNNI>(rows, panel);
+            } else {
+                pack_scales(rows, panel);
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(at: Step) -> [[__m256i; T]; P] {
+    unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[__m256i; T]; P] {
         let Step { group, apart, x, m } = at;
         // SAFETY: the caller guarantees the ISA, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm256_setzero_si256(); T]; P];
             for p in 0..P {
-                sums[p] = panel_sums::<VNNI, Q4, T>(group.add(p * apart), x, m);
+                sums[p] = panel_sums::<F, VNNI, T>(group.add(p * apart), x, m);
             }
             sums
         }
@@ -72,7 +79,7 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
 /// # Safety
 /// As for [`Tile::sums`] of [`Avx2<VNNI>`](Avx2), with one panel.
 #[inline(always)]
-unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
+unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
     group: *const u8,
     x: Tokens,
     m: usize,
@@ -81,8 +88,8 @@ unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_si256(); T];
-        if VNNI {
-            let correction = if Q4 {
+        if VNNI && (F::CENTRED || !F::NIBBLES) {
+            let correction = if F::NIBBLES {
                 std::mem::offset_of!(Chunk, by_8)
             } else {
                 std::mem::offset_of!(Chunk, by_128)
@@ -99,7 +106,7 @@ unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
                 let x = splat(x.byte(t, at));
                 sums[t] = if VNNI {
                     _mm256_dpbusd_avx_epi32(sums[t], weights, x)
-                } else if Q4 {
+                } else if F::NIBBLES {
                     // Pairs of i16: a group sums to at most 16 × 15 × 127.
                     _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(weights, x))
                 } else {
@@ -112,10 +119,13 @@ unsafe fn panel_sums<const VNNI: bool, const Q4: bool, const T: usize>(
                 };
             }
         }
-        if Q4 && !VNNI {
+        if F::NIBBLES && !VNNI {
             for t in 0..T {
-                let correction = splat(x.byte(t, std::mem::offset_of!(Chunk, by_8) + 4 * m));
-                sums[t] = _mm256_add_epi32(_mm256_madd_epi16(sums[t], ones), correction);
+                sums[t] = _mm256_madd_epi16(sums[t], ones);
+                if F::CENTRED {
+                    let correction = splat(x.byte(t, std::mem::offset_of!(Chunk, by_8) + 4 * m));
+                    sums[t] = _mm256_add_epi32(sums[t], correction);
+                }
             }
         }
         sums
@@ -132,12 +142,12 @@ unsafe fn splat(from: *const u8) -> __m256i {
     unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
 }
 
-/// The nibbles of q4 rows, each in a byte.
+/// The nibbles of q4 or q4k rows, each in a byte.
 ///
 /// # Safety
-/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in q4.
+/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in nibbles.
 #[inline(always)]
-unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
     const GROUP_BYTES: usize = DType::Q4.quants_bytes(GROUP);
     let groups = rows[0].len().div_ceil(GROUP);
     // SAFETY: only existing groups are read and stored; the caller guarantees AVX2.
@@ -173,7 +183,7 @@ unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
 /// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in q8.
 #[inline(always)]
 unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
-    // SAFETY: as in `pack_q4`.
+    // SAFETY: as in `pack_nibbles`.
     unsafe {
         let flip = _mm256_set1_epi8(if VNNI { i8::MIN } else { 0 });
         for g in 0..rows[0].len().div_ceil(GROUP) {
@@ -199,7 +209,7 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
     let groups = rows[0].len().div_ceil(GROUP);
     for first in (0..groups).step_by(ROWS) {
         let count = ROWS.min(groups - first);
-        // SAFETY: the copies are 16 bytes long; the rest as in `pack_q4`.
+        // SAFETY: the copies are 16 bytes long; the rest as in `pack_nibbles`.
         unsafe {
             let mut lines = [_mm256_setzero_si256(); ROWS];
             for r in 0..ROWS {
@@ -216,6 +226,45 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
             for (i, &scales) in columns[..count].iter().enumerate() {
                 let to = panel.group(first + i).add(ROWS * GROUP);
                 _mm256_store_si256(to.cast(), scales);
+            }
+        }
+    }
+}
+
+/// The scales and minimums of q4k rows.
+///
+/// # Safety
+/// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in q4k.
+#[inline(always)]
+unsafe fn pack_factors<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
+    let groups = rows[0].len().div_ceil(GROUP);
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let count = CHUNK_GROUPS.min(groups - first);
+        // SAFETY: every row has the super-blocks of these groups; the rest as in `pack_nibbles`.
+        unsafe {
+            // [scales, minimums][first eight groups, the others][row]
+            let mut lines = [[[_mm256_setzero_si256(); ROWS]; 2]; 2];
+            for (r, row) in rows.iter().enumerate() {
+                let from = row
+                    .scales()
+                    .as_ptr()
+                    .add(DType::Q4k.scales_bytes(first * GROUP));
+                let factors = factors::<Avx2<VNNI>>(from, count);
+                for part in 0..2 {
+                    for half in 0..2 {
+                        lines[part][half][r] = _mm256_castps_si256(factors[part][half]);
+                    }
+                }
+            }
+            for (part, halves) in lines.into_iter().enumerate() {
+                for (half, lines) in halves.into_iter().enumerate() {
+                    let these = ROWS.min(count.saturating_sub(ROWS * half));
+                    for (i, &line) in transpose(lines)[..these].iter().enumerate() {
+                        let group = panel.group(first + ROWS * half + i);
+                        let to = group.add(ROWS * GROUP + part * 4 * ROWS);
+                        _mm256_store_si256(to.cast(), line);
+                    }
+                }
             }
         }
     }

@@ -4,13 +4,15 @@
 use std::arch::x86_64::*;
 
 use super::{
+    avx2::entries,
     dot::Unit,
+    form::Form,
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
     activations::CHUNK_GROUPS,
     cpu::with_features,
-    dtype::{DType, GROUP},
+    dtype::{DType, GROUP, SUPER_BYTES},
     simd::{avx2::reduce_8, prefetch},
 };
 
@@ -65,7 +67,7 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> __m512i {
+    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> __m512i {
         // SAFETY: the caller guarantees AVX-512 VNNI and the groups; the chunk has 512 bytes.
         unsafe {
             let mask = _mm512_set1_epi8(15);
@@ -81,7 +83,11 @@ impl Unit for Avx512 {
                 *part = _mm512_dpbusd_epi32(*part, low, load(x));
                 *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
             }
-            _mm512_add_epi32(sums_of_groups(parts), load(x.by_8.as_ptr().cast()))
+            let sums = sums_of_groups(parts);
+            match F::CENTRED {
+                true => _mm512_add_epi32(sums, load(x.by_8.as_ptr().cast())),
+                false => sums,
+            }
         }
     }
 
@@ -121,6 +127,44 @@ impl Unit for Avx512 {
             };
             _mm512_cvtph_ps(halves)
         }
+    }
+
+    #[inline(always)]
+    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512; the values are a register long.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller guarantees AVX-512 and 32 bytes.
+        unsafe {
+            let (scales_of, mins_of) = entries(scales);
+            // d and dmin of both super-blocks, each over its eight groups
+            let head = |block: usize| {
+                scales
+                    .add(block * SUPER_BYTES)
+                    .cast::<i32>()
+                    .read_unaligned()
+            };
+            let heads = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_set_epi32(0, 0, head(1), head(0))));
+            let spread = |unit: i32| {
+                let (a, b) = (unit, unit + 2);
+                let order = _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
+                _mm512_permutexvar_ps(order, heads)
+            };
+            let whole = |six_bits| _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(six_bits));
+            [
+                _mm512_mul_ps(spread(0), whole(scales_of)),
+                _mm512_mul_ps(spread(1), whole(mins_of)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn less(chains: __m512, mins: __m512, x: &Chunk) -> __m512 {
+        // SAFETY: the caller guarantees AVX-512; the chunk has 16 sums.
+        unsafe { _mm512_fnmadd_ps(mins, _mm512_loadu_ps(x.sums.as_ptr()), chains) }
     }
 
     #[inline(always)]

@@ -5,6 +5,8 @@ use std::arch::x86_64::*;
 
 use super::{
     avx512::{Avx512, load},
+    dot::factors,
+    form::Form,
     gemm::{Panel, Step, Tile},
 };
 use crate::{
@@ -37,26 +39,31 @@ impl Tile for Avx512 {
         _mm512_mul_ps,
         _mm512_add_ps,
         _mm512_fmadd_ps,
+        _mm512_fnmadd_ps,
         _mm512_cvtepi32_ps
     );
 
     #[inline(always)]
-    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+    unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: the caller guarantees AVX-512 and the memory of the panel.
         unsafe {
-            if Q4 {
-                pack_q4(rows, panel);
+            if F::NIBBLES {
+                pack_nibbles(rows, panel);
             } else {
                 pack_q8(rows, panel);
             }
-            pack_scales(rows, panel);
+            if F::MINS {
+                pack_factors(rows, panel);
+            } else {
+                pack_scales(rows, panel);
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(at: Step) -> [[__m512i; T]; P] {
+    unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[__m512i; T]; P] {
         let Step { group, apart, x, m } = at;
-        let correction = if Q4 {
+        let correction = if F::NIBBLES {
             std::mem::offset_of!(Chunk, by_8)
         } else {
             std::mem::offset_of!(Chunk, by_128)
@@ -64,10 +71,12 @@ impl Tile for Avx512 {
         // SAFETY: the caller guarantees AVX-512 VNNI, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); T]; P];
-            for t in 0..T {
-                let start = splat(x.byte(t, correction + 4 * m));
-                for p in 0..P {
-                    sums[p][t] = start;
+            if F::CENTRED || !F::NIBBLES {
+                for t in 0..T {
+                    let start = splat(x.byte(t, correction + 4 * m));
+                    for p in 0..P {
+                        sums[p][t] = start;
+                    }
                 }
             }
             for step in 0..STEPS {
@@ -122,12 +131,12 @@ unsafe fn columns(rows: &[Row<'_>], at: usize) -> [__m512i; ROWS] {
     }
 }
 
-/// The nibbles of q4 rows, each in a byte.
+/// The nibbles of q4 or q4k rows, each in a byte.
 ///
 /// # Safety
-/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in q4.
+/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in nibbles.
 #[inline(always)]
-unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
     const GROUPS: usize = 64 / DType::Q4.quants_bytes(GROUP);
     let groups = rows[0].len().div_ceil(GROUP);
     // SAFETY: only existing groups are stored; the caller guarantees AVX-512.
@@ -156,7 +165,7 @@ unsafe fn pack_q4(rows: &[Row<'_>], panel: Panel) {
 unsafe fn pack_q8(rows: &[Row<'_>], panel: Panel) {
     const GROUPS: usize = 64 / DType::Q8.quants_bytes(GROUP);
     let groups = rows[0].len().div_ceil(GROUP);
-    // SAFETY: as in `pack_q4`.
+    // SAFETY: as in `pack_nibbles`.
     unsafe {
         let flip = _mm512_set1_epi8(i8::MIN);
         for first in (0..groups).step_by(GROUPS) {
@@ -182,7 +191,7 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let count = CHUNK_GROUPS.min(groups - first);
         let wanted = ((1u32 << count) - 1) as u16;
-        // SAFETY: masked loads touch only existing scales; the rest as in `pack_q4`.
+        // SAFETY: masked loads touch only existing scales; the rest as in `pack_nibbles`.
         unsafe {
             let mut lines = [_mm512_setzero_si512(); ROWS];
             for (line, row) in lines.iter_mut().zip(rows) {
@@ -193,6 +202,37 @@ unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
             for (i, &scales) in transpose(lines)[..count].iter().enumerate() {
                 let to = panel.group(first + i).add(ROWS * GROUP);
                 _mm512_store_si512(to.cast(), scales);
+            }
+        }
+    }
+}
+
+/// The scales and minimums of q4k rows.
+///
+/// # Safety
+/// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in q4k.
+#[inline(always)]
+unsafe fn pack_factors(rows: &[Row<'_>], panel: Panel) {
+    let groups = rows[0].len().div_ceil(GROUP);
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let count = CHUNK_GROUPS.min(groups - first);
+        // SAFETY: every row has the super-blocks of these groups; the rest as in `pack_nibbles`.
+        unsafe {
+            let mut lines = [[_mm512_setzero_si512(); ROWS]; 2];
+            for (r, row) in rows.iter().enumerate() {
+                let from = row
+                    .scales()
+                    .as_ptr()
+                    .add(DType::Q4k.scales_bytes(first * GROUP));
+                let [scales, mins] = factors::<Avx512>(from, count);
+                (lines[0][r], lines[1][r]) =
+                    (_mm512_castps_si512(scales), _mm512_castps_si512(mins));
+            }
+            for (part, lines) in lines.into_iter().enumerate() {
+                for (i, &line) in transpose(lines)[..count].iter().enumerate() {
+                    let to = panel.group(first + i).add(ROWS * GROUP + part * 4 * ROWS);
+                    _mm512_store_si512(to.cast(), line);
+                }
             }
         }
     }

@@ -3,19 +3,20 @@
 //! A row is read once for all tokens. A tile of up to [`TILE`] tokens shares its decoded weights,
 //! each token with its own chains.
 
+use super::form::{Form, with_form};
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
     columns::Columns,
-    dtype::{DType, GROUP},
+    dtype::{DType, GROUP, super_bytes},
     matrix::Rows,
+    q4k,
 };
 
-/// Bytes of a q4 and a q8 row per chunk of activations.
-const Q4_BYTES: usize = DType::Q4.quants_bytes(CHUNK);
-const Q8_BYTES: usize = DType::Q8.quants_bytes(CHUNK);
-/// Bytes of the scales per chunk.
-const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
+/// Bytes of the scales per chunk, in every format.
+pub(super) const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
+const _: () = assert!(DType::Q8.scales_bytes(CHUNK) == SCALES_BYTES);
+const _: () = assert!(DType::Q4k.scales_bytes(CHUNK) == SCALES_BYTES);
 /// Prefetch distance in bytes. 4 to 64 KiB are equally fast; without prefetching a core reaches
 /// half the memory bandwidth.
 const AHEAD: usize = 8192;
@@ -39,13 +40,13 @@ pub(super) trait Unit {
     /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self::Chains;
 
-    /// Exact sums of `groups <= 16` groups of q4 weights (16 bytes each) times
-    /// activations; the other sums are zero.
+    /// Exact sums of `groups <= 16` groups of nibbles (16 bytes each), less 8 if the format says
+    /// so, times activations; the other sums are zero.
     ///
     /// # Safety
     /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
     /// reads of `16 * groups` bytes.
-    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
+    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
     /// Exact sums of `groups <= 16` groups of q8 weights (32 bytes each) times
     /// activations; the other sums are zero.
@@ -55,21 +56,21 @@ pub(super) trait Unit {
     /// reads of `32 * groups` bytes.
     unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
 
-    /// [`Unit::q4`] of `T` tokens.
+    /// [`Unit::nibbles`] of `T` tokens.
     ///
     /// # Safety
-    /// As for [`Unit::q4`] and the chunk of each of `T` tokens.
+    /// As for [`Unit::nibbles`] and the chunk of each of `T` tokens.
     #[inline(always)]
-    unsafe fn q4_tokens<const T: usize>(
+    unsafe fn nibbles_tokens<F: Form, const T: usize>(
         quants: *const u8,
         groups: usize,
         xs: Chunks<T>,
     ) -> [Self::Sums; T] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let mut sums = [Self::q4(quants, groups, &*xs[0]); T];
+            let mut sums = [Self::nibbles::<F>(quants, groups, &*xs[0]); T];
             for t in 1..T {
-                sums[t] = Self::q4(quants, groups, &*xs[t]);
+                sums[t] = Self::nibbles::<F>(quants, groups, &*xs[t]);
             }
             sums
         }
@@ -81,6 +82,24 @@ pub(super) trait Unit {
     /// The CPU has the instruction set of `Self`, `groups <= 16`, and `scales` is valid for
     /// reads of `2 * groups` bytes.
     unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains;
+
+    /// 16 values, one for each chain.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> Self::Chains;
+
+    /// The scales and the minimums of two whole super-blocks.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `scales` is valid for reads of 32 bytes.
+    unsafe fn super_blocks(scales: *const u8) -> [Self::Chains; 2];
+
+    /// `fma(−minimum, sum of the activations, chain)` for every chain.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn less(chains: Self::Chains, mins: Self::Chains, x: &Chunk) -> Self::Chains;
 
     /// `fma(sum, weight scale * activation scale, chain)` for every chain.
     ///
@@ -113,12 +132,7 @@ pub(super) trait Unit {
 pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
     debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
     // SAFETY: passed on from the caller; there is one token.
-    let [sum] = unsafe {
-        match row.dtype() {
-            DType::Q4 => tile::<U, true, 1>(row, [x.as_ptr()], None),
-            _ => tile::<U, false, 1>(row, [x.as_ptr()], None),
-        }
-    };
+    let [sum] = unsafe { with_form!(row.dtype(), F => tile::<U, F, 1>(row, [x.as_ptr()], None)) };
     sum
 }
 
@@ -133,36 +147,30 @@ pub(super) unsafe fn dots<U: Unit, R: Rows>(rows: R, x: &[Chunk], y: &mut [f32])
         return;
     }
     // SAFETY: passed on from the caller; there is one token.
-    unsafe {
-        match rows.at(0).dtype() {
-            DType::Q4 => dots_as::<U, R, true>(rows, x, y),
-            _ => dots_as::<U, R, false>(rows, x, y),
-        }
-    }
+    unsafe { with_form!(rows.at(0).dtype(), F => dots_as::<U, R, F>(rows, x, y)) }
 }
 
-/// [`dots`] of at least one row, in q4 if `Q4`, otherwise in q8.
+/// [`dots`] of at least one row, in the format `F`.
 ///
 /// # Safety
 /// As for [`dots`].
 #[inline(always)]
-unsafe fn dots_as<U: Unit, R: Rows, const Q4: bool>(rows: R, x: &[Chunk], y: &mut [f32]) {
+unsafe fn dots_as<U: Unit, R: Rows, F: Form>(rows: R, x: &[Chunk], y: &mut [f32]) {
     let distance = begin::<U, R>(rows);
     let last = rows.count() - 1;
     for (r, y) in y.iter_mut().enumerate() {
         let ahead = rows.at((r + distance).min(last));
         // SAFETY: passed on from the caller; there is one token.
-        [*y] = unsafe { tile::<U, Q4, 1>(rows.at(r), [x.as_ptr()], Some(ahead)) };
+        [*y] = unsafe { tile::<U, F, 1>(rows.at(r), [x.as_ptr()], Some(ahead)) };
     }
 }
 
 /// [`dot`] of every row and every token: `y.row(t)[r] = row r · token t`.
 ///
 /// # Safety
-/// As for [`dot`] and each token; there is at least one row, all rows have the same format, in q4
-/// if `Q4`, otherwise in q8, and `y` has a row for each token and a column for each weight row.
+/// As for [`dot`] and each token; there is at least one row, all rows have the same format, in the format `F`, and `y` has a row for each token and a column for each weight row.
 #[inline(always)]
-pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, const Q4: bool>(
+pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, F: Form>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
@@ -180,7 +188,7 @@ pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, const Q4: bool>(
                 these[i] = first.wrapping_add((t + i) * stride);
             }
             // SAFETY: the tokens from `t` to `t + width` exist.
-            let sums = unsafe { upto::<U, Q4>(rows.at(r), &these[..width], ahead.take()) };
+            let sums = unsafe { upto::<U, F>(rows.at(r), &these[..width], ahead.take()) };
             for (i, &sum) in sums[..width].iter().enumerate() {
                 y.row_mut(t + i)[r] = sum;
             }
@@ -204,20 +212,15 @@ pub(super) unsafe fn pairs<U: Unit>(
 ) {
     let Some(row) = rows.first() else { return };
     // SAFETY: passed on from the caller.
-    unsafe {
-        match row.dtype() {
-            DType::Q4 => pairs_as::<U, true>(rows, xs, masks, out),
-            _ => pairs_as::<U, false>(rows, xs, masks, out),
-        }
-    }
+    unsafe { with_form!(row.dtype(), F => pairs_as::<U, F>(rows, xs, masks, out)) }
 }
 
-/// [`pairs`] of at least one row, in q4 if `Q4`, otherwise in q8.
+/// [`pairs`] of at least one row, in the format `F`.
 ///
 /// # Safety
 /// As for [`pairs`].
 #[inline(always)]
-unsafe fn pairs_as<U: Unit, const Q4: bool>(
+unsafe fn pairs_as<U: Unit, F: Form>(
     rows: &[Row<'_>],
     xs: ActivationsRef<'_>,
     masks: &[u64],
@@ -253,7 +256,7 @@ unsafe fn pairs_as<U: Unit, const Q4: bool>(
                 break;
             }
             // SAFETY: the caller guarantees the tokens that are named.
-            let sums = unsafe { upto::<U, Q4>(rows[r], &these[..width], ahead.take()) };
+            let sums = unsafe { upto::<U, F>(rows[r], &these[..width], ahead.take()) };
             for i in 0..width {
                 out[at[i]] = sums[i];
             }
@@ -266,7 +269,7 @@ unsafe fn pairs_as<U: Unit, const Q4: bool>(
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn upto<U: Unit, const Q4: bool>(
+unsafe fn upto<U: Unit, F: Form>(
     row: Row<'_>,
     xs: &[*const Chunk],
     ahead: Option<Row<'_>>,
@@ -275,9 +278,9 @@ unsafe fn upto<U: Unit, const Q4: bool>(
     // SAFETY: passed on from the caller.
     unsafe {
         match *xs {
-            [a] => [sums[0]] = tile::<U, Q4, 1>(row, [a], ahead),
-            [a, b] => [sums[0], sums[1]] = tile::<U, Q4, 2>(row, [a, b], ahead),
-            [a, b, c] => sums = tile::<U, Q4, TILE>(row, [a, b, c], ahead),
+            [a] => [sums[0]] = tile::<U, F, 1>(row, [a], ahead),
+            [a, b] => [sums[0], sums[1]] = tile::<U, F, 2>(row, [a, b], ahead),
+            [a, b, c] => sums = tile::<U, F, TILE>(row, [a, b, c], ahead),
             _ => {}
         }
     }
@@ -306,18 +309,18 @@ pub(super) fn prefetch_row<U: Unit>(row: Row<'_>) {
     }
 }
 
-/// The products of a row, in q4 if `Q4`, otherwise in q8, and `T` tokens; prefetches the row
+/// The products of a row, in the format `F`, and `T` tokens; prefetches the row
 /// `ahead`.
 ///
 /// # Safety
 /// As for [`dot`] and each of `T` tokens; `ahead` is not read.
 #[inline(always)]
-unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
+unsafe fn tile<U: Unit, F: Form, const T: usize>(
     row: Row<'_>,
     xs: Chunks<T>,
     ahead: Option<Row<'_>>,
 ) -> [f32; T] {
-    let bytes = if Q4 { Q4_BYTES } else { Q8_BYTES };
+    let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
     // Every full chunk of a row has all its groups; the last chunk may be short.
     let groups = row.len().div_ceil(GROUP);
     let (full, rest) = (groups / CHUNK_GROUPS, groups % CHUNK_GROUPS);
@@ -335,11 +338,11 @@ unsafe fn tile<U: Unit, const Q4: bool, const T: usize>(
                 U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
             }
             let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
-            step::<U, Q4, T>(&mut chains, quants, scales, CHUNK_GROUPS, further(xs, k));
+            step::<U, F, T>(&mut chains, quants, scales, CHUNK_GROUPS, further(xs, k));
         }
         if rest > 0 {
             let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
-            step::<U, Q4, T>(&mut chains, quants, scales, rest, further(xs, full));
+            step::<U, F, T>(&mut chains, quants, scales, rest, further(xs, full));
         }
         let mut sums = [0.0; T];
         for t in 0..T {
@@ -358,12 +361,13 @@ fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
     xs
 }
 
-/// Adds `groups` groups, in q4 if `Q4`, else in q8, and one chunk of each token's activations.
+/// Adds `groups` groups in the format `F` and one chunk of each token's activations.
 ///
 /// # Safety
-/// As for [`Unit::q4`] or [`Unit::q8`], and [`Unit::scales`], of each of `T` tokens.
+/// As for [`Unit::nibbles`] or [`Unit::q8`], and [`Unit::scales`] or [`factors`], of each of `T`
+/// tokens.
 #[inline(always)]
-unsafe fn step<U: Unit, const Q4: bool, const T: usize>(
+unsafe fn step<U: Unit, F: Form, const T: usize>(
     chains: &mut [U::Chains; T],
     quants: *const u8,
     scales: *const u8,
@@ -372,23 +376,44 @@ unsafe fn step<U: Unit, const Q4: bool, const T: usize>(
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        let scales = U::scales(scales, groups);
-        if Q4 && T > 1 {
-            let sums = U::q4_tokens::<T>(quants, groups, xs);
+        let (scales, mins) = if F::MINS {
+            let [scales, mins] = factors::<U>(scales, groups);
+            (scales, Some(mins))
+        } else {
+            (U::scales(scales, groups), None)
+        };
+        if F::NIBBLES {
+            let sums = U::nibbles_tokens::<F, T>(quants, groups, xs);
             for t in 0..T {
                 chains[t] = U::add(chains[t], sums[t], scales, &*xs[t]);
+                if let Some(mins) = mins {
+                    chains[t] = U::less(chains[t], mins, &*xs[t]);
+                }
             }
             return;
         }
         for t in 0..T {
             let x = &*xs[t];
-            let sums = if Q4 {
-                U::q4(quants, groups, x)
-            } else {
-                U::q8(quants, groups, x)
-            };
-            chains[t] = U::add(chains[t], sums, scales, x);
+            chains[t] = U::add(chains[t], U::q8(quants, groups, x), scales, x);
         }
+    }
+}
+
+/// The scales and the minimums of `groups <= 16` groups of q4k; the other ones are zero.
+///
+/// # Safety
+/// The CPU has the instruction set of `U`, and `scales` is valid for reads of what so many groups
+/// take.
+#[inline(always)]
+pub(super) unsafe fn factors<U: Unit>(scales: *const u8, groups: usize) -> [U::Chains; 2] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if groups == CHUNK_GROUPS {
+            return U::super_blocks(scales);
+        }
+        let bytes = std::slice::from_raw_parts(scales, super_bytes(groups));
+        let (scales, mins) = q4k::factors::<CHUNK_GROUPS>(bytes, groups, 0, groups);
+        [U::chains(&scales), U::chains(&mins)]
     }
 }
 

@@ -5,13 +5,17 @@
 //! groups are visited chain by chain, so the accumulators of a chain stay in registers; a finished
 //! chain is folded at once with its partner in the tree.
 
-use super::dot::{self, Unit};
+use super::{
+    dot::{self, Unit},
+    form::{Form, with_form},
+};
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK_GROUPS, HALF},
     columns::Columns,
-    dtype::{DType, GROUP},
+    dtype::GROUP,
     matrix::Rows,
+    q4k,
     simd::portable::f16_to_f32,
 };
 
@@ -22,14 +26,15 @@ const ALIGN: usize = 64;
 /// Levels of the tree that folds the chains.
 const ROUNDS: usize = CHUNK_GROUPS.ilog2() as usize;
 
-/// Bytes of a packed group of `rows` rows: signed or offset bytes, then f32 scales.
-const fn group_bytes(rows: usize) -> usize {
-    rows * (GROUP + size_of::<f32>())
+/// Bytes of a packed group of `rows` rows: signed or offset bytes, then f32 scales, then f32
+/// minimums if there are any.
+const fn group_bytes(rows: usize, mins: bool) -> usize {
+    rows * (GROUP + (1 + mins as usize) * size_of::<f32>())
 }
 
 /// f32 elements of scratch for two panels of any instruction set, saturating.
 pub(crate) const fn scratch_len(n: usize) -> usize {
-    let words = 2 * group_bytes(MAX_ROWS) / size_of::<f32>();
+    let words = 2 * group_bytes(MAX_ROWS, true) / size_of::<f32>();
     n.div_ceil(GROUP)
         .saturating_mul(words)
         .saturating_add(ALIGN / size_of::<f32>())
@@ -122,7 +127,7 @@ pub(super) trait Tile {
 
     /// Rows of a panel, at most [`MAX_ROWS`].
     const ROWS: usize;
-    /// Number of tokens from which packing q4 and q8 rows pays off; for fewer, use the dot product
+    /// Number of tokens from which packing rows of nibbles and of bytes pays off; for fewer, use the dot product
     /// of every row.
     const PACK_FROM: [usize; 2];
     /// Tokens of the largest tile of one panel: 12 or 4.
@@ -133,18 +138,16 @@ pub(super) trait Tile {
     /// Interleaves `ROWS` rows of equal format and length, with their scales.
     ///
     /// # Safety
-    /// The CPU has the instruction set of `Self`. There are `ROWS` rows of one length, in q4 if
-    /// `Q4`, else in q8; `panel` is one of `ROWS` rows with as many groups as each of them.
-    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel);
+    /// The CPU has the instruction set of `Self`. There are `ROWS` rows of one length, in the format
+    /// `F`; `panel` is one of `ROWS` rows with as many groups as each of them.
+    unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel);
 
     /// For each of `P` panels and each of `T` tokens, the exact sums of one packed group.
     ///
     /// # Safety
     /// The CPU has the instruction set of `Self`. [`pack`](Tile::pack) has written each of the
-    /// packed groups with the same `Q4`; there are `T` tokens, which are valid for reads; `m < 16`.
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        at: Step,
-    ) -> [[Self::Sums; T]; P];
+    /// packed groups with the same `F`; there are `T` tokens, which are valid for reads; `m < 16`.
+    unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[Self::Sums; T]; P];
 
     /// All zero.
     ///
@@ -163,6 +166,12 @@ pub(super) trait Tile {
         scales: *const f32,
         scale: f32,
     ) -> Self::Floats;
+
+    /// `fma(−minimum, sum, chain)`; reads `ROWS` minimums.
+    ///
+    /// # Safety
+    /// As for [`add`](Tile::add).
+    unsafe fn less(chain: Self::Floats, mins: *const f32, sum: f32) -> Self::Floats;
 
     /// `a + b`.
     ///
@@ -185,19 +194,17 @@ pub(super) trait Tile {
 /// # Safety
 /// As for [`Tile::pack`]; the number of rows is that of the panel.
 #[inline(always)]
-pub(super) unsafe fn pack<const Q4: bool, const STEP: usize>(
+pub(super) unsafe fn pack<F: Form, const STEP: usize>(
     rows: &[Row<'_>],
     panel: Panel,
     raised: bool,
 ) {
-    let dtype = if Q4 { DType::Q4 } else { DType::Q8 };
     for (r, row) in rows.iter().enumerate() {
-        let bytes = row.quants().chunks_exact(dtype.quants_bytes(GROUP));
-        let (scales, _) = row.scales().as_chunks::<2>();
-        for (g, (bytes, scale)) in bytes.zip(scales).enumerate() {
+        let bytes = row.quants().chunks_exact(F::DTYPE.quants_bytes(GROUP));
+        for (g, bytes) in bytes.enumerate() {
             let mut quants = [0u8; GROUP];
-            if Q4 {
-                let offset = if raised { 0 } else { 8 };
+            if F::NIBBLES {
+                let offset = if raised || !F::CENTRED { 0 } else { 8 };
                 for (i, byte) in bytes.iter().enumerate() {
                     quants[i] = (byte & 15).wrapping_sub(offset);
                     quants[HALF + i] = (byte >> 4).wrapping_sub(offset);
@@ -208,19 +215,37 @@ pub(super) unsafe fn pack<const Q4: bool, const STEP: usize>(
                     *quant = byte ^ flip;
                 }
             }
-            // SAFETY: the group is as large as all rows, scales included, and aligned.
+            // SAFETY: the group is as large as all rows, and aligned.
             unsafe {
                 let group = panel.group(g);
                 for (step, quants) in quants.as_chunks::<STEP>().0.iter().enumerate() {
                     let to = group.add((step * rows.len() + r) * STEP);
                     to.cast::<[u8; STEP]>().write(*quants);
                 }
-                let scale = f16_to_f32(u16::from_le_bytes(*scale));
-                group
-                    .add(rows.len() * GROUP)
-                    .cast::<f32>()
-                    .add(r)
-                    .write(scale);
+            }
+        }
+        let groups = row.len().div_ceil(GROUP);
+        for first in (0..groups).step_by(CHUNK_GROUPS) {
+            let count = CHUNK_GROUPS.min(groups - first);
+            let (mut scales, mut mins) = ([0.0; CHUNK_GROUPS], [0.0; CHUNK_GROUPS]);
+            if F::MINS {
+                (scales, mins) = q4k::factors(row.scales(), groups, first, count);
+            } else {
+                let (stored, _) = row.scales().as_chunks::<2>();
+                for (scale, half) in scales.iter_mut().zip(&stored[first..first + count]) {
+                    *scale = f16_to_f32(u16::from_le_bytes(*half));
+                }
+            }
+            for g in 0..count {
+                // SAFETY: the group has room for the scales and, if there are any, the minimums of
+                // all rows, and is aligned.
+                unsafe {
+                    let to = panel.group(first + g).add(rows.len() * GROUP).cast::<f32>();
+                    to.add(r).write(scales[g]);
+                    if F::MINS {
+                        to.add(rows.len() + r).write(mins[g]);
+                    }
+                }
             }
         }
     }
@@ -242,25 +267,24 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     if rows.count() == 0 {
         return;
     }
-    let is_q4 = rows.at(0).dtype() == DType::Q4;
-    let few = xs.tokens() < K::PACK_FROM[usize::from(!is_q4)];
+    let dtype = rows.at(0).dtype();
     // SAFETY: passed on from the caller.
     unsafe {
-        match (is_q4, few) {
-            (true, true) => dot::dots_tokens::<K, R, true>(rows, xs, y),
-            (false, true) => dot::dots_tokens::<K, R, false>(rows, xs, y),
-            (true, false) => matmul_as::<K, R, true>(rows, xs, y, scratch),
-            (false, false) => matmul_as::<K, R, false>(rows, xs, y, scratch),
-        }
+        with_form!(dtype, F => {
+            match xs.tokens() < K::PACK_FROM[usize::from(!F::NIBBLES)] {
+                true => dot::dots_tokens::<K, R, F>(rows, xs, y),
+                false => matmul_as::<K, R, F>(rows, xs, y, scratch),
+            }
+        })
     }
 }
 
-/// [`matmul`] of at least one row, in q4 if `Q4`, otherwise in q8.
+/// [`matmul`] of at least one row, in the format `F`.
 ///
 /// # Safety
 /// As for [`matmul`].
 #[inline(always)]
-unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
+unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
@@ -271,7 +295,7 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
     let panel = Panel {
         base: scratch.as_mut_ptr().cast(),
         groups: xs.n().div_ceil(GROUP),
-        group_bytes: const { group_bytes(K::ROWS) },
+        group_bytes: const { group_bytes(K::ROWS, F::MINS) },
     };
     debug_assert!(2 * panel.bytes() <= size_of_val(scratch));
     let (count, last) = (rows.count(), rows.count() - 1);
@@ -287,7 +311,7 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
             // SAFETY: two panels fit in the scratch memory.
             unsafe {
                 let base = panel.base.add(p * panel.bytes());
-                K::pack::<Q4>(&of_panel[..K::ROWS], Panel { base, ..panel });
+                K::pack::<F>(&of_panel[..K::ROWS], Panel { base, ..panel });
             }
         }
         let width = (panels * K::ROWS).min(count - r);
@@ -296,7 +320,7 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
             dot::prefetch_row::<K>(rows.at(next));
         }
         // SAFETY: the panels are packed.
-        unsafe { tiles::<K, Q4>(panel, pair, xs, y, r, width) }
+        unsafe { tiles::<K, F>(panel, pair, xs, y, r, width) }
         r += width;
     }
 }
@@ -305,10 +329,10 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, const Q4: bool>(
 ///
 /// # Safety
 /// The CPU has the instruction set of `K`. [`Tile::pack`] has packed the panel, and if
-/// `pair` the one that follows it in memory, with the same `Q4`; they have as many groups
+/// `pair` the one that follows it in memory, with the same `F`; they have as many groups
 /// as the activations.
 #[inline(always)]
-unsafe fn tiles<K: Tile, const Q4: bool>(
+unsafe fn tiles<K: Tile, F: Form>(
     panel: Panel,
     pair: bool,
     xs: ActivationsRef<'_>,
@@ -330,14 +354,14 @@ unsafe fn tiles<K: Tile, const Q4: bool>(
         // SAFETY: passed on from the caller; `x` has `size` tokens.
         unsafe {
             match (pair, size) {
-                (true, 6) => tile::<K, Q4, 2, 6>(panel, x, &mut out),
-                (true, 4) => tile::<K, Q4, 2, 4>(panel, x, &mut out),
-                (true, 2) => tile::<K, Q4, 2, 2>(panel, x, &mut out),
-                (true, _) => tile::<K, Q4, 2, 1>(panel, x, &mut out),
-                (false, 12) => tile::<K, Q4, 1, 12>(panel, x, &mut out),
-                (false, 4) => tile::<K, Q4, 1, 4>(panel, x, &mut out),
-                (false, 2) => tile::<K, Q4, 1, 2>(panel, x, &mut out),
-                (false, _) => tile::<K, Q4, 1, 1>(panel, x, &mut out),
+                (true, 6) => tile::<K, F, 2, 6>(panel, x, &mut out),
+                (true, 4) => tile::<K, F, 2, 4>(panel, x, &mut out),
+                (true, 2) => tile::<K, F, 2, 2>(panel, x, &mut out),
+                (true, _) => tile::<K, F, 2, 1>(panel, x, &mut out),
+                (false, 12) => tile::<K, F, 1, 12>(panel, x, &mut out),
+                (false, 4) => tile::<K, F, 1, 4>(panel, x, &mut out),
+                (false, 2) => tile::<K, F, 1, 2>(panel, x, &mut out),
+                (false, _) => tile::<K, F, 1, 1>(panel, x, &mut out),
             }
         }
         t += size;
@@ -361,7 +385,7 @@ struct Out<'a, 'y> {
 /// # Safety
 /// As for [`tiles`], with `P` panels one after the other in memory; `x` has `T` tokens.
 #[inline(always)]
-unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
+unsafe fn tile<K: Tile, F: Form, const P: usize, const T: usize>(
     panel: Panel,
     x: ActivationsRef<'_>,
     out: &mut Out<'_, '_>,
@@ -384,12 +408,16 @@ unsafe fn tile<K: Tile, const Q4: bool, const P: usize, const T: usize>(
                     stride,
                 };
                 for _ in 0..panel.chain_len(m) {
-                    let sums = K::sums::<Q4, P, T>(Step { group, apart, x, m });
+                    let sums = K::sums::<F, P, T>(Step { group, apart, x, m });
                     for p in 0..P {
-                        let scales = group.add(p * apart + K::ROWS * GROUP).cast();
+                        let scales = group.add(p * apart + K::ROWS * GROUP).cast::<f32>();
                         for t in 0..T {
                             let scale = (*x.chunk(t)).scales[m];
                             chains[p][t] = K::add(chains[p][t], sums[p][t], scales, scale);
+                            if F::MINS {
+                                let sum = (*x.chunk(t)).sums[m];
+                                chains[p][t] = K::less(chains[p][t], scales.add(K::ROWS), sum);
+                            }
                         }
                     }
                     group = group.add(panel.group_bytes);

@@ -1,4 +1,4 @@
-//! Rows of q4 and q8 times quantised activations, by the chain rule of the crate
+//! Rows of q4, q4k and q8 times quantised activations, by the chain rule of the crate
 //! documentation: generic bodies in `dot` and `gemm`, registers in one file per
 //! instruction set, and the choice between them here.
 
@@ -58,7 +58,7 @@ macro_rules! entry_points {
 macro_rules! chains_of_floats {
     (
         $zero:ident, $load:ident, $store:ident, $splat:ident,
-        $mul:ident, $add:ident, $mul_add:ident, $from_i32:ident
+        $mul:ident, $add:ident, $mul_add:ident, $less:ident, $from_i32:ident
     ) => {
         /// # Safety
         /// As for the method of `Tile`.
@@ -82,6 +82,14 @@ macro_rules! chains_of_floats {
                 let scales = $mul($load(scales), $splat(scale));
                 $mul_add($from_i32(sums), scales, chain)
             }
+        }
+
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn less(chain: Self::Floats, mins: *const f32, sum: f32) -> Self::Floats {
+            // SAFETY: the caller guarantees the ISA and a register of minimums.
+            unsafe { $less($load(mins), $splat(sum), chain) }
         }
 
         /// # Safety
@@ -111,6 +119,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_gemm;
 mod dot;
+mod form;
 mod gemm;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -163,7 +172,7 @@ impl<'a> ActivationsRef<'a> {
     /// devices.
     pub fn bytes(&self) -> &'a [u8] {
         let chunks = self.chunks();
-        // SAFETY: a chunk has no padding (its fields fill its 704 bytes), u8 needs no alignment, and
+        // SAFETY: a chunk has no padding (its fields fill its 768 bytes), u8 needs no alignment, and
         // the length is that of the same memory in bytes.
         unsafe { std::slice::from_raw_parts(chunks.as_ptr().cast(), size_of_val(chunks)) }
     }

@@ -5,13 +5,14 @@ use std::arch::{aarch64::*, asm};
 
 use super::{
     dot::{Unit, padded},
+    form::Form,
     quantize::Quantize,
 };
 use crate::{
     Chunk,
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     cpu::with_features,
-    dtype::GROUP,
+    dtype::{GROUP, SUPER_BYTES},
     simd::{neon::widen_f16, prefetch},
 };
 
@@ -46,7 +47,7 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> [int32x4_t; 4] {
+    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> [int32x4_t; 4] {
         // SAFETY: the caller guarantees the ISA and the groups; the chunk has all of them.
         unsafe {
             let mut sums = [vdupq_n_s32(0); 4];
@@ -62,7 +63,10 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
                         *part = products::<LEVEL>(low, x_low, high, x_high);
                     }
                 }
-                *sum = vaddq_s32(sums_of_groups(parts), vld1q_s32(&x.by_8[4 * quad]));
+                *sum = sums_of_groups(parts);
+                if F::CENTRED {
+                    *sum = vaddq_s32(*sum, vld1q_s32(&x.by_8[4 * quad]));
+                }
             }
             sums
         }
@@ -100,6 +104,56 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
                 wide[i] = widen_f16(vld1_u16(&halves[4 * i]));
             }
             wide
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON; the values are four registers long.
+        unsafe { [0, 4, 8, 12].map(|i| vld1q_f32(&values[i])) }
+    }
+
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[float32x4_t; 4]; 2] {
+        // The two bytes that hold entry g, and how far to move it into the upper twelve bits.
+        const ORDER: [u8; 16] = [4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13, 14, 14, 15];
+        const SHIFTS: [i16; 8] = [4, 0, 4, 0, 4, 0, 4, 0];
+        // SAFETY: the caller guarantees NEON and 32 bytes.
+        unsafe {
+            let (order, shifts) = (vld1q_u8(ORDER.as_ptr()), vld1q_s16(SHIFTS.as_ptr()));
+            let mut factors = [[vdupq_n_f32(0.0); 4]; 2];
+            for block in 0..2 {
+                let bytes = vld1q_u8(scales.add(block * SUPER_BYTES));
+                let units = widen_f16(vreinterpret_u16_u8(vget_low_u8(bytes)));
+                let pairs = vreinterpretq_u16_u8(vqtbl1q_u8(bytes, order));
+                let upper = vshlq_u16(pairs, shifts);
+                let scales = vandq_u16(vshrq_n_u16::<4>(upper), vdupq_n_u16(63));
+                let mins = vshrq_n_u16::<10>(upper);
+                let (d, dmin) = (vgetq_lane_f32::<0>(units), vgetq_lane_f32::<1>(units));
+                for (part, (unit, six)) in [(d, scales), (dmin, mins)].into_iter().enumerate() {
+                    let low = vcvtq_f32_u32(vmovl_u16(vget_low_u16(six)));
+                    let high = vcvtq_f32_u32(vmovl_high_u16(six));
+                    factors[part][2 * block] = vmulq_n_f32(low, unit);
+                    factors[part][2 * block + 1] = vmulq_n_f32(high, unit);
+                }
+            }
+            factors
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn less(
+        chains: [float32x4_t; 4],
+        mins: [float32x4_t; 4],
+        x: &Chunk,
+    ) -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON; the chunk has 16 sums.
+        unsafe {
+            let mut chains = chains;
+            for i in 0..CHUNK_GROUPS / 4 {
+                chains[i] = vfmsq_f32(chains[i], mins[i], vld1q_f32(&x.sums[4 * i]));
+            }
+            chains
         }
     }
 

@@ -5,6 +5,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
+    form::Form,
     gemm::{self, Panel, Step, Tile, Tokens},
     neon::{BASE, DOTPROD, Neon, halves, products, sums_of_groups},
 };
@@ -23,21 +24,19 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
     const PAIR_TOKENS: usize = 0;
 
     #[inline(always)]
-    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+    unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: passed on from the caller.
         unsafe {
             match LEVEL {
-                BASE => gemm::pack::<Q4, GROUP>(rows, panel, false),
-                DOTPROD => gemm::pack::<Q4, 4>(rows, panel, false),
-                _ => gemm::pack::<Q4, 8>(rows, panel, false),
+                BASE => gemm::pack::<F, GROUP>(rows, panel, false),
+                DOTPROD => gemm::pack::<F, 4>(rows, panel, false),
+                _ => gemm::pack::<F, 8>(rows, panel, false),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        at: Step,
-    ) -> [[[int32x4_t; 2]; T]; P] {
+    unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[[int32x4_t; 2]; T]; P] {
         let Step { group, apart, x, m } = at;
         // SAFETY: the caller guarantees the ISA, `P` packed groups, and `T` tokens.
         unsafe {
@@ -73,6 +72,18 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
             for i in 0..2 {
                 let scale = vmulq_n_f32(vld1q_f32(scales.add(4 * i)), scale);
                 chain[i] = vfmaq_f32(chain[i], vcvtq_f32_s32(sums[i]), scale);
+            }
+            chain
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn less(chain: [float32x4_t; 2], mins: *const f32, sum: f32) -> [float32x4_t; 2] {
+        // SAFETY: the caller guarantees NEON and 8 minimums.
+        unsafe {
+            let mut chain = chain;
+            for i in 0..2 {
+                chain[i] = vfmsq_n_f32(chain[i], vld1q_f32(mins.add(4 * i)), sum);
             }
             chain
         }

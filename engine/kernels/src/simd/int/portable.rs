@@ -1,13 +1,15 @@
 //! Plain Rust for machines without a supported vector unit.
 
 use super::{
-    dot::{Unit, padded},
+    dot::{SCALES_BYTES, Unit, padded},
+    form::Form,
     gemm::{self, Panel, Step, Tile},
     quantize::Quantize,
 };
 use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     dtype::GROUP,
+    q4k,
     simd::portable::{f16_to_f32, fused},
 };
 
@@ -31,7 +33,7 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
-    unsafe fn q4(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums {
+    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums {
         std::array::from_fn(|g| {
             if g >= groups {
                 return 0;
@@ -39,7 +41,7 @@ impl Unit for Portable {
             // SAFETY: the caller guarantees `groups` of 16 bytes.
             let bytes = unsafe { quants.add(g * HALF).cast::<[u8; HALF]>().read_unaligned() };
             let (low, high) = halves(x, g);
-            let mut sum = x.by_8[g];
+            let mut sum = if F::CENTRED { x.by_8[g] } else { 0 };
             for i in 0..HALF {
                 sum += i32::from(bytes[i] & 15) * i32::from(low[i]);
                 sum += i32::from(bytes[i] >> 4) * i32::from(high[i]);
@@ -70,6 +72,24 @@ impl Unit for Portable {
     unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains {
         // SAFETY: the caller guarantees `groups` f16.
         unsafe { padded(scales, groups) }.map(f16_to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> Self::Chains {
+        *values
+    }
+
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [Self::Chains; 2] {
+        // SAFETY: the caller guarantees 32 bytes.
+        let bytes = unsafe { scales.cast::<[u8; SCALES_BYTES]>().read_unaligned() };
+        let (scales, mins) = q4k::factors(&bytes, CHUNK_GROUPS, 0, CHUNK_GROUPS);
+        [scales, mins]
+    }
+
+    #[inline(always)]
+    unsafe fn less(chains: Self::Chains, mins: Self::Chains, x: &Chunk) -> Self::Chains {
+        std::array::from_fn(|g| fused(-mins[g], x.sums[g], chains[g]))
     }
 
     #[inline(always)]
@@ -116,15 +136,13 @@ impl Tile for Portable {
     const TOKENS: usize = 4;
     const PAIR_TOKENS: usize = 0;
 
-    unsafe fn pack<const Q4: bool>(rows: &[Row<'_>], panel: Panel) {
+    unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: passed on from the caller.
-        unsafe { gemm::pack::<Q4, GROUP>(rows, panel, false) }
+        unsafe { gemm::pack::<F, GROUP>(rows, panel, false) }
     }
 
     #[inline(always)]
-    unsafe fn sums<const Q4: bool, const P: usize, const T: usize>(
-        at: Step,
-    ) -> [[[i32; ROWS]; T]; P] {
+    unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[[i32; ROWS]; T]; P] {
         let Step { group, apart, x, m } = at;
         std::array::from_fn(|p| {
             // SAFETY: the caller guarantees `P` packed groups.
@@ -159,6 +177,13 @@ impl Tile for Portable {
         // SAFETY: the caller guarantees a scale for each row.
         let scales = unsafe { *scales.cast::<[f32; ROWS]>() };
         std::array::from_fn(|r| fused(sums[r] as f32, scales[r] * scale, chain[r]))
+    }
+
+    #[inline(always)]
+    unsafe fn less(chain: [f32; ROWS], mins: *const f32, sum: f32) -> [f32; ROWS] {
+        // SAFETY: the caller guarantees a minimum for each row.
+        let mins = unsafe { *mins.cast::<[f32; ROWS]>() };
+        std::array::from_fn(|r| fused(-mins[r], sum, chain[r]))
     }
 
     #[inline(always)]

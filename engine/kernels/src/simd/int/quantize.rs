@@ -98,5 +98,6 @@ unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], chunk: &mut Chunk) {
         chunk.quants[at..at + HALF].copy_from_slice(&quants[..HALF]);
         chunk.quants[at + SECOND_HALF..][..HALF].copy_from_slice(&quants[HALF..]);
         (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
+        chunk.sums[g] = sum as f32 * chunk.scales[g];
     }
 }

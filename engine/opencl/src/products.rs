@@ -1,0 +1,184 @@
+//! Products of matrices that the host holds too.
+
+use opencl3::command_queue::CommandQueue;
+use opencl3::context::Context;
+use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
+use opencl3::kernel::{ExecuteKernel, Kernel};
+use opencl3::program::Program;
+
+use crate::buffers::{Bytes, Memory, begin, read, write};
+use crate::work::{ITEMS, SOURCE, Underway, driver};
+use crate::{Block, Error, HostBytes, MatrixSpec};
+
+/// A matrix, and the kernel of its format.
+struct Matrix {
+    bytes: Bytes,
+    kernel: usize,
+    /// What `bytes` may be the memory of.
+    _host: HostBytes,
+}
+
+/// Input and answer, and their copies in host memory, which are not touched while work is under way.
+struct Room {
+    x: Bytes,
+    y: Memory<f32>,
+    of_x: Vec<u8>,
+    answer: Vec<f32>,
+}
+
+/// Everything for products.
+#[derive(Default)]
+pub(super) struct Products {
+    // Buffers first: their host memory outlives them.
+    matrices: Vec<Option<Matrix>>,
+    kernels: Vec<(MatrixSpec, Kernel)>,
+    room: Option<Room>,
+}
+
+/// Where matrices are put.
+pub(super) struct Place<'a> {
+    pub context: &'a Context,
+    pub queue: &'a CommandQueue,
+    /// The device has the machine's memory.
+    pub unified: bool,
+    /// Its longest buffer.
+    pub longest: u64,
+}
+
+impl Products {
+    /// Gives the matrices back.
+    pub fn clear(&mut self) {
+        self.matrices.clear();
+    }
+
+    /// Makes a matrix known; its number. Where the device has the machine's memory it is not copied.
+    pub fn share(
+        &mut self,
+        at: &Place<'_>,
+        spec: &MatrixSpec,
+        bytes: HostBytes,
+    ) -> Result<usize, Error> {
+        let len = (*bytes).as_ref().len();
+        if len < spec.rows * spec.row_bytes || len as u64 > at.longest {
+            return Err(Error(format!("takes no matrix of {len} bytes")));
+        }
+        let kernel = self.kernel(at.context, spec)?;
+        let memory = match at.unified {
+            true => driver("share a matrix", Bytes::of_host(at.context, &bytes))?,
+            false => {
+                let made = Bytes::new(at.context, len, false);
+                let mut made = driver(&format!("give {len} bytes"), made)?;
+                let written = write(at.queue, &mut made, 0, (*bytes).as_ref());
+                driver("copy a matrix", written)?;
+                made
+            }
+        };
+        let matrix = Some(Matrix {
+            bytes: memory,
+            kernel,
+            _host: bytes,
+        });
+        let free = self.matrices.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.matrices.len());
+        match self.matrices.get_mut(number) {
+            Some(place) => *place = matrix,
+            None => self.matrices.push(matrix),
+        }
+        Ok(number)
+    }
+
+    /// Forgets a matrix. No work is under way.
+    pub fn give_back(&mut self, matrix: usize) {
+        self.matrices[matrix] = None;
+    }
+
+    /// The number of the kernel for matrices of a format.
+    pub fn kernel(&mut self, context: &Context, spec: &MatrixSpec) -> Result<usize, Error> {
+        let same = |(of, _): &(MatrixSpec, Kernel)| of.options == spec.options;
+        if let Some(known) = self.kernels.iter().position(same) {
+            return Ok(known);
+        }
+        let program = Program::create_and_build_from_source(context, SOURCE, &spec.options)
+            .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
+        let kernel = driver("make kernels", Kernel::create(&program, "row_products"))?;
+        self.kernels.push((spec.clone(), kernel));
+        Ok(self.kernels.len() - 1)
+    }
+
+    /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
+    pub fn make_room(&mut self, context: &Context, x: usize, y: usize) -> Result<(), Error> {
+        self.room = None;
+        let make = || -> Result<Room, ClError> {
+            Ok(Room {
+                x: Bytes::new(context, x, true)?,
+                y: Memory::new(context, y, true)?,
+                of_x: Vec::with_capacity(x),
+                answer: vec![0.0; y],
+            })
+        };
+        self.room = Some(driver("make buffers", make())?);
+        Ok(())
+    }
+
+    /// The first `len` results of work that is done.
+    pub fn answer(&self, len: usize) -> Option<&[f32]> {
+        self.room.as_ref()?.answer.get(..len)
+    }
+
+    /// Begins products of blocks with `tokens` tokens, whose input is `x`.
+    pub fn begin(
+        &mut self,
+        queue: &CommandQueue,
+        blocks: &[Block],
+        tokens: usize,
+        x: &[u8],
+    ) -> Result<Underway, ClError> {
+        let bad = || ClError(CL_INVALID_VALUE);
+        let Self {
+            matrices,
+            kernels,
+            room,
+        } = self;
+        let room = room.as_mut().ok_or_else(bad)?;
+        let len: usize = blocks.iter().map(|block| block.rows.len() * tokens).sum();
+        room.y.fits(0, len)?;
+        room.of_x.clear();
+        room.of_x.extend_from_slice(x);
+        begin(queue, &mut room.x, &room.of_x)?;
+        let (mut at, mut begun) = (0, None);
+        for block in blocks {
+            let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
+            let matrix = matrix.ok_or_else(bad)?;
+            let (spec, kernel) = &kernels[matrix.kernel];
+            let rows = block.rows.len();
+            matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
+            if x.len() != spec.token_bytes * tokens {
+                return Err(bad());
+            }
+            let [first, count, place] = [block.rows.start, rows, at].map(|n| n as i32);
+            let mut run = ExecuteKernel::new(kernel);
+            // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix,
+            // tokens within the input and results within their buffer, as was just checked.
+            let event = unsafe {
+                run.set_arg(matrix.bytes.buffer())
+                    .set_arg(room.x.buffer())
+                    .set_arg(room.y.buffer())
+                    .set_arg(&first)
+                    .set_arg(&count)
+                    .set_arg(&place)
+                    .set_global_work_sizes(&[rows.next_multiple_of(ITEMS), tokens])
+                    .set_local_work_sizes(&[ITEMS, 1])
+                    .enqueue_nd_range(queue)?
+            };
+            begun.get_or_insert(event);
+            at += rows * tokens;
+        }
+        let done = read(queue, &room.y, &mut room.answer[..len])?;
+        queue.flush()?;
+        Ok(Underway {
+            sums: len,
+            begun: begun.ok_or_else(bad)?,
+            done,
+        })
+    }
+}

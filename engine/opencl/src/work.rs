@@ -1,0 +1,44 @@
+//! What is common to all pieces of work of a device.
+
+use opencl3::error_codes::ClError;
+use opencl3::event::Event;
+
+use crate::Error;
+
+/// The kernels.
+pub(super) const SOURCE: &str = include_str!("kernels.cl");
+
+/// Items of a work group, half a cluster: always the same, because some drivers compile kernels anew
+/// for each size.
+pub(super) const ITEMS: usize = 64;
+
+/// Work under way.
+pub(super) struct Underway {
+    /// Floats that it gives.
+    pub sums: usize,
+    /// The first kernel, and the last copy.
+    pub begun: Event,
+    pub done: Event,
+}
+
+impl Underway {
+    /// From the first kernel's submission to the end; 0 where the device has no clock.
+    pub fn nanoseconds(&self) -> u64 {
+        let start = self.begun.profiling_command_queued();
+        let end = self.done.profiling_command_end();
+        match (start, end) {
+            (Ok(start), Ok(end)) => end.saturating_sub(start),
+            _ => 0,
+        }
+    }
+}
+
+/// Names what failed.
+pub(super) fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Error> {
+    result.map_err(|e| Error(format!("cannot {what}: {e}")))
+}
+
+/// There is no work to wait for.
+pub(super) fn no_work() -> Error {
+    Error("has no such work".into())
+}

@@ -1,0 +1,58 @@
+//! A device that an engine uses, and whether it still does.
+
+use std::sync::{MutexGuard, OnceLock};
+
+use super::{Dense, DeviceError, Lease};
+use crate::error::Error;
+
+/// A leased device. Once it has failed nobody uses it any longer.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    lease: Lease,
+    /// Whether its sums have the CPU's bits.
+    same_bits: bool,
+    lost: OnceLock<DeviceError>,
+}
+
+impl InUse {
+    /// A device that has passed its check.
+    pub fn new(lease: Lease, same_bits: bool) -> Self {
+        Self {
+            lease,
+            same_bits,
+            lost: OnceLock::new(),
+        }
+    }
+
+    /// The device; nobody else has it meanwhile.
+    pub fn dense(&self) -> MutexGuard<'_, Box<dyn Dense>> {
+        self.lease.dense()
+    }
+
+    /// Whether its sums have the CPU's bits.
+    pub fn same_bits(&self) -> bool {
+        self.same_bits
+    }
+
+    /// Why it is not used any longer.
+    pub fn lost(&self) -> Option<&DeviceError> {
+        self.lost.get()
+    }
+
+    /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;
+    /// otherwise the text would change in the middle.
+    ///
+    /// # Errors
+    /// The failure, unless the CPU can go on.
+    pub fn or_lost<T>(&self, result: Result<T, DeviceError>) -> Result<Option<T>, Error> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(e) if !self.same_bits => Err(e.into()),
+            Err(e) => {
+                tracing::warn!(error = %e, "the CPU goes on without the device");
+                let _ = self.lost.set(e);
+                Ok(None)
+            }
+        }
+    }
+}

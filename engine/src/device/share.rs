@@ -1,0 +1,205 @@
+//! Which resident matrices a device multiplies too, and how fast: each format and width is tried when
+//! the engine is opened, the CPU at work beside it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use emberflow_kernels::{Activations, Compute, DType};
+use emberflow_storage::clock::Moment;
+use emberflow_storage::trace::Tracer;
+
+use super::check::{Numbers, accept, deviation};
+use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
+use super::{Block, InUse, multiplies};
+use crate::error::Error;
+use crate::input::Input;
+use crate::matrix::Matrix;
+
+/// Numbers of tokens that are tried.
+const TOKENS: [usize; 4] = [1, 8, 32, 64];
+
+/// Rows of the small product that tells what launching takes.
+const FEW: usize = 64;
+
+/// Runs of each, of which the fastest counts.
+const RUNS: usize = 3;
+
+/// Matrices of a format and width that the device has, and their numbers.
+struct Kind<'m> {
+    dtype: DType,
+    cols: usize,
+    matrices: Vec<(&'m mut Matrix, usize)>,
+}
+
+/// A device, and what is at hand to try it.
+pub(crate) struct Sharing<'a> {
+    pub device: &'a Arc<InUse>,
+    pub on: &'a Compute,
+    pub scratch: &'a mut [Vec<f32>],
+    pub room: ProductRoom,
+    pub tracer: Tracer,
+    /// Bytes of its memory that matrices may take.
+    pub spare: u64,
+}
+
+impl Sharing<'_> {
+    /// Makes room for the products.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn make_room(&mut self) -> Result<(), Error> {
+        Ok(self.device.dense().make_product_room(&self.room)?)
+    }
+
+    /// Shares matrices with the device, as many as have room in its memory.
+    ///
+    /// # Errors
+    /// The driver's, or wrong products.
+    pub fn share<'m>(
+        &mut self,
+        matrices: impl Iterator<Item = &'m mut Matrix>,
+    ) -> Result<(), Error> {
+        // How rows are divided depends on what was measured, and must not decide on a text.
+        if !self.device.same_bits() {
+            return Ok(());
+        }
+        let mut kinds: Vec<Kind<'m>> = Vec::new();
+        for matrix in matrices {
+            let (dtype, cols) = (matrix.dtype(), matrix.cols());
+            if !multiplies(dtype) || matrix.len() > self.spare {
+                continue;
+            }
+            self.spare -= matrix.len();
+            let number = self.device.dense().share(matrix.shared())?;
+            let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
+            match kinds.iter_mut().find(same) {
+                Some(kind) => kind.matrices.push((matrix, number)),
+                None => kinds.push(Kind {
+                    dtype,
+                    cols,
+                    matrices: vec![(matrix, number)],
+                }),
+            }
+        }
+        for kind in kinds {
+            let Some(products) = self.tried(&kind)?.map(Arc::new) else {
+                continue;
+            };
+            for (matrix, number) in kind.matrices {
+                matrix.set_device(OnDevice {
+                    of: Arc::clone(&products),
+                    matrix: number,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares products of matrices with the CPU's and takes their times, each of another matrix, so that
+    /// they come from memory as they will. `None` if they have other bits although the device's sums of the
+    /// FFN have the CPU's.
+    fn tried(&mut self, kind: &Kind<'_>) -> Result<Option<Products>, Error> {
+        let rows = kind
+            .matrices
+            .iter()
+            .map(|(m, _)| m.rows())
+            .max()
+            .unwrap_or(0);
+        let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == rows);
+        let mut next = largest.cycle();
+        let most = self.room.results / rows.max(1);
+        let mut samples = [Samples::default(), Samples::default()];
+        for n in TOKENS.into_iter().filter(|&n| n == 1 || n <= most) {
+            let few = FEW.min(rows);
+            let mut best = [[f64::INFINITY; 2]; 2];
+            let mut apart = 0.0f32;
+            for _ in 0..RUNS {
+                for (best, count) in best.iter_mut().zip([few, rows]) {
+                    let Some((matrix, number)) = next.next() else {
+                        return Ok(None);
+                    };
+                    let (times, deviation) = self.one(matrix, *number, count, n)?;
+                    apart = apart.max(deviation);
+                    for (best, time) in best.iter_mut().zip(times) {
+                        *best = best.min(time.as_secs_f64());
+                    }
+                }
+            }
+            accept(self.device.dense().facts(), apart)?;
+            if apart > 0.0 {
+                tracing::warn!(dtype = %kind.dtype, cols = kind.cols,
+                    "products have other bits: left to the CPU");
+                return Ok(None);
+            }
+            let [[cpu_few, its_few], [cpu, its]] = best;
+            samples[0]
+                .0
+                .push(sample(n, [few, rows], kind.cols, [cpu_few, cpu]));
+            samples[1]
+                .0
+                .push(sample(n, [few, rows], kind.cols, [its_few, its]));
+        }
+        tracing::info!(dtype = %kind.dtype, rows, cols = kind.cols, cpu = ?samples[0],
+            device = ?samples[1], "products");
+        let (device, tracer) = (Arc::clone(self.device), self.tracer.clone());
+        Ok(Some(Products::new(
+            device,
+            samples,
+            self.room.results,
+            tracer,
+        )))
+    }
+
+    /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,
+    /// both at work at once, and how far their products are from each other.
+    fn one(
+        &mut self,
+        matrix: &Matrix,
+        number: usize,
+        rows: usize,
+        n: usize,
+    ) -> Result<([Duration; 2], f32), Error> {
+        let mut numbers = Numbers::new(n as u64);
+        let x: Vec<f32> = (0..n * matrix.cols()).map(|_| numbers.next()).collect();
+        let mut quantized = Activations::default();
+        let input = Input::new(self.on.cpu, &x, n, &mut quantized);
+        let mut found = vec![f32::NAN; n * rows];
+        let mut expected = vec![0.0; n * matrix.rows()];
+        let block = Block {
+            matrix: number,
+            rows: 0..rows,
+        };
+        let start = Moment::now();
+        let ticket = self.device.dense().multiply(&[block], input)?;
+        let submitted = Moment::now();
+        matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut expected);
+        let busy = submitted.elapsed();
+        let took = self.device.dense().take_products(ticket, &mut found)?;
+        let took = match took.is_zero() {
+            // It has no clock of its own.
+            true => start.elapsed(),
+            false => took,
+        };
+        let both = expected
+            .chunks_exact(matrix.rows())
+            .zip(found.chunks_exact(rows));
+        let apart = both.map(|(expected, found)| deviation(&expected[..rows], found));
+        Ok(([busy, took], apart.fold(0.0, f32::max)))
+    }
+}
+
+/// The line through the times of two numbers of rows.
+fn sample(n: usize, rows: [usize; 2], cols: usize, times: [f64; 2]) -> Sample {
+    let all = times[1] / rows[1].max(1) as f64;
+    let slope = match rows[1] > rows[0] {
+        true => (times[1] - times[0]) / (rows[1] - rows[0]) as f64,
+        false => all,
+    };
+    // Where a few rows are no faster, launching is all that was measured.
+    let row = slope.clamp(all * 0.01, all);
+    Sample {
+        n,
+        launch: times[1] - row * rows[1] as f64,
+        weight: row / cols as f64,
+    }
+}

@@ -1,0 +1,239 @@
+//! Resident matrices and their products.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scratch_q};
+use emberflow_storage::arena::Slot;
+
+use crate::device::SharedMatrix;
+use crate::device::products::{OnDevice, Products, TOGETHER};
+use crate::input::Input;
+use crate::split::Product;
+
+/// A `[rows × cols]` matrix in one block format, row-major.
+#[derive(Debug)]
+pub struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: Arc<Slot>,
+    /// A device that computes some of its rows.
+    device: Option<OnDevice>,
+}
+
+/// Rows per work item.
+pub(crate) const ROWS_PER_CHUNK: usize = 32;
+
+impl Matrix {
+    /// A matrix with these rows.
+    pub(crate) fn new(dtype: DType, rows: usize, cols: usize, bytes: Arc<Slot>) -> Self {
+        Self {
+            dtype,
+            rows,
+            cols,
+            bytes,
+            device: None,
+        }
+    }
+
+    /// All rows.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.bytes.as_slice()
+    }
+
+    /// Number of weights.
+    pub(crate) fn weights(&self) -> f64 {
+        (self.rows * self.cols) as f64
+    }
+
+    fn stride(&self) -> usize {
+        self.dtype.row_bytes(self.cols)
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of all rows.
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes.as_slice().len() as u64
+    }
+
+    /// One row.
+    pub fn row(&self, r: usize) -> Row<'_> {
+        let s = self.stride();
+        Row::inline(
+            self.dtype,
+            self.cols,
+            &self.bytes.as_slice()[r * s..(r + 1) * s],
+        )
+    }
+
+    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`. `scratch` has
+    /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result depends neither on
+    /// other tokens nor on the thread count, nor on a device that has the CPU's bits.
+    pub(crate) fn matmul(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
+        Self::matmul_all(on, &mut [(self, y)], input, scratch);
+    }
+
+    /// [`Matrix::matmul`] of at most [`TOGETHER`] matrices with the same input.
+    pub(crate) fn matmul_all(
+        on: &Compute,
+        all: &mut [(&Self, &mut [f32])],
+        input: Input<'_>,
+        scratch: &mut [Vec<f32>],
+    ) {
+        let tokens = input.tokens();
+        let begun = Self::device_of(all.iter().map(|(of, _)| *of)).and_then(|device| {
+            let matrices = all.iter().filter_map(|(of, _)| {
+                let device = of.device.as_ref()?;
+                Some((device.matrix, 0..of.rows))
+            });
+            let matrices: ArrayVec<_, TOGETHER> = matrices.collect();
+            let begun = device.begin(&matrices, input)?;
+            Some((device, begun))
+        });
+        for (i, (matrix, y)) in all.iter_mut().enumerate() {
+            let rows = match &begun {
+                Some((_, begun)) => begun.left[i],
+                None => matrix.rows,
+            };
+            matrix.matmul_rows(on, input, 0..rows, scratch, &mut y[..tokens * matrix.rows]);
+        }
+        let Some((device, begun)) = begun else {
+            return;
+        };
+        let of = all.iter_mut().map(|(matrix, y)| {
+            let rows = matrix.rows;
+            (rows, &mut y[..tokens * rows])
+        });
+        if device.take(&begun, tokens, of) {
+            return;
+        }
+        for ((matrix, y), &left) in all.iter_mut().zip(&begun.left) {
+            let y = &mut y[..tokens * matrix.rows];
+            matrix.matmul_rows(on, input, left..matrix.rows, scratch, y);
+        }
+    }
+
+    /// What multiplies all these matrices on a device, if something does.
+    fn device_of<'a>(mut all: impl Iterator<Item = &'a Self>) -> Option<Arc<Products>> {
+        let first = &all.next()?.device.as_ref()?.of;
+        let alike = |of: &OnDevice| Arc::ptr_eq(&of.of, first);
+        all.all(|matrix| matrix.device.as_ref().is_some_and(alike))
+            .then(|| Arc::clone(first))
+    }
+
+    /// How many weights of matrices with the same input a device multiplies for one token.
+    pub(crate) fn weights_on_device<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> f64 {
+        let Some((device, cols)) =
+            Self::device_of(all.clone()).zip(all.clone().next().map(Self::cols))
+        else {
+            return 0.0;
+        };
+        let (rows, n) = (all.map(Self::rows).sum(), 1);
+        (device.rows(Product { rows, cols, n }) * cols) as f64
+    }
+
+    /// Time that was waited for devices that multiply these matrices.
+    pub(crate) fn waited_for_device<'a>(all: impl Iterator<Item = &'a Self>) -> Duration {
+        let mut found: Vec<&Arc<Products>> = Vec::new();
+        for device in all.filter_map(|matrix| matrix.device.as_ref()) {
+            if !found.iter().any(|known| Arc::ptr_eq(known, &device.of)) {
+                found.push(&device.of);
+            }
+        }
+        found.into_iter().map(|products| products.waited()).sum()
+    }
+
+    /// Whether products take activations in 8 bits.
+    fn reads_8_bits(&self) -> bool {
+        self.dtype.is_grouped()
+    }
+
+    /// The products of some rows; `y` is `[tokens × rows]` of all of them.
+    pub(crate) fn matmul_rows(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        range: Range<usize>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
+        let (cpu, workers) = (on.cpu, &on.workers);
+        let (rows, cols, stride) = (self.rows, self.cols, self.stride());
+        let (x, tokens) = (input.x, input.tokens());
+        let quantized = self.reads_8_bits();
+        let bytes = &self.bytes.as_slice()[range.start * stride..range.end * stride];
+        if range.is_empty() {
+            return;
+        }
+        if tokens == 1 {
+            workers.for_each_part_mut(&mut y[range], ROWS_PER_CHUNK, &|_, unit, out| {
+                let first = unit * ROWS_PER_CHUNK;
+                let part = &bytes[first * stride..(first + out.len()) * stride];
+                if quantized {
+                    cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
+                } else {
+                    cpu.matvec(self.dtype, part, stride, cols, x, out);
+                }
+            });
+            return;
+        }
+        let y = Columns::new(&mut y[range.start..], tokens, rows, range.len());
+        workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
+            let bytes = &bytes[first * stride..(first + block.width()) * stride];
+            if quantized {
+                let x = input.quantized;
+                cpu.matmul_q(self.dtype, bytes, stride, x, &mut block, scratch);
+            } else {
+                cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
+            }
+        });
+    }
+
+    /// Elements of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Format of the rows.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The matrix, for a device.
+    pub(crate) fn shared(&self) -> SharedMatrix {
+        SharedMatrix {
+            dtype: self.dtype,
+            rows: self.rows,
+            cols: self.cols,
+            bytes: Arc::clone(&self.bytes) as _,
+        }
+    }
+
+    /// From now on a device computes some of its rows.
+    pub(crate) fn set_device(&mut self, device: OnDevice) {
+        self.device = Some(device);
+    }
+
+    /// The device that computes some of its rows.
+    pub(crate) fn device(&self) -> Option<&OnDevice> {
+        self.device.as_ref()
+    }
+
+    /// Scratch elements per thread for rows of `cols` elements.
+    pub(crate) fn scratch_len(cols: usize) -> usize {
+        matmul_scratch(cols).max(matmul_scratch_q(cols))
+    }
+}

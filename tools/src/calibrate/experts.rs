@@ -1,0 +1,190 @@
+//! Experts, each rounded against what it reads.
+//!
+//! A token counts by its share of the expert: the router's weight is a factor of the expert's result,
+//! and so of its errors. An expert that few tokens visit is rounded against others of the layer too,
+//! which count less: too few inputs say nothing of most directions.
+
+use emberflow_engine::ffn_hidden;
+use emberflow_kernels::Row;
+use emberflow_models::config::Bank;
+use emberflow_models::names::{Role, TensorId};
+use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
+
+use super::pass::{DOWN_BLOCK, Visits};
+use super::rounded::{LayerRows, StoredRows};
+use super::{Job, takes};
+use crate::Failure;
+
+/// Fewest inputs, in elements of an input.
+const LEAST: usize = 2;
+
+/// What a token that does not visit the expert counts, in mean shares of those that do.
+const OTHERS: f32 = 0.5;
+
+/// Tokens whose hidden values are computed together.
+const BLOCK: usize = 512;
+
+/// What an expert reads: tokens, and the factor of each.
+type Inputs = Vec<(usize, f32)>;
+
+impl Job<'_> {
+    /// Rounds all experts of a layer.
+    pub(super) fn experts(
+        &self,
+        layer: u32,
+        visits: &Visits,
+        rows: &mut LayerRows,
+    ) -> Result<(), Failure> {
+        let c = self.source.config();
+        let d = c.d_model as usize;
+        for bank in c.banks_of(layer) {
+            let id = |role| TensorId {
+                role,
+                layer,
+                expert: bank.expert,
+            };
+            let inputs = match bank.expert < c.experts {
+                true => inputs_of(visits, bank.expert, d),
+                // the shared one, which every token visits
+                false => (0..visits.x.len() / d).map(|token| (token, 1.0)).collect(),
+            };
+            let mut covariance = Covariance::new(d);
+            for_each_block(visits, &inputs, d, |x, _| covariance.add(&self.on, x));
+            let rounder = Rounder::for_rows(&self.on, d, covariance.mean());
+            for role in [Role::Gate, Role::Up] {
+                rows.put(id(role), self.rows(id(role), &rounder)?);
+            }
+            drop(rounder);
+            if takes(Role::Down, self.options.dtype_of(id(Role::Down))) {
+                let hidden = self.hidden(bank, visits, &inputs, rows)?;
+                rows.put(id(Role::Down), self.down(id(Role::Down), hidden)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the Down of an expert reads, block by block of neurons, behind Gate and Up as rounded.
+    fn hidden(
+        &self,
+        bank: Bank,
+        visits: &Visits,
+        inputs: &Inputs,
+        rows: &LayerRows,
+    ) -> Result<Vec<Covariance>, Failure> {
+        let c = self.source.config();
+        let (d, neurons) = (c.d_model as usize, bank.neurons as usize);
+        let mut matrices = Vec::with_capacity(2);
+        for role in [Role::Gate, Role::Up] {
+            let id = TensorId {
+                role,
+                layer: bank.layer,
+                expert: bank.expert,
+            };
+            let stored = rows.get(id);
+            let stored = stored.ok_or_else(|| Failure::Fault(format!("{id} was not rounded")))?;
+            matrices.push(self.values(stored));
+        }
+        let sizes = (0..neurons).step_by(DOWN_BLOCK);
+        let sizes = sizes.map(|first| DOWN_BLOCK.min(neurons - first));
+        let mut sums: Vec<Covariance> = sizes.map(Covariance::new).collect();
+        let (mut gemm, mut block) = (Gemm::new(&self.on), Vec::new());
+        for_each_unscaled_block(visits, inputs, d, |x, factors| {
+            let tokens = factors.len();
+            let products = |gemm: &mut Gemm<'_>, matrix: &[f32]| {
+                let mut y = vec![0.0; tokens * neurons];
+                gemm.product(d, x, matrix, &mut y);
+                y
+            };
+            let mut gates = products(&mut gemm, &matrices[0]);
+            let ups = products(&mut gemm, &matrices[1]);
+            ffn_hidden(c.ffn_kind, self.on.cpu, &mut gates, &ups);
+            for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
+                hidden.iter_mut().for_each(|h| *h *= factor);
+            }
+            for (b, sum) in sums.iter_mut().enumerate() {
+                block.clear();
+                for hidden in gates.chunks_exact(neurons) {
+                    block.extend_from_slice(&hidden[b * DOWN_BLOCK..][..sum.size()]);
+                }
+                debug_assert_eq!(block.len(), tokens * sum.size());
+                sum.add(&self.on, &block);
+            }
+        });
+        Ok(sums)
+    }
+
+    /// A stored matrix in f32.
+    fn values(&self, stored: &StoredRows) -> Vec<f32> {
+        let rows = stored
+            .bytes
+            .chunks_exact(stored.dtype.row_bytes(stored.cols));
+        let mut values = vec![0.0; rows.len() * stored.cols];
+        for (row, values) in rows.zip(values.chunks_exact_mut(stored.cols)) {
+            let row = Row::inline(stored.dtype, stored.cols, row);
+            self.on.cpu.dequantize(row, values);
+        }
+        values
+    }
+}
+
+/// The tokens that visit an expert with their shares; where they are few, others evenly spread.
+fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
+    let choices = visits.choices.chunks_exact(visits.chosen.max(1));
+    let shares = choices.map(|choices| choices.iter().find(|c| c.expert == expert));
+    let shares: Vec<Option<f32>> = shares.map(|found| found.map(|c| c.weight)).collect();
+    let visitors = shares.iter().flatten();
+    let (count, sum) = visitors.fold((0, 0.0), |(n, sum), share| (n + 1, sum + share));
+    let mean = if count > 0 { sum / count as f32 } else { 1.0 };
+    let (missing, others) = ((LEAST * d).saturating_sub(count), shares.len() - count);
+    let mut passed = 0;
+    let mut inputs = Inputs::new();
+    for (token, share) in shares.into_iter().enumerate() {
+        match share {
+            Some(share) => inputs.push((token, share)),
+            None => {
+                passed += 1;
+                // as many as are missing, one of every so many
+                if passed * missing / others > (passed - 1) * missing / others {
+                    inputs.push((token, OTHERS * mean));
+                }
+            }
+        }
+    }
+    inputs
+}
+
+/// Hands over the inputs, each times its factor, and the factors, block by block.
+fn for_each_block(
+    visits: &Visits,
+    inputs: &Inputs,
+    d: usize,
+    mut take: impl FnMut(&[f32], &[f32]),
+) {
+    let mut scaled = Vec::new();
+    for_each_unscaled_block(visits, inputs, d, |x, factors| {
+        scaled.clear();
+        for (x, factor) in x.chunks_exact(d).zip(factors) {
+            scaled.extend(x.iter().map(|x| x * factor));
+        }
+        take(&scaled, factors);
+    });
+}
+
+/// Hands over the inputs and their factors, block by block.
+fn for_each_unscaled_block(
+    visits: &Visits,
+    inputs: &Inputs,
+    d: usize,
+    mut take: impl FnMut(&[f32], &[f32]),
+) {
+    let (mut x, mut factors) = (Vec::new(), Vec::new());
+    for block in inputs.chunks(BLOCK) {
+        x.clear();
+        factors.clear();
+        for &(token, factor) in block {
+            x.extend_from_slice(&visits.x[token * d..][..d]);
+            factors.push(factor);
+        }
+        take(&x, &factors);
+    }
+}
