@@ -20,8 +20,6 @@ const CANDIDATES: u64 = 64;
 /// How many numbers of layers with resident Gate rows are compared at first, those between follow.
 const GATE_STEPS: u64 = 8;
 
-/// How often the division of the budget for a share is looked at until it stays the same.
-
 /// Speedup that a device must promise.
 const WORTH_IT: f64 = 1.02;
 
