@@ -1,9 +1,8 @@
 //! What is common to all pieces of work of a device.
 
-use opencl3::error_codes::ClError;
-use opencl3::event::Event;
-
 use crate::Error;
+use crate::handles::Event;
+use crate::library::Code;
 
 /// The kernels.
 pub(super) const SOURCE: &str = include_str!("kernels.cl");
@@ -24,9 +23,7 @@ pub(super) struct Underway {
 impl Underway {
     /// From the first kernel's submission to the end; 0 where the device has no clock.
     pub fn nanoseconds(&self) -> u64 {
-        let start = self.begun.profiling_command_queued();
-        let end = self.done.profiling_command_end();
-        match (start, end) {
+        match (self.begun.queued(), self.done.ended()) {
             (Ok(start), Ok(end)) => end.saturating_sub(start),
             _ => 0,
         }
@@ -34,7 +31,7 @@ impl Underway {
 }
 
 /// Names what failed.
-pub(super) fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Error> {
+pub(super) fn driver<T>(what: &str, result: Result<T, Code>) -> Result<T, Error> {
     result.map_err(|e| Error(format!("cannot {what}: {e}")))
 }
 
@@ -42,3 +39,6 @@ pub(super) fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Err
 pub(super) fn no_work() -> Error {
     Error("has no such work".into())
 }
+
+/// What does not fit, or is not there.
+pub(super) const INVALID: Code = Code(opencl_sys::CL_INVALID_VALUE);
