@@ -11,7 +11,7 @@ use crate::buffers::{Bytes, Scratch, write};
 use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
 use crate::library::Code;
 use crate::products::{Place, Products};
-use crate::work::{INVALID, ITEMS, SOURCE, Underway, driver, no_work};
+use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// Flags of the kernel `hidden_values`.
@@ -106,7 +106,7 @@ impl Device {
         (self.underway, self.prepared) = (None, None);
         self.parts.clear();
         let program = (self.found)
-            .build(&self.context, SOURCE, &spec.options)
+            .build(&self.context, SOURCE, &with_tile(&spec.options))
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
         let make = || -> Result<Prepared, Code> {
             Ok(Prepared {
@@ -356,10 +356,10 @@ fn start(
         Arg::Int(rows),
     ];
     let items = work.clusters * spec.cluster;
-    let elements = spec.d.next_multiple_of(ITEMS);
+    let (elements, tiles) = (spec.d.next_multiple_of(ITEMS), work.rows.div_ceil(TILE));
     let sizes: [[&[usize]; 2]; 2] = [
-        [&[items, work.rows], &[ITEMS, 1]],
-        [&[elements, work.rows, work.clusters], &[ITEMS, 1, 1]],
+        [&[items, tiles], &[ITEMS, 1]],
+        [&[elements, tiles, work.clusters], &[ITEMS, 1, 1]],
     ];
     // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the

@@ -3,7 +3,7 @@
 use crate::buffers::{Bytes, Memory, begin, read, write};
 use crate::handles::{Arg, Context, Found, Kernel, Queue};
 use crate::library::Code;
-use crate::work::{INVALID, ITEMS, SOURCE, Underway, driver};
+use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, with_tile};
 use crate::{Block, Error, HostBytes, MatrixSpec};
 
 /// A matrix, and the kernel of its format.
@@ -96,7 +96,7 @@ impl Products {
             return Ok(known);
         }
         let program = (at.device)
-            .build(at.context, SOURCE, &spec.options)
+            .build(at.context, SOURCE, &with_tile(&spec.options))
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
         let kernel = driver("make kernels", program.kernel("row_products"))?;
         self.kernels.push((spec.clone(), kernel));
@@ -160,8 +160,12 @@ impl Products {
                 Arg::Int(first),
                 Arg::Int(count),
                 Arg::Int(place),
+                Arg::Int(tokens as i32),
             ];
-            let sizes: [&[usize]; 2] = [&[rows.next_multiple_of(ITEMS), tokens], &[ITEMS, 1]];
+            let sizes: [&[usize]; 2] = [
+                &[rows.next_multiple_of(ITEMS), tokens.div_ceil(TILE)],
+                &[ITEMS, 1],
+            ];
             // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix,
             // tokens within the input and results within their buffer, as was just checked.
             let event = unsafe { kernel.run(queue, &args, sizes)? };

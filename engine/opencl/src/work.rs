@@ -11,6 +11,14 @@ pub(super) const SOURCE: &str = include_str!("kernels.cl");
 /// for each size.
 pub(super) const ITEMS: usize = 64;
 
+/// Most tokens of an item, which share the reading of a row.
+pub(super) const TILE: usize = 4;
+
+/// Build options of the kernels.
+pub(super) fn with_tile(options: &str) -> String {
+    format!("{options} -D TILE={TILE}")
+}
+
 /// Work under way.
 pub(super) struct Underway {
     /// Floats that it gives.
