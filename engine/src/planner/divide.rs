@@ -45,7 +45,7 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        let division = self.fastest(budget, |way| {
+        let division = self.fastest(|way| {
             let (chunk, needs) = self.chunk(way, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
@@ -145,7 +145,7 @@ impl Planner {
         };
         match budget == settled.memory.budget() {
             true => again(&settled.needs),
-            false => self.fastest(budget, again),
+            false => self.fastest(again),
         }
     }
 
@@ -165,14 +165,13 @@ impl Planner {
         ways
     }
 
-    /// The division of `budget` with the highest expected speed, the first of equal ones.
+    /// The division of a budget with the highest expected speed, the first of equal ones.
     ///
     /// Where all Gate rows leave no room for [`ENOUGH`] of the neurons that fire for a token, they may be
     /// resident in the first layers alone: these have room for the neurons that fire, and the others
     /// stream. In how many layers is found by halving steps around the best one.
     fn fastest(
         &self,
-        budget: u64,
         divide: impl Fn(&Needs) -> Result<Division, Error>,
     ) -> Result<Division, Error> {
         let partly =
