@@ -147,11 +147,12 @@ fn kept_json(entry: &Entry) -> Value {
 pub(super) fn devices(again: bool) -> Check {
     const NAME: &str = "devices";
     let kept = Kept::here();
-    if let (true, Some(kept)) = (again, &kept) {
-        if let Err(e) = kept.forget() {
-            let path = kept.path().display();
-            return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
-        }
+    if again
+        && let Some(kept) = &kept
+        && let Err(e) = kept.forget()
+    {
+        let path = kept.path().display();
+        return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
     }
     let found = list();
     if found.is_empty() {
