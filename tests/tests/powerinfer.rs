@@ -1,11 +1,12 @@
-//! A PowerInfer file with predictors, from its bytes to logits, against a decoder
-//! written down here once more: scalar, in f64, from the file's own tensors.
+//! PowerInfer files with predictors, from their bytes to logits, against a decoder
+//! written down here once more: scalar, in f64, from the file's own tensors. Those of OPT and Falcon
+//! against transformers with PowerInfer's rule in it (`tests/fixtures/golden/predicted.py`).
 
 use std::path::Path;
 
 use emberflow_engine::{Options, Sparsity};
 use emberflow_kernels::DType;
-use emberflow_tests::{all_logits, open, packed, roomy};
+use emberflow_tests::{Golden, all_logits, bits, case, open, packed, roomy, squeeze};
 
 const D: usize = 32;
 const FFN: usize = 80;
@@ -280,5 +281,31 @@ fn a_powerinfer_file_runs_by_its_own_predictors() {
         }
         let differs = (by_mode[0].iter().zip(&by_mode[1])).any(|(a, b)| (a - b).abs() > 0.1);
         assert!(differs, "{arch}: the predictors change nothing");
+    }
+}
+
+#[test]
+fn ungated_files_obey_their_predictors_as_the_reference_does() {
+    for name in ["opt_sparse", "falcon_sparse", "falcon_new_sparse"] {
+        let dir = tempfile::tempdir().unwrap();
+        let case = case(name);
+        let container = packed(&case.join("model.gguf"), dir.path(), DType::F32);
+        let golden = Golden::load(&case, "golden-predicted.json");
+        let expected: Vec<f64> = golden.logits(&case).into_iter().map(f64::from).collect();
+        let options = Options {
+            sparsity: Sparsity::Predicted,
+            ..roomy(golden.tokens.len())
+        };
+        let mut engine = open(&container, options);
+        let found = all_logits(&mut engine, &golden.tokens, 16);
+        let off = largest_difference(&found, &expected);
+        assert!(off < 1e-3, "{name}: off by {off}");
+        let counters = engine.counters();
+        assert!(counters.looked_at < counters.possible, "{name}");
+        for share in [0.0, 0.4] {
+            squeeze(&mut engine, share);
+            let again = all_logits(&mut engine, &golden.tokens, 3);
+            assert!(bits(&again) == bits(&found), "{name}: {share} of the FFN");
+        }
     }
 }

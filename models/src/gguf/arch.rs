@@ -51,6 +51,9 @@ pub(super) enum Experts {
 /// The architecture whose experts have biases and an activation of their own.
 pub(super) const GPT_OSS: &str = "gpt-oss";
 
+/// The architecture of learned positions. PowerInfer's alone: llama.cpp does not know it.
+pub(super) const OPT: &str = "opt";
+
 const PLAIN: Arch = Arch {
     name: "",
     interleaved: false,
@@ -63,7 +66,7 @@ const PLAIN: Arch = Arch {
     windows: Windows::Never,
 };
 
-const ARCHS: [Arch; 20] = [
+const ARCHS: [Arch; 21] = [
     Arch {
         name: "llama",
         interleaved: true,
@@ -157,6 +160,11 @@ const ARCHS: [Arch; 20] = [
     },
     Arch {
         name: "falcon",
+        ..PLAIN
+    },
+    Arch {
+        name: OPT,
+        relu: true,
         ..PLAIN
     },
     Arch {

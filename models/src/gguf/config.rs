@@ -1,7 +1,7 @@
 //! GGUF metadata → [`ModelConfig`].
 
 use super::arch::{Arch, Experts, GPT_OSS, Windows};
-use super::form::{self, PATTERN, Shape, Style, style_of};
+use super::form::{self, PATTERN, Shape, Style, UNUSED_POSITIONS, style_of};
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
@@ -44,11 +44,19 @@ pub(super) struct Facts {
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
     pub(super) has_head: bool,
+    /// Rows of the table of learned positions.
+    pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
 }
 
 impl Facts {
+    /// The context. A file with learned positions (OPT) declares the rows of their table, or fewer.
+    fn max_context(&self, declared: u32) -> u32 {
+        let rows = self.positions.unwrap_or(u32::MAX);
+        declared.min(rows.saturating_sub(UNUSED_POSITIONS))
+    }
+
     /// What the tensors say of the form.
     fn shape(&self) -> Shape {
         Shape {
@@ -96,8 +104,11 @@ pub(super) fn model_config(
         windowed: window.size > 0,
         ..facts.shape()
     };
-    let rope = rope(metadata, arch, style, head_dim)?;
+    let mut rope = rope(metadata, arch, style, head_dim)?;
     let mut form = form::form(metadata, arch.name, shape)?;
+    if form.learned_positions.is_some() {
+        rope.dims = 0; // nothing is rotated
+    }
     if style.local_rope && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
@@ -116,14 +127,17 @@ pub(super) fn model_config(
         ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: metadata.need_f32(&key(style.eps))?,
+        rms_eps: match style.usual_eps {
+            Some(usual) => metadata.f32(&key(style.eps))?.unwrap_or(usual),
+            None => metadata.need_f32(&key(style.eps))?,
+        },
         rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: arch.qk_norm,
         tied_head: !facts.has_head,
-        max_context: need("context_length")?,
+        max_context: facts.max_context(need("context_length")?),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,

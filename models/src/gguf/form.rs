@@ -1,6 +1,6 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
-use super::arch::GPT_OSS;
+use super::arch::{GPT_OSS, OPT};
 use super::streams::{self, ACTIVE, GEMMA3N, PER_LAYER, SHARED_KV, STREAMS, TOP};
 use super::value::Metadata;
 use crate::config::{Activation, Form, Parallel, SWIGLU_ALPHA, SWIGLU_LIMIT};
@@ -12,6 +12,8 @@ pub(super) struct Style {
     name: &'static str,
     /// Key of the epsilon of its norms, after the architecture.
     pub(super) eps: &'static str,
+    /// The epsilon of files that have no such key.
+    pub(super) usual_eps: Option<f32>,
     /// Its activation, where the file does not name one.
     pub(super) act: Activation,
     /// Its FFN has no gate.
@@ -29,6 +31,7 @@ pub(super) struct Style {
 const PLAIN: Style = Style {
     name: "",
     eps: "attention.layer_norm_rms_epsilon",
+    usual_eps: None,
     act: Activation::Silu,
     ungated: false,
     partial: false,
@@ -48,12 +51,15 @@ const UNGATED: Style = Style {
 /// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
 pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
+/// Rows of OPT's table of positions before that of position 0.
+pub(super) const UNUSED_POSITIONS: u32 = 2;
+
 /// Every how many layers one has no window.
 pub(super) const PATTERN: &str = "attention.sliding_window_pattern";
 /// Base of the rotary frequencies in layers with a window.
 pub(super) const LOCAL_BASE: &str = "rope.freq_base_swa";
 
-const STYLES: [Style; 10] = [
+const STYLES: [Style; 11] = [
     Style {
         name: GPT_OSS,
         act: Activation::ClampedSwiglu {
@@ -96,6 +102,12 @@ const STYLES: [Style; 10] = [
     },
     Style {
         name: "falcon",
+        ..UNGATED
+    },
+    Style {
+        name: OPT,
+        act: Activation::Relu,
+        usual_eps: Some(1e-5),
         ..UNGATED
     },
     Style {
@@ -201,6 +213,10 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         },
         "falcon" => Form {
             parallel: [Parallel::OneNorm, Parallel::TwoNorms][usize::from(shape.two_norms)],
+            ..plain
+        },
+        OPT => Form {
+            learned_positions: Some(UNUSED_POSITIONS),
             ..plain
         },
         "gemma2" => Form {

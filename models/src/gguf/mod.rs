@@ -1,7 +1,8 @@
 //! GGUF files of llama.cpp, and PowerInfer's sparse variant.
 //!
 //! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of `ffn_down` (already
-//! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`.
+//! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`. They know
+//! one architecture more, OPT.
 
 mod arch;
 mod config;
@@ -21,7 +22,7 @@ use std::path::Path;
 use self::arch::Arch;
 use self::config::Facts;
 use self::header::{Header, Raw};
-use self::names::{DOWN_T, names_of};
+use self::names::{DOWN_T, DOWN_T_BIAS, POSITIONS, names_of};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::value::Metadata;
 use crate::checkpoint::{Checkpoint, SamplingDefaults};
@@ -63,6 +64,10 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
+        positions: tensors
+            .iter()
+            .find(|raw| raw.name == POSITIONS)
+            .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
         streams: streams::Sizes::of(|name| {
             let raw = tensors.iter().find(|raw| raw.name == name);
             raw.map(|raw| &raw.shape[..])
@@ -105,6 +110,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
+        Role::DownBias if powerinfer => format!("blk.{}.{DOWN_T_BIAS}", id.layer),
         _ => names.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))

@@ -1,11 +1,17 @@
 //! Names of tensors.
 
-use super::arch::GPT_OSS;
+use super::arch::{GPT_OSS, OPT};
 use super::streams::GEMMA3N;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
 pub(super) const DOWN_T: &str = "ffn_down_t.weight";
+
+/// The bias beside it.
+pub(super) const DOWN_T_BIAS: &str = "ffn_down_t.bias";
+
+/// The table of learned positions.
+pub(super) const POSITIONS: &str = "position_embd.weight";
 
 /// Only stacked ones are known.
 const NO_EXPERTS: ExpertNames = ExpertNames {
@@ -134,6 +140,25 @@ const POWERINFER: Spellings = &[
     (Role::PredictorFc2, "fc2.weight"),
 ];
 
+/// As PowerInfer's converter writes them (`OptModel` in `convert-hf-to-powerinfer-gguf.py`).
+const OPT_NAMES: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Positions, POSITIONS),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "output_norm.weight"),
+        (Role::FinalNormBias, "output_norm.bias"),
+    ],
+    layers: &[
+        ATTENTION,
+        NORMS,
+        TWO_MATRICES,
+        POWERINFER,
+        &[(Role::DownBias, DOWN_T_BIAS)],
+    ],
+    ..UNGATED
+};
+
 const FALCON: NameTable = NameTable {
     layers: &[ATTENTION, NORMS, TWO_MATRICES, POWERINFER],
     fused: &[(Fused::Qkv, "attn_qkv.weight")],
@@ -211,6 +236,7 @@ pub(super) fn names_of(arch: &str, two_norms: bool) -> &'static NameTable {
         "phi3" => &PHI3,
         "falcon" if two_norms => &FALCON_TWO_NORMS,
         "falcon" => &FALCON,
+        OPT => &OPT_NAMES,
         "starcoder2" | "nemotron" => &UNGATED,
         _ => &PLAIN,
     }

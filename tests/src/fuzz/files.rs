@@ -17,6 +17,8 @@ pub(super) fn gguf() -> Target {
         "gpt_oss/model.gguf",
         "phi3_long/model.gguf",
         "falcon_new/model.gguf",
+        "falcon_new_sparse/model.gguf",
+        "opt_sparse/model.gguf",
         "granite/model.gguf",
         "gemma3_layers/model.gguf",
         "gemma3n/model.gguf",

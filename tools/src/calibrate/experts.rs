@@ -84,6 +84,9 @@ impl Job<'_> {
             let stored = stored.ok_or_else(|| Failure::Fault(format!("{id} was not rounded")))?;
             matrices.push(self.values(stored));
         }
+        let biases = [Role::GateBias, Role::UpBias].map(|role| self.bias(bank, role));
+        let [gate_bias, up_bias] = biases;
+        let biases = [gate_bias?, up_bias?];
         let sizes = (0..neurons).step_by(DOWN_BLOCK);
         let sizes = sizes.map(|first| DOWN_BLOCK.min(neurons - first));
         let mut sums: Vec<Covariance> = sizes.map(Covariance::new).collect();
@@ -96,7 +99,12 @@ impl Job<'_> {
                 y
             };
             let mut gates = products(&mut gemm, &matrices[0]);
-            let ups = products(&mut gemm, &matrices[1]);
+            let mut ups = products(&mut gemm, &matrices[1]);
+            for (values, bias) in [(&mut gates, &biases[0]), (&mut ups, &biases[1])] {
+                for row in values.chunks_exact_mut(neurons) {
+                    row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+                }
+            }
             ffn_hidden(c.ffn_kind, self.on.cpu, &mut gates, &ups);
             for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
                 hidden.iter_mut().for_each(|h| *h *= factor);
@@ -111,6 +119,20 @@ impl Job<'_> {
             }
         });
         Ok(sums)
+    }
+
+    /// The biases of an expert's neurons; empty without any.
+    fn bias(&self, bank: Bank, role: Role) -> Result<Vec<f32>, Failure> {
+        let id = TensorId::layer(role, bank.layer);
+        if self.shape(id).0 == 0 {
+            return Ok(Vec::new());
+        }
+        let before = self.source.config().banks_of(bank.layer);
+        let before = before.take_while(|other| other.expert != bank.expert);
+        let first = before.map(|other| other.neurons as usize).sum();
+        let mut bias = vec![0.0; bank.neurons as usize];
+        (self.source).read_rows(id, first, bias.len(), &mut bias)?;
+        Ok(bias)
     }
 
     /// A stored matrix in f32.

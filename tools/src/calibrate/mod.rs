@@ -7,8 +7,8 @@
 //! packer takes them from there.
 //!
 //! The engine itself runs each layer, packed as a model of its own. Each expert is rounded against the
-//! tokens that visit it (`experts.rs`). Models with FFNs of two matrices or of another form than the
-//! common one are refused.
+//! tokens that visit it (`experts.rs`). Gemma 3n, whose layers read more than the stream behind the one
+//! before, is refused.
 
 mod experts;
 mod one_layer;
@@ -141,11 +141,7 @@ pub fn calibrate(
         folder,
         name: format!("{:016x}", xxh3_64(&what)),
     };
-    let mut stream = Stream::embed(
-        source,
-        options.dtype_of(TensorId::global(Role::Embed)),
-        &windows,
-    )?;
+    let mut stream = Stream::embed(source, options, &windows)?;
     let resumed = job.all_layers(&mut stream)?;
     let paths = (0..c.layers).map(|l| job.file(l)).collect();
     let summary = meta::Calibration {
@@ -161,11 +157,7 @@ pub fn calibrate(
 
 /// Why a model cannot be calibrated, or `None` if it can.
 fn why_not(c: &ModelConfig) -> Option<&'static str> {
-    if c.ffn_kind.ungated {
-        return Some("has FFNs of two matrices");
-    }
-    let why = "has other norms, positions, scales or biases than most decoders";
-    (!c.form.is_plain()).then_some(why)
+    (c.form.streams.is_some()).then_some("has several residual streams and inputs by layer")
 }
 
 impl Job<'_> {
@@ -239,7 +231,8 @@ impl Job<'_> {
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {
-            let takes = |&role: &Role| takes(role, self.dtype(role, layer));
+            let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
+            let takes = |&role: &Role| has(role) && takes(role, self.dtype(role, layer));
             let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;

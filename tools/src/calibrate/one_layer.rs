@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
-use emberflow_models::config::{Mixture, ModelConfig};
+use emberflow_models::config::{Form, Mixture, ModelConfig};
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo};
 
@@ -31,8 +31,17 @@ impl<'a> OneLayer<'a> {
         let c = source.config();
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
+        // Positions are in the stream already, and there is no head to speak of.
+        let nope = c.form.nope_layers.contains(&layer).then_some(0);
+        let form = Form {
+            learned_positions: None,
+            nope_layers: nope.into_iter().collect(),
+            head_bias: false,
+            ..c.form.clone()
+        };
         let config = ModelConfig {
             vocab: 1,
+            form,
             layers: 1,
             ffn: match mixture {
                 _ if !ffn => NO_FFN,
@@ -108,7 +117,8 @@ impl Checkpoint for OneLayer<'_> {
         count: usize,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let is_ffn = matches!(id.role, Role::Gate | Role::Up | Role::Down);
+        let is_ffn = id.role.is_bundled()
+            || matches!(id.role, Role::GateBias | Role::UpBias | Role::DownBias);
         if id.role == Role::Embed || (is_ffn && !self.ffn) {
             out.fill(0.0);
             return Ok(());
@@ -123,7 +133,7 @@ impl Checkpoint for OneLayer<'_> {
             return Ok(());
         }
         let id = match id.role {
-            Role::FinalNorm => id,
+            Role::FinalNorm | Role::FinalNormBias => id,
             _ => TensorId {
                 layer: self.layer,
                 ..id

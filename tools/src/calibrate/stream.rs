@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use emberflow_kernels::{DType, Row, quantize_row};
+use emberflow_kernels::{Cpu, DType, Row, quantize_row};
 use emberflow_models::Checkpoint;
 use emberflow_models::names::{Role, TensorId};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::pack::options::PackOptions;
 use crate::{Failure, atomic};
 
 /// What goes into the next layer.
@@ -19,32 +20,73 @@ pub struct Stream {
     pub x: Vec<f32>,
 }
 
+/// A table of vectors, read as they will be stored.
+struct Table<'a> {
+    source: &'a dyn Checkpoint,
+    id: TensorId,
+    dtype: DType,
+    stored: Vec<u8>,
+}
+
+impl<'a> Table<'a> {
+    fn new(source: &'a dyn Checkpoint, options: &PackOptions, role: Role) -> Self {
+        let id = TensorId::global(role);
+        let dtype = options.dtype_of(id);
+        let stored = vec![0; dtype.row_bytes(source.config().d_model as usize)];
+        Self {
+            source,
+            id,
+            dtype,
+            stored,
+        }
+    }
+
+    fn read(&mut self, number: usize, row: &mut [f32]) -> Result<(), Failure> {
+        let (id, dtype) = (self.id, self.dtype);
+        self.source.read_rows(id, number, 1, row)?;
+        let (quants, scales) = self.stored.split_at_mut(dtype.quants_bytes(row.len()));
+        quantize_row(dtype, row, quants, scales).map_err(|e| {
+            Failure::Fault(format!(
+                "{}: tensor {id} cannot be stored as {}: {e}",
+                self.source.path().display(),
+                dtype.name()
+            ))
+        })?;
+        let stored = Row::inline(dtype, row.len(), &self.stored);
+        Cpu::detect().dequantize(stored, row);
+        Ok(())
+    }
+}
+
 impl Stream {
-    /// What goes into the first layer: the tokens' embedding as it will be stored.
+    /// What goes into the first layer: the tokens' embedding, and that of positions where there is
+    /// one, as they will be stored.
     ///
     /// # Errors
-    /// Where the embedding cannot be read, or stored in its format.
+    /// Where an embedding cannot be read, or stored in its format.
     pub fn embed(
         source: &dyn Checkpoint,
-        dtype: DType,
+        options: &PackOptions,
         windows: &[Vec<u32>],
     ) -> Result<Self, Failure> {
-        let d = source.config().d_model as usize;
-        let cpu = emberflow_kernels::Cpu::detect();
+        let c = source.config();
+        let d = c.d_model as usize;
         let mut x = vec![0.0; windows.iter().map(Vec::len).sum::<usize>() * d];
-        let mut stored = vec![0; dtype.row_bytes(d)];
-        let id = TensorId::global(Role::Embed);
+        let mut tokens = Table::new(source, options, Role::Embed);
         for (&token, row) in windows.iter().flatten().zip(x.chunks_exact_mut(d)) {
-            source.read_rows(id, token as usize, 1, row)?;
-            let (quants, scales) = stored.split_at_mut(dtype.quants_bytes(d));
-            quantize_row(dtype, row, quants, scales).map_err(|e| {
-                Failure::Fault(format!(
-                    "{}: tensor {id} cannot be stored as {}: {e}",
-                    source.path().display(),
-                    dtype.name()
-                ))
-            })?;
-            cpu.dequantize(Row::inline(dtype, d, &stored), row);
+            tokens.read(token as usize, row)?;
+        }
+        if c.form.embedding_scale != 1.0 {
+            x.iter_mut().for_each(|x| *x *= c.form.embedding_scale);
+        }
+        if let Some(before) = c.form.learned_positions {
+            let mut positions = Table::new(source, options, Role::Positions);
+            let numbers = windows.iter().flat_map(|window| 0..window.len());
+            let mut vector = vec![0.0; d];
+            for (number, row) in numbers.zip(x.chunks_exact_mut(d)) {
+                positions.read(before as usize + number, &mut vector)?;
+                row.iter_mut().zip(&vector).for_each(|(x, v)| *x += v);
+            }
         }
         Ok(Self {
             d,

@@ -24,6 +24,13 @@ const CACHE_LINE: usize = 64;
 /// Tokens of the largest tile.
 const TILE: usize = 3;
 
+/// Chunks of a row whose scales and minimums are widened once for all tiles; a longer row's others
+/// are widened by every tile.
+const WIDENED: usize = 32;
+
+/// The scales and minimums of the first chunks of a q4k row.
+type Widened<U> = [[<U as Unit>::Chains; 2]; WIDENED];
+
 /// The same chunk of each of `T` tokens.
 pub(super) type Chunks<const T: usize> = [*const Chunk; T];
 
@@ -132,7 +139,8 @@ pub(super) trait Unit {
 pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
     debug_assert_eq!(x.len(), row.len().div_ceil(CHUNK));
     // SAFETY: passed on from the caller; there is one token.
-    let [sum] = unsafe { with_form!(row.dtype(), F => tile::<U, F, 1>(row, [x.as_ptr()], None)) };
+    let [sum] =
+        unsafe { with_form!(row.dtype(), F => tile::<U, F, 1>(row, [x.as_ptr()], None, None)) };
     sum
 }
 
@@ -161,7 +169,7 @@ unsafe fn dots_as<U: Unit, R: Rows, F: Form>(rows: R, x: &[Chunk], y: &mut [f32]
     for (r, y) in y.iter_mut().enumerate() {
         let ahead = rows.at((r + distance).min(last));
         // SAFETY: passed on from the caller; there is one token.
-        [*y] = unsafe { tile::<U, F, 1>(rows.at(r), [x.as_ptr()], Some(ahead)) };
+        [*y] = unsafe { tile::<U, F, 1>(rows.at(r), [x.as_ptr()], Some(ahead), None) };
     }
 }
 
@@ -178,8 +186,12 @@ pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, F: Form>(
     let (first, stride) = (xs.chunks().as_ptr(), xs.n().div_ceil(CHUNK));
     let distance = begin::<U, R>(rows);
     let last = rows.count() - 1;
+    // SAFETY: the caller guarantees the instruction set.
+    let mut room = unsafe { [[U::zero(); 2]; WIDENED] };
     for r in 0..rows.count() {
         let mut ahead = Some(rows.at((r + distance).min(last)));
+        // SAFETY: passed on from the caller.
+        let widened = unsafe { widen::<U, F>(rows.at(r), xs.tokens(), &mut room) };
         let mut t = 0;
         while t < xs.tokens() {
             let width = TILE.min(xs.tokens() - t);
@@ -188,7 +200,7 @@ pub(super) unsafe fn dots_tokens<U: Unit, R: Rows, F: Form>(
                 these[i] = first.wrapping_add((t + i) * stride);
             }
             // SAFETY: the tokens from `t` to `t + width` exist.
-            let sums = unsafe { upto::<U, F>(rows.at(r), &these[..width], ahead.take()) };
+            let sums = unsafe { upto::<U, F>(rows.at(r), &these[..width], ahead.take(), widened) };
             for (i, &sum) in sums[..width].iter().enumerate() {
                 y.row_mut(t + i)[r] = sum;
             }
@@ -230,10 +242,15 @@ unsafe fn pairs_as<U: Unit, F: Form>(
     let (tokens, words) = (xs.tokens(), xs.tokens().div_ceil(64));
     let distance = begin::<U, &[Row<'_>]>(rows);
     let last = rows.len() - 1;
+    // SAFETY: the caller guarantees the instruction set.
+    let mut room = unsafe { [[U::zero(); 2]; WIDENED] };
     for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
         let mut ahead = Some(rows[(r + distance).min(last)]);
         out.fill(0.0);
         let mask = &masks[r * words..(r + 1) * words];
+        let named = mask.iter().map(|word| word.count_ones() as usize).sum();
+        // SAFETY: passed on from the caller.
+        let widened = unsafe { widen::<U, F>(rows[r], named, &mut room) };
         let (mut word, mut bits) = (0, mask[0]);
         loop {
             // The next tokens of the row.
@@ -256,7 +273,7 @@ unsafe fn pairs_as<U: Unit, F: Form>(
                 break;
             }
             // SAFETY: the caller guarantees the tokens that are named.
-            let sums = unsafe { upto::<U, F>(rows[r], &these[..width], ahead.take()) };
+            let sums = unsafe { upto::<U, F>(rows[r], &these[..width], ahead.take(), widened) };
             for i in 0..width {
                 out[at[i]] = sums[i];
             }
@@ -273,18 +290,44 @@ unsafe fn upto<U: Unit, F: Form>(
     row: Row<'_>,
     xs: &[*const Chunk],
     ahead: Option<Row<'_>>,
+    widened: Option<&Widened<U>>,
 ) -> [f32; TILE] {
     let mut sums = [0.0; TILE];
     // SAFETY: passed on from the caller.
     unsafe {
         match *xs {
-            [a] => [sums[0]] = tile::<U, F, 1>(row, [a], ahead),
-            [a, b] => [sums[0], sums[1]] = tile::<U, F, 2>(row, [a, b], ahead),
-            [a, b, c] => sums = tile::<U, F, TILE>(row, [a, b, c], ahead),
+            [a] => [sums[0]] = tile::<U, F, 1>(row, [a], ahead, widened),
+            [a, b] => [sums[0], sums[1]] = tile::<U, F, 2>(row, [a, b], ahead, widened),
+            [a, b, c] => sums = tile::<U, F, TILE>(row, [a, b, c], ahead, widened),
             _ => {}
         }
     }
     sums
+}
+
+/// Widens the scales and minimums of a row, where the format has any and more than one tile of
+/// `tokens` reads them.
+///
+/// # Safety
+/// The CPU has the instruction set of `U`; the row has the format `F`.
+#[inline(always)]
+unsafe fn widen<'a, U: Unit, F: Form>(
+    row: Row<'_>,
+    tokens: usize,
+    room: &'a mut Widened<U>,
+) -> Option<&'a Widened<U>> {
+    if !F::MINS || tokens <= TILE {
+        return None;
+    }
+    let groups = row.len().div_ceil(GROUP);
+    for (k, first) in (0..groups).step_by(CHUNK_GROUPS).take(WIDENED).enumerate() {
+        // SAFETY: the row has the scales of so many groups from chunk `k` on.
+        unsafe {
+            let scales = row.scales().as_ptr().add(k * SCALES_BYTES);
+            room[k] = factors::<U>(scales, CHUNK_GROUPS.min(groups - first));
+        }
+    }
+    Some(room)
 }
 
 /// Prefetches the first rows, but for the very first one, which is needed at once. Returns how many
@@ -310,7 +353,7 @@ pub(super) fn prefetch_row<U: Unit>(row: Row<'_>) {
 }
 
 /// The products of a row, in the format `F`, and `T` tokens; prefetches the row
-/// `ahead`.
+/// `ahead`. `widened` holds its factors, if they were widened already.
 ///
 /// # Safety
 /// As for [`dot`] and each of `T` tokens; `ahead` is not read.
@@ -319,7 +362,9 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
     row: Row<'_>,
     xs: Chunks<T>,
     ahead: Option<Row<'_>>,
+    widened: Option<&Widened<U>>,
 ) -> [f32; T] {
+    let known = |k: usize| widened.and_then(|widened| widened.get(k)).copied();
     let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
     // Every full chunk of a row has all its groups; the last chunk may be short.
     let groups = row.len().div_ceil(GROUP);
@@ -338,11 +383,13 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
                 U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
             }
             let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
-            step::<U, F, T>(&mut chains, quants, scales, CHUNK_GROUPS, further(xs, k));
+            let factors = factors_of::<U, F>(scales, CHUNK_GROUPS, known(k));
+            step::<U, F, T>(&mut chains, quants, factors, CHUNK_GROUPS, further(xs, k));
         }
         if rest > 0 {
             let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
-            step::<U, F, T>(&mut chains, quants, scales, rest, further(xs, full));
+            let factors = factors_of::<U, F>(scales, rest, known(full));
+            step::<U, F, T>(&mut chains, quants, factors, rest, further(xs, full));
         }
         let mut sums = [0.0; T];
         for t in 0..T {
@@ -361,27 +408,44 @@ fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
     xs
 }
 
+/// The scales of `groups <= 16` groups, and the minimums where the format has them; `known` if they
+/// were widened already.
+///
+/// # Safety
+/// As for [`Unit::scales`] or [`factors`].
+#[inline(always)]
+unsafe fn factors_of<U: Unit, F: Form>(
+    scales: *const u8,
+    groups: usize,
+    known: Option<[U::Chains; 2]>,
+) -> (U::Chains, Option<U::Chains>) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if !F::MINS {
+            return (U::scales(scales, groups), None);
+        }
+        let [scales, mins] = match known {
+            Some(known) => known,
+            None => factors::<U>(scales, groups),
+        };
+        (scales, Some(mins))
+    }
+}
+
 /// Adds `groups` groups in the format `F` and one chunk of each token's activations.
 ///
 /// # Safety
-/// As for [`Unit::nibbles`] or [`Unit::q8`], and [`Unit::scales`] or [`factors`], of each of `T`
-/// tokens.
+/// As for [`Unit::nibbles`] or [`Unit::q8`], of each of `T` tokens.
 #[inline(always)]
 unsafe fn step<U: Unit, F: Form, const T: usize>(
     chains: &mut [U::Chains; T],
     quants: *const u8,
-    scales: *const u8,
+    (scales, mins): (U::Chains, Option<U::Chains>),
     groups: usize,
     xs: Chunks<T>,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
-        let (scales, mins) = if F::MINS {
-            let [scales, mins] = factors::<U>(scales, groups);
-            (scales, Some(mins))
-        } else {
-            (U::scales(scales, groups), None)
-        };
         if F::NIBBLES {
             let sums = U::nibbles_tokens::<F, T>(quants, groups, xs);
             for t in 0..T {
