@@ -68,7 +68,7 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
 
 /// What those are told for whom there is no place: health and metrics as ever, otherwise to come again.
 pub fn crowded(app: Arc<App>) -> Router {
-    let refuse = |body: Body| async {
+    let refuse = |body: Body| async move {
         // A client that sends sees no answer before it has sent all.
         let _ = collect(body, 0).await;
         ApiError::crowded()

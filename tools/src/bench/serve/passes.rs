@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Admission, Engine, Request, Stepped, Stepper};
+use emberflow_engine::{Admission, Engine, Event, Request, RequestId, Stepped, Stepper};
 
 use super::load::{ANSWER, PARALLEL, PROMPT};
 use crate::Failure;
@@ -120,9 +120,13 @@ fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failur
     let mut stepper = Stepper::new(engine);
     let mut live = Vec::new();
     for _ in 0..texts {
-        live.push(admit(&mut stepper, PROMPT, ANSWER, &mut random)?);
+        let id = admit(&mut stepper, PROMPT / 2, PROMPT / 2 + ANSWER, &mut random)?;
+        live.push(id);
         // Until its prompt is complete.
-        while !matches!(stepper.step()?, Stepped::Passed { events, .. } if !events.is_empty()) {}
+        let begun = |event: &Event| matches!(event, Event::Token { id: of, .. } if *of == id);
+        while !matches!(stepper.step()?, Stepped::Passed { events, .. } if events.iter().any(begun))
+        {
+        }
     }
     let mut times = Vec::new();
     for _ in 0..TIMES {
@@ -145,7 +149,7 @@ fn admit(
     prompt: usize,
     answer: usize,
     random: &mut fastrand::Rng,
-) -> Result<emberflow_engine::RequestId, Failure> {
+) -> Result<RequestId, Failure> {
     let vocab = stepper.engine().config().vocab;
     Ok(stepper.admit(Admission {
         sequence: stepper.engine().new_sequence()?,

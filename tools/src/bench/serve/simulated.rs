@@ -143,7 +143,8 @@ impl World<'_> {
             }
             text.aside = aside;
         }
-        self.pass.take_if(|pass| pass.parts.is_empty());
+        let pass = self.pass.take();
+        self.pass = pass.filter(|pass| !pass.parts.is_empty());
     }
 
     /// Rows that go on, of those that stopped at the same layer as the first.
