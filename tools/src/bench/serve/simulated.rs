@@ -254,15 +254,15 @@ impl World<'_> {
 mod tests {
     use super::*;
 
-    /// A machine on which a pass of texts takes a second, as does a row of a prompt.
+    /// A machine on which a pass of texts takes a millisecond, as does a row of a prompt.
     fn passes() -> Passes {
         let prompt = |beside: usize| {
             let rows = [32, 64, 96, 128];
-            let seconds = rows.map(|rows| (rows + beside.min(1)) as f64);
-            seconds.to_vec()
+            let times = rows.map(|rows| 1e-3 * (rows + beside.min(1)) as f64);
+            times.to_vec()
         };
         Passes {
-            decoding: vec![1.0; PARALLEL],
+            decoding: vec![1e-3; PARALLEL],
             prompts: [0, 1, 3, PARALLEL - 1].map(prompt).to_vec(),
             chunk: PROMPT + PARALLEL,
             layers: 4,
@@ -271,15 +271,15 @@ mod tests {
 
     fn arrival(at: u64, proactive: bool) -> Arrival {
         Arrival {
-            at: Duration::from_secs(at),
+            at: Duration::from_millis(at),
             proactive,
             number: 0,
         }
     }
 
-    fn seconds(served: &[Served], proactive: bool) -> Vec<u64> {
+    fn ends(served: &[Served], proactive: bool) -> Vec<u64> {
         let of = served.iter().filter(|one| one.proactive == proactive);
-        of.map(|one| one.ended.as_secs_f64().round() as u64)
+        of.map(|one| (one.ended.as_secs_f64() * 1e3).round() as u64)
             .collect()
     }
 
@@ -287,7 +287,7 @@ mod tests {
     fn one_request_takes_its_prompt_and_its_tokens() {
         for scheduling in [Scheduling::FirstCome, Scheduling::Classes] {
             let served = simulate(&[arrival(5, false)], scheduling, &passes());
-            assert_eq!(seconds(&served, false), [5 + 128 + 31]);
+            assert_eq!(ends(&served, false), [5 + 128 + 31]);
         }
     }
 
@@ -295,21 +295,21 @@ mod tests {
     fn who_came_first_is_served_alone() {
         let both = [arrival(0, true), arrival(1, false)];
         let served = simulate(&both, Scheduling::FirstCome, &passes());
-        assert_eq!(seconds(&served, true), [159]);
-        assert_eq!(seconds(&served, false), [318]);
-        assert_eq!(served[1].began.as_secs(), 159);
+        assert_eq!(ends(&served, true), [159]);
+        assert_eq!(ends(&served, false), [318]);
+        assert_eq!(served[1].began.as_millis(), 159);
     }
 
     #[test]
     fn an_interactive_request_waits_for_a_layer_and_nothing_is_computed_twice() {
-        // The prompt's pass of 128 seconds has four layers of 32.
+        // The prompt's pass of 128 ms has four layers of 32.
         let both = [arrival(0, true), arrival(40, false)];
         let served = simulate(&both, Scheduling::Classes, &passes());
         let reactive = served.iter().find(|one| !one.proactive).unwrap();
-        assert_eq!(reactive.began.as_secs(), 64);
-        assert_eq!(reactive.ended.as_secs(), 64 + 159);
+        assert_eq!(reactive.began.as_millis(), 64);
+        assert_eq!(reactive.ended.as_millis(), 64 + 159);
         // Then the other two layers, and its tokens.
-        assert_eq!(seconds(&served, true), [64 + 159 + 64 + 31]);
+        assert_eq!(ends(&served, true), [64 + 159 + 64 + 31]);
     }
 
     #[test]

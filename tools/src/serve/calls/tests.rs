@@ -234,7 +234,7 @@ fn strict_calls_are_valid_where_they_need_not_be() {
         assert!(held.allows(text.config().eos[0]), "{template}");
         let form = Form::of_template(template);
         let before = match form {
-            Form::Bare => String::new(),
+            Form::Bare => "{\"name\"".to_owned(),
             _ => format!("I call. {}", form.open()),
         };
         for seed in 0..4 {
