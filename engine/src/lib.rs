@@ -68,6 +68,7 @@ pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Details, DeviceReport, Judge, Probe, Report, energy};
 pub use options::{Budget, Options, Phases, ReadAhead, Sparsity};
+pub use run::spans;
 pub use run::{
     Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,
     RequestId, Sample, Step, Stepped, Stepper, Stop, log_probability,

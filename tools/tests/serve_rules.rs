@@ -164,43 +164,105 @@ fn all_fields_that_hold_a_text() {
     );
 }
 
-/// Requests that would cost too much.
-fn bombs() -> Vec<Value> {
+/// A request that would cost too much, and what is too much of it.
+struct Bomb {
+    what: &'static str,
+    body: Value,
+}
+
+fn bomb(what: &'static str, body: Value) -> Bomb {
+    Bomb { what, body }
+}
+
+fn many(n: usize) -> serde_json::Map<String, Value> {
     let text = json!({"type": "string"});
-    let many = |n: usize| -> serde_json::Map<String, Value> {
-        (0..n).map(|i| (format!("p{i}"), text.clone())).collect()
-    };
-    let deep = (0..100).fold(text.clone(), |inner, _| json!({"items": inner}));
+    (0..n).map(|i| (format!("p{i}"), text.clone())).collect()
+}
+
+/// Schemas.
+fn schemas() -> Vec<Bomb> {
+    let deep = (0..100).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"items": inner}),
+    );
     let both = |n: usize| json!({"anyOf": (0..n).map(|i| json!({"properties": {format!("p{i}"): {}}})).collect::<Value>()});
-    let tool = |i: usize| json!({"type": "function", "function": {"name": format!("f{i}"), "parameters": {"properties": many(60)}}});
-    let schemas = [
-        deep,
-        json!({"allOf": (0..20).map(|_| both(2)).collect::<Value>()}),
-        json!({"allOf": (0..3).map(|_| both(100)).collect::<Value>()}),
-        json!({"type": "array", "items": {"minLength": 1_000_000_000}}),
-        json!({"enum": (0..8000).collect::<Value>()}),
-        json!({"properties": many(1000), "minProperties": 1}),
-        json!({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}}),
-        json!({"pattern": "^((a{1,999}){1,999}){1,999}b$", "minLength": 50}),
-        json!({"multipleOf": 0.000_099_991}),
+    let pattern = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    let all = [
+        ("nested schemas", deep),
+        (
+            "alternatives that multiply",
+            json!({"allOf": (0..20).map(|_| both(2)).collect::<Value>()}),
+        ),
+        (
+            "large alternatives that multiply",
+            json!({"allOf": (0..3).map(|_| both(100)).collect::<Value>()}),
+        ),
+        (
+            "a union of 5000",
+            json!({"anyOf": (0..5000).map(|i| json!({"const": i})).collect::<Value>()}),
+        ),
+        (
+            "an enum of 8000",
+            json!({"enum": (0..8000).collect::<Value>()}),
+        ),
+        (
+            "long texts",
+            json!({"type": "array", "items": {"minLength": 1_000_000_000}}),
+        ),
+        (
+            "counted properties",
+            json!({"properties": many(1000), "minProperties": 1}),
+        ),
+        (
+            "references in circles",
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}}),
+        ),
+        (
+            "repetitions of repetitions",
+            pattern("^((a{1,999}){1,999}){1,999}b$"),
+        ),
+        (
+            "an expression and a length",
+            json!({"pattern": "^((a{1,999}){1,999}){1,999}b$", "minLength": 50}),
+        ),
+        (
+            "states by letters",
+            pattern("^(\\p{L}{1,1000}\\p{N}{1,1000}){1,1000}$"),
+        ),
+        ("nested groups", pattern(&"(".repeat(5000))),
+        ("a common multiple", json!({"multipleOf": 0.000_099_991})),
     ];
-    let mut bodies: Vec<Value> = (schemas.into_iter())
-        .map(|schema| json!({"json_schema": schema}))
-        .collect();
-    bodies.push(json!({"guided_regex": "(".repeat(9000)}));
-    bodies.push(json!({"grammar": format!("start: {}", "(".repeat(9000))}));
-    bodies.push(json!({"stop": vec!["x"; 9000]}));
-    bodies.push(json!({"tools": (0..1000).map(|i| json!({"type": "function", "function": {"name": format!("f{i}")}})).collect::<Value>()}));
-    bodies.push(json!({"tools": (0..40).map(tool).collect::<Value>(), "tool_choice": "required"}));
-    bodies
+    let wrapped = |(what, schema)| bomb(what, json!({"json_schema": schema}));
+    all.into_iter().map(wrapped).collect()
+}
+
+/// Requests that are refused.
+fn bombs() -> Vec<Bomb> {
+    let tool = |i: usize, properties: usize| json!({"type": "function", "function": {"name": format!("f{i}"), "parameters": {"properties": many(properties)}}});
+    let tools =
+        |n: usize, properties: usize| (0..n).map(|i| tool(i, properties)).collect::<Value>();
+    let mut all = schemas();
+    all.extend([
+        bomb("an expression's groups", json!({"guided_regex": "(".repeat(9000)})),
+        bomb("an expression's repetitions", json!({"guided_regex": "((a{1,999}){1,999}){1,999}b"})),
+        bomb("a long expression", json!({"guided_regex": "a|".repeat(30_000)})),
+        bomb("a grammar's groups", json!({"grammar": format!("start: {}", "(".repeat(9000))})),
+        bomb("a grammar's repetitions", json!({"grammar": "start: (((\"a\" | \"b\"){1,9999}){1,9999}){1,9999}"})),
+        bomb("llama.cpp's groups", json!({"grammar": format!("root ::= {}", "(".repeat(9000))})),
+        bomb("llama.cpp's repetitions", json!({"grammar": format!("root ::= {}\"a\"{}", "(".repeat(40), "){2000}".repeat(40))})),
+        bomb("a choice of 9000", json!({"guided_choice": (0..9000).map(|i| i.to_string()).collect::<Vec<_>>()})),
+        bomb("9000 stop strings", json!({"stop": vec!["x"; 9000]})),
+        bomb("a long stop string", json!({"stop": "x".repeat(60_000)})),
+        bomb("1000 tools", json!({"tools": tools(1000, 0)})),
+        bomb("large tools", json!({"tools": tools(40, 60), "tool_choice": "required"})),
+        bomb("a large strict tool", json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"properties": many(3000)}}}]})),
+        bomb("900 biases", json!({"logit_bias": (0..900).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>()})),
+    ]);
+    all
 }
 
 /// Requests that take what they may.
 fn heavy() -> [Value; 6] {
-    let text = json!({"type": "string"});
-    let many = |n: usize| -> serde_json::Map<String, Value> {
-        (0..n).map(|i| (format!("p{i}"), text.clone())).collect()
-    };
     [
         json!({"json_schema": {"enum": (0..1900).map(|i| format!("{i} value")).collect::<Value>()}}),
         json!({"json_schema": {"type": "string", "maxLength": 3900}}),
@@ -211,7 +273,23 @@ fn heavy() -> [Value; 6] {
     ]
 }
 
-/// Each in a second, and all within the smallest memory that the server takes.
+/// Sets the peak of a process back to what it has.
+fn forget_peak(server: &Server) {
+    std::fs::write(format!("/proc/{}/clear_refs", server.child.id()), "5").unwrap();
+}
+
+/// Bytes of a line of `/proc/PID/status`.
+fn status(server: &Server, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.unwrap().trim_start_matches(':').trim();
+    kib.trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// Most that a bomb may add to the process: what the plan has for compiling, and a body's copies.
+const MOST: u64 = 12 << 20;
+
+/// Each in a second and little memory, and all within the smallest budget that the server takes.
 #[test]
 fn bombs_cost_neither_time_nor_memory() {
     let refused = call(&["serve", "--port", "0", "--memory", "12MiB"]);
@@ -221,23 +299,24 @@ fn bombs_cost_neither_time_nor_memory() {
     let budget: u64 = mib.parse().unwrap();
     let server = Server::start(&["--memory", &format!("{budget}MiB")]);
     let begin = Instant::now();
-    for mut body in bombs() {
+    for Bomb { what, mut body } in bombs() {
         body["messages"] = json!([{"role": "user", "content": "x"}]);
         body["max_tokens"] = json!(8);
+        forget_peak(&server);
+        let before = status(&server, "VmRSS");
         let start = Instant::now();
         let reply = server.post(CHAT, &body);
-        assert_eq!(
-            reply.status,
-            400,
-            "{} for {:.100}",
-            reply.body,
-            body.to_string()
+        let took = start.elapsed();
+        let added = status(&server, "VmHWM").saturating_sub(before);
+        println!(
+            "{what}: {} ms, {} KiB: {:.120}",
+            took.as_millis(),
+            added >> 10,
+            reply.body
         );
-        assert!(
-            start.elapsed() < Duration::from_secs(1),
-            "{:.100}",
-            body.to_string()
-        );
+        assert_eq!(reply.status, 400, "{what}: {}", reply.body);
+        assert!(took < Duration::from_secs(1), "{what}: {took:?}");
+        assert!(added <= MOST, "{what}: {added} bytes");
     }
     // Those that take what they may.
     let heavy = heavy();

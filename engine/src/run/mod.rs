@@ -9,7 +9,7 @@ mod events;
 mod generate;
 mod log_probs;
 mod request;
-mod spans;
+pub mod spans;
 mod stepper;
 mod text;
 mod turns;

@@ -2,7 +2,7 @@
 
 /// Rows that one request could use in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wants {
+pub enum Wants {
     /// None: preempted, or waiting for another request's prefill.
     Nothing,
     /// One row: its last generated token.
@@ -14,7 +14,7 @@ pub(super) enum Wants {
 /// Divides the `rows` rows of a pass among requests in order of arrival. Every decoding request
 /// gets its row; prefill fills the rest, oldest first. A prompt thus delays another request by one
 /// pass at most, and a pass is never empty while any request can run.
-pub(super) fn divide(wants: impl Iterator<Item = Wants> + Clone, rows: usize) -> Vec<usize> {
+pub fn divide(wants: impl Iterator<Item = Wants> + Clone, rows: usize) -> Vec<usize> {
     let decoding = wants.clone().filter(|&w| w == Wants::Decode).count();
     let mut left = rows.saturating_sub(decoding);
     let give = |wants| match wants {

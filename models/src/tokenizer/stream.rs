@@ -1,5 +1,7 @@
 //! Streaming decoder: text from one token at a time.
 
+use std::sync::Arc;
+
 use super::Tokenizer;
 use super::check::{Decoding, Pieces};
 
@@ -13,6 +15,8 @@ pub struct StreamDecoder<'a> {
     pending: Vec<u8>,
     /// Leading spaces still to drop.
     strip: usize,
+    /// Special tokens that give text.
+    shown: Arc<[u32]>,
 }
 
 impl<'a> StreamDecoder<'a> {
@@ -25,13 +29,20 @@ impl<'a> StreamDecoder<'a> {
             tokenizer,
             pending: Vec::new(),
             strip,
+            shown: Arc::default(),
         }
+    }
+
+    /// Lets these special tokens give text.
+    #[must_use]
+    pub fn showing(self, shown: Arc<[u32]>) -> Self {
+        Self { shown, ..self }
     }
 
     /// The text that `id` completes; `None` if it completes nothing, is a special token or is not
     /// in the vocabulary.
     pub fn push(&mut self, id: u32) -> Option<String> {
-        if self.tokenizer.is_special(id) {
+        if self.tokenizer.is_special(id) && !self.shown.contains(&id) {
             return None;
         }
         self.pending.extend(self.tokenizer.token_bytes(id)?);

@@ -4,6 +4,12 @@
 //! minute of the paper is scaled to this machine: six requests (`--serial`) that run one after the
 //! other fill it, so that the paper's six background requests alone are as much as serial service can
 //! do. The same arrivals are served twice: by class, as the server does, and first come, first served.
+//! With `--simulate` only passes are measured, and the server's schedule runs over them in simulated
+//! time, so that traces can be long.
+
+mod load;
+mod passes;
+mod simulated;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -13,40 +19,21 @@ use emberflow_engine::{Engine, Request};
 use serde::Serialize;
 use tokio::sync::mpsc::unbounded_channel;
 
+use self::load::{ANSWER, Arrival, Load, PARALLEL, PROMPT, Served};
+use self::passes::Passes;
+use self::simulated::simulate;
 use super::facts::Facts;
 use super::output::{Results, Rows, Table, may_write};
 use crate::chart::{Labels, bars};
 use crate::cli::BenchServeArgs;
 use crate::model::{Use, open_model, open_serving};
+use crate::serve::schedule::{Schedule, Scheduling};
 use crate::serve::shared::Shared;
-use crate::serve::worker::{Job, Out, Scheduling, work};
+use crate::serve::worker::{Job, Out, work};
 use crate::stats::Range;
 use crate::{Failure, progress};
 
-/// Tokens of prompts, the same for both classes, and of answers.
-const PROMPT: usize = 128;
-const ANSWER: usize = 32;
-/// Texts at once.
-const PARALLEL: usize = 8;
 const BOTH: [Scheduling; 2] = [Scheduling::FirstCome, Scheduling::Classes];
-
-/// A request of the load.
-#[derive(Debug, Clone, Copy)]
-struct Arrival {
-    at: Duration,
-    proactive: bool,
-    /// Makes its prompt unlike the others'.
-    number: u32,
-}
-
-/// When a request came, began and ended.
-#[derive(Debug, Clone, Copy)]
-struct Served {
-    proactive: bool,
-    arrived: Duration,
-    began: Duration,
-    ended: Duration,
-}
 
 /// A load under a scheduling.
 #[derive(Debug, Serialize)]
@@ -82,36 +69,23 @@ pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
         force: false,
     };
     let mut engine = open_serving(model, &args.engine, &wanted, 0)?;
-    let minute = serial(&mut engine)? * args.serial;
-    let minutes = if repeat.quick { 1.0 } else { args.minutes };
+    let mut server = Server {
+        passes: match args.simulate {
+            true => Some(Passes::measure(&mut engine)?),
+            false => None,
+        },
+        engine,
+    };
+    let minute = server.serial()? * args.serial;
     let mut rates = vec![0.0];
     rates.extend(&args.reactive);
-    let rounds = repeat.rounds();
-    let steps = u64::from(rounds) * (BOTH.len() * rates.len()) as u64;
-    let bar = progress::steps("serving", steps);
-    let mut found: Vec<Vec<Vec<Served>>> = vec![Vec::new(); BOTH.len() * rates.len()];
-    for round in 0..rounds {
-        for (at, &rate) in rates.iter().enumerate() {
-            let load = Load {
-                reactive: rate,
-                proactive: args.proactive,
-                minute,
-                minutes,
-            };
-            let arrivals = load.arrivals(u64::from(round));
-            for (of, &scheduling) in BOTH.iter().enumerate() {
-                let served = serve(&mut engine, &arrivals, scheduling)?;
-                found[at * BOTH.len() + of].push(served);
-                bar.inc(1);
-            }
-        }
-    }
-    bar.finish_and_clear();
+    let found = server.serve_all(args, &rates, minute)?;
     let mut rows = Vec::new();
     for (at, rounds) in found.iter().enumerate() {
         rows.push(row(rates[at / BOTH.len()], BOTH[at % BOTH.len()], rounds));
     }
-    let notes = notes(args, minute, &rows);
+    let notes = notes(args, &server, minute, &rows);
+    let (minutes, rounds) = (minutes(args), repeat.rounds());
     Results {
         bench: "serve",
         model: Some(name),
@@ -122,7 +96,8 @@ pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
         facts,
         how: format!(
             "prompts of {PROMPT} tokens, answers of {ANSWER}, {PARALLEL} texts at once, {minutes} scaled minutes, \
-             {rounds} rounds"
+             {rounds} rounds{}",
+            if args.simulate { ", simulated over measured passes" } else { "" }
         ),
         body: Rows { rows: &rows },
         notes,
@@ -130,55 +105,77 @@ pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
     .finish(&repeat.output)
 }
 
-/// Poisson arrivals of both classes.
-struct Load {
-    /// Per scaled minute.
-    reactive: f64,
-    proactive: f64,
-    /// The scaled minute.
-    minute: Duration,
-    minutes: f64,
+/// Serves loads, in real or in simulated time.
+struct Server {
+    engine: Engine,
+    /// What passes take, for simulated time.
+    passes: Option<Passes>,
 }
 
-impl Load {
-    /// In order of arrival. Background requests are the same whatever the rate of the others.
-    fn arrivals(&self, seed: u64) -> Vec<Arrival> {
-        let mut all = Vec::new();
-        for (proactive, rate) in [(true, self.proactive), (false, self.reactive)] {
-            let mut random = fastrand::Rng::with_seed(2 * seed + u64::from(proactive));
-            let mut at = 0.0;
-            loop {
-                at -= (1.0 - random.f64()).ln() / rate.max(1e-9);
-                if at >= self.minutes {
-                    break;
+/// Scaled minutes.
+fn minutes(args: &BenchServeArgs) -> f64 {
+    if args.repeat.quick { 1.0 } else { args.minutes }
+}
+
+impl Server {
+    /// All loads by both schedulings, round by round: for each rate and scheduling its rounds.
+    fn serve_all(
+        &mut self,
+        args: &BenchServeArgs,
+        rates: &[f64],
+        minute: Duration,
+    ) -> Result<Vec<Vec<Vec<Served>>>, Failure> {
+        let rounds = args.repeat.rounds();
+        let steps = u64::from(rounds) * (BOTH.len() * rates.len()) as u64;
+        let bar = progress::steps("serving", steps);
+        let mut found = vec![Vec::new(); BOTH.len() * rates.len()];
+        for round in 0..rounds {
+            for (at, &rate) in rates.iter().enumerate() {
+                let load = Load {
+                    reactive: rate,
+                    proactive: args.proactive,
+                    minute,
+                    minutes: minutes(args),
+                };
+                let arrivals = load.arrivals(u64::from(round));
+                for (of, &scheduling) in BOTH.iter().enumerate() {
+                    let served = self.serve(&arrivals, scheduling)?;
+                    found[at * BOTH.len() + of].push(served);
+                    bar.inc(1);
                 }
-                all.push(Arrival {
-                    at: self.minute.mul_f64(at),
-                    proactive,
-                    number: random.u32(..),
-                });
             }
         }
-        all.sort_by_key(|arrival| arrival.at);
-        all
+        bar.finish_and_clear();
+        Ok(found)
     }
-}
 
-/// Time of a request that is alone: the median of five, after one to warm up.
-fn serial(engine: &mut Engine) -> Result<Duration, Failure> {
-    let mut times = Vec::new();
-    for number in 0..6 {
-        let alone = Arrival {
-            at: Duration::ZERO,
-            proactive: false,
-            number,
-        };
-        let served = serve(engine, &[alone], Scheduling::FirstCome)?;
-        times.extend(served.iter().map(|one| one.ended - one.began));
+    fn serve(
+        &mut self,
+        arrivals: &[Arrival],
+        scheduling: Scheduling,
+    ) -> Result<Vec<Served>, Failure> {
+        match &self.passes {
+            Some(passes) => Ok(simulate(arrivals, scheduling, passes)),
+            None => serve(&mut self.engine, arrivals, scheduling),
+        }
     }
-    let times = &mut times[1..];
-    times.sort_unstable();
-    Ok(times[times.len() / 2])
+
+    /// Time of a request that is alone: the median of five, after one to warm up.
+    fn serial(&mut self) -> Result<Duration, Failure> {
+        let mut times = Vec::new();
+        for number in 0..6 {
+            let alone = Arrival {
+                at: Duration::ZERO,
+                proactive: false,
+                number,
+            };
+            let served = self.serve(&[alone], Scheduling::FirstCome)?;
+            times.extend(served.iter().map(|one| one.ended - one.began));
+        }
+        let times = &mut times[1..];
+        times.sort_unstable();
+        Ok(times[times.len() / 2])
+    }
 }
 
 /// Serves a load, from the first arrival to the last end.
@@ -203,7 +200,7 @@ fn serve(
                         arrival,
                         jobs: sender.clone(),
                         shared: clients.clone(),
-                        interrupts: scheduling == Scheduling::Classes && !arrival.proactive,
+                        interrupts: Schedule::interrupts(scheduling, arrival.proactive),
                         start,
                         vocab,
                     };
@@ -256,6 +253,7 @@ impl Client {
             stops: Vec::new(),
             bias: Vec::new(),
             constraint: None,
+            signs: Arc::default(),
             proactive,
             arrived: Instant::now(),
             out,
@@ -332,7 +330,7 @@ fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> Row {
 }
 
 /// What the numbers mean, and how the schedulings compare.
-fn notes(args: &BenchServeArgs, minute: Duration, rows: &[Row]) -> Vec<String> {
+fn notes(args: &BenchServeArgs, server: &Server, minute: Duration, rows: &[Row]) -> Vec<String> {
     let (serial, proactive) = (f64::from(args.serial), args.proactive);
     let alone = minute.as_secs_f64() * 1e3 / serial;
     let mut notes = vec![format!(
@@ -341,20 +339,28 @@ fn notes(args: &BenchServeArgs, minute: Duration, rows: &[Row]) -> Vec<String> {
         alone / (PROMPT + ANSWER) as f64,
         minute.as_secs_f64()
     )];
+    notes.extend(server.passes.as_ref().map(Passes::line));
     for pair in rows.chunks_exact(BOTH.len()) {
         let [first, classes] = pair else { continue };
+        let times = |of: fn(&Row) -> Range| of(classes).median / of(first).median.max(1e-9);
+        let load = (first.reactive_per_minute + proactive) / serial;
+        let mut note = format!(
+            "{} interactive requests per minute, {}: ",
+            first.reactive_per_minute,
+            served_in_turn(load)
+        );
         if first.reactive_requests > 0 {
-            notes.push(format!(
-                "{} interactive requests per minute, {}: their latency is {:.1} % below first come, first served; that \
-                 of background work is {:.2} times it",
-                first.reactive_per_minute,
-                served_in_turn((first.reactive_per_minute + proactive) / serial),
-                100.0 - 100.0 * classes.reactive_ms_per_token.median
-                    / first.reactive_ms_per_token.median.max(1e-9),
-                classes.proactive_ms_per_token.median
-                    / first.proactive_ms_per_token.median.max(1e-9),
-            ));
+            note += &format!(
+                "their latency is {:.1} % below first come, first served; ",
+                100.0 - 100.0 * times(|row| row.reactive_ms_per_token)
+            );
         }
+        note += &format!(
+            "background work has {:.2} times its tokens per second and {:.2} times its latency",
+            times(|row| row.proactive_tokens_per_s),
+            times(|row| row.proactive_ms_per_token)
+        );
+        notes.push(note);
     }
     notes
 }

@@ -31,6 +31,9 @@ const HEAD: Product = Product {
 /// Numbers of tokens that an engine without a partition has graphs for (HeteroInfer §5.3.2).
 const STANDARD: [usize; 4] = [128, 256, 512, 1024];
 
+/// Tokens of a chunk (Agent.xpu §4.2 takes one size).
+const CHUNK: usize = 128;
+
 /// Milliseconds to build the graphs of a number of tokens (§5.3.2).
 const BUILDING: [[f64; 2]; 2] = [[135.0, 408.4], [1000.0, 2050.0]];
 
@@ -61,6 +64,11 @@ struct Prompt {
     online: f64,
     padded: f64,
     in_pieces: f64,
+    /// By chunks (Agent.xpu, Algorithm 1), while the GPU is idle and while it decodes other texts; and how
+    /// much of that time it is left to them.
+    chunks: f64,
+    chunks_busy: f64,
+    gpu_left: f64,
 }
 
 /// Decoding, in milliseconds a token.
@@ -119,6 +127,7 @@ fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
     let standard = STANDARD.iter().find(|&&graph| graph >= n);
     let standard = standard.map_or_else(|| n.next_multiple_of(1024), |&graph| graph);
     let pieces = pieces(n);
+    let chunks = |of: Product, busy: bool| pair.chunks(of, CHUNK, busy);
     Prompt {
         tokens: n,
         split: layers(n, |of| pair.solve(of, &GRID).seconds),
@@ -127,6 +136,21 @@ fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
         padded: layers(n, |of| npu(of, standard) + pair.sync),
         in_pieces: layers(n, |of| {
             pieces.iter().map(|&n| npu(of, n)).sum::<f64>() + pair.sync
+        }),
+        chunks: layers(n, |of| chunks(of, false).seconds),
+        chunks_busy: layers(n, |of| chunks(of, true).seconds),
+        gpu_left: layers(n, |of| {
+            let placed = chunks(of, true);
+            let own = Product {
+                n: placed.first,
+                ..of
+            };
+            placed.seconds
+                - if placed.first > 0 {
+                    GPU.seconds(own)
+                } else {
+                    0.0
+                }
         }),
     }
 }
@@ -216,9 +240,10 @@ fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "| tokens | partition | GPU alone | graphs built online | padded | graphs in turn |"
+        "| tokens | partition | GPU alone | graphs built online | padded | graphs in turn | chunks | chunks while \
+         the GPU decodes |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|")?;
     for p in &report.prompts {
         let beside = |ms: f64, published: Option<f64>| {
             let published = published.map_or(String::new(), |f| format!(", paper {f:.2}"));
@@ -227,13 +252,16 @@ fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
         let of = |i: usize| (p.tokens == 525).then(|| PUBLISHED_525[i]);
         writeln!(
             out,
-            "| {} | {:.0} | {} | {} | {} | {} |",
+            "| {} | {:.0} | {} | {} | {} | {} | {} | {}, which is idle for {:.0} |",
             p.tokens,
             p.split,
             beside(p.gpu_alone, None),
             beside(p.online, of(0)),
             beside(p.padded, of(1)),
             beside(p.in_pieces, of(2)),
+            beside(p.chunks, None),
+            beside(p.chunks_busy, None),
+            p.gpu_left,
         )?;
     }
     let d = &report.decoding;

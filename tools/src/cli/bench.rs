@@ -306,6 +306,7 @@ pub struct BenchCacheArgs {
 #[command(after_help = "\
 Examples:
   emberflow bench serve
+  emberflow bench serve --simulate --minutes 1500
   emberflow bench serve model.ember --ffn-resident 0.5 --reactive 1,3,5 --svg latency.svg")]
 pub struct BenchServeArgs {
     #[command(flatten)]
@@ -329,6 +330,9 @@ pub struct BenchServeArgs {
     /// Scaled minutes.
     #[arg(long, value_name = "N", default_value_t = 15.0)]
     pub minutes: f64,
+    /// Measure passes only, and serve in simulated time: for long traces.
+    #[arg(long)]
+    pub simulate: bool,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,

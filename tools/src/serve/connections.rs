@@ -18,6 +18,10 @@ use tokio_io_timeout::TimeoutStream;
 const HEAD_TIME: Duration = Duration::from_secs(20);
 /// Time in which a client takes some of what it asked for.
 const WRITE_TIME: Duration = Duration::from_secs(30);
+/// Time for a request and its answer when all places are taken.
+const CROWDED_TIME: Duration = Duration::from_secs(2);
+/// Connections beside the places, for those who are told that all are taken.
+pub const SPARE: usize = 16;
 /// Time to wait after the system had no connection to give.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes that a connection keeps of its requests.
@@ -25,28 +29,36 @@ const BUFFER: usize = 16 << 10;
 /// Bytes that a connection takes in all.
 pub const MEMORY: u64 = 2 * BUFFER as u64;
 
-/// Serves at most `most` connections at once until `stop`; those that are then running end by
-/// themselves.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    most: usize,
-    stop: impl Future<Output = ()>,
-) {
+/// Routers and numbers of the connections.
+pub struct Doors {
+    /// Answers those who have a place.
+    pub router: Router,
+    /// Most of these at once.
+    pub most: usize,
+    /// Answers the others: that there is no place, and what must be told even then.
+    pub crowded: Router,
+}
+
+/// Serves until `stop`; connections that are then running end by themselves. Who comes when all places
+/// are taken is answered once, within [`CROWDED_TIME`].
+pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output = ()>) {
     let mut stop = pin!(stop);
-    let places = Arc::new(Semaphore::new(most));
+    let places = Arc::new(Semaphore::new(doors.most));
+    let spare = Arc::new(Semaphore::new(SPARE));
     let running = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(BUFFER);
+    let mut once = http.clone();
+    once.header_read_timeout(CROWDED_TIME).keep_alive(false);
     loop {
         let next = async {
             // Closed by nobody.
-            let place = places.clone().acquire_owned().await.ok()?;
-            Some((listener.accept().await, place))
+            let spare = spare.clone().acquire_owned().await.ok()?;
+            Some((listener.accept().await, spare))
         };
-        let (accepted, place) = tokio::select! {
+        let (accepted, spare) = tokio::select! {
             Some(next) = next => next,
             () = &mut stop => break,
             else => break,
@@ -56,14 +68,24 @@ pub async fn serve(
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let service = TowerToHyperService::new(router.clone());
         let stream = TokioIo::new(Box::pin(limited(stream)));
-        let connection = running.watch(http.serve_connection(stream, service));
-        tokio::spawn(async move {
-            // A client that breaks off is no fault of ours.
-            let _ = connection.await;
-            drop(place);
-        });
+        // A client that breaks off is no fault of ours.
+        if let Ok(place) = places.clone().try_acquire_owned() {
+            drop(spare);
+            let service = TowerToHyperService::new(doors.router.clone());
+            let connection = running.watch(http.serve_connection(stream, service));
+            tokio::spawn(async move {
+                let _ = connection.await;
+                drop(place);
+            });
+        } else {
+            let service = TowerToHyperService::new(doors.crowded.clone());
+            let connection = once.serve_connection(stream, service);
+            tokio::spawn(async move {
+                let _ = tokio::time::timeout(CROWDED_TIME, connection).await;
+                drop(spare);
+            });
+        }
     }
     drop(listener);
     running.shutdown().await;

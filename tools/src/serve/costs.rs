@@ -5,7 +5,7 @@
 //! two texts take twice as long as one. Which holds depends on the model, the budget and the machine,
 //! so it is measured while the server runs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most texts that are told apart.
 const MOST: usize = 64;
@@ -25,7 +25,14 @@ struct Cost {
     /// Mean seconds per token of all texts.
     token: f64,
     passes: u32,
-    at: Instant,
+    /// When it was last measured, since some start.
+    at: Duration,
+}
+
+impl Cost {
+    fn is_stale(&self, now: Duration) -> bool {
+        now.saturating_sub(self.at) >= STALE
+    }
 }
 
 /// Means by number of texts.
@@ -42,7 +49,7 @@ impl Costs {
     }
 
     /// Records a pass that gave `tokens` while `texts` decoded.
-    pub fn add(&mut self, texts: usize, tokens: usize, time: Duration) {
+    pub fn add(&mut self, now: Duration, texts: usize, tokens: usize, time: Duration) {
         let Some(cost) = texts
             .checked_sub(1)
             .and_then(|at| self.by_texts.get_mut(at))
@@ -50,8 +57,8 @@ impl Costs {
             return;
         };
         let token = time.as_secs_f64() / tokens.max(1) as f64;
-        let at = Instant::now();
-        let before = cost.filter(|cost| cost.at.elapsed() < STALE);
+        let at = now;
+        let before = cost.filter(|cost| !cost.is_stale(now));
         *cost = Some(match before {
             None => Cost {
                 token,
@@ -71,18 +78,18 @@ impl Costs {
     }
 
     /// Seconds per token while `texts` decode, if known.
-    fn token(&self, texts: usize) -> Option<f64> {
+    fn token(&self, now: Duration, texts: usize) -> Option<f64> {
         let cost = (*self.by_texts.get(texts.checked_sub(1)?)?)?;
-        (cost.passes >= TRUSTED && cost.at.elapsed() < STALE).then_some(cost.token)
+        (cost.passes >= TRUSTED && !cost.is_stale(now)).then_some(cost.token)
     }
 
     /// How many texts run together for the most tokens per second, among powers of two. What is not
     /// known is tried, up to four times the best: two texts may gain nothing where four do.
-    pub fn together(&self) -> usize {
+    pub fn together(&self, now: Duration) -> usize {
         let (mut best, mut least) = (1, f64::INFINITY);
         let mut texts = 1;
         while texts <= MOST.min(4 * best) {
-            let Some(token) = self.token(texts) else {
+            let Some(token) = self.token(now, texts) else {
                 return texts;
             };
             if token < GAIN * least {
@@ -95,13 +102,13 @@ impl Costs {
 
     /// How many background texts, at most `most`, run beside `texts` interactive ones without slowing
     /// them down by more than a fifth. What is not known is tried.
-    pub fn beside(&self, texts: usize, most: usize) -> usize {
-        let Some(alone) = self.token(texts).map(|token| token * texts as f64) else {
+    pub fn beside(&self, now: Duration, texts: usize, most: usize) -> usize {
+        let Some(alone) = self.token(now, texts).map(|token| token * texts as f64) else {
             return 0;
         };
         let slows = |more: usize| {
             let all = texts + more;
-            (self.token(all)).is_some_and(|token| token * all as f64 > SLOWER * alone)
+            (self.token(now, all)).is_some_and(|token| token * all as f64 > SLOWER * alone)
         };
         (1..=most).take_while(|&more| !slows(more)).count()
     }
@@ -111,12 +118,14 @@ impl Costs {
 mod tests {
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(1);
+
     /// Costs after passes of up to `known` texts that take `ms(texts)`.
     fn costs(known: usize, ms: impl Fn(usize) -> u64) -> Costs {
         let mut costs = Costs::new();
         for texts in 1..=known {
             for _ in 0..TRUSTED {
-                costs.add(texts, texts, Duration::from_millis(ms(texts)));
+                costs.add(NOW, texts, texts, Duration::from_millis(ms(texts)));
             }
         }
         costs
@@ -125,33 +134,37 @@ mod tests {
     #[test]
     fn as_many_run_together_as_are_faster() {
         let free = costs(8, |_| 10);
-        assert_eq!(free.together(), 16, "to be tried");
-        assert_eq!(costs(8, |n| 10 * n as u64).together(), 1, "no gain");
+        assert_eq!(free.together(NOW), 16, "to be tried");
+        assert_eq!(costs(8, |n| 10 * n as u64).together(NOW), 1, "no gain");
         let eight = |n: usize| [10, 20, 0, 24, 0, 0, 0, 60][n - 1];
-        assert_eq!(costs(8, eight).together(), 16, "two gain nothing, four do");
+        assert_eq!(
+            costs(8, eight).together(NOW),
+            16,
+            "two gain nothing, four do"
+        );
         let all = costs(16, |n| if n > 8 { 120 } else { eight(n) });
-        assert_eq!(all.together(), 4);
-        assert_eq!(Costs::new().together(), 1, "one is measured first");
-        assert_eq!(costs(1, |_| 10).together(), 2, "then two");
+        assert_eq!(all.together(NOW), 4);
+        assert_eq!(Costs::new().together(NOW), 1, "one is measured first");
+        assert_eq!(costs(1, |_| 10).together(NOW), 2, "then two");
     }
 
     #[test]
     fn background_work_slows_interactive_texts_by_a_fifth_at_most() {
-        assert_eq!(costs(8, |_| 10).beside(1, 2), 2, "free");
-        assert_eq!(costs(8, |n| 10 * n as u64).beside(1, 2), 0, "not free");
-        assert_eq!(costs(8, |n| 10 + n as u64).beside(1, 2), 2);
-        assert_eq!(costs(8, |n| 10 + 2 * n as u64).beside(1, 2), 1);
-        assert_eq!(costs(1, |_| 10).beside(1, 2), 2, "tried");
-        assert_eq!(Costs::new().beside(1, 2), 0, "alone is measured first");
+        assert_eq!(costs(8, |_| 10).beside(NOW, 1, 2), 2, "free");
+        assert_eq!(costs(8, |n| 10 * n as u64).beside(NOW, 1, 2), 0, "not free");
+        assert_eq!(costs(8, |n| 10 + n as u64).beside(NOW, 1, 2), 2);
+        assert_eq!(costs(8, |n| 10 + 2 * n as u64).beside(NOW, 1, 2), 1);
+        assert_eq!(costs(1, |_| 10).beside(NOW, 1, 2), 2, "tried");
+        assert_eq!(Costs::new().beside(NOW, 1, 2), 0, "alone is measured first");
     }
 
     #[test]
     fn a_mean_follows_what_changes() {
         let mut costs = costs(4, |n| 10 * n as u64);
-        assert_eq!(costs.together(), 1);
+        assert_eq!(costs.together(NOW), 1);
         for _ in 0..100 {
-            costs.add(2, 2, Duration::from_millis(11));
+            costs.add(NOW, 2, 2, Duration::from_millis(11));
         }
-        assert_eq!(costs.together(), 8, "to be tried");
+        assert_eq!(costs.together(NOW), 8, "to be tried");
     }
 }

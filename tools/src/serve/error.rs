@@ -104,9 +104,18 @@ impl ApiError {
         )
     }
 
+    /// 503: all connections are taken.
+    pub fn crowded() -> Self {
+        Self::unavailable("all connections of this server are taken; try again in a while")
+    }
+
     fn with(&self, body: Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        let again = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::SERVICE_UNAVAILABLE,
+        ];
+        if again.contains(&self.status) {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
         }

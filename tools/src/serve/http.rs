@@ -66,6 +66,21 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         .with_state(app)
 }
 
+/// What those are told for whom there is no place: health and metrics as ever, otherwise to come again.
+pub fn crowded(app: Arc<App>) -> Router {
+    let refuse = |body: Body| async move {
+        // A client that sends sees no answer before it has sent all.
+        let _ = collect(body, 0).await;
+        ApiError::crowded()
+    };
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .fallback(refuse)
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .with_state(app)
+}
+
 /// Checks the key and answers browsers on this machine.
 async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) -> Response {
     let headers = request.headers();
@@ -170,19 +185,21 @@ pub async fn converse(
             let message = "this model has no chat template; use /v1/completions";
             return Err(ApiError::invalid(message));
         };
-        let plan = request.common.calls.plan(template.source())?;
+        let calls = &request.common.calls;
+        let plan = calls.plan(template.source(), ours.text.tokenizer())?;
         let tools = plan.as_ref().map_or(&[][..], |plan| &plan.tools);
         let prompt = request.prompt(&ours.text, template, tools)?;
         Ok((request.common, plan, vec![prompt]))
     });
     let (common, mut plan, prompts) = prompts.await?;
-    let forced = plan.as_mut().and_then(|plan| plan.rules.take());
-    let rules = match (common.rules()?, forced) {
-        (Some(_), Some(_)) => {
+    let forced = plan.as_ref().is_some_and(|plan| plan.forced);
+    let calls = plan.as_mut().and_then(|plan| plan.rules.take());
+    let rules = match (common.rules()?, calls) {
+        (Some(_), Some(_)) if forced => {
             let message = "a text that must be a call has no other form; leave one of them out";
             return Err(ApiError::param("tool_choice", message));
         }
-        (format, forced) => format.or(forced),
+        (format, calls) => format.or(calls),
     };
     let proactive = proactive(headers)?.unwrap_or(common.proactive());
     let texts = common.samples();
@@ -362,7 +379,8 @@ async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<
         let Some(template) = &ours.template else {
             return Err(ApiError::invalid("this model has no chat template"));
         };
-        let plan = request.common.calls.plan(template.source())?;
+        let calls = &request.common.calls;
+        let plan = calls.plan(template.source(), ours.text.tokenizer())?;
         request.rendered(template, plan.as_ref().map_or(&[][..], |plan| &plan.tools))
     });
     Ok(Json(json!({"prompt": rendered.await?})))

@@ -25,6 +25,7 @@ mod openapi;
 mod reply;
 mod responses;
 mod rules;
+pub(crate) mod schedule;
 pub(crate) mod shared;
 mod snapshot;
 mod stats;
@@ -48,6 +49,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
+use self::connections::Doors;
 use self::shared::Shared;
 use self::worker::Job;
 use crate::cli::ServeArgs;
@@ -108,7 +110,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         + log_probs
         + template
         + grammars
-        + connections(&app) as u64 * connections::MEMORY
+        + (connections(&app) + connections::SPARE) as u64 * connections::MEMORY
         + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
@@ -195,13 +197,16 @@ async fn listen(
         }
         shared.close();
     };
-    let most = connections(&app);
-    let router = http::router(app, ollama_api::routes());
-    connections::serve(listener, router, most, stop).await;
+    let doors = Doors {
+        most: connections(&app),
+        crowded: http::crowded(app.clone()),
+        router: http::router(app, ollama_api::routes()),
+    };
+    connections::serve(listener, doors, stop).await;
     Ok(())
 }
 
-/// Most connections: for all requests, and for those who look.
+/// Places of connections: for all requests, and for those who look.
 fn connections(app: &App) -> usize {
     app.parallel + app.queue + LOOKERS
 }

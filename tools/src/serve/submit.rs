@@ -90,7 +90,7 @@ pub fn submit(
         let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
         return Err(ApiError::param("prompt", message));
     }
-    check_prompts(app, &asked.prompts)?;
+    check_prompts(app, &asked)?;
     let number = app.next();
     let seed = now().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
     let mut request = (asked.common).request(&app.text, asked.default_tokens, seed)?;
@@ -119,6 +119,7 @@ pub fn submit(
             stops: stops.clone(),
             bias: bias.clone(),
             constraint: asked.constraint.as_ref().map(|c| c.fork()),
+            signs: (asked.plan.as_ref()).map_or_else(Arc::default, |plan| plan.signs.clone()),
             proactive: asked.proactive,
             arrived: Instant::now(),
             out: sender.clone(),
@@ -160,19 +161,24 @@ fn id(app: &App, kind: Kind, number: u64) -> String {
 }
 
 /// Whether prompts fit the model and the context.
-fn check_prompts(app: &App, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
-    for prompt in prompts {
+fn check_prompts(app: &App, asked: &Asked) -> Result<(), ApiError> {
+    let (field, what) = match asked.kind {
+        Kind::Chat | Kind::OllamaChat => ("messages", "conversation"),
+        Kind::Response => ("input", "conversation"),
+        Kind::Text | Kind::OllamaGenerate => ("prompt", "prompt"),
+    };
+    for prompt in &asked.prompts {
         app.check_tokens(prompt)?;
         let len = prompt.len();
         if len == 0 {
-            return Err(ApiError::param("prompt", "the prompt is empty"));
+            return Err(ApiError::param(field, format!("the {what} is empty")));
         }
         if len > app.context {
             let message = format!(
-                "the prompt has {len} tokens, and there is room for {} (see --context)",
+                "the {what} has {len} tokens, and there is room for {} (see --context)",
                 app.context
             );
-            return Err(ApiError::param("prompt", message));
+            return Err(ApiError::param(field, message));
         }
     }
     Ok(())

@@ -1,17 +1,9 @@
 //! The engine's thread: takes jobs, runs passes, sends text.
 //!
-//! One [`Stepper`] runs all requests. Interactive (*reactive*) jobs go first and keep a quarter of
-//! the sequences free for themselves. Background (*proactive*) ones fill the slack (Agent.xpu §4.5,
-//! Algorithm 2):
-//!
-//! - while no reactive request runs: as many together as are faster together ([`Costs`]), in order of
-//!   arrival;
-//! - while the prompt of a reactive request is computed: none, they are preempted between two layers;
-//! - while reactive requests decode: those that decode too, up to [`BATCH_CAP`] requests in all and
-//!   while they cost the reactive ones little; the longest ones are set aside;
-//! - one that has waited for [`OVERDUE`] joins past the cap.
+//! One [`Stepper`] runs all requests; who of them runs is decided in `schedule.rs`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -22,19 +14,14 @@ use emberflow_engine::{
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::costs::Costs;
 use super::metrics::Totals;
+pub use super::schedule::Scheduling;
+use super::schedule::{Running, Schedule, Waiting};
 use super::shared::Shared;
 use super::snapshot::{Part, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
-pub use crate::cli::Scheduling;
 
-/// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
-const BATCH_CAP: usize = 3;
-/// A proactive request that is older than this runs beside reactive ones that decode, whatever it
-/// costs them; one at a time.
-const OVERDUE: Duration = Duration::from_secs(60);
 /// Shortest common beginning for which the sequence of an ended request is continued.
 const REUSE: usize = 8;
 
@@ -54,6 +41,8 @@ pub struct Job {
     pub bias: Vec<Bias>,
     /// What each text is held to.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Structural tokens that are text here.
+    pub signs: Arc<[u32]>,
     /// Background work.
     pub proactive: bool,
     /// When it arrived.
@@ -119,10 +108,6 @@ struct Live<'t> {
 }
 
 impl Live<'_> {
-    fn overdue(&self) -> bool {
-        self.proactive && self.arrived.elapsed() >= OVERDUE
-    }
-
     /// Sends text. Whether anybody still waits for it is looked at before each pass.
     fn send(&mut self, text: String) {
         let _ = self.out.send(Out::Text {
@@ -142,12 +127,13 @@ struct Worker<'e, 't> {
     /// Sequences of ended requests, the oldest first: their beginnings may come again.
     idle: Vec<Sequence>,
     totals: Totals,
-    costs: Costs,
+    schedule: Schedule,
+    /// Times are told to the schedule since then.
+    start: Instant,
     /// The next pass is the rest of one that yielded.
     yielded: bool,
     /// Texts so far.
     texts: u64,
-    scheduling: Scheduling,
 }
 
 /// Runs jobs until all senders are gone. Calls `started` when it takes jobs.
@@ -162,6 +148,7 @@ pub fn work(
     started: impl FnOnce(),
 ) -> Result<(), Failure> {
     let tokenizer = engine.text().tokenizer().clone();
+    let most = engine.most_sequences();
     let stepper = Stepper::new(engine);
     shared.is_ready(stepper.yield_flag());
     started();
@@ -172,10 +159,10 @@ pub fn work(
         live: Vec::new(),
         idle: Vec::new(),
         totals: Totals::default(),
-        costs: Costs::new(),
+        schedule: Schedule::new(scheduling, most),
+        start: Instant::now(),
         yielded: false,
         texts: 0,
-        scheduling,
     };
     loop {
         if worker.live.is_empty() && worker.waiting.is_empty() {
@@ -191,9 +178,7 @@ pub fn work(
             worker.end_all("the server is shutting down");
         }
         worker.admit_waiting();
-        if scheduling == Scheduling::Classes {
-            worker.balance();
-        }
+        worker.balance();
         worker.step()?;
         worker.report(shared);
     }
@@ -243,44 +228,36 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Admits waiting jobs while there is room: reactive ones first, each class in order of arrival.
+    /// Time for the schedule.
+    fn time_of(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.start)
+    }
+
+    /// What the schedule sees of the texts that run.
+    fn running(&self) -> Vec<Running> {
+        let seen = |live: &Live<'_>| Running {
+            proactive: live.proactive,
+            arrived: self.time_of(live.arrived),
+            prompt: live.prompt,
+            tokens: live.tokens,
+        };
+        self.live.iter().map(seen).collect()
+    }
+
+    /// Admits those waiting jobs that can begin.
     fn admit_waiting(&mut self) {
-        let most = self.stepper.engine().most_sequences();
-        if self.scheduling == Scheduling::FirstCome {
-            if self.live.is_empty()
-                && let Some(job) = self.waiting.pop_front()
-            {
-                self.admit(job);
-            }
-            return;
-        }
         loop {
-            let reactive = self.waiting.iter().position(|job| !job.proactive);
-            let at = reactive.unwrap_or(0);
-            let Some(job) = self.waiting.get(at) else {
-                return;
-            };
-            let kept = match job.proactive {
-                true => most.saturating_sub(job.samples).min(most.div_ceil(4)),
-                false => 0,
-            };
-            let fits = self.live.len() + job.samples + kept <= most;
-            if !fits || (job.proactive && !self.has_slack_for(job)) {
-                return;
-            }
-            let Some(job) = self.waiting.remove(at) else {
+            let now = self.time_of(Instant::now());
+            let waiting = self.waiting.iter().map(|job| Waiting {
+                proactive: job.proactive,
+                texts: job.samples,
+                arrived: self.time_of(job.arrived),
+            });
+            let next = self.schedule.next(now, waiting, &self.running());
+            let Some(job) = next.and_then(|at| self.waiting.remove(at)) else {
                 return;
             };
             self.admit(job);
-        }
-    }
-
-    /// Whether a proactive job can run now.
-    fn has_slack_for(&self, job: &Job) -> bool {
-        let proactive = self.live.iter().filter(|live| live.proactive);
-        match self.live.iter().any(|live| !live.proactive) {
-            true => job.arrived.elapsed() >= OVERDUE && !proactive.clone().any(Live::overdue),
-            false => proactive.count() < self.costs.together(),
         }
     }
 
@@ -325,7 +302,7 @@ impl<'t> Worker<'_, 't> {
                 id: first.sample(index),
                 number: self.texts + index as u64,
                 index: job.first + index,
-                stream: self.tokenizer.stream_after_prompt(),
+                stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
                 stops: Stops::new(job.stops.clone()),
                 log_probs: Vec::new(),
                 tokens: 0,
@@ -373,33 +350,12 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Sets proactive requests aside where there is no slack for them, and resumes them after.
+    /// Sets requests aside for which there is no slack, and resumes them after.
     fn balance(&mut self) {
-        let reactive = self.live.iter().filter(|live| !live.proactive);
-        let count = reactive.clone().count();
-        let prefill = reactive.clone().any(|live| live.tokens == 0);
-        let mut order: Vec<usize> = (0..self.live.len()).collect();
-        order.retain(|&at| self.live[at].proactive);
-        let room = match count {
-            // In order of arrival.
-            0 => self.costs.together(),
-            _ if prefill => 0,
-            _ => {
-                // One that is overdue, then the shortest ones that decode.
-                let live = &self.live;
-                let decodes = |at: usize| live[at].tokens > 0 || live[at].overdue();
-                let able = order.iter().filter(|&&at| decodes(at)).count();
-                order.sort_by_key(|&at| {
-                    let one = &live[at];
-                    (!decodes(at), !one.overdue(), one.prompt + one.tokens)
-                });
-                let overdue = usize::from(order.first().is_some_and(|&at| live[at].overdue()));
-                let slack = (self.costs).beside(count, BATCH_CAP.saturating_sub(count));
-                slack.max(overdue).min(able)
-            }
-        };
-        for (place, at) in order.into_iter().enumerate() {
-            self.set_aside(at, place >= room);
+        let now = self.time_of(Instant::now());
+        let aside = self.schedule.aside(now, &self.running());
+        for (at, aside) in aside.into_iter().enumerate() {
+            self.set_aside(at, aside);
         }
     }
 
@@ -433,7 +389,8 @@ impl<'t> Worker<'_, 't> {
         let mut running = self.live.iter().filter(|live| !live.aside);
         if whole && running.all(|live| live.tokens > 0) {
             let texts = self.live.iter().filter(|live| !live.aside).count();
-            self.costs.add(texts, rows, time);
+            let now = self.time_of(Instant::now());
+            self.schedule.decoded(now, texts, rows, time);
         }
         for event in events {
             match event {

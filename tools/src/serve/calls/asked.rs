@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
+use emberflow_models::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
-use super::super::rules::{Rules, bounded};
+use super::super::rules::Rules;
 use super::form::Form;
+use super::grammar::{Callable, Calls, grammar};
 use super::reader::Reader;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
 /// Longest name of a tool.
 const MAX_NAME: usize = 64;
-/// Most calls in a text where they are forced.
-const MAX_CALLS: usize = 8;
 
 /// The fields of a request.
 #[derive(Debug, Default, Deserialize)]
@@ -32,8 +32,12 @@ pub struct Plan {
     names: Arc<[String]>,
     /// For the chat template.
     pub tools: Vec<Value>,
-    /// Forces a call.
+    /// What the text is held to.
     pub rules: Option<Rules>,
+    /// Whether the text must be a call.
+    pub forced: bool,
+    /// Structural tokens that are text here: signs of calls.
+    pub signs: Arc<[u32]>,
 }
 
 impl Plan {
@@ -62,7 +66,7 @@ impl Asked {
     ///
     /// # Errors
     /// Tools that are malformed, too many or too large.
-    pub fn plan(&self, template: &str) -> Result<Option<Plan>, ApiError> {
+    pub fn plan(&self, template: &str, tokenizer: &Tokenizer) -> Result<Option<Plan>, ApiError> {
         let choice = self.choice()?;
         let given = self.tools.as_deref().unwrap_or_default();
         if given.is_empty() {
@@ -93,16 +97,25 @@ impl Asked {
                 vec![found.ok_or_else(|| ApiError::param("tool_choice", message()))?]
             }
         };
-        let many = self.parallel_tool_calls != Some(false) && matches!(choice, Choice::Required);
-        let rules = match forced.is_empty() {
-            true => None,
-            false => Some(grammar(form, &forced, many)?),
+        let is_forced = !forced.is_empty();
+        let calls = match &choice {
+            Choice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
+            _ if is_forced => Some(Calls::One),
+            _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
+        let callable = match is_forced {
+            true => forced,
+            false => tools.iter().collect(),
+        };
+        let callable = callable.iter().map(|tool| tool.callable(is_forced));
+        let rules = calls.map(|calls| grammar(form, tokenizer, callable.collect(), calls));
         Ok(Some(Plan {
             form,
             names: tools.iter().map(|tool| tool.name.clone()).collect(),
+            rules: rules.transpose()?,
+            forced: is_forced,
+            signs: form.signs(tokenizer).into(),
             tools: tools.into_iter().map(|tool| tool.nested).collect(),
-            rules,
         }))
     }
 
@@ -139,6 +152,8 @@ struct Tool {
     name: String,
     /// Schema of its arguments.
     parameters: Value,
+    /// Whether calls keep to it even where they are not forced.
+    strict: bool,
     /// As chats send it, which templates expect.
     nested: Value,
 }
@@ -187,34 +202,17 @@ impl Tool {
         Ok(Self {
             name: name.to_owned(),
             parameters,
+            strict: function["strict"] == true,
             nested: json!({"type": "function", "function": function}),
         })
     }
-}
-
-/// A grammar of calls of these tools.
-fn grammar(form: Form, tools: &[&Tool], many: bool) -> Result<Rules, ApiError> {
-    let quoted = |text: &str| json!(text).to_string();
-    let lines = |tag: &str| match tag {
-        "" => (String::new(), String::new()),
-        tag => (
-            quoted(&format!("{tag}\n")),
-            quoted(&format!("\n{}", form.close())),
-        ),
-    };
-    let (open, close) = lines(form.open());
-    let mut grammar = match many && form == Form::Tagged {
-        true => format!("start: call (\"\\n\" call){{0,{}}}\n", MAX_CALLS - 1),
-        false => "start: call\n".to_owned(),
-    };
-    let names: Vec<String> = (0..tools.len()).map(|at| format!("f{at}")).collect();
-    grammar += &format!("call: {open} one {close}\none: {}\n", names.join(" | "));
-    let schemas = tools.iter().map(|tool| tool.parameters.clone()).collect();
-    let schemas = bounded(schemas).map_err(|e| ApiError::param("tools", e))?;
-    for (at, (tool, schema)) in tools.iter().zip(schemas).enumerate() {
-        let name = quoted(&tool.name);
-        let begin = quoted(&format!("{{\"name\": {name}, \"{}\": ", form.arguments()));
-        grammar += &format!("f{at}: {begin} a{at} \"}}\"\na{at}: %json {schema}\n");
+    fn callable(&self, forced: bool) -> Callable<'_> {
+        Callable {
+            name: &self.name,
+            parameters: match forced || self.strict {
+                true => self.parameters.clone(),
+                false => json!({"type": "object"}),
+            },
+        }
     }
-    Ok(Rules::Written(grammar))
 }

@@ -1,5 +1,7 @@
 //! How a model writes a call.
 
+use emberflow_models::tokenizer::Tokenizer;
+
 /// The form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -7,23 +9,31 @@ pub enum Form {
     Tagged,
     /// `{"name": …, "parameters": …}` instead of a text: Llama 3.
     Bare,
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` behind a text: Mistral.
+    Listed,
+    /// `[TOOL_CALLS]NAME[ARGS]{…}` behind a text, once for each call: newer models of Mistral.
+    Named,
 }
 
 impl Form {
     /// That of a chat template.
     pub fn of_template(template: &str) -> Self {
-        let llama = template.contains("<|python_tag|>") || template.contains("\"parameters\":");
-        match llama && !template.contains("<tool_call>") {
-            true => Self::Bare,
-            false => Self::Tagged,
+        let has = |text: &str| template.contains(text);
+        match (has("<tool_call>"), has("[TOOL_CALLS]")) {
+            (true, _) => Self::Tagged,
+            (false, true) if has("[ARGS]") => Self::Named,
+            (false, true) => Self::Listed,
+            _ if has("<|python_tag|>") || has("\"parameters\":") => Self::Bare,
+            _ => Self::Tagged,
         }
     }
 
-    /// What stands before a call.
+    /// What stands before a call, or before all of them.
     pub fn open(self) -> &'static str {
         match self {
             Self::Tagged => "<tool_call>",
             Self::Bare => "",
+            Self::Listed | Self::Named => "[TOOL_CALLS]",
         }
     }
 
@@ -31,15 +41,36 @@ impl Form {
     pub fn close(self) -> &'static str {
         match self {
             Self::Tagged => "</tool_call>",
-            Self::Bare => "",
+            Self::Bare | Self::Named => "",
+            Self::Listed => "]",
         }
     }
 
-    /// The member with the arguments.
+    /// The member with the arguments, or what stands before them.
     pub fn arguments(self) -> &'static str {
         match self {
-            Self::Tagged => "arguments",
+            Self::Tagged | Self::Listed => "arguments",
             Self::Bare => "parameters",
+            Self::Named => "[ARGS]",
         }
     }
+
+    /// Those tokens of its signs that are no text elsewhere.
+    pub fn signs(self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let all: &[&str] = match self {
+            Self::Tagged => &["<tool_call>", "</tool_call>"],
+            Self::Bare => &[],
+            Self::Listed => &["[TOOL_CALLS]"],
+            Self::Named => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        };
+        all.iter()
+            .filter_map(|sign| special(sign, tokenizer))
+            .collect()
+    }
+}
+
+/// The token of this text, if it is a structural one.
+pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
+    let token = tokenizer.token_to_id(text);
+    token.filter(|&token| tokenizer.is_special(token))
 }

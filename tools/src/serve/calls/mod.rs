@@ -1,10 +1,12 @@
 //! Tools that the model may call.
 //!
 //! The tools of a request go to the chat template ([`Asked::plan`]); what the model writes is read for
-//! calls while it comes ([`Reader`]). Where a call is asked for, a grammar forces its form.
+//! calls while it comes ([`Reader`]). Where a call is asked for, or its arguments are strict, a grammar holds
+//! the text to that.
 
 mod asked;
 mod form;
+mod grammar;
 mod reader;
 
 pub use asked::{Asked, Plan};

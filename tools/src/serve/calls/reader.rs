@@ -107,7 +107,11 @@ impl Reader {
             State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
             State::Text | State::Plain if rest.is_empty() => Vec::new(),
             State::Text | State::Plain => vec![Part::Text(rest)],
-            State::Header if cut && self.form == Form::Tagged => Vec::new(),
+            State::Header if cut && self.form != Form::Bare => Vec::new(),
+            State::Header if self.calls > 0 && self.form == Form::Listed => {
+                let text = (!rest.trim().is_empty()).then_some(Part::Text(rest));
+                text.into_iter().collect()
+            }
             State::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
             State::Arguments(_) | State::After => Vec::new(),
         }
@@ -169,7 +173,12 @@ impl Reader {
     }
 
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
-        match header(&self.held) {
+        let found = match self.form {
+            Form::Tagged | Form::Bare => header(&self.held),
+            Form::Listed => listed_header(&self.held),
+            Form::Named => named_header(&self.held),
+        };
+        match found {
             Header::Unclear if self.held.len() <= MAX_HEADER => false,
             Header::Call { name, at } if self.names.contains(&name) => {
                 self.held.drain(..at);
@@ -181,20 +190,48 @@ impl Reader {
             // Only looks like a call.
             _ => {
                 let held = std::mem::take(&mut self.held);
-                parts.push(Part::Text(self.form.open().to_owned() + &held));
+                let open = match self.form {
+                    // It stands before the first one only.
+                    Form::Listed if self.calls > 0 => "",
+                    form => form.open(),
+                };
+                parts.push(Part::Text(open.to_owned() + &held));
                 self.state = match self.form {
-                    Form::Tagged => State::Text,
                     Form::Bare => State::Plain,
+                    _ => State::Text,
                 };
                 false
             }
         }
     }
 
+    /// Behind the arguments in a list: the end of the call, then another one or the end of the list.
+    fn after_listed(&mut self) -> bool {
+        let Some(at) = self.held.find('}') else {
+            return false;
+        };
+        let next = self.held[at + 1..].trim_start();
+        let Some(sign) = next.chars().next() else {
+            return false;
+        };
+        let left = next.trim_start_matches([',', ']']).len();
+        self.held.drain(..self.held.len() - left);
+        self.state = match sign {
+            ',' => State::Header,
+            _ => State::Text,
+        };
+        true
+    }
+
     fn after(&mut self) -> bool {
         let close = match self.form {
             Form::Tagged => self.form.close(),
             Form::Bare => "}",
+            Form::Listed => return self.after_listed(),
+            Form::Named => {
+                self.state = State::Text;
+                return true;
+            }
         };
         let Some(at) = self.held.find(close) else {
             return false;
@@ -202,6 +239,38 @@ impl Reader {
         self.held.drain(..at + close.len());
         self.state = State::Text;
         true
+    }
+}
+
+/// Reads what stands before the arguments in a list: `[` or `,`, then as elsewhere.
+fn listed_header(text: &str) -> Header {
+    let between = |c: char| c.is_whitespace() || "[,".contains(c);
+    let start = text.trim_start_matches(between);
+    let skipped = text.len() - start.len();
+    match header(start) {
+        Header::Call { name, at } => Header::Call {
+            name,
+            at: at + skipped,
+        },
+        other => other,
+    }
+}
+
+/// Reads `NAME[ARGS]{`, with an id between: `NAME[CALL_ID]ID[ARGS]{`.
+fn named_header(text: &str) -> Header {
+    let Some((before, _)) = text.split_once("[ARGS]") else {
+        return Header::Unclear;
+    };
+    let start = before.len() + "[ARGS]".len();
+    let rest = text[start..].trim_start();
+    let name = before.split("[CALL_ID]").next().unwrap_or_default();
+    match rest.chars().next() {
+        Some('{') => Header::Call {
+            name: name.trim().to_owned(),
+            at: text.len() - rest.len(),
+        },
+        Some(_) => Header::Other,
+        None => Header::Unclear,
     }
 }
 

@@ -2,6 +2,11 @@
 
 use serde_json::{Value, json};
 
+use emberflow_engine::Constraint;
+use emberflow_models::tokenizer::Tokenizer;
+
+use super::super::rules::tests::{compiled, demo, drawn, mistral};
+use super::super::rules::{Compiler, Vocabulary};
 use super::Asked;
 use super::form::Form;
 use super::reader::{Part, Reader};
@@ -55,7 +60,20 @@ fn pieces_of_any_length_give_the_same_calls() {
     for length in [1, 2, 3, 7, 1000] {
         assert_eq!(read(Form::Tagged, &two, length), wanted, "{length}");
         assert_eq!(read(Form::Bare, &bare, length), wanted[1..], "{length}");
-        for form in [Form::Tagged, Form::Bare] {
+        let listed = format!(
+            "I ask.\n[TOOL_CALLS] [{{\"name\": \"get\", \"arguments\": {arguments}}}, {{\"id\": \"x\", \
+             \"name\": \"put\", \"arguments\": {{}}}}]"
+        );
+        assert_eq!(read(Form::Listed, &listed, length), wanted, "{length}");
+        let named =
+            format!("I ask.\n[TOOL_CALLS]get[ARGS]{arguments}[TOOL_CALLS]put[CALL_ID]x[ARGS]{{}}");
+        assert_eq!(read(Form::Named, &named, length), wanted, "{length}");
+        for wrong in ["[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS] [7]", "[TOOL_C"] {
+            for form in [Form::Listed, Form::Named] {
+                assert_eq!(read(form, wrong, length), [text(wrong)], "{length}");
+            }
+        }
+        for form in [Form::Tagged, Form::Bare, Form::Listed, Form::Named] {
             assert_eq!(read(form, plain, length), [text(plain)], "{length}");
         }
         assert_eq!(read(Form::Tagged, unknown, length), [text(unknown)]);
@@ -71,7 +89,7 @@ fn pieces_of_any_length_give_the_same_calls() {
 
 fn plan(body: Value) -> Result<bool, String> {
     let asked: Asked = serde_json::from_value(body).map_err(|e| e.to_string())?;
-    match asked.plan("") {
+    match asked.plan("", demo().0.tokenizer()) {
         Ok(plan) => Ok(plan.is_some_and(|plan| plan.rules.is_some())),
         Err(e) => Err(e.body()["error"]["message"].as_str().unwrap().to_owned()),
     }
@@ -131,5 +149,137 @@ fn the_beginning_of_a_call_that_was_cut_off_is_no_text() {
         let mut parts = reader.push(text);
         parts.extend(reader.finish(true));
         assert_eq!(parts, left, "{text}");
+    }
+}
+
+/// A template of each form.
+const TEMPLATES: [&str; 4] = [
+    "<tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS][ARGS]",
+];
+
+/// Two tools, of which one has strict arguments.
+fn two(choice: &str) -> Asked {
+    let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}},
+        "required": ["kind"], "additionalProperties": false});
+    let tool = |name: &str, strict: bool| {
+        json!({"type": "function",
+            "function": {"name": name, "strict": strict, "parameters": parameters}})
+    };
+    let body = json!({"tools": [tool("get", true), tool("put", false)], "tool_choice": choice});
+    serde_json::from_value(body).unwrap()
+}
+
+/// Calls in a text: names and arguments.
+fn calls(mut reader: Reader, text: &str) -> Vec<[String; 2]> {
+    let mut calls: Vec<[String; 2]> = Vec::new();
+    for part in reader.push(text) {
+        match part {
+            Part::Call(name) => calls.push([name, String::new()]),
+            Part::Arguments(more) => calls.last_mut().unwrap()[1] += &more,
+            Part::Text(_) => {}
+        }
+    }
+    calls
+}
+
+#[test]
+fn forced_calls_are_calls_in_every_form() {
+    let (text, compiler) = demo();
+    for template in TEMPLATES {
+        let plan = two("required").plan(template, text.tokenizer());
+        let plan = plan.unwrap().unwrap();
+        assert!(plan.forced);
+        for seed in 0..4 {
+            let mut held = compiled(&compiler, plan.rules.as_ref().unwrap());
+            let (written, complete) = drawn(&text, &mut held, seed, 600);
+            assert!(complete, "{template}: {written}");
+            let calls = calls(plan.reader(), &written);
+            assert!(!calls.is_empty(), "{template}: {written}");
+            for [_, arguments] in calls {
+                let arguments: Value = serde_json::from_str(&arguments).unwrap();
+                assert!(["struct", "trait"].contains(&arguments["kind"].as_str().unwrap()));
+            }
+        }
+    }
+}
+
+/// Takes the tokens of a text.
+fn accept(held: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) {
+    for token in tokenizer.encode(text, false).unwrap() {
+        held.prepare().unwrap();
+        assert!(held.allows(token), "{text}");
+        held.accept(token).unwrap();
+    }
+}
+
+#[test]
+fn strict_calls_are_valid_where_they_need_not_be() {
+    let (text, compiler) = demo();
+    for template in TEMPLATES {
+        let plan = two("auto").plan(template, text.tokenizer());
+        let plan = plan.unwrap().unwrap();
+        assert!(!plan.forced);
+        let rules = plan.rules.as_ref().unwrap();
+        // Any text is one.
+        let mut held = compiled(&compiler, rules);
+        accept(
+            &mut held,
+            text.tokenizer(),
+            "No call < is \"needed\" [here] }{.\n",
+        );
+        held.prepare().unwrap();
+        assert!(held.allows(text.config().eos[0]), "{template}");
+        let form = Form::of_template(template);
+        let before = match form {
+            Form::Bare => "{\"name\"".to_owned(),
+            _ => format!("I call. {}", form.open()),
+        };
+        for seed in 0..4 {
+            let mut held = compiled(&compiler, rules);
+            accept(&mut held, text.tokenizer(), &before);
+            let (after, _) = drawn(&text, &mut held, seed, 120);
+            let calls = calls(plan.reader(), &(before.clone() + &after));
+            let [name, arguments] = &calls.first().expect(&after);
+            if name == "get" {
+                let arguments: Value = serde_json::from_str(arguments).unwrap();
+                assert!(["struct", "trait"].contains(&arguments["kind"].as_str().unwrap()));
+            }
+        }
+    }
+}
+
+/// A tokenizer for which the signs of calls are no text.
+#[test]
+fn structural_tokens_are_signs_of_calls() {
+    let tokenizer = mistral();
+    let signs = Form::Named.signs(&tokenizer);
+    assert_eq!(signs.len(), 2);
+    let mut stream = tokenizer.stream_after_prompt();
+    assert_eq!(stream.push(signs[0]), None);
+    let mut stream = tokenizer
+        .stream_after_prompt()
+        .showing(signs.clone().into());
+    assert_eq!(stream.push(signs[0]).as_deref(), Some("[TOOL_CALLS]"));
+    let vocabulary = Vocabulary {
+        tokenizer: &tokenizer,
+        size: tokenizer.vocab_size(),
+        ends: &[1],
+    };
+    let compiler = Compiler::new(vocabulary, 4).unwrap();
+    for (template, choice) in [(2, "required"), (3, "required"), (2, "auto"), (3, "auto")] {
+        let plan = two(choice).plan(TEMPLATES[template], &tokenizer);
+        let plan = plan.unwrap().unwrap();
+        let mut held = compiled(&compiler, plan.rules.as_ref().unwrap());
+        held.prepare().unwrap();
+        assert!(held.allows(signs[0]));
+        held.accept(signs[0]).unwrap();
+        held.prepare().unwrap();
+        let allowed: Vec<u32> = (0..tokenizer.vocab_size())
+            .filter(|&t| held.allows(t))
+            .collect();
+        assert!(allowed.len() < 6, "{template} {choice}: {allowed:?}");
     }
 }

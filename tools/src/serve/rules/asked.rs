@@ -33,10 +33,15 @@ struct Structured {
 pub enum Rules {
     /// JSON that is valid against a schema.
     Schema(Value),
-    /// A grammar in llguidance's form of Lark, written by the client.
+    /// A grammar in llguidance's form of Lark, or in llama.cpp's, written by the client.
     Grammar(String),
     /// A grammar that the server wrote; its schemas are bounded.
-    Written(String),
+    Written {
+        /// For the model's tokens.
+        grammar: String,
+        /// The same without tokens that only this model has.
+        tried: String,
+    },
     /// A regular expression for the whole text.
     Regex(String),
     /// One of several texts.

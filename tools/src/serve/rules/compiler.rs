@@ -15,7 +15,7 @@ use super::asked::Rules;
 use super::held::{Held, Room};
 use super::library::{begin, factory};
 use super::trial::Trials;
-use super::{MAX_SOURCE, lark, schema};
+use super::{MAX_SOURCE, gbnf, lark, schema};
 
 /// Memory of the rules of a text.
 pub const TEXT_BYTES: u64 = 4 << 20;
@@ -143,9 +143,15 @@ impl Compiler {
     /// Rules that are wrong, not supported, or too large.
     pub fn check(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
-        let grammar = grammar(rules).map_err(ApiError::invalid)?;
-        self.trials.check(&grammar).map_err(refusal)?;
-        self.begin(grammar, room)
+        let wanted = grammar(rules).map_err(ApiError::invalid)?;
+        match rules {
+            Rules::Written { tried, .. } => {
+                let tried = TopLevelGrammar::from_lark(tried.clone());
+                self.trials.check(&tried).map_err(refusal)?;
+            }
+            _ => self.trials.check(&wanted).map_err(refusal)?,
+        }
+        self.begin(wanted, room)
     }
 
     /// Compiles rules of which it is known that they can be compiled.
@@ -173,11 +179,15 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
             schema::check(schema)?;
             Ok(TopLevelGrammar::from_json_schema(with_options(schema)))
         }
+        Rules::Grammar(grammar) if lark::is_gbnf(grammar) => {
+            lark::check_size(grammar)?;
+            Ok(TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?))
+        }
         Rules::Grammar(grammar) => {
             lark::check(grammar)?;
             Ok(TopLevelGrammar::from_lark(grammar.clone()))
         }
-        Rules::Written(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+        Rules::Written { grammar, .. } => Ok(TopLevelGrammar::from_lark(grammar.clone())),
         Rules::Regex(regex) => {
             if regex.len() > MAX_SOURCE {
                 return Err(format!("an expression has at most {MAX_SOURCE} bytes"));

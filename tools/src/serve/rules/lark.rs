@@ -5,22 +5,35 @@ use super::MAX_SOURCE;
 /// Most lines, which bounds how far rules lead through each other.
 const MAX_LINES: usize = 1000;
 
+/// Whether a grammar has so many bytes or lines that it is not read.
+///
+/// # Errors
+/// How much there may be.
+pub fn check_size(grammar: &str) -> Result<(), String> {
+    match grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
+        true => Err(format!(
+            "a grammar has at most {MAX_SOURCE} bytes and {MAX_LINES} lines"
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Whether a grammar is in llama.cpp's form: `::=` behind a name that begins a line.
+pub fn is_gbnf(grammar: &str) -> bool {
+    grammar.lines().any(|line| {
+        let line = line.trim_start();
+        let name = line.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c));
+        name.len() < line.len() && name.trim_start().starts_with("::=")
+    })
+}
+
 /// Checks that a grammar is one in Lark's form and uses nothing whose cost is unbounded.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check(grammar: &str) -> Result<(), String> {
-    if grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
-        return Err(format!(
-            "a grammar has at most {MAX_SOURCE} bytes and {MAX_LINES} lines"
-        ));
-    }
+    check_size(grammar)?;
     let outside = outside_of_literals(grammar);
-    if outside.contains("::=") {
-        return Err(
-            "this is GBNF; write the grammar in Lark's form (`start: \"a\" | /[0-9]+/`)".to_owned(),
-        );
-    }
     // Terminals that hold together or not at all, and languages inside the language.
     for sign in [
         "&",
@@ -85,11 +98,11 @@ mod tests {
             let found = check(grammar).unwrap_err();
             assert!(found.contains(why), "{grammar}: {found}");
         };
-        refused("root ::= \"a\"", "GBNF");
         refused("start: A\nA: /a/ & /b/", "`&`");
         refused("start: A\nA: ~/a/", "`~`");
         refused("start: %json {}", "response_format");
         refused(&"a: \"b\"\n".repeat(2000), "lines");
+        assert!(is_gbnf("# a: b\n root-1 ::= \"a\"") && !is_gbnf("start: \"::=\"\n\"a ::= b\""));
         check("start: \"a & b ~ ::= %json\" | /[&~]/ // & ~").unwrap();
         check(r#"start: "\"&" A{1,3}"#).unwrap();
     }

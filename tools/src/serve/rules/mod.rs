@@ -1,12 +1,13 @@
 //! Rules that a text is held to: JSON, a schema, a grammar, an expression, a choice.
 //!
-//! A request's rules are read (`asked.rs`), bounded (`schema.rs`, `lark.rs`) and compiled by the crate
+//! A request's rules are read (`asked.rs`), bounded (`schema.rs`, `lark.rs`, `gbnf.rs`) and compiled by the crate
 //! `llguidance` away from the engine's thread ([`Compiler`]). What comes out is a
 //! [`Constraint`](emberflow_engine::Constraint) for each of the request's texts (`held.rs`): a matcher
 //! over the bytes of the vocabulary.
 
 mod asked;
 mod compiler;
+mod gbnf;
 mod held;
 mod lark;
 mod library;
@@ -20,7 +21,7 @@ pub use compiler::{Compiler, TEXT_BYTES, Vocabulary};
 pub use trial::command;
 
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 /// Schemas for a grammar that the server writes, bounded alone and together.
 ///

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::held::{Held, Room};
 use super::{Compiler, Rules, Vocabulary};
 
-fn demo() -> (Text, Compiler) {
+/// The bundled model, and what compiles for it.
+pub fn demo() -> (Text, Compiler) {
     let model = Model::demo().unwrap();
     let text = model.text().clone();
     let compiler = Compiler::new(Vocabulary::of(&text), 4).unwrap();
@@ -23,7 +24,8 @@ fn room(compiler: &Compiler) -> Room {
     runtime.block_on(compiler.room(1, false)).unwrap()
 }
 
-fn held(compiler: &Compiler, rules: &Rules) -> Held {
+/// A text that is held to rules, and has not begun.
+pub fn compiled(compiler: &Compiler, rules: &Rules) -> Held {
     match compiler.compile(rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{rules:?}: {e:?}"),
@@ -32,7 +34,7 @@ fn held(compiler: &Compiler, rules: &Rules) -> Held {
 
 /// Bytes of a text whose tokens are drawn from what is allowed, at most `most` tokens; whether it is
 /// complete.
-fn drawn(text: &Text, held: &mut dyn Constraint, seed: u64, most: usize) -> (String, bool) {
+pub fn drawn(text: &Text, held: &mut dyn Constraint, seed: u64, most: usize) -> (String, bool) {
     let mut random = fastrand::Rng::with_seed(seed);
     let (vocab, tokenizer) = (text.config().vocab, text.tokenizer());
     let mut bytes = Vec::new();
@@ -65,7 +67,7 @@ fn texts_are_what_the_rules_say() {
         "additionalProperties": false,
     });
     for seed in 0..10 {
-        let mut rules = held(&compiler, &Rules::Schema(person.clone()));
+        let mut rules = compiled(&compiler, &Rules::Schema(person.clone()));
         let (json, complete) = drawn(&text, &mut rules, seed, 400);
         assert!(complete, "{json}");
         let value: Value = serde_json::from_str(&json).unwrap();
@@ -74,7 +76,7 @@ fn texts_are_what_the_rules_say() {
         assert!(value["age"].as_u64().unwrap() <= 150);
         assert!(value["name"].as_str().unwrap().chars().count() <= 20);
     }
-    let mut regex = held(&compiler, &Rules::Regex("^[a-c]{3}/[0-9]$".to_owned()));
+    let mut regex = compiled(&compiler, &Rules::Regex("^[a-c]{3}/[0-9]$".to_owned()));
     let (found, complete) = drawn(&text, &mut regex, 1, 20);
     assert!(
         complete && found.len() == 5 && found.as_bytes()[3] == b'/',
@@ -82,19 +84,86 @@ fn texts_are_what_the_rules_say() {
     );
     let choice = ["yes \"really\"", "no\n"].map(str::to_owned);
     for seed in 0..4 {
-        let mut rules = held(&compiler, &Rules::Choice(choice.to_vec()));
+        let mut rules = compiled(&compiler, &Rules::Choice(choice.to_vec()));
         let (found, complete) = drawn(&text, &mut rules, seed, 40);
         assert!(complete && choice.contains(&found), "{found}");
     }
     let grammar = "start: word (\" \" word){2}\nword: /[a-z]{2,4}/".to_owned();
-    let mut rules = held(&compiler, &Rules::Grammar(grammar));
+    let mut rules = compiled(&compiler, &Rules::Grammar(grammar));
     let (found, complete) = drawn(&text, &mut rules, 3, 40);
     assert!(complete && found.split(' ').count() == 3, "{found}");
 }
 
-/// Tokens with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+/// JSON, as people write it for llama.cpp: with a rule for blanks that leads back to itself.
+const JSON_GBNF: &str = r#"
+# values
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20} ws-more
+ws-more ::= ("\n" ws-more)?
+"#;
+
 #[test]
-fn pieces_and_bytes_have_the_right_bytes() {
+fn grammars_of_llama_cpp_hold_texts_too() {
+    let (text, compiler) = demo();
+    let texts = |grammar: &str, most: usize, check: &dyn Fn(&str)| {
+        let mut complete = 0;
+        for seed in 0..30 {
+            let mut held = compiled(&compiler, &Rules::Grammar(grammar.to_owned()));
+            let (found, ended) = drawn(&text, &mut held, seed, most);
+            if ended {
+                complete += 1;
+                check(&found);
+            }
+        }
+        assert!(complete > 3, "{complete} of {grammar}");
+    };
+    texts(JSON_GBNF, 300, &|found| {
+        let value: Value = serde_json::from_str(found).expect(found);
+        assert!(value.is_object());
+    });
+    let steps = "root ::= (\"- \" [^\\n-]{1,4} \"\\n\"){2,3}";
+    texts(steps, 60, &|found| {
+        let lines: Vec<&str> = found.lines().collect();
+        assert!((2..=3).contains(&lines.len()), "{found}");
+        assert!(lines.iter().all(|line| line.starts_with("- ")), "{found}");
+    });
+    // What follows could belong to what is repeated: one expression.
+    let ends = "root ::= word [a] \"b\"?\nword ::= [a-c]{2,6}";
+    texts(ends, 20, &|found| {
+        let end = found.strip_suffix('b').filter(|rest| rest.ends_with('a'));
+        assert!(
+            end.unwrap_or(found).ends_with('a') && found.len() > 2,
+            "{found}"
+        );
+    });
+    let nested = "root ::= \"(\" root? \")\" | [\\u0061-\\u0062]";
+    texts(nested, 60, &|found| {
+        let open = found.matches('(').count();
+        assert_eq!(open, found.matches(')').count(), "{found}");
+    });
+    let wrong = Rules::Grammar("root ::= (\"a\"".to_owned());
+    let refused = compiler.compile(&wrong, room(&compiler)).unwrap_err();
+    let message = refused.body()["error"]["message"].to_string();
+    assert!(message.contains("no `)`"), "{message}");
+}
+
+/// A tokenizer of pieces with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+fn pieces(special: &[&str]) -> Tokenizer {
     let words = [
         "<unk>",
         "</s>",
@@ -110,10 +179,16 @@ fn pieces_and_bytes_have_the_right_bytes() {
         .map(|(w, id)| ((*w).to_owned(), json!(id)))
         .collect();
     vocab.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), json!(10 + u32::from(byte)))));
-    let special = json!({"id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false, "special": true});
+    for (word, id) in special.iter().zip(266..) {
+        vocab.entry(*word).or_insert(json!(id));
+    }
+    let special = special.iter().map(|word| {
+        json!({"id": vocab[*word], "content": word, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    });
+    let special: Vec<Value> = special.collect();
     let file = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special],
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": special,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
         "pre_tokenizer": null, "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": [
@@ -122,7 +197,18 @@ fn pieces_and_bytes_have_the_right_bytes() {
         "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": vocab, "merges": []},
     });
-    let tokenizer = Tokenizer::from_json(&file.to_string()).unwrap();
+    Tokenizer::from_json(&file.to_string()).unwrap()
+}
+
+/// One for which the signs of calls are structural tokens.
+pub fn mistral() -> Tokenizer {
+    pieces(&["</s>", "[TOOL_CALLS]", "[ARGS]"])
+}
+
+/// Tokens with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+#[test]
+fn pieces_and_bytes_have_the_right_bytes() {
+    let tokenizer = pieces(&["</s>"]);
     // The model has more tokens than the tokenizer.
     let vocabulary = Vocabulary {
         tokenizer: &tokenizer,
@@ -137,7 +223,7 @@ fn pieces_and_bytes_have_the_right_bytes() {
             .to_vec(),
     );
     for seed in 0..40 {
-        let mut held = held(&compiler, &rules);
+        let mut held = compiled(&compiler, &rules);
         let mut random = fastrand::Rng::with_seed(seed);
         let mut stream = tokenizer.stream_after_prompt();
         let mut text = String::new();
@@ -162,7 +248,7 @@ fn pieces_and_bytes_have_the_right_bytes() {
 #[test]
 fn a_fork_goes_on_by_itself() {
     let (text, compiler) = demo();
-    let mut first = held(&compiler, &Rules::object());
+    let mut first = compiled(&compiler, &Rules::object());
     let _ = drawn(&text, &mut first, 5, 4);
     let (mut a, mut b) = (first.fork(), first.fork());
     let alone = drawn(&text, &mut *a, 9, 60);
@@ -279,6 +365,22 @@ fn grammars() -> Vec<String> {
         "start: /(.*a.*){1000}/".to_owned(),
         "start: /(\\p{L}{1,1000}\\p{N}{1,1000}){1,1000}/".to_owned(),
         "start: start".to_owned(),
+        "root ::= root root | \"a\" | ".to_owned(),
+        format!("root ::= {}\"a\"{}", "(".repeat(49), "){2000}".repeat(49)),
+        format!("root ::= {}", "[a-z]{0,2000} ".repeat(400)),
+        format!(
+            "root ::= {}",
+            (0..2000)
+                .map(|i| format!("\"{i}\""))
+                .collect::<Vec<_>>()
+                .join(" | ")
+        ),
+        format!(
+            "root ::= a0\n{}a40 ::= \"x\"",
+            (0..40)
+                .map(|i| format!("a{i} ::= a{0} a{0}\n", i + 1))
+                .collect::<String>()
+        ),
         "start: a\na: b\nb: a".to_owned(),
         "start: nothing".to_owned(),
         String::new(),

@@ -1,0 +1,118 @@
+//! Grammars of calls: forced ones, and those of a text that may have calls with valid arguments.
+
+use emberflow_models::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::super::error::ApiError;
+use super::super::rules::{Rules, bounded};
+use super::form::{Form, special};
+
+/// Most calls in a text where they are forced.
+const MAX_CALLS: usize = 8;
+
+/// A tool as grammars see it.
+pub struct Callable<'a> {
+    pub name: &'a str,
+    /// Schema of its arguments.
+    pub parameters: Value,
+}
+
+/// What a text may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// One call and nothing else.
+    One,
+    /// Calls and nothing else.
+    Some,
+    /// Any text, and calls.
+    Any,
+}
+
+/// A grammar of texts with calls of these tools.
+///
+/// # Errors
+/// Schemas that cost too much.
+pub fn grammar(
+    form: Form,
+    tokenizer: &Tokenizer,
+    tools: Vec<Callable<'_>>,
+    calls: Calls,
+) -> Result<Rules, ApiError> {
+    let mut rules = String::new();
+    let schemas = tools.iter().map(|tool| tool.parameters.clone()).collect();
+    let schemas = bounded(schemas).map_err(|e| ApiError::param("tools", e))?;
+    let mut names = Vec::new();
+    for (at, (tool, schema)) in tools.iter().zip(schemas).enumerate() {
+        names.push(format!("f{at}"));
+        let name = json!(tool.name).to_string();
+        rules += &match form {
+            Form::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
+            _ => {
+                let begin = format!("{{\"name\": {name}, \"{}\": ", form.arguments());
+                format!("f{at}: {} a{at} \"}}\"\n", quoted(&begin))
+            }
+        };
+        rules += &format!("a{at}: %json {schema}\n");
+    }
+    let one = names.join(" | ");
+    // Structural tokens are no text; what they are makes no difference to what a grammar costs.
+    let write = |sign: &dyn Fn(&str) -> String| {
+        let arguments = match form {
+            Form::Named => format!("arguments: {}\n", sign(form.arguments())),
+            _ => String::new(),
+        };
+        format!("{}one: {one}\n{arguments}{rules}", begin(form, calls, sign))
+    };
+    let token = |text: &str| match special(text, tokenizer) {
+        Some(token) => format!("<[{token}]>"),
+        None => quoted(text),
+    };
+    Ok(Rules::Written {
+        grammar: write(&token),
+        tried: write(&quoted),
+    })
+}
+
+fn quoted(text: &str) -> String {
+    json!(text).to_string()
+}
+
+/// The rules around `one`, a call.
+fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
+    let [open, close] = [form.open(), form.close()].map(sign);
+    let more = format!("{{0,{}}}", MAX_CALLS - 1);
+    // A sign that is text ends free text as soon as it is there.
+    let before = match open.starts_with('<') {
+        true => format!("before: TEXT {open}\n"),
+        false => format!("before[lazy]: TEXT {open}\n"),
+    };
+    let text = "TEXT: /(?s:.)*/\n";
+    match (form, calls) {
+        (Form::Tagged, Calls::Any) => format!(
+            "start: (before \"\\n\"? one \"\\n\"? {close})* rest\n{before}rest: TEXT\n{text}"
+        ),
+        (Form::Tagged, _) => {
+            let again = match calls {
+                Calls::Some => format!(" (\"\\n\" call){more}"),
+                _ => String::new(),
+            };
+            format!("start: call{again}\ncall: {open} \"\\n\" one \"\\n\" {close}\n")
+        }
+        (Form::Bare, Calls::Any) => {
+            "start: one | OTHER?\nOTHER: /\\s*[^\\s\\x{7B}](?s:.)*/\n".to_owned()
+        }
+        (Form::Bare, _) => "start: one\n".to_owned(),
+        (Form::Listed, Calls::Any) => format!(
+            "start: before list | rest\nlist: \" \"? \"[\" one (\", \" one){more} {close}\n{before}rest: TEXT\n{text}"
+        ),
+        (Form::Listed, Calls::Some) => {
+            format!("start: {open} \"[\" one (\", \" one){more} {close}\n")
+        }
+        (Form::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
+        (Form::Named, Calls::Any) => {
+            format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
+        }
+        (Form::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
+        (Form::Named, Calls::One) => format!("start: {open} one\n"),
+    }
+}

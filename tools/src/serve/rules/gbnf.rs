@@ -1,0 +1,501 @@
+//! Grammars in llama.cpp's form (GBNF), written anew in llguidance's form of Lark.
+//!
+//! A rule that leads to no rule that leads back to itself is an expression and becomes one terminal:
+//! texts of such grammars are exactly those of the original. In rules that lead back to themselves each
+//! longest sequence without such rules becomes a terminal. llguidance reads terminals as far as they go,
+//! so texts are always of the original grammar, but where what follows could also belong to the terminal
+//! before it, it does.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// Deepest groups.
+const MAX_DEPTH: usize = 50;
+/// Most repetitions.
+const MAX_TIMES: u32 = 2000;
+/// How often: from, and up to, if that has a bound.
+type Times = (u32, Option<u32>);
+/// Sequences of which one is taken.
+type Alternatives = Vec<Vec<Item>>;
+
+/// A part of a rule.
+enum Item {
+    /// As a regular expression.
+    Text(String),
+    Rule(usize),
+    Group(Alternatives),
+    Repeat(Box<Item>, Times),
+}
+
+/// The grammar in Lark's form.
+///
+/// # Errors
+/// What is wrong, and in which line.
+pub fn to_lark(grammar: &str) -> Result<String, String> {
+    let mut reader = Reader {
+        rest: grammar.chars().peekable(),
+        line: 1,
+        numbers: HashMap::new(),
+        names: Vec::new(),
+        rules: Vec::new(),
+    };
+    reader
+        .rules()
+        .map_err(|why| format!("line {} of the grammar: {why}", reader.line))?;
+    let mut rules = Vec::with_capacity(reader.rules.len());
+    for (rule, name) in reader.rules.into_iter().zip(&reader.names) {
+        rules.push(rule.ok_or_else(|| format!("the grammar has no rule `{name}`"))?);
+    }
+    let Some(&root) = reader.numbers.get("root") else {
+        return Err("the grammar has no rule `root`".to_owned());
+    };
+    let plain = plain(&rules);
+    let mut writer = Writer {
+        plain: &plain,
+        out: String::new(),
+        terminals: String::new(),
+        made: 0,
+    };
+    writer.out = format!("start: {}\n", writer.name(root));
+    for (at, rule) in rules.iter().enumerate() {
+        let body = match plain[at] {
+            true => writer.plain_alternatives(rule),
+            false => writer.alternatives(rule),
+        };
+        let name = writer.name(at);
+        let _ = writeln!(writer.out, "{name}: {body}");
+    }
+    Ok(writer.out + &writer.terminals)
+}
+
+/// Which rules lead to no rule that leads back to itself.
+fn plain(rules: &[Alternatives]) -> Vec<bool> {
+    let mut plain = vec![false; rules.len()];
+    loop {
+        let mut found = false;
+        for (at, rule) in rules.iter().enumerate() {
+            if !plain[at] && rule.iter().flatten().all(|item| item.is_plain(&plain)) {
+                plain[at] = true;
+                found = true;
+            }
+        }
+        if !found {
+            return plain;
+        }
+    }
+}
+
+impl Item {
+    fn is_plain(&self, rules: &[bool]) -> bool {
+        match self {
+            Self::Text(_) => true,
+            Self::Rule(at) => rules[*at],
+            Self::Group(inner) => inner.iter().flatten().all(|item| item.is_plain(rules)),
+            Self::Repeat(item, _) => item.is_plain(rules),
+        }
+    }
+}
+
+struct Writer<'a> {
+    plain: &'a [bool],
+    out: String,
+    /// Terminals of sequences.
+    terminals: String,
+    made: usize,
+}
+
+impl Writer<'_> {
+    fn name(&self, at: usize) -> String {
+        match self.plain[at] {
+            true => format!("T{at}"),
+            false => format!("r{at}"),
+        }
+    }
+
+    fn plain_alternatives(&self, all: &Alternatives) -> String {
+        let sequence = |items: &Vec<Item>| self.plain_sequence(items);
+        all.iter().map(sequence).collect::<Vec<_>>().join(" | ")
+    }
+
+    fn plain_sequence(&self, items: &[Item]) -> String {
+        match items {
+            [] => "\"\"".to_owned(),
+            _ => {
+                let all = items.iter().map(|item| self.plain_item(item));
+                all.collect::<Vec<_>>().join(" ")
+            }
+        }
+    }
+
+    fn plain_item(&self, item: &Item) -> String {
+        match item {
+            Item::Text(text) if text.is_empty() => "\"\"".to_owned(),
+            Item::Text(text) => format!("/{text}/"),
+            Item::Rule(at) => self.name(*at),
+            Item::Group(inner) => format!("({})", self.plain_alternatives(inner)),
+            Item::Repeat(item, times) => repeat(&self.plain_item(item), *times),
+        }
+    }
+
+    fn alternatives(&mut self, all: &Alternatives) -> String {
+        let mut out = Vec::with_capacity(all.len());
+        for items in all {
+            let mut parts = Vec::new();
+            for run in items.chunk_by(|a, b| a.is_plain(self.plain) == b.is_plain(self.plain)) {
+                if run.iter().all(|item| item.is_plain(self.plain)) {
+                    parts.push(self.terminal(run));
+                } else {
+                    for item in run {
+                        parts.push(self.item(item));
+                    }
+                }
+            }
+            out.push(match parts.is_empty() {
+                true => "\"\"".to_owned(),
+                false => parts.join(" "),
+            });
+        }
+        out.join(" | ")
+    }
+
+    fn item(&mut self, item: &Item) -> String {
+        match item {
+            Item::Group(inner) => format!("({})", self.alternatives(inner)),
+            Item::Repeat(item, times) => repeat(&self.item(item), *times),
+            plain => self.plain_item(plain),
+        }
+    }
+
+    /// A terminal of its own for a sequence, unless it is one.
+    fn terminal(&mut self, run: &[Item]) -> String {
+        if let [one @ (Item::Rule(_) | Item::Text(_))] = run {
+            return self.plain_item(one);
+        }
+        let body = self.plain_sequence(run);
+        let name = format!("S{}", self.made);
+        self.made += 1;
+        let _ = writeln!(self.terminals, "{name}: {body}");
+        name
+    }
+}
+
+fn repeat(inner: &str, times: Times) -> String {
+    match times {
+        (0, None) => format!("({inner})*"),
+        (1, None) => format!("({inner})+"),
+        (0, Some(0)) => "\"\"".to_owned(),
+        (from, None) => format!("({inner}){{{from},}}"),
+        (from, Some(to)) => format!("({inner}){{{from},{to}}}"),
+    }
+}
+
+/// A character as an expression.
+fn escaped(c: char) -> String {
+    match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => c.to_string(),
+        _ => format!("\\x{{{:X}}}", u32::from(c)),
+    }
+}
+
+struct Reader<'a> {
+    rest: Peekable<Chars<'a>>,
+    line: usize,
+    numbers: HashMap<String, usize>,
+    names: Vec<String>,
+    rules: Vec<Option<Alternatives>>,
+}
+
+impl Reader<'_> {
+    fn next(&mut self) -> Option<char> {
+        let c = self.rest.next();
+        self.line += usize::from(c == Some('\n'));
+        c
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        let found = self.rest.peek() == Some(&wanted);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    /// Skips blanks and comments, and ends of lines too if the rule may go on behind them.
+    fn skip(&mut self, lines: bool) {
+        while let Some(&c) = self.rest.peek() {
+            match c {
+                '#' => while self.rest.next_if(|&c| c != '\n').is_some() {},
+                '\n' | '\r' if lines => {
+                    self.next();
+                }
+                ' ' | '\t' => {
+                    self.next();
+                }
+                _ => break,
+            }
+        }
+    }
+
+    fn rules(&mut self) -> Result<(), String> {
+        loop {
+            self.skip(true);
+            if self.rest.peek().is_none() {
+                return Ok(());
+            }
+            let name = self.name().ok_or("a rule begins with its name")?;
+            let at = self.number(name);
+            self.skip(false);
+            if !(self.take(':') && self.take(':') && self.take('=')) {
+                return Err(format!("`::=` comes behind `{}`", self.names[at]));
+            }
+            self.skip(true);
+            let body = self.alternatives(0)?;
+            if let Some(&c) = self.rest.peek()
+                && c != '\n'
+                && c != '\r'
+            {
+                return Err(format!("`{c}` is not understood here"));
+            }
+            if self.rules[at].replace(body).is_some() {
+                return Err(format!("there are two rules `{}`", self.names[at]));
+            }
+        }
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let mut name = String::new();
+        let fits = |c: &char| c.is_ascii_alphanumeric() || "-_".contains(*c);
+        while let Some(c) = self.rest.next_if(fits) {
+            name.push(c);
+        }
+        (!name.is_empty()).then_some(name)
+    }
+
+    fn number(&mut self, name: String) -> usize {
+        let at = self.rules.len();
+        match self.numbers.get(&name) {
+            Some(&known) => known,
+            None => {
+                self.names.push(name.clone());
+                self.rules.push(None);
+                self.numbers.insert(name, at);
+                at
+            }
+        }
+    }
+
+    fn alternatives(&mut self, depth: usize) -> Result<Alternatives, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("groups are at most {MAX_DEPTH} deep"));
+        }
+        let mut all = vec![self.sequence(depth)?];
+        while self.take('|') {
+            self.skip(true);
+            all.push(self.sequence(depth)?);
+        }
+        Ok(all)
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<Vec<Item>, String> {
+        let mut items: Vec<Item> = Vec::new();
+        while let Some(&c) = self.rest.peek() {
+            let item = match c {
+                '"' => self.text()?,
+                '[' => self.class()?,
+                '.' => {
+                    self.next();
+                    Item::Text("(?s:.)".to_owned())
+                }
+                '(' => {
+                    self.next();
+                    self.skip(true);
+                    let inner = self.alternatives(depth + 1)?;
+                    if !self.take(')') {
+                        return Err("a group has no `)`".to_owned());
+                    }
+                    Item::Group(inner)
+                }
+                '*' | '+' | '?' | '{' => {
+                    let times = self.times()?;
+                    let last = items.pop().ok_or("a repetition comes behind something")?;
+                    Item::Repeat(Box::new(last), times)
+                }
+                '<' | '!' => {
+                    return Err("tokens (`<think>`, `<[1]>`) are not supported".to_owned());
+                }
+                _ => match self.name() {
+                    Some(name) => Item::Rule(self.number(name)),
+                    None => break,
+                },
+            };
+            items.push(item);
+            self.skip(depth > 0);
+        }
+        Ok(items)
+    }
+
+    fn times(&mut self) -> Result<Times, String> {
+        match self.next() {
+            Some('*') => return Ok((0, None)),
+            Some('+') => return Ok((1, None)),
+            Some('?') => return Ok((0, Some(1))),
+            _ => {}
+        }
+        let wrong =
+            || format!("a repetition is `{{m}}`, `{{m,}}` or `{{m,n}}`, at most {MAX_TIMES}");
+        self.skip(true);
+        let from = self.count();
+        self.skip(true);
+        let to = match self.take(',') {
+            true => {
+                self.skip(true);
+                self.count()
+            }
+            false => Some(from.ok_or_else(wrong)?),
+        };
+        self.skip(true);
+        let from = from.unwrap_or(0);
+        let most = to.unwrap_or(from);
+        match self.take('}') && from <= most && most <= MAX_TIMES {
+            true => Ok((from, to)),
+            false => Err(wrong()),
+        }
+    }
+
+    fn count(&mut self) -> Option<u32> {
+        let mut digits = String::new();
+        while let Some(c) = self.rest.next_if(char::is_ascii_digit) {
+            digits.push(c);
+        }
+        match digits.is_empty() {
+            true => None,
+            false => Some(digits.parse().unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn text(&mut self) -> Result<Item, String> {
+        self.next();
+        let mut text = String::new();
+        loop {
+            match self.character("a text has no end")? {
+                ('"', false) => return Ok(Item::Text(text)),
+                (c, _) => text += &escaped(c),
+            }
+        }
+    }
+
+    fn class(&mut self) -> Result<Item, String> {
+        self.next();
+        let mut class = String::from(if self.take('^') { "[^" } else { "[" });
+        let mut empty = true;
+        loop {
+            let why = "a set of characters has no `]`";
+            let from = match self.character(why)? {
+                (']', false) if empty => return Err("a set of characters is empty".to_owned()),
+                (']', false) => break,
+                (c, _) => c,
+            };
+            empty = false;
+            class += &escaped(from);
+            if self.rest.peek() != Some(&'-') {
+                continue;
+            }
+            self.next();
+            match self.character(why)? {
+                // A hyphen at the end is one.
+                (']', false) => {
+                    class += &escaped('-');
+                    break;
+                }
+                (to, _) if to < from => {
+                    return Err(format!("`{from}-{to}` in a set goes backwards"));
+                }
+                (to, _) => {
+                    class.push('-');
+                    class += &escaped(to);
+                }
+            }
+        }
+        class.push(']');
+        Ok(Item::Text(class))
+    }
+
+    /// The next character of a text or a set, and whether it was escaped.
+    fn character(&mut self, missing: &str) -> Result<(char, bool), String> {
+        let c = self.next().ok_or(missing)?;
+        if c != '\\' {
+            return Ok((c, false));
+        }
+        let escaped = match self.next().ok_or(missing)? {
+            'n' => '\n',
+            'r' => '\r',
+            't' => '\t',
+            'x' => self.code(2)?,
+            'u' => self.code(4)?,
+            'U' => self.code(8)?,
+            c @ ('"' | '\\' | '[' | ']' | '/' | '-' | '^') => c,
+            c => return Err(format!("`\\{c}` is not known")),
+        };
+        Ok((escaped, true))
+    }
+
+    fn code(&mut self, digits: usize) -> Result<char, String> {
+        let mut code = 0;
+        for _ in 0..digits {
+            let digit = self.next().and_then(|c| c.to_digit(16));
+            code = 16 * code + digit.ok_or(format!("an escape has {digits} hexadecimal digits"))?;
+        }
+        char::from_u32(code).ok_or(format!("there is no character {code:X}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_become_terminals_where_they_can() {
+        let lark =
+            to_lark("root ::= word (\" \" word){2,} # three\nword ::= [a-z\\-]+ | \"\\u20ac/\"\n");
+        let wanted =
+            "start: T0\nT0: T1 ((/ / T1)){2,}\nT1: (/[a-z\\x{2D}]/)+ | /\\x{20AC}\\x{2F}/\n";
+        assert_eq!(lark.unwrap(), wanted);
+        let lark = to_lark("root ::=\n  \"(\" root \")\" ws |\n  [0-9]+ ws\nws ::= (\" \" ws)?");
+        let wanted = "start: r0\nr0: /\\x{28}/ r0 /\\x{29}/ r1 | S0 r1\nr1: ((/ / r1)){0,1}\nS0: (/[0-9]/)+\n";
+        assert_eq!(lark.unwrap(), wanted);
+        let lark = to_lark("root ::= a{0} a{3} a{,2} .\na ::= | \"\"");
+        let wanted = "start: T0\nT0: \"\" (T1){3,3} (T1){0,2} /(?s:.)/\nT1: \"\" | \"\"\n";
+        assert_eq!(lark.unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (grammar, why) in [
+            ("a ::= \"b\"", "no rule `root`"),
+            ("root ::= a", "no rule `a`"),
+            (
+                "root ::= \"a\"\n\nroot ::= \"b\"",
+                "line 3 of the grammar: there are two",
+            ),
+            ("root ::= \"a", "no end"),
+            ("root ::= [a", "no `]`"),
+            ("root ::= [z-a]", "backwards"),
+            ("root ::= []", "empty"),
+            ("root ::= (\"a\"", "no `)`"),
+            ("root ::= *", "behind something"),
+            ("root ::= \"a\"{3,2}", "at most 2000"),
+            ("root ::= \"a\"{99999999999}", "at most 2000"),
+            ("root ::= \"a\" )", "`)` is not understood"),
+            ("root ::= \"\\q\"", "`\\q`"),
+            ("root ::= \"\\uD800\"", "D800"),
+            ("root ::= <[7]>", "tokens"),
+            ("root := \"a\"", "`::=`"),
+            (&format!("root ::= {}", "(".repeat(9000)), "deep"),
+        ] {
+            let found = to_lark(grammar).unwrap_err();
+            assert!(found.contains(why), "{grammar:.60}: {found}");
+        }
+    }
+}
