@@ -66,8 +66,7 @@ fn most_of_the_ffn_can_stay_on_disk() {
     );
     assert!(lines.last().unwrap().ends_with(&hash), "{summary}");
     let resident = report["memory"]["ffn_resident_share"].as_f64().unwrap();
-    // Gate rows of some layers alone may be the fastest division, which rounds to whole layers.
-    assert!((0.35..=0.451).contains(&resident), "{resident}");
+    assert!((0.4..=0.451).contains(&resident), "{resident}");
     assert!(
         report["io"]["bytes_read"].as_u64().unwrap() > 0,
         "nothing was read"
@@ -199,8 +198,7 @@ fn what_was_chosen_is_told_in_words() {
     let said = String::from_utf8(output.stderr).unwrap();
     for part in [
         "memory: ",
-        "FFN: ",
-        " % in memory",
+        "FFN: 50 % in memory",
         "reads: ",
         "computing: ",
         "rests on: ",

@@ -17,6 +17,9 @@ const READ_SHARE: f64 = 1.0 / 24.0;
 /// How many divisions between CPU and device are compared.
 const CANDIDATES: u64 = 64;
 
+/// Part of the neurons that fire for a token for which a cache is of use, whatever the device.
+const ENOUGH: f64 = 0.5;
+
 /// How many numbers of layers with resident Gate rows are compared at first, those between follow.
 const GATE_STEPS: u64 = 8;
 
@@ -42,7 +45,7 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        let division = self.fastest(budget, |way| {
+        let division = self.fastest(|way| {
             let (chunk, needs) = self.chunk(way, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
@@ -142,7 +145,7 @@ impl Planner {
         };
         match budget == settled.memory.budget() {
             true => again(&settled.needs),
-            false => self.fastest(budget, again),
+            false => self.fastest(again),
         }
     }
 
@@ -162,17 +165,17 @@ impl Planner {
         ways
     }
 
-    /// The division of `budget` with the highest expected speed, the first of equal ones.
+    /// The division of a budget with the highest expected speed, the first of equal ones.
     ///
-    /// Where not everything fits, Gate rows may be resident in the first layers alone: these have room
-    /// for the neurons that fire, and the others stream. In how many layers is found by halving steps
-    /// around the best one.
+    /// Where all Gate rows leave no room for [`ENOUGH`] of the neurons that fire for a token, they may be
+    /// resident in the first layers alone: these have room for the neurons that fire, and the others
+    /// stream. In how many layers is found by halving steps around the best one.
     fn fastest(
         &self,
-        budget: u64,
         divide: impl Fn(&Needs) -> Result<Division, Error>,
     ) -> Result<Division, Error> {
-        let partly = self.needs.gates_divide && budget < self.needs.full_budget();
+        let partly =
+            self.needs.gates_divide && !divide(&self.needs).is_ok_and(|d| self.has_room(&d));
         let ways = self.ways();
         if let ([way], false) = (ways.as_slice(), partly) {
             return divide(way);
@@ -215,6 +218,14 @@ impl Planner {
             Some((_, division)) => Ok(division),
             None => outcome.and_then(|()| Err(self.no_rates())),
         }
+    }
+
+    /// Whether Gate rows are resident, with room for [`ENOUGH`] of the neurons that fire for a token.
+    fn has_room(&self, division: &Division) -> bool {
+        let (memory, needs) = (&division.memory, &division.needs);
+        let room = memory.slots + memory.hot_clusters * CLUSTER as u64;
+        memory.gates_resident()
+            && room as f64 >= ENOUGH * self.firing.share() * needs.neurons as f64
     }
 
     /// The smallest feasible budget.
