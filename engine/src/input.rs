@@ -3,7 +3,7 @@
 use emberflow_kernels::{Activations, ActivationsRef, Cpu};
 use emberflow_predictor::Features;
 
-/// Activations of some tokens, as floats and as the 8-bit integers for q4, q4k and q8 rows.
+/// Activations of some tokens, as floats and as the 8-bit integers for q4, q4k, q8 and mxfp4 rows.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// `[tokens × n]`.

@@ -1,4 +1,4 @@
-//! Activations as 8-bit integers, for products with q4, q4k and q8 weights.
+//! Activations as 8-bit integers, for products with q4, q4k, q8 and mxfp4 weights.
 //!
 //! ```text
 //! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 768 bytes

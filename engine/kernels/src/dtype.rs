@@ -69,6 +69,17 @@ pub const fn mxfp4_scale(e: u8) -> f32 {
     }
 }
 
+/// [`mxfp4_scale`] of every exponent.
+pub(crate) static MXFP4_SCALES: [f32; 256] = {
+    let mut scales = [0.0; 256];
+    let mut e = 0;
+    while e < scales.len() {
+        scales[e] = mxfp4_scale(e as u8);
+        e += 1;
+    }
+    scales
+};
+
 // The kernels process two groups per step of the lane rule, and codes are stored in files.
 const _: () = assert!(crate::LANES == 2 * GROUP);
 const _: () = assert!(DType::F32.code() == 0 && DType::F16.code() == 1);
@@ -143,16 +154,11 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Whether rows meet activations in 8 bits: integers in groups of [`GROUP`] that share a scale.
+    /// Whether elements come in groups of [`GROUP`] that share a scale. Such rows meet activations in
+    /// 8 bits.
     #[inline(always)]
     pub const fn is_grouped(self) -> bool {
-        matches!(self, DType::Q8 | DType::Q4 | DType::Q4k)
-    }
-
-    /// Whether elements come in groups of [`GROUP`] that share a scale.
-    #[inline(always)]
-    pub const fn has_scales(self) -> bool {
-        self.is_grouped() || matches!(self, DType::Mxfp4)
+        matches!(self, DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4)
     }
 
     /// Elements whose scales depend on each other.

@@ -22,7 +22,7 @@
 //! product per row to each element, [`Cpu::key_scores`] one per element of a head to each position,
 //! by fused multiply-adds in order. Splitting such a sum into several calls changes no bit.
 //!
-//! A q4, q4k or q8 row times *quantised* activations ([`Activations`]) follows another rule, the chain
+//! A q4, q4k, q8 or mxfp4 row times *quantised* activations ([`Activations`]) follows another rule, the chain
 //! rule: the 32 products of group `g` are integers, so their sum is exact in any order. As f32 it
 //! is added to chain `g % 16` by one fused multiply-add, with the factor `weight scale × activation
 //! scale` rounded once. In q4k the next step is another: from the chain goes the minimum times the
@@ -62,11 +62,11 @@
 //! | file | what |
 //! |---|---|
 //! | `dtype.rs`, `row.rs`, `matrix.rs` | block formats, checked views of a row and of rows |
-//! | `activations.rs` | activations as 8-bit integers, for q4, q4k and q8 rows |
+//! | `activations.rs` | activations as 8-bit integers, for q4, q4k, q8 and mxfp4 rows |
 //! | `cpu.rs` | the [`Cpu`] token: which instruction set runs |
 //! | `ops.rs`, `ops_int.rs` | every kernel as a method of [`Cpu`], with its length checks |
 //! | `simd/` | one generic kernel per operation, and the registers of each ISA |
-//! | `simd/int/` | integer products of q4, q4k and q8 rows with quantised activations |
+//! | `simd/int/` | integer products of q4, q4k, q8 and mxfp4 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
 //! | `select.rs` | the largest of many values |

@@ -1,4 +1,4 @@
-//! The integer kernels as methods of [`Cpu`]: q4, q4k and q8 rows times quantised activations.
+//! The integer kernels as methods of [`Cpu`]: q4, q4k, q8 and mxfp4 rows times quantised activations.
 
 use crate::{
     activations::ActivationsRef, columns::Columns, cpu::Cpu, dtype::DType, matrix::Matrix,
@@ -6,7 +6,7 @@ use crate::{
 };
 
 impl Cpu {
-    /// Sum of `row[i] * x[i]` for a q4, q4k or q8 row and one token of quantised activations,
+    /// Sum of `row[i] * x[i]` for a q4, q4k, q8 or mxfp4 row and one token of quantised activations,
     /// by the chain rule (see the crate documentation).
     ///
     /// # Panics

@@ -71,7 +71,7 @@ impl Stored {
 }
 
 fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value = Stored> {
-    let dtype = prop::sample::select(vec![DType::Q4, DType::Q4k, DType::Q8]);
+    let dtype = prop::sample::select(vec![DType::Q4, DType::Q4k, DType::Q8, DType::Mxfp4]);
     let finite = prop::bool::weighted(0.9);
     (dtype, count, 0usize..67, 0usize..9, any::<u64>(), finite).prop_map(
         move |(dtype, count, shift, gap, seed, finite)| {
@@ -82,9 +82,10 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
             for row in bytes[shift..].chunks_exact_mut(stride.max(1)) {
                 let scales = &mut row[dtype.quants_bytes(n)..dtype.row_bytes(n)];
                 if finite {
+                    let width = if dtype == DType::Mxfp4 { 1 } else { 2 };
                     scales
-                        .chunks_exact_mut(2)
-                        .for_each(|scale| scale[1] &= 0xbf);
+                        .chunks_exact_mut(width)
+                        .for_each(|scale| scale[width - 1] &= 0xbf);
                 }
             }
             Stored {

@@ -11,6 +11,9 @@
 
 use emberflow_kernels::{Cpu, DType, GROUP, QuantizeError, Row, mxfp4_group, mxfp4_scale};
 
+/// Most tokens that share a decoded row.
+const TOKENS: usize = 12;
+
 /// Neurons that share exponents.
 pub const NEURONS: usize = GROUP;
 
@@ -54,8 +57,9 @@ pub fn decode(cpu: Cpu, rows: &[Row<'_>], out: &mut [f32]) {
     }
 }
 
-/// `out[t] = Σ factors[i × tokens + t] · row i` for whole groups of 32 rows, `out [tokens × d]`, with
-/// `2 · d` floats of `memory`. A group's products are summed before its exponents are applied.
+/// `out[t] = Σ factors[i × tokens + t] · row i` for whole groups of 32 rows, `out [tokens × d]`. A
+/// group's products are summed before its exponents are applied. `memory` has at least `2 · d`
+/// floats; with `d` more for each further token up to [`TOKENS`], so many share a decoded row.
 pub(crate) fn sum(
     cpu: Cpu,
     factors: &[f32],
@@ -69,17 +73,32 @@ pub(crate) fn sum(
         return;
     };
     let (scales, memory) = memory.split_at_mut(d);
-    let sums = &mut memory[..d];
+    let tile = (memory.len() / d).min(TOKENS);
+    let mut of_tile = [0.0; NEURONS * TOKENS];
     let groups = factors.chunks_exact(NEURONS * tokens);
     // An incomplete group is one with damaged neurons, which ends the pass.
     for (factors, rows) in groups.zip(rows.chunks_exact(NEURONS)) {
         fill_scales(rows, scales);
         let rows: [Row<'_>; NEURONS] = std::array::from_fn(|i| doubled(rows[i]));
-        for (t, out) in out.chunks_exact_mut(d).enumerate() {
-            let of_token: [f32; NEURONS] = std::array::from_fn(|i| factors[i * tokens + t]);
-            cpu.sum_rows(&of_token, &rows, sums);
-            for ((y, sum), scale) in out.iter_mut().zip(&*sums).zip(&*scales) {
-                *y += sum * scale;
+        for (first, out) in (0..tokens).step_by(tile).zip(out.chunks_mut(tile * d)) {
+            let count = out.len() / d;
+            let sums = &mut memory[..out.len()];
+            let of_tile = &mut of_tile[..NEURONS * count];
+            let of_rows = factors.chunks_exact(tokens);
+            for (to, from) in of_tile.chunks_exact_mut(count).zip(of_rows) {
+                to.copy_from_slice(&from[first..first + count]);
+            }
+            if count == 1 {
+                cpu.sum_rows(of_tile, &rows, sums);
+            } else {
+                sums.fill(0.0);
+                cpu.axpy_rows_tokens(of_tile, &rows, count, sums);
+            }
+            let of_tokens = out.chunks_exact_mut(d).zip(sums.chunks_exact(d));
+            for (out, sums) in of_tokens {
+                for ((y, sum), scale) in out.iter_mut().zip(sums).zip(&*scales) {
+                    *y += sum * scale;
+                }
             }
         }
     }

@@ -91,10 +91,8 @@ impl ThreadRates {
     /// The rates of a format.
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
         let dtype = match dtype {
-            // not measured; both meet activations in f32
-            DType::Mxfp4 => DType::F16,
-            // as many bytes and nearly the same work
-            DType::Q4k => DType::Q4,
+            // not measured: about as many bytes and nearly the same work
+            DType::Mxfp4 | DType::Q4k => DType::Q4,
             measured => measured,
         };
         self.kernels.iter().find(|k| k.dtype == dtype.name())

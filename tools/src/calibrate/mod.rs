@@ -56,7 +56,7 @@ pub struct Calibration<'a> {
 
 /// Whether the matrices of a role are rounded against the text in this format.
 pub(crate) fn takes(role: Role, dtype: DType) -> bool {
-    ROLES.contains(&role) && dtype.is_grouped()
+    ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
 }
 
 /// A model whose weights are rounded.

@@ -64,7 +64,7 @@ pub(crate) struct Head<'a> {
 /// Bytes of 32 stored elements.
 fn group_bytes(dtype: DType) -> usize {
     assert!(
-        !dtype.has_scales(),
+        !dtype.is_grouped(),
         "no attention over {dtype} keys and values"
     );
     dtype.quants_bytes(GROUP)

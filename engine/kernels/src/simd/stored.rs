@@ -39,7 +39,7 @@ macro_rules! stored {
         pub(super) struct $name;
         impl Stored for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.has_scales() && !Self::MINS;
+            const SCALED: bool = $dtype.is_grouped() && !Self::MINS;
             const MINS: bool = matches!($dtype, DType::Q4k);
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
@@ -128,7 +128,7 @@ pub(super) unsafe fn factors_of<L: Lanes>(
     let groups = row.len().div_ceil(GROUP);
     match row.dtype() {
         DType::Q4k => q4k::factors(row.scales(), groups, first, count),
-        dtype if dtype.has_scales() => {
+        dtype if dtype.is_grouped() => {
             // SAFETY: passed on from the caller.
             (unsafe { scales::<L>(row, first, count) }, [0.0; GROUPS])
         }

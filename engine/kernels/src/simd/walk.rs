@@ -46,7 +46,7 @@ macro_rules! format {
         struct $name;
         impl Format for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
-            const SCALED: bool = $dtype.has_scales();
+            const SCALED: bool = $dtype.is_grouped();
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.

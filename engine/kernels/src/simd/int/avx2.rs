@@ -5,14 +5,14 @@ use std::arch::x86_64::*;
 
 use super::{
     dot::{Chunks, Unit, padded},
-    form::Form,
+    form::{E2M1_RAISED, Form, RAISED_BY},
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
     Chunk,
     activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
     cpu::with_features,
-    dtype::{GROUP, SUPER_BYTES},
+    dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     simd::{
         avx2::{load_16, reduce_8},
         prefetch,
@@ -118,7 +118,10 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                         break;
                     };
                     let high = _mm256_srli_epi16::<4>(bytes);
-                    nibbles[i] = [_mm256_and_si256(bytes, mask), _mm256_and_si256(high, mask)];
+                    nibbles[i] = [
+                        numbers::<F, VNNI>(_mm256_and_si256(bytes, mask)),
+                        numbers::<F, VNNI>(_mm256_and_si256(high, mask)),
+                    ];
                 }
                 for t in 0..T {
                     let x = xs[t].cast::<u8>();
@@ -134,10 +137,7 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                             _mm256_dpbusd_avx_epi32(sums, high, x_high)
                         } else {
                             // Eight sums of four products, at most 4 × 15 × 127 each.
-                            _mm256_add_epi16(
-                                _mm256_maddubs_epi16(low, x_low),
-                                _mm256_maddubs_epi16(high, x_high),
-                            )
+                            _mm256_add_epi16(pairs::<F>(low, x_low), pairs::<F>(high, x_high))
                         };
                     }
                     let of_groups = if VNNI {
@@ -145,12 +145,11 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
                     } else {
                         short_sums_of_groups(parts)
                     };
-                    sums[t][half] = if F::CENTRED {
+                    sums[t][half] = of_groups;
+                    for _ in 0..by_8::<F, VNNI>() {
                         let by_8 = x.add(std::mem::offset_of!(Chunk, by_8));
-                        _mm256_add_epi32(of_groups, load(by_8.add(32 * half)))
-                    } else {
-                        of_groups
-                    };
+                        sums[t][half] = _mm256_add_epi32(sums[t][half], load(by_8.add(32 * half)));
+                    }
                 }
             }
             sums
@@ -304,6 +303,49 @@ pub(super) unsafe fn entries(from: *const u8) -> (__m256i, __m256i) {
 pub(super) unsafe fn load(from: *const u8) -> __m256i {
     // SAFETY: the caller guarantees 32 readable bytes.
     unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+/// The numbers that nibbles, each in a byte, stand for: if they are floats, [`E2M1_RAISED`] for VNNI,
+/// whose weights are unsigned, and signed ones without it; else themselves.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+pub(super) unsafe fn numbers<F: Form, const VNNI: bool>(nibbles: __m256i) -> __m256i {
+    if !F::FLOATS {
+        return nibbles;
+    }
+    let table = if VNNI { &E2M1_RAISED } else { &E2M1_DOUBLED };
+    // SAFETY: the caller guarantees AVX2; the table is 16 bytes long.
+    unsafe {
+        let table = _mm256_broadcastsi128_si256(load_16(table.as_ptr().cast()));
+        _mm256_shuffle_epi8(table, nibbles)
+    }
+}
+
+/// How often −8 times the sum of the activations is added to a group's products of [`numbers`].
+#[inline(always)]
+pub(super) const fn by_8<F: Form, const VNNI: bool>() -> usize {
+    match F::FLOATS {
+        true if VNNI => RAISED_BY as usize / 8,
+        _ => F::CENTRED as usize,
+    }
+}
+
+/// Sums of two products of [`numbers`] without VNNI, in 16 bits.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+pub(super) unsafe fn pairs<F: Form>(weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        match F::FLOATS {
+            // The weight's sign moves to the activation, which is never −128.
+            true => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
+            false => _mm256_maddubs_epi16(weights, x),
+        }
+    }
 }
 
 /// Eight sums of four products each that make up group `g`; with VNNI of weights raised

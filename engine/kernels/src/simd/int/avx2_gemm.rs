@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    avx2::{Avx2, load},
-    dot::factors,
+    avx2::{Avx2, by_8, load, numbers, pairs},
+    dot::{factors, scales_of},
     form::Form,
     gemm::{Panel, Step, Tile, Tokens},
 };
@@ -48,14 +48,14 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
         // SAFETY: the caller guarantees AVX2 and the memory of the panel.
         unsafe {
             if F::NIBBLES {
-                pack_nibbles(rows, panel);
+                pack_nibbles::<F, VNNI>(rows, panel);
             } else {
                 pack_q8::<VNNI>(rows, panel);
             }
             if F::MINS {
                 pack_factors::<VNNI>(rows, panel);
             } else {
-                pack_scales(rows, panel);
+                pack_scales::<F, VNNI>(rows, panel);
             }
         }
     }
@@ -88,14 +88,16 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_si256(); T];
-        if VNNI && (F::CENTRED || !F::NIBBLES) {
-            let correction = if F::NIBBLES {
-                std::mem::offset_of!(Chunk, by_8)
-            } else {
-                std::mem::offset_of!(Chunk, by_128)
-            };
+        let (correction, times) = if F::NIBBLES {
+            (std::mem::offset_of!(Chunk, by_8), by_8::<F, VNNI>())
+        } else {
+            (std::mem::offset_of!(Chunk, by_128), VNNI as usize)
+        };
+        if VNNI {
             for t in 0..T {
-                sums[t] = splat(x.byte(t, correction + 4 * m));
+                for _ in 0..times {
+                    sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
+                }
             }
         }
         for step in 0..STEPS {
@@ -108,7 +110,7 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
                     _mm256_dpbusd_avx_epi32(sums[t], weights, x)
                 } else if F::NIBBLES {
                     // Pairs of i16: a group sums to at most 16 × 15 × 127.
-                    _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(weights, x))
+                    _mm256_add_epi16(sums[t], pairs::<F>(weights, x))
                 } else {
                     // As in the dot product: the sign of the weight moves.
                     let pairs = _mm256_maddubs_epi16(
@@ -122,9 +124,8 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
         if F::NIBBLES && !VNNI {
             for t in 0..T {
                 sums[t] = _mm256_madd_epi16(sums[t], ones);
-                if F::CENTRED {
-                    let correction = splat(x.byte(t, std::mem::offset_of!(Chunk, by_8) + 4 * m));
-                    sums[t] = _mm256_add_epi32(sums[t], correction);
+                for _ in 0..times {
+                    sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
                 }
             }
         }
@@ -142,12 +143,12 @@ unsafe fn splat(from: *const u8) -> __m256i {
     unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
 }
 
-/// The nibbles of q4 or q4k rows, each in a byte.
+/// What the nibbles of rows stand for, each in a byte.
 ///
 /// # Safety
 /// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`], in nibbles.
 #[inline(always)]
-unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_nibbles<F: Form, const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     const GROUP_BYTES: usize = DType::Q4.quants_bytes(GROUP);
     let groups = rows[0].len().div_ceil(GROUP);
     // SAFETY: only existing groups are read and stored; the caller guarantees AVX2.
@@ -167,8 +168,9 @@ unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
             for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS / 2)) {
                 let to = panel.group(g);
                 for (step, &bytes) in columns.iter().enumerate() {
-                    let low = _mm256_and_si256(bytes, mask);
+                    let low = numbers::<F, VNNI>(_mm256_and_si256(bytes, mask));
                     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+                    let high = numbers::<F, VNNI>(high);
                     _mm256_store_si256(to.add(32 * step).cast(), low);
                     _mm256_store_si256(to.add(32 * (step + STEPS / 2)).cast(), high);
                 }
@@ -200,32 +202,34 @@ unsafe fn pack_q8<const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
-/// The scales of rows in either format, as f32.
+/// The scales of rows without minimums, as f32.
 ///
 /// # Safety
 /// The CPU has AVX2; `rows` and `panel` are as for [`Tile::pack`].
 #[inline(always)]
-unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_scales<F: Form, const VNNI: bool>(rows: &[Row<'_>], panel: Panel) {
     let groups = rows[0].len().div_ceil(GROUP);
-    for first in (0..groups).step_by(ROWS) {
-        let count = ROWS.min(groups - first);
-        // SAFETY: the copies are 16 bytes long; the rest as in `pack_nibbles`.
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let count = CHUNK_GROUPS.min(groups - first);
+        // SAFETY: every row has the scales of these groups; the rest as in `pack_nibbles`.
         unsafe {
-            let mut lines = [_mm256_setzero_si256(); ROWS];
-            for r in 0..ROWS {
-                let scales = &rows[r].scales()[2 * first..2 * (first + count)];
-                let mut padded = [0u8; 2 * ROWS];
-                if let Ok(all) = scales.try_into() {
-                    padded = all;
-                } else {
-                    padded[..scales.len()].copy_from_slice(scales);
+            let mut halves = [[_mm256_setzero_si256(); ROWS]; 2];
+            for (r, row) in rows.iter().enumerate() {
+                let from = row
+                    .scales()
+                    .as_ptr()
+                    .add(F::DTYPE.scales_bytes(first * GROUP));
+                let scales = scales_of::<Avx2<VNNI>, F>(from, count);
+                for half in 0..2 {
+                    halves[half][r] = _mm256_castps_si256(scales[half]);
                 }
-                lines[r] = _mm256_castps_si256(_mm256_cvtph_ps(load_16(padded.as_ptr())));
             }
-            let columns = transpose(lines);
-            for (i, &scales) in columns[..count].iter().enumerate() {
-                let to = panel.group(first + i).add(ROWS * GROUP);
-                _mm256_store_si256(to.cast(), scales);
+            for (half, lines) in halves.into_iter().enumerate() {
+                let these = ROWS.min(count.saturating_sub(ROWS * half));
+                for (i, &line) in transpose(lines)[..these].iter().enumerate() {
+                    let to = panel.group(first + ROWS * half + i).add(ROWS * GROUP);
+                    _mm256_store_si256(to.cast(), line);
+                }
             }
         }
     }

@@ -6,14 +6,17 @@ use std::arch::x86_64::*;
 use super::{
     avx2::entries,
     dot::Unit,
-    form::Form,
+    form::{E2M1_RAISED, Form},
     quantize::{MAGNITUDE, Quantize},
 };
 use crate::{
     activations::CHUNK_GROUPS,
     cpu::with_features,
     dtype::{DType, GROUP, SUPER_BYTES},
-    simd::{avx2::reduce_8, prefetch},
+    simd::{
+        avx2::{load_16, reduce_8},
+        prefetch,
+    },
 };
 
 with_features!(avx512_vnni, entry_points, Avx512);
@@ -77,15 +80,20 @@ impl Unit for Avx512 {
                     break;
                 }
                 let bytes = load_up_to(quants, 64 * i, groups * Q4_BYTES);
-                let low = _mm512_and_si512(bytes, mask);
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
+                let low = numbers::<F>(_mm512_and_si512(bytes, mask));
+                let high = numbers::<F>(_mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask));
                 let x = x.quants.as_ptr().cast::<u8>().add(128 * i);
                 *part = _mm512_dpbusd_epi32(*part, low, load(x));
                 *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
             }
             let sums = sums_of_groups(parts);
-            match F::CENTRED {
-                true => _mm512_add_epi32(sums, load(x.by_8.as_ptr().cast())),
+            if !F::CENTRED && !F::FLOATS {
+                return sums;
+            }
+            let correction = load(x.by_8.as_ptr().cast());
+            let sums = _mm512_add_epi32(sums, correction);
+            match F::FLOATS {
+                true => _mm512_add_epi32(sums, correction),
                 false => sums,
             }
         }
@@ -199,6 +207,25 @@ impl Unit for Avx512 {
 pub(super) unsafe fn load(from: *const u8) -> __m512i {
     // SAFETY: the caller guarantees 64 readable bytes.
     unsafe { _mm512_loadu_si512(from.cast()) }
+}
+
+/// The numbers that nibbles, each in a byte, stand for, as unsigned ones: [`E2M1_RAISED`] if they are
+/// floats, else themselves.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+pub(super) unsafe fn numbers<F: Form>(nibbles: __m512i) -> __m512i {
+    // SAFETY: the caller guarantees AVX-512BW; the table is 16 bytes long.
+    unsafe {
+        match F::FLOATS {
+            true => {
+                let table = load_16(E2M1_RAISED.as_ptr().cast());
+                _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles)
+            }
+            false => nibbles,
+        }
+    }
 }
 
 /// 64 bytes from byte `at` on, zeros from byte `end` on.

@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    avx512::{Avx512, load},
-    dot::factors,
+    avx512::{Avx512, load, numbers},
+    dot::{factors, scales_of},
     form::Form,
     gemm::{Panel, Step, Tile},
 };
@@ -48,14 +48,14 @@ impl Tile for Avx512 {
         // SAFETY: the caller guarantees AVX-512 and the memory of the panel.
         unsafe {
             if F::NIBBLES {
-                pack_nibbles(rows, panel);
+                pack_nibbles::<F>(rows, panel);
             } else {
                 pack_q8(rows, panel);
             }
             if F::MINS {
                 pack_factors(rows, panel);
             } else {
-                pack_scales(rows, panel);
+                pack_scales::<F>(rows, panel);
             }
         }
     }
@@ -71,9 +71,12 @@ impl Tile for Avx512 {
         // SAFETY: the caller guarantees AVX-512 VNNI, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); T]; P];
-            if F::CENTRED || !F::NIBBLES {
+            if F::CENTRED || F::FLOATS || !F::NIBBLES {
                 for t in 0..T {
-                    let start = splat(x.byte(t, correction + 4 * m));
+                    let mut start = splat(x.byte(t, correction + 4 * m));
+                    if F::FLOATS {
+                        start = _mm512_add_epi32(start, start);
+                    }
                     for p in 0..P {
                         sums[p][t] = start;
                     }
@@ -131,12 +134,12 @@ unsafe fn columns(rows: &[Row<'_>], at: usize) -> [__m512i; ROWS] {
     }
 }
 
-/// The nibbles of q4 or q4k rows, each in a byte.
+/// What the nibbles of rows stand for, each in a byte.
 ///
 /// # Safety
 /// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`], in nibbles.
 #[inline(always)]
-unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_nibbles<F: Form>(rows: &[Row<'_>], panel: Panel) {
     const GROUPS: usize = 64 / DType::Q4.quants_bytes(GROUP);
     let groups = rows[0].len().div_ceil(GROUP);
     // SAFETY: only existing groups are stored; the caller guarantees AVX-512.
@@ -147,8 +150,9 @@ unsafe fn pack_nibbles(rows: &[Row<'_>], panel: Panel) {
             for (g, columns) in (first..groups).zip(columns.chunks_exact(STEPS / 2)) {
                 let to = panel.group(g);
                 for (step, &bytes) in columns.iter().enumerate() {
-                    let low = _mm512_and_si512(bytes, mask);
+                    let low = numbers::<F>(_mm512_and_si512(bytes, mask));
                     let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
+                    let high = numbers::<F>(high);
                     _mm512_store_si512(to.add(64 * step).cast(), low);
                     _mm512_store_si512(to.add(64 * (step + STEPS / 2)).cast(), high);
                 }
@@ -181,23 +185,24 @@ unsafe fn pack_q8(rows: &[Row<'_>], panel: Panel) {
     }
 }
 
-/// The scales of rows in either format, as f32.
+/// The scales of rows without minimums, as f32.
 ///
 /// # Safety
 /// The CPU has AVX-512; `rows` and `panel` are as for [`Tile::pack`].
 #[inline(always)]
-unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
+unsafe fn pack_scales<F: Form>(rows: &[Row<'_>], panel: Panel) {
     let groups = rows[0].len().div_ceil(GROUP);
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let count = CHUNK_GROUPS.min(groups - first);
-        let wanted = ((1u32 << count) - 1) as u16;
-        // SAFETY: masked loads touch only existing scales; the rest as in `pack_nibbles`.
+        // SAFETY: every row has the scales of these groups; the rest as in `pack_nibbles`.
         unsafe {
             let mut lines = [_mm512_setzero_si512(); ROWS];
             for (line, row) in lines.iter_mut().zip(rows) {
-                let from = row.scales().as_ptr().add(2 * first).cast();
-                let halves = _mm256_maskz_loadu_epi16(wanted, from);
-                *line = _mm512_castps_si512(_mm512_cvtph_ps(halves));
+                let from = row
+                    .scales()
+                    .as_ptr()
+                    .add(F::DTYPE.scales_bytes(first * GROUP));
+                *line = _mm512_castps_si512(scales_of::<Avx512, F>(from, count));
             }
             for (i, &scales) in transpose(lines)[..count].iter().enumerate() {
                 let to = panel.group(first + i).add(ROWS * GROUP);

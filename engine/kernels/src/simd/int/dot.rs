@@ -8,15 +8,11 @@ use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
     columns::Columns,
-    dtype::{DType, GROUP, super_bytes},
+    dtype::{GROUP, MXFP4_SCALES, super_bytes},
     matrix::Rows,
     q4k,
 };
 
-/// Bytes of the scales per chunk, in every format.
-pub(super) const SCALES_BYTES: usize = DType::Q4.scales_bytes(CHUNK);
-const _: () = assert!(DType::Q8.scales_bytes(CHUNK) == SCALES_BYTES);
-const _: () = assert!(DType::Q4k.scales_bytes(CHUNK) == SCALES_BYTES);
 /// Prefetch distance in bytes. 4 to 64 KiB are equally fast; without prefetching a core reaches
 /// half the memory bandwidth.
 const AHEAD: usize = 8192;
@@ -48,7 +44,7 @@ pub(super) trait Unit {
     unsafe fn zero() -> Self::Chains;
 
     /// Exact sums of `groups <= 16` groups of nibbles (16 bytes each), less 8 if the format says
-    /// so, times activations; the other sums are zero.
+    /// so, or doubled floats, times activations; the other sums are zero.
     ///
     /// # Safety
     /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
@@ -89,6 +85,25 @@ pub(super) trait Unit {
     /// The CPU has the instruction set of `Self`, `groups <= 16`, and `scales` is valid for
     /// reads of `2 * groups` bytes.
     unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains;
+
+    /// `groups <= 16` exponents as the factors of doubled floats of four bits, one for each chain; the
+    /// other ones are zero.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `exponents` is valid for
+    /// reads of `groups` bytes.
+    #[inline(always)]
+    unsafe fn exponents(exponents: *const u8, groups: usize) -> Self::Chains {
+        // SAFETY: the caller guarantees the exponents.
+        unsafe {
+            let exponents = std::slice::from_raw_parts(exponents, groups);
+            let mut scales = [0.0; CHUNK_GROUPS];
+            for (scale, &e) in scales.iter_mut().zip(exponents) {
+                *scale = MXFP4_SCALES[usize::from(e)];
+            }
+            Self::chains(&scales)
+        }
+    }
 
     /// 16 values, one for each chain.
     ///
@@ -323,7 +338,10 @@ unsafe fn widen<'a, U: Unit, F: Form>(
     for (k, first) in (0..groups).step_by(CHUNK_GROUPS).take(WIDENED).enumerate() {
         // SAFETY: the row has the scales of so many groups from chunk `k` on.
         unsafe {
-            let scales = row.scales().as_ptr().add(k * SCALES_BYTES);
+            let scales = row
+                .scales()
+                .as_ptr()
+                .add(F::DTYPE.scales_bytes(first * GROUP));
             room[k] = factors::<U>(scales, CHUNK_GROUPS.min(groups - first));
         }
     }
@@ -366,6 +384,7 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
 ) -> [f32; T] {
     let known = |k: usize| widened.and_then(|widened| widened.get(k)).copied();
     let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
+    let scales_bytes = const { F::DTYPE.scales_bytes(CHUNK) };
     // Every full chunk of a row has all its groups; the last chunk may be short.
     let groups = row.len().div_ceil(GROUP);
     let (full, rest) = (groups / CHUNK_GROUPS, groups % CHUNK_GROUPS);
@@ -380,14 +399,14 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
                 for line in (0..bytes).step_by(CACHE_LINE) {
                     U::prefetch(next.wrapping_add(k * bytes + line));
                 }
-                U::prefetch(next_scales.wrapping_add(k * SCALES_BYTES));
+                U::prefetch(next_scales.wrapping_add(k * scales_bytes));
             }
-            let (quants, scales) = (quants.add(k * bytes), scales.add(k * SCALES_BYTES));
+            let (quants, scales) = (quants.add(k * bytes), scales.add(k * scales_bytes));
             let factors = factors_of::<U, F>(scales, CHUNK_GROUPS, known(k));
             step::<U, F, T>(&mut chains, quants, factors, CHUNK_GROUPS, further(xs, k));
         }
         if rest > 0 {
-            let (quants, scales) = (quants.add(full * bytes), scales.add(full * SCALES_BYTES));
+            let (quants, scales) = (quants.add(full * bytes), scales.add(full * scales_bytes));
             let factors = factors_of::<U, F>(scales, rest, known(full));
             step::<U, F, T>(&mut chains, quants, factors, rest, further(xs, full));
         }
@@ -422,7 +441,7 @@ unsafe fn factors_of<U: Unit, F: Form>(
     // SAFETY: passed on from the caller.
     unsafe {
         if !F::MINS {
-            return (U::scales(scales, groups), None);
+            return (scales_of::<U, F>(scales, groups), None);
         }
         let [scales, mins] = match known {
             Some(known) => known,
@@ -459,6 +478,22 @@ unsafe fn step<U: Unit, F: Form, const T: usize>(
         for t in 0..T {
             let x = &*xs[t];
             chains[t] = U::add(chains[t], U::q8(quants, groups, x), scales, x);
+        }
+    }
+}
+
+/// The scales of `groups <= 16` groups of a format without minimums; the other ones are zero.
+///
+/// # Safety
+/// The CPU has the instruction set of `U`, and `scales` is valid for reads of what so many groups
+/// take.
+#[inline(always)]
+pub(super) unsafe fn scales_of<U: Unit, F: Form>(scales: *const u8, groups: usize) -> U::Chains {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match F::FLOATS {
+            true => U::exponents(scales, groups),
+            false => U::scales(scales, groups),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The formats of weights that meet quantised activations, as types.
 
 use crate::dtype::DType;
+#[cfg(target_arch = "x86_64")]
+use crate::dtype::E2M1_DOUBLED;
 
 /// A grouped format.
 pub(super) trait Form {
@@ -10,6 +12,9 @@ pub(super) trait Form {
     const NIBBLES: bool;
     /// Whether a nibble stands for a number that is 8 less.
     const CENTRED: bool;
+    /// Whether a nibble stands for a float of four bits, whose double is an integer, and scales are
+    /// exponents.
+    const FLOATS: bool;
     /// Whether a minimum is taken from all weights of a group, by the chain rule's second step.
     const MINS: bool;
 }
@@ -20,11 +25,14 @@ pub(super) struct Q8;
 pub(super) struct Q4;
 /// Nibbles times a scale, less a minimum.
 pub(super) struct Q4k;
+/// Floats of four bits times a power of two.
+pub(super) struct Mxfp4;
 
 impl Form for Q8 {
     const DTYPE: DType = DType::Q8;
     const NIBBLES: bool = false;
     const CENTRED: bool = false;
+    const FLOATS: bool = false;
     const MINS: bool = false;
 }
 
@@ -32,6 +40,7 @@ impl Form for Q4 {
     const DTYPE: DType = DType::Q4;
     const NIBBLES: bool = true;
     const CENTRED: bool = true;
+    const FLOATS: bool = false;
     const MINS: bool = false;
 }
 
@@ -39,8 +48,33 @@ impl Form for Q4k {
     const DTYPE: DType = DType::Q4k;
     const NIBBLES: bool = true;
     const CENTRED: bool = false;
+    const FLOATS: bool = false;
     const MINS: bool = true;
 }
+
+impl Form for Mxfp4 {
+    const DTYPE: DType = DType::Mxfp4;
+    const NIBBLES: bool = true;
+    const CENTRED: bool = false;
+    const FLOATS: bool = true;
+    const MINS: bool = false;
+}
+
+/// What [`E2M1_RAISED`] adds: twice what [`Chunk::by_8`](crate::Chunk) takes away.
+#[cfg(target_arch = "x86_64")]
+pub(super) const RAISED_BY: i8 = 16;
+
+/// [`E2M1_DOUBLED`] as unsigned numbers, for instructions that take such weights.
+#[cfg(target_arch = "x86_64")]
+pub(super) static E2M1_RAISED: [i8; 16] = {
+    let mut raised = E2M1_DOUBLED;
+    let mut i = 0;
+    while i < raised.len() {
+        raised[i] += RAISED_BY;
+        i += 1;
+    }
+    raised
+};
 
 /// Evaluates the call with `$form` standing for the type of a grouped format.
 macro_rules! with_form {
@@ -52,6 +86,10 @@ macro_rules! with_form {
             }
             $crate::DType::Q4k => {
                 type $form = $crate::simd::int::form::Q4k;
+                $call
+            }
+            $crate::DType::Mxfp4 => {
+                type $form = $crate::simd::int::form::Mxfp4;
                 $call
             }
             _ => {

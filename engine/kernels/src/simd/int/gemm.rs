@@ -13,7 +13,7 @@ use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK_GROUPS, HALF},
     columns::Columns,
-    dtype::GROUP,
+    dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
     matrix::Rows,
     q4k,
     simd::portable::f16_to_f32,
@@ -188,32 +188,28 @@ pub(super) trait Tile {
 }
 
 /// [`Tile::pack`] without vector instructions: `STEP` consecutive elements of every row, then the
-/// next ones. If `raised`, nibbles stay unsigned and bytes become unsigned by adding 128; otherwise
-/// both are signed.
+/// next ones, as signed numbers.
 ///
 /// # Safety
 /// As for [`Tile::pack`]; the number of rows is that of the panel.
 #[inline(always)]
-pub(super) unsafe fn pack<F: Form, const STEP: usize>(
-    rows: &[Row<'_>],
-    panel: Panel,
-    raised: bool,
-) {
+pub(super) unsafe fn pack<F: Form, const STEP: usize>(rows: &[Row<'_>], panel: Panel) {
     for (r, row) in rows.iter().enumerate() {
         let bytes = row.quants().chunks_exact(F::DTYPE.quants_bytes(GROUP));
         for (g, bytes) in bytes.enumerate() {
             let mut quants = [0u8; GROUP];
             if F::NIBBLES {
-                let offset = if raised || !F::CENTRED { 0 } else { 8 };
+                let offset = if F::CENTRED { 8 } else { 0 };
+                let number = |nibble: u8| match F::FLOATS {
+                    true => E2M1_DOUBLED[usize::from(nibble)] as u8,
+                    false => nibble.wrapping_sub(offset),
+                };
                 for (i, byte) in bytes.iter().enumerate() {
-                    quants[i] = (byte & 15).wrapping_sub(offset);
-                    quants[HALF + i] = (byte >> 4).wrapping_sub(offset);
+                    quants[i] = number(byte & 15);
+                    quants[HALF + i] = number(byte >> 4);
                 }
             } else {
-                let flip = if raised { 128 } else { 0 };
-                for (quant, byte) in quants.iter_mut().zip(bytes) {
-                    *quant = byte ^ flip;
-                }
+                quants.copy_from_slice(bytes);
             }
             // SAFETY: the group is as large as all rows, and aligned.
             unsafe {
@@ -230,6 +226,11 @@ pub(super) unsafe fn pack<F: Form, const STEP: usize>(
             let (mut scales, mut mins) = ([0.0; CHUNK_GROUPS], [0.0; CHUNK_GROUPS]);
             if F::MINS {
                 (scales, mins) = q4k::factors(row.scales(), groups, first, count);
+            } else if F::FLOATS {
+                let exponents = &row.scales()[first..first + count];
+                for (scale, &e) in scales.iter_mut().zip(exponents) {
+                    *scale = MXFP4_SCALES[usize::from(e)];
+                }
             } else {
                 let (stored, _) = row.scales().as_chunks::<2>();
                 for (scale, half) in scales.iter_mut().zip(&stored[first..first + count]) {

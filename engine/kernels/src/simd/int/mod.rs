@@ -1,4 +1,4 @@
-//! Rows of q4, q4k and q8 times quantised activations, by the chain rule of the crate
+//! Rows of q4, q4k, q8 and mxfp4 times quantised activations, by the chain rule of the crate
 //! documentation: generic bodies in `dot` and `gemm`, registers in one file per
 //! instruction set, and the choice between them here.
 

@@ -12,7 +12,7 @@ use crate::{
     Chunk,
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     cpu::with_features,
-    dtype::{GROUP, SUPER_BYTES},
+    dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     simd::{neon::widen_f16, prefetch},
 };
 
@@ -57,8 +57,8 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
                     let g = 4 * quad + i;
                     if g < groups {
                         let bytes = vld1q_u8(quants.add(g * HALF));
-                        let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
-                        let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+                        let low = numbers::<F>(vandq_u8(bytes, vdupq_n_u8(15)));
+                        let high = numbers::<F>(vshrq_n_u8::<4>(bytes));
                         let (x_low, x_high) = halves(x, g);
                         *part = products::<LEVEL>(low, x_low, high, x_high);
                     }
@@ -189,6 +189,21 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     #[inline(always)]
     fn prefetch(line: *const u8) {
         prefetch(line);
+    }
+}
+
+/// The numbers that nibbles, each in a byte, stand for: doubled floats, or themselves.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn numbers<F: Form>(nibbles: uint8x16_t) -> int8x16_t {
+    // SAFETY: the caller guarantees NEON; the table is 16 bytes long.
+    unsafe {
+        match F::FLOATS {
+            true => vqtbl1q_s8(vld1q_s8(E2M1_DOUBLED.as_ptr()), nibbles),
+            false => vreinterpretq_s8_u8(nibbles),
+        }
     }
 }
 

@@ -28,9 +28,9 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
         // SAFETY: passed on from the caller.
         unsafe {
             match LEVEL {
-                BASE => gemm::pack::<F, GROUP>(rows, panel, false),
-                DOTPROD => gemm::pack::<F, 4>(rows, panel, false),
-                _ => gemm::pack::<F, 8>(rows, panel, false),
+                BASE => gemm::pack::<F, GROUP>(rows, panel),
+                DOTPROD => gemm::pack::<F, 4>(rows, panel),
+                _ => gemm::pack::<F, 8>(rows, panel),
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Plain Rust for machines without a supported vector unit.
 
 use super::{
-    dot::{SCALES_BYTES, Unit, padded},
+    dot::{Unit, padded},
     form::Form,
     gemm::{self, Panel, Step, Tile},
     quantize::Quantize,
 };
 use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
-    dtype::GROUP,
+    dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     q4k,
     simd::portable::{f16_to_f32, fused},
 };
@@ -43,8 +43,12 @@ impl Unit for Portable {
             let (low, high) = halves(x, g);
             let mut sum = if F::CENTRED { x.by_8[g] } else { 0 };
             for i in 0..HALF {
-                sum += i32::from(bytes[i] & 15) * i32::from(low[i]);
-                sum += i32::from(bytes[i] >> 4) * i32::from(high[i]);
+                let [first, second] =
+                    [bytes[i] & 15, bytes[i] >> 4].map(|nibble| match F::FLOATS {
+                        true => i32::from(E2M1_DOUBLED[usize::from(nibble)]),
+                        false => i32::from(nibble),
+                    });
+                sum += first * i32::from(low[i]) + second * i32::from(high[i]);
             }
             sum
         })
@@ -82,7 +86,7 @@ impl Unit for Portable {
     #[inline(always)]
     unsafe fn super_blocks(scales: *const u8) -> [Self::Chains; 2] {
         // SAFETY: the caller guarantees 32 bytes.
-        let bytes = unsafe { scales.cast::<[u8; SCALES_BYTES]>().read_unaligned() };
+        let bytes = unsafe { scales.cast::<[u8; 2 * SUPER_BYTES]>().read_unaligned() };
         let (scales, mins) = q4k::factors(&bytes, CHUNK_GROUPS, 0, CHUNK_GROUPS);
         [scales, mins]
     }
@@ -138,7 +142,7 @@ impl Tile for Portable {
 
     unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {
         // SAFETY: passed on from the caller.
-        unsafe { gemm::pack::<F, GROUP>(rows, panel, false) }
+        unsafe { gemm::pack::<F, GROUP>(rows, panel) }
     }
 
     #[inline(always)]
