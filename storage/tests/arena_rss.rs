@@ -176,7 +176,7 @@ fn memory_can_be_populated_beside_its_use() {
         assert_eq!(rss(at), arena.bytes(), "{limit} in {parts}");
         let slots = take_all(&mut arena);
         assert_eq!(slots.len(), limit as usize);
-        let touched = |slot: &&Slot| slot.index() % 3 == 0;
+        let touched = |slot: &&Slot| slot.index().is_multiple_of(3);
         assert!((slots.iter().filter(touched)).all(|slot| slot.as_slice()[0] == 7));
         let own = slots[0].pages();
         assert!(own.len() >= SLOT && own.populate());

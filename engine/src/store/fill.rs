@@ -37,7 +37,9 @@ impl NeuronStore {
         let (next, filled) = (AtomicUsize::new(0), AtomicBool::new(false));
         let clear = || {
             let part = || memory.get(next.fetch_add(1, Ordering::Relaxed));
-            while !filled.load(Ordering::Relaxed) && part().is_some_and(ArenaPages::populate) {}
+            let goes_on = |_: &&ArenaPages| !filled.load(Ordering::Relaxed);
+            let mut parts = std::iter::from_fn(part).take_while(goes_on);
+            let _ = parts.all(ArenaPages::populate);
         };
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(bytes / LARGE) {
