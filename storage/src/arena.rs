@@ -316,7 +316,8 @@ impl Arena {
     pub fn pages(&self) -> ArenaPages {
         ArenaPages {
             map: Arc::clone(&self.map),
-            len: self.end_of(self.limit),
+            first: 0,
+            end: self.end_of(self.limit),
         }
     }
 
@@ -441,30 +442,43 @@ impl Arena {
 }
 
 /// The memory of an arena's slots, for another thread to make resident: see [`Arena::pages`].
+#[derive(Clone)]
 pub struct ArenaPages {
     map: Arc<Mapping>,
-    len: usize,
+    /// Offsets of whole pages.
+    first: usize,
+    end: usize,
 }
 
 impl ArenaPages {
-    /// Bytes below the limit.
+    /// Bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // an arena may be empty, which is nothing special
     pub fn len(&self) -> usize {
-        self.len
+        self.end - self.first
     }
 
-    /// Makes the memory resident, from the start, until `stop` is set. Keeps its contents, so the
-    /// slots may be in use meanwhile. No effect before Linux 5.14.
-    pub fn populate(&self, stop: &std::sync::atomic::AtomicBool) {
-        const STEP: usize = 16 << 20;
-        for from in (0..self.len).step_by(STEP) {
-            let part = from..(from + STEP).min(self.len);
-            let stopped = stop.load(std::sync::atomic::Ordering::Relaxed);
-            if stopped || self.map.pages.populate(part).is_err() {
-                return;
-            }
+    /// The `i`-th of `n` parts, which are about equally long.
+    #[must_use]
+    pub fn part(&self, i: usize, n: usize) -> Self {
+        // Whole huge pages, as far as that goes.
+        const UNIT: usize = 2 << 20;
+        let at = |i: usize| match i >= n {
+            true => self.end,
+            false => (self.first + self.len() / n * i) / UNIT * UNIT,
+        };
+        Self {
+            map: Arc::clone(&self.map),
+            first: at(i).max(self.first),
+            end: at(i + 1).max(self.first),
         }
+    }
+
+    /// Makes the memory resident. Keeps its contents, so the slots may be in use meanwhile. False
+    /// if the system does not do it: before Linux 5.14.
+    #[must_use]
+    pub fn populate(&self) -> bool {
+        self.first == self.end || self.map.pages.populate(self.first..self.end).is_ok()
     }
 }
 
@@ -528,6 +542,18 @@ impl Slot {
         self.map.accesses[self.index as usize].write();
         // SAFETY: as in `as_slice`; the unique borrow of the only handle makes access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.map.ptr(self.index), self.map.slot_len) }
+    }
+
+    /// Its memory, for another thread to make resident: see [`Arena::pages`].
+    #[must_use]
+    pub fn pages(&self) -> ArenaPages {
+        let (len, page) = (self.map.slot_len, page_size());
+        let first = self.index as usize * len;
+        ArenaPages {
+            map: Arc::clone(&self.map),
+            first: first / page * page,
+            end: (first + len).next_multiple_of(page),
+        }
     }
 
     /// Address of `offset..offset + len` in the slot, or `None` if that exceeds the slot.

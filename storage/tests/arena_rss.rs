@@ -148,6 +148,41 @@ fn populated_memory_is_there_before_it_is_used() {
     assert_eq!(rss(at), arena.bytes());
 }
 
+/// In parts, by several threads, while the slots are in use.
+#[test]
+fn memory_can_be_populated_beside_its_use() {
+    for (limit, parts) in [(2048, 1), (2048, 7), (1000, 64), (3, 4)] {
+        let mut arena = arena(limit, HUGE);
+        let at = start(&mut arena);
+        touch(&mut arena, 3);
+        let pages = arena.pages();
+        assert_eq!(pages.len() as u64, arena.bytes());
+        let all: Vec<_> = (0..parts).map(|part| pages.part(part, parts)).collect();
+        assert_eq!(
+            all.iter().map(|part| part.len()).sum::<usize>(),
+            pages.len()
+        );
+        let supported = std::thread::scope(|scope| {
+            let done: Vec<_> = all
+                .iter()
+                .map(|part| scope.spawn(|| part.populate()))
+                .collect();
+            done.into_iter().all(|thread| thread.join().unwrap())
+        });
+        if !supported {
+            eprintln!("SKIPPED: the kernel populates no memory");
+            return;
+        }
+        assert_eq!(rss(at), arena.bytes(), "{limit} in {parts}");
+        let slots = take_all(&mut arena);
+        assert_eq!(slots.len(), limit as usize);
+        let touched = |slot: &&Slot| slot.index().is_multiple_of(3);
+        assert!((slots.iter().filter(touched)).all(|slot| slot.as_slice()[0] == 7));
+        let own = slots[0].pages();
+        assert!(own.len() >= SLOT && own.populate());
+    }
+}
+
 #[test]
 fn locking_is_all_or_nothing_and_follows_the_limit() {
     let options = ArenaOptions { lock: true, ..HUGE };

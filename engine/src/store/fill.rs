@@ -1,6 +1,6 @@
 //! Warms memory when a plan takes effect, with large sequential reads.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Builder;
 
 use emberflow_storage::arena::ArenaPages;
@@ -16,6 +16,9 @@ use crate::error::Error;
 /// Bytes of memory that are worth a thread.
 const LARGE: usize = 64 << 20;
 
+/// About the bytes that a thread clears at a time.
+const PART: usize = 8 << 20;
+
 /// Bytes of that thread's stack.
 const STACK: usize = 64 << 10;
 
@@ -23,26 +26,51 @@ impl NeuronStore {
     /// Reads the banks from `first` on cluster by cluster: all Gate rows where resident, the hot
     /// clusters, then the next neurons by temperature until the cold region is full.
     ///
-    /// Another thread makes the memory resident meanwhile: clearing its pages takes longer than
-    /// reading what they will hold.
+    /// Other threads make the memory resident meanwhile, in the order in which it is filled:
+    /// clearing its pages takes longer than reading what they will hold.
     pub(super) fn fill(&mut self, first: usize) -> Result<(), Error> {
-        let regions = [self.hot.pages(), self.cold.arena().pages()];
-        let all = self.ablation.keep() == Keep::All;
-        if !all || regions.iter().map(ArenaPages::len).sum::<usize>() < LARGE {
-            return self.read_all(first);
-        }
-        let filled = AtomicBool::new(false);
+        let memory = match self.ablation.keep() {
+            Keep::All => self.memory_to_fill(first),
+            _ => Vec::new(),
+        };
+        let bytes: usize = memory.iter().map(ArenaPages::len).sum();
+        let (next, filled) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let clear = || {
+            let part = || memory.get(next.fetch_add(1, Ordering::Relaxed));
+            let goes_on = |_: &&ArenaPages| !filled.load(Ordering::Relaxed);
+            let mut parts = std::iter::from_fn(part).take_while(goes_on);
+            let _ = parts.all(ArenaPages::populate);
+        };
         std::thread::scope(|scope| {
-            let clear = || regions.iter().for_each(|pages| pages.populate(&filled));
-            // Without the thread, pages are cleared when they are first used.
-            let _ = Builder::new()
-                .name("ember-pages".into())
-                .stack_size(STACK)
-                .spawn_scoped(scope, clear);
+            for _ in 0..self.threads.min(bytes / LARGE) {
+                // Without threads, pages are cleared when they are first used.
+                let thread = Builder::new().name("ember-pages".into()).stack_size(STACK);
+                let _ = thread.spawn_scoped(scope, clear);
+            }
             let outcome = self.read_all(first);
             filled.store(true, Ordering::Relaxed);
             outcome
         })
+    }
+
+    /// The memory that the banks from `first` on fill, in this order and in parts of some megabytes.
+    fn memory_to_fill(&self, first: usize) -> Vec<ArenaPages> {
+        let regions = [self.hot.pages(), self.cold.arena().pages()];
+        let (banks, whole) = (
+            self.layout.banks(),
+            regions.iter().map(ArenaPages::len).sum(),
+        );
+        let steps = banks.clamp(1, 1 + usize::div_ceil(whole, PART));
+        let gates = |step: usize| {
+            let of_step = banks * step / steps..banks * (step + 1) / steps;
+            let filled = of_step.filter(move |&bank| bank >= first);
+            filled.filter_map(|bank| self.resident.gate_pages(bank as u32))
+        };
+        let parts = |step: usize| {
+            let of_regions = regions.iter().map(move |pages| pages.part(step, steps));
+            gates(step).chain(of_regions)
+        };
+        (0..steps).flat_map(parts).collect()
     }
 
     fn read_all(&mut self, first: usize) -> Result<(), Error> {

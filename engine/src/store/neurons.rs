@@ -135,6 +135,8 @@ pub(crate) struct NeuronStore {
     /// A device that computes gates, if there is one.
     pub(super) gate_products: Option<Arc<Products>>,
     memory: ArenaOptions,
+    /// Compute threads, which have nothing to do while memory is filled.
+    pub(super) threads: usize,
     pub(super) reader: Reader,
     pub(super) layer: LayerWork,
     pub(super) rows: RowsUnderway,
@@ -204,6 +206,7 @@ impl NeuronStore {
             gates_first: setup.gates_first,
             gate_products: None,
             memory,
+            threads: options.threads,
             counters: Counters::default(),
             past_evictions: 0,
             failed: None,

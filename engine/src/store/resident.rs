@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use emberflow_kernels::Row;
-use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
 use super::layout::Layout;
 use crate::bundle::NeuronFormat;
@@ -94,6 +94,12 @@ impl Resident {
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
         let gates = self.gates[bank as usize].as_mut()?;
         Arc::get_mut(&mut gates.bytes).map(Slot::as_mut_slice)
+    }
+
+    /// The memory of a bank's Gate rows, where resident.
+    pub fn gate_pages(&self, bank: u32) -> Option<ArenaPages> {
+        let gates = self.gates[bank as usize].as_ref()?;
+        Some(gates.bytes.pages())
     }
 
     /// A bank's Gate rows as a matrix, where resident with inline scales.
