@@ -197,6 +197,9 @@ fn long_rope(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Er
         })?;
         list.ok_or_else(|| object.missing(key, "a list of numbers"))
     };
+    if style.named_factors {
+        object.need_u32(ORIGINAL)?; // beside its factors, or what it is then is not known
+    }
     let original_context = original_context(top, object)?;
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
