@@ -4,6 +4,8 @@
 //! ```text
 //! cargo run --release -p emberflow-benches --example swap -- MODEL.ember [SHARE] [DEVICE]
 //! ```
+//!
+//! With `SWAP_PASSES` set it prints each pass.
 
 use std::error::Error;
 
@@ -45,45 +47,65 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut texts = (0..LIVE[1])
         .map(|_| new(&mut engine))
         .collect::<Result<Vec<Sequence>, _>>()?;
-    // Milliseconds of the passes: round by round, and in each by live texts.
-    let mut times = Vec::new();
-    for round in 0..ROUNDS {
-        for live in LIVE {
-            engine.set_batch(live)?;
-            let mut passes = Vec::new();
-            for i in 0..PASSES {
-                let token = 40 + ((round * PASSES + i) * 31 % 900) as u32;
-                passes.push(pass(&mut engine, &mut texts[..live], token)?);
-            }
-            times.push((live, passes));
-        }
-    }
+    let times = rounds(&mut engine, &mut texts)?;
     if let Some(device) = engine.device() {
         println!("{}: {} clusters", device.name, device.clusters);
     }
-    for live in LIVE {
-        let of: Vec<&Vec<f64>> = (times.iter().skip(LIVE.len()))
-            .filter(|of| of.0 == live)
-            .map(|of| &of.1)
-            .collect();
-        let all = || of.iter().flat_map(|passes| passes.iter().copied());
-        let mean = all().sum::<f64>() / all().count() as f64;
-        let largest = |some: &mut dyn Iterator<Item = f64>| some.fold(0.0, f64::max) / mean;
-        let after = largest(&mut of.iter().flat_map(|p| p[..AFTER].iter().copied()));
-        let later = largest(&mut of.iter().flat_map(|p| p[AFTER..].iter().copied()));
-        // The same pass after each of the changes: what is the change's and not chance's.
-        let typical = (0..AFTER).map(|i| {
-            let mut each: Vec<f64> = of.iter().map(|passes| passes[i]).collect();
-            each.sort_by(f64::total_cmp);
-            each[each.len() / 2]
-        });
-        let typical = largest(&mut typical.into_iter());
-        println!(
-            "{live} live, {mean:.2} ms a pass; of the mean: the slowest of {AFTER} passes after a change {after:.2} \
-             (median of the changes {typical:.2}), of the others {later:.2}"
-        );
-    }
+    LIVE.into_iter().for_each(|live| show(&times, live));
     Ok(())
+}
+
+/// Milliseconds of the passes, round by round, and in each by live texts.
+type Times = Vec<(usize, Vec<f64>)>;
+
+/// All rounds.
+fn rounds(engine: &mut Engine, texts: &mut [Sequence]) -> Result<Times, Box<dyn Error>> {
+    let told = std::env::var_os("SWAP_PASSES").is_some();
+    let mut times = Vec::new();
+    for (round, live) in (0..ROUNDS).flat_map(|round| LIVE.map(|live| (round, live))) {
+        engine.set_batch(live)?;
+        let mut passes = Vec::new();
+        for i in 0..PASSES {
+            let token = 40 + ((round * PASSES + i) * 31 % 900) as u32;
+            let before = engine.counters();
+            let ms = pass(engine, &mut texts[..live], token)?;
+            let did = engine.counters();
+            if told {
+                println!(
+                    "round {round}, {live} live, pass {i}: {ms:.2} ms, {:.1} MB read, waited {:.2} ms",
+                    (did.bytes_read - before.bytes_read) as f64 / 1e6,
+                    (did.wait_ns - before.wait_ns) as f64 / 1e6
+                );
+            }
+            passes.push(ms);
+        }
+        times.push((live, passes));
+    }
+    Ok(times)
+}
+
+/// Says how the passes with `live` texts compare with their mean.
+fn show(times: &Times, live: usize) {
+    let of: Vec<&Vec<f64>> = (times.iter().skip(LIVE.len()))
+        .filter(|of| of.0 == live)
+        .map(|of| &of.1)
+        .collect();
+    let all = || of.iter().flat_map(|passes| passes.iter().copied());
+    let mean = all().sum::<f64>() / all().count() as f64;
+    let largest = |some: &mut dyn Iterator<Item = f64>| some.fold(0.0, f64::max) / mean;
+    let after = largest(&mut of.iter().flat_map(|p| p[..AFTER].iter().copied()));
+    let later = largest(&mut of.iter().flat_map(|p| p[AFTER..].iter().copied()));
+    // The same pass after each of the changes: what is the change's and not chance's.
+    let typical = (0..AFTER).map(|i| {
+        let mut each: Vec<f64> = of.iter().map(|passes| passes[i]).collect();
+        each.sort_by(f64::total_cmp);
+        each[each.len() / 2]
+    });
+    let typical = largest(&mut typical.into_iter());
+    println!(
+        "{live} live, {mean:.2} ms a pass; of the mean: the slowest of {AFTER} passes after a change {after:.2} \
+         (median of the changes {typical:.2}), of the others {later:.2}"
+    );
 }
 
 /// A pass of one token of each text, in milliseconds.

@@ -37,7 +37,7 @@ def emberflow(options, share, prompt):
     """Tokens per second of decoding and of a prompt, and the report."""
     memory = int(share * os.path.getsize(options.ember))
     command = [options.emberflow, "run", options.ember, "-f", prompt, "-n", options.decode + 1, "--json",
-               "--ignore-eos", "--temp", "0", "--context", options.prompt * 2 + options.decode + 64]
+               "--ignore-eos", "--temp", "0", "--context", options.prompt * 4 + options.decode + 64]
     command += ["--device", options.device, "--device-memory", memory]
     command += ["--threads", options.threads] if options.threads else []
     report = call(command)
@@ -45,14 +45,14 @@ def emberflow(options, share, prompt):
 
 
 def layers_within(options, share):
-    """How many layers llama.cpp may put on the card, by the file's bytes for each."""
-    layers = call([options.emberflow, "inspect", options.ember, "--json"])["config"]["layers"]
+    """How many layers llama.cpp may put on the card: they are equally large, and the rest of the file is small."""
+    layers = call([options.emberflow, "inspect", options.ember, "--json"])["meta"]["config"]["layers"]
     return 999 if share >= 1 else int(share * layers)
 
 
-def llama(options, layers):
-    command = [options.llama_bench, "-m", options.gguf, "-ngl", layers, "-p", options.prompt, "-n", options.decode,
-               "-r", 1, "-o", "json"]
+def llama(options, layers, prompt):
+    command = [options.llama_bench, "-m", options.gguf, "-ngl", layers, "-p", prompt, "-n", options.decode, "-r", 1,
+               "-o", "json"]
     command += ["-t", options.threads] if options.threads else []
     rates = {"decode": 0.0, "prompt": 0.0}
     for test in call(command):
@@ -71,7 +71,7 @@ def measure(options, share, prompt):
     ours, others = [], []
     for _ in range(options.rounds):
         ours.append(emberflow(options, share, prompt))
-        others.append(llama(options, layers) if theirs else (0.0, 0.0))
+        others.append(llama(options, layers, ours[-1][2]["prompt_tokens"]) if theirs else (0.0, 0.0))
     held = ours[-1][2]["device"]
     print(f"\n{share:.0%} of the file: {held['name']} {held['driver']}, numerics {held['numerics']}; it holds "
           f"{held['bytes'] / 2**20:.0f} MiB, {held['ffn_share']:.0%} of the FFN, and multiplies "
@@ -100,7 +100,7 @@ def main():
     print(machine())
     rows = []
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as prompt, open(HELDOUT) as text:
-        # A token of this text is about four bytes of it; how many they were is printed.
+        # A token of this text is about four bytes of it; llama.cpp gets as many as they were.
         prompt.write(text.read()[: 4 * options.prompt])
         prompt.flush()
         for share in options.shares.split(","):

@@ -104,11 +104,8 @@ pub(super) fn model_config(
         windowed: window.size > 0,
         ..facts.shape()
     };
-    let mut rope = rope(metadata, arch, style, head_dim)?;
+    let rope = rope(metadata, arch, style, head_dim)?;
     let mut form = form::form(metadata, arch.name, shape)?;
-    if form.learned_positions.is_some() {
-        rope.dims = 0; // nothing is rotated
-    }
     if style.local_rope && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
@@ -127,10 +124,7 @@ pub(super) fn model_config(
         ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: match style.usual_eps {
-            Some(usual) => metadata.f32(&key(style.eps))?.unwrap_or(usual),
-            None => metadata.need_f32(&key(style.eps))?,
-        },
+        rms_eps: epsilon(metadata, &key(style.eps), style)?,
         rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
@@ -149,6 +143,14 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
+}
+
+/// The epsilon of the norms.
+fn epsilon(metadata: &Metadata, key: &str, style: &Style) -> Result<f32, Error> {
+    match style.usual_eps {
+        Some(usual) => Ok(metadata.f32(key)?.unwrap_or(usual)),
+        None => metadata.need_f32(key),
+    }
 }
 
 /// The number of layers, if it is one that can be.

@@ -157,6 +157,18 @@ pub(super) struct Shape {
     pub(super) streams: streams::Sizes,
 }
 
+/// What follows from the style and the tensors alone.
+fn plain(arch: &str, shape: Shape) -> Form {
+    let style = style_of(arch);
+    Form {
+        layer_norm: style.layer_norm,
+        norm_bias: style.layer_norm,
+        ffn_bias: shape.ffn_bias,
+        learned_positions: (arch == OPT).then_some(UNUSED_POSITIONS),
+        ..Form::default()
+    }
+}
+
 /// The form of a file of architecture `arch`.
 pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form, Error> {
     let factor = |rest: &str| -> Result<Option<f32>, Error> {
@@ -170,13 +182,7 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         let missing = || metadata.missing(&format!("{arch}.{rest}"), "a number above 0");
         factor(rest)?.ok_or_else(missing)
     };
-    let style = style_of(arch);
-    let plain = Form {
-        layer_norm: style.layer_norm,
-        norm_bias: style.layer_norm,
-        ffn_bias: shape.ffn_bias,
-        ..Form::default()
-    };
+    let plain = plain(arch, shape);
     Ok(match arch {
         "smallthinker" if shape.windowed => Form {
             nope_layers: (0..shape.layers).step_by(4).collect(),
@@ -213,10 +219,6 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         },
         "falcon" => Form {
             parallel: [Parallel::OneNorm, Parallel::TwoNorms][usize::from(shape.two_norms)],
-            ..plain
-        },
-        OPT => Form {
-            learned_positions: Some(UNUSED_POSITIONS),
             ..plain
         },
         "gemma2" => Form {

@@ -1,6 +1,6 @@
 //! Rotary parameters: keys of the metadata, and tensors of divisors.
 
-use super::arch::{Arch, GPT_OSS};
+use super::arch::{Arch, GPT_OSS, OPT};
 use super::form::{self, Style};
 use super::header::Raw;
 use super::value::Metadata;
@@ -26,6 +26,8 @@ pub(super) fn rope(
     head_dim: u32,
 ) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
+    // nothing is rotated where positions are learned
+    let head_dim = head_dim * u32::from(arch.name != OPT);
     let dims = metadata.u32(&key("dimension_count"))?.unwrap_or(head_dim);
     if dims != head_dim && !style.partial {
         let why = format!("only {head_dim}, the whole head, is implemented");

@@ -38,6 +38,8 @@ pub(super) struct Style {
     pub(super) named_factors: bool,
     /// Layers with a window have a rotary embedding of their own.
     pub(super) two_ropes: bool,
+    /// Its rotary positions are scaled, and its keys say how.
+    pub(super) always_scaled: bool,
     /// Keys that are read for it and that other families would have to refuse.
     pub(super) reads: &'static [&'static str],
 }
@@ -56,6 +58,7 @@ const PLAIN: Style = Style {
     plus_one: false,
     layer_norm: false,
     named_factors: false,
+    always_scaled: false,
     two_ropes: false,
     reads: &[],
 };
@@ -89,6 +92,7 @@ const STYLES: [Style; 17] = [
         name: "gpt_oss",
         act_default: Some("silu"),
         one_act: true,
+        always_scaled: true,
         reads: &["swiglu_limit", "swiglu_alpha"],
         ..PLAIN
     },

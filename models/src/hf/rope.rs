@@ -83,6 +83,9 @@ fn refuse_partial(keys: &Keys) -> Result<(), Error> {
 fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
+    if style.always_scaled && modern.is_none() && old.is_none() {
+        return Err(keys.missing("rope_parameters", "the scaling of the rotary positions"));
+    }
     let mut theta = keys.f32("rope_theta")?;
     let mut scaling = None;
     let mut rotated = None;
@@ -153,10 +156,12 @@ fn rope_scaling(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling,
 
 /// The context length before scaling, named inside the object or beside it.
 fn original_context(top: &Keys, object: &Keys) -> Result<u32, Error> {
-    match object.u32(ORIGINAL)? {
-        Some(context) => Ok(context),
-        None => top
-            .u32(ORIGINAL)?
+    match (object.u32(ORIGINAL)?, top.u32(ORIGINAL)?) {
+        (Some(inner), Some(outer)) if inner != outer => {
+            Err(top.bad(ORIGINAL, &format!("{inner}, as in the rotary parameters")))
+        }
+        (inner, outer) => inner
+            .or(outer)
             .ok_or_else(|| object.missing(ORIGINAL, "an integer")),
     }
 }
@@ -192,10 +197,10 @@ fn long_rope(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Er
         })?;
         list.ok_or_else(|| object.missing(key, "a list of numbers"))
     };
-    let original_context = match top.u32(ORIGINAL)? {
-        Some(context) => context,
-        None => original_context(top, object)?,
-    };
+    if style.named_factors {
+        object.need_u32(ORIGINAL)?; // beside its factors, or what it is then is not known
+    }
+    let original_context = original_context(top, object)?;
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
     let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));

@@ -427,6 +427,13 @@ fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
     xs
 }
 
+/// What the quants of up to 16 groups are multiplied by.
+struct Factors<U: Unit> {
+    scales: U::Chains,
+    /// Of a format that has them.
+    mins: Option<U::Chains>,
+}
+
 /// The scales of `groups <= 16` groups, and the minimums where the format has them; `known` if they
 /// were widened already.
 ///
@@ -437,17 +444,23 @@ unsafe fn factors_of<U: Unit, F: Form>(
     scales: *const u8,
     groups: usize,
     known: Option<[U::Chains; 2]>,
-) -> (U::Chains, Option<U::Chains>) {
+) -> Factors<U> {
     // SAFETY: passed on from the caller.
     unsafe {
         if !F::MINS {
-            return (scales_of::<U, F>(scales, groups), None);
+            return Factors {
+                scales: scales_of::<U, F>(scales, groups),
+                mins: None,
+            };
         }
         let [scales, mins] = match known {
             Some(known) => known,
             None => factors::<U>(scales, groups),
         };
-        (scales, Some(mins))
+        Factors {
+            scales,
+            mins: Some(mins),
+        }
     }
 }
 
@@ -459,7 +472,7 @@ unsafe fn factors_of<U: Unit, F: Form>(
 unsafe fn step<U: Unit, F: Form, const T: usize>(
     chains: &mut [U::Chains; T],
     quants: *const u8,
-    (scales, mins): (U::Chains, Option<U::Chains>),
+    Factors { scales, mins }: Factors<U>,
     groups: usize,
     xs: Chunks<T>,
 ) {
