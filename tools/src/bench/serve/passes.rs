@@ -130,12 +130,15 @@ fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failur
     }
     let mut times = Vec::new();
     for _ in 0..TIMES {
-        if rows > 0 {
-            admit(&mut stepper, rows, 1, &mut random)?;
-        }
+        let prompt = match rows {
+            0 => None,
+            _ => Some(admit(&mut stepper, rows, 1, &mut random)?),
+        };
         let start = Instant::now();
         stepper.step()?;
         times.push(start.elapsed().as_secs_f64());
+        // Its keys and values are given back.
+        prompt.and_then(|id| stepper.cancel(id));
     }
     for id in live {
         stepper.cancel(id);
